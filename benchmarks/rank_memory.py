@@ -23,11 +23,11 @@ import torch
 
 from benchmarks import memory, tables
 from benchmarks.rank_memory_worker import RankWorkload
+from dpft.estimates.activations import trace_activations
+from dpft.estimates.rank_memory import StepShapes, memory_by_phase, peak_of, rank_shapes
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
-from dpft.training.activations import trace_activations
 from dpft.training.optimizers import AdamW
-from dpft.training.rank_memory import StepShapes, memory_by_phase, peak_of, rank_shapes
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results.md"

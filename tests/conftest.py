@@ -8,7 +8,7 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
@@ -27,6 +27,7 @@ from dpft.config.location import config_directory
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.limits import Limits
 from dpft.privacy.accounting.mechanism import Epsilon
+from dpft.records.form import as_json
 from dpft.reports import plots
 from tests import slowness
 
@@ -67,15 +68,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def drawn_once(plot: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Spares the reports of runs that cost the same an eighth of what a tiny run takes.
 
-    The plot is given nothing but what it is remembered by.
+    A plot is remembered by all that it shows.
     """
     drawn = dict[str, Any]()
 
     @wraps(plot)
-    def plot_once(privacy: Mapping[str, Any]) -> Any:
-        shown = {name: value for name, value in privacy.items() if name in PLOTTED}
+    def plot_once(privacy: Any) -> Any:
+        shown = {name: as_json(getattr(privacy, name, None)) for name in PLOTTED}
         if (key := json.dumps(shown, sort_keys=True)) not in drawn:
-            drawn[key] = plot(shown)
+            drawn[key] = plot(privacy)
         return drawn[key]
 
     return plot_once
@@ -299,8 +300,8 @@ def a_machine_of_known_speed() -> Iterator[None]:
         return 1e-3
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpft.training.estimate._seconds_of", seconds_of)
-        patch.setattr("dpft.training.estimate.NUMBERS", 2**12)
+        patch.setattr("dpft.estimates.step_time._seconds_of", seconds_of)
+        patch.setattr("dpft.estimates.step_time.NUMBERS", 2**12)
         yield
 
 

@@ -15,7 +15,7 @@ LEVELS = (
     {"cli"},
     {"audit"},
     {"runs"},
-    {"config"},
+    {"config", "estimates"},
     {"training", "evaluation", "reports"},
     {"tasks", "data", "models", "methods", "tokenizers", "generation", "privacy"},
     {"parallel", "schemas"},

@@ -21,8 +21,8 @@ from dpft.config.hydra_errors import register_resolver
 from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.errors import InputError
+from dpft.estimates.step_time import model_shapes, operations_per_token
 from dpft.runs.configuring import without_recipes_promise
-from dpft.training.estimate import model_shapes, operations_per_token
 
 RATE = 2e13
 """Operations a second: what an A100 is rated at in float32, 19.5e12."""

@@ -15,6 +15,7 @@ from scipy.special import betaincinv
 from dpft.audit.outcome import check_confidence
 from dpft.audit.trade_off import TradeOff
 from dpft.errors import InputError
+from dpft.records.audits import OperatingPoint, Share
 
 GRID = 100_001
 """In how many points a curve is integrated."""
@@ -56,37 +57,6 @@ class RocCurve:
     def auc(self) -> float:
         """The chance that a member scores above a non-member, a tie counting half."""
         return float(trapezoid(self.true_positive_rates, self.false_positive_rates))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """A share of records, and the interval its true value lies in.
-
-    Attributes:
-        rate: The share found.
-        lower: Lower end of the interval of Clopper and Pearson.
-        upper: Its upper end.
-    """
-
-    rate: float
-    lower: float
-    upper: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperatingPoint:
-    """An attack at the lowest threshold whose false alarms stay within a limit.
-
-    Attributes:
-        limit: The largest false positive rate allowed.
-        false_positive_rate: That of the threshold.
-        true_positive_rate: That of the threshold. Both intervals take it as if it had been fixed
-            beforehand.
-    """
-
-    limit: float
-    false_positive_rate: Rate
-    true_positive_rate: Rate
 
 
 def roc_curve(scores: ArrayLike, members: ArrayLike) -> RocCurve:
@@ -140,7 +110,7 @@ def operating_point(curve: RocCurve, limit: float, confidence: float = 0.95) -> 
     )
 
 
-def clopper_pearson(count: int, total: int, confidence: float = 0.95) -> Rate:
+def clopper_pearson(count: int, total: int, confidence: float = 0.95) -> Share:
     """Returns a share and its exact two-sided interval (Clopper and Pearson 1934).
 
     Args:
@@ -151,7 +121,7 @@ def clopper_pearson(count: int, total: int, confidence: float = 0.95) -> Rate:
     doubt = (1 - confidence) / 2
     lower = float(betaincinv(count, total - count + 1, doubt)) if count else 0.0
     upper = float(betaincinv(count + 1, total - count, 1 - doubt)) if count < total else 1.0
-    return Rate(rate=count / total, lower=lower, upper=upper)
+    return Share(rate=count / total, lower=lower, upper=upper)
 
 
 def largest_true_positive_rate(trade_off: TradeOff, limit: float) -> float:

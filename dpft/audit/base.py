@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from dpft.config.account import check_output
 from dpft.config.convert import by_name
 from dpft.config.schema import TrainConfig
 from dpft.errors import InputError
+from dpft.records.audits import AuditRecord, ExposureTable, GuessesInShort
+from dpft.records.privacy_file import RunPrivacy
 from dpft.registration import Registry
 from dpft.reports.terminal import Grid
 from dpft.training.training_config import DeviceConfig
@@ -29,8 +30,8 @@ class AuditedRun:
     folder: Path
     config: TrainConfig
     """Of the run, whose training has ended."""
-    privacy: Mapping[str, Any]
-    """Content of privacy.json."""
+    privacy: RunPrivacy
+    """What it promises."""
     device: DeviceConfig
     synthetic: Path | None = None
     """File of records that the model wrote."""
@@ -40,8 +41,8 @@ class AuditedRun:
 class Finding:
     """What an audit found."""
 
-    record: Mapping[str, Any]
-    """All of it, ready for JSON; private."""
+    record: AuditRecord
+    """All of it; private."""
     rows: Sequence[tuple[str, str]] = ()
     """What people read of it: a quantity and its value, each in words."""
     parts: Sequence[Grid | str] = ()
@@ -53,7 +54,7 @@ class Finding:
     """Sentences without which the numbers cannot be read."""
     figures: Mapping[str, str] = field(default_factory=dict)
     """SVG by name; as public as the whole finding."""
-    released: Mapping[str, Any] | None = None
+    released: GuessesInShort | ExposureTable | None = None
     """What the run's report says of it, figures included, which must follow from canaries and
     public things alone; None: nothing."""
 

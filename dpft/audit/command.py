@@ -1,23 +1,22 @@
 """``dpft audit``: looks at a run, keeps what was found in its private/, and shows it."""
 
-import json
 import logging
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
 from dpft.audit.base import AuditConfig, AuditedRun, Finding
 from dpft.errors import InputError
-from dpft.files import SCHEMA_VERSION, read_json, write_json, write_text
+from dpft.files import write_text
 from dpft.models.loading import quiet_transformers
+from dpft.records.form import joined, json_text, write_record
+from dpft.records.privacy_file import RunPrivacy, run_privacy
+from dpft.records.promises import Audited
 from dpft.reports import terminal
 from dpft.reports.pages import render_html
 from dpft.reports.run.report import write_report
-from dpft.reports.run.run_record import read_privacy
 from dpft.reports.terminal import Grid
 from dpft.run_folder import (
     AUDIT,
@@ -82,8 +81,8 @@ def audit(config: AuditConfig) -> Finding:
 
 def keep(finding: Finding, name: str, folder: Path) -> str:
     """Writes what was found into the run's private folder; returns a sentence that says where."""
-    content = {"schema_version": SCHEMA_VERSION, "audit": name, "note": PRIVATE, **finding.record}
-    write_json(private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.json"), content, mode=0o600)
+    path = private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.json")
+    write_record(path, replace(finding.record, note=PRIVATE), mode=0o600)
     page = private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.html")
     write_text(page, render_finding(finding, name, PRIVATE), mode=0o600)
     return f"A page with plots, for the owner of the data alone: {page}"
@@ -91,11 +90,11 @@ def keep(finding: Finding, name: str, folder: Path) -> str:
 
 def release(finding: Finding, name: str, folder: Path) -> None:
     """Adds to the run's report what follows from public things alone; epsilon stays as it is."""
-    privacy = read_json(folder / PRIVACY)
-    privacy["audited"] = {**privacy.get("audited", {}), name: dict(finding.released or {})}
+    privacy = _privacy(folder)
+    audited = joined(Audited, privacy.audited or Audited(), **{name: finding.released})
     for label, figure in finding.figures.items():
         write_text(audit_path(folder, f"{AUDIT}/{name}-{label}.svg"), figure)
-    write_json(folder / PRIVACY, privacy)
+    write_record(folder / PRIVACY, replace(privacy, audited=audited))
     write_report(folder)
 
 
@@ -108,8 +107,7 @@ def show(finding: Finding, config: AuditConfig) -> None:
     if config.output == "json":
         for sentence in finding.files:
             logger.info("%s", sentence)
-        content = {"schema_version": SCHEMA_VERSION, "audit": config.audit.name, **finding.record}
-        print(json.dumps(content, indent=2, sort_keys=True))
+        print(json_text(finding.record))
         return
     if finding.released is None and not sys.stdout.isatty():
         terminal.show([WITHHELD.format(name=config.audit.name), *finding.files])
@@ -117,7 +115,7 @@ def show(finding: Finding, config: AuditConfig) -> None:
     terminal.show([*(finding.parts or [Grid(rows=finding.rows), *finding.notes]), *finding.files])
 
 
-def _privacy(folder: Path) -> Mapping[str, Any]:
+def _privacy(folder: Path) -> RunPrivacy:
     """Returns what the run promises.
 
     Raises:
@@ -128,4 +126,4 @@ def _privacy(folder: Path) -> Mapping[str, Any]:
             f"{folder} has no {PRIVACY}, beside whose promise a finding would stand; go on with the"
             f" run by dpft train resume={folder}."
         )
-    return read_privacy(folder / PRIVACY)
+    return run_privacy(folder / PRIVACY)

@@ -2,15 +2,19 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dpft.audit.base import Finding
 from dpft.audit.exposure import chance_bound, exact_exposure, fit_skew_normal, mean_bound
 from dpft.audit.plots import exposure_histogram
 from dpft.audit.suffix_scores import SuffixScores
 from dpft.data.canaries import Canary
+from dpft.privacy.plan import EXAMPLE
+from dpft.records.audits import ExposureAudit, ExposureGroup, ExposureTable, Spread
+from dpft.records.form import joined
+from dpft.records.privacy_file import RunPrivacy
+from dpft.records.promises import OpenRun
 
 NEVER = 1 / math.log(2)
 """Mean exposure of a canary that was never inserted, in bits."""
@@ -44,7 +48,7 @@ def finding(
     canaries: Sequence[Canary],
     after: Sequence[Exposed],
     before: Sequence[Exposed],
-    privacy: Mapping[str, Any],
+    privacy: RunPrivacy,
 ) -> Finding:
     """Returns what was read out, by number of repetitions.
 
@@ -52,7 +56,7 @@ def finding(
         canaries: Those of the secret sharer.
         after: Of each, in the trained model.
         before: Of each, in the model before fine-tuning.
-        privacy: Content of privacy.json.
+        privacy: What the run promises.
     """
     places: dict[int, list[int]] = {}
     for place, canary in enumerate(canaries):
@@ -60,10 +64,10 @@ def finding(
     groups = [_group(number, places[number], after, before) for number in sorted(places)]
     rows = [_row(group) for group in groups]
     largest = math.log2(after[0].suffixes)
-    released = {"repetitions": groups, "rows": rows, "largest_exposure": largest}
+    released = ExposureTable(repetitions=tuple(groups), rows=tuple(rows), largest_exposure=largest)
     shown = {_name(each): [after[at].exact for at in places[each]] for each in sorted(places)}
     return Finding(
-        record={**released, "goodness_of_fit": _worst(after)},
+        record=joined(ExposureAudit, released, goodness_of_fit=_worst(after)),
         rows=[*rows, ("the most that a rank can show", f"{largest:.2f} bits")],
         notes=_notes(groups, privacy, canaries, after),
         figures={"exposure": exposure_histogram(shown, bits=largest)},
@@ -73,33 +77,33 @@ def finding(
 
 def _group(
     copies: int, places: Sequence[int], after: Sequence[Exposed], before: Sequence[Exposed]
-) -> dict[str, Any]:
-    return {
-        "copies": copies,
-        "canaries": len(places),
-        "exact": _spread([after[at].exact for at in places]),
-        "fitted": _spread([after[at].fitted for at in places]),
-        "exact_before": _spread([before[at].exact for at in places]),
-        "goodness_of_fit": max(after[at].goodness_of_fit for at in places),
-    }
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {"mean": statistics.fmean(values), "standard_deviation": deviation}
-
-
-def _row(group: Mapping[str, Any]) -> tuple[str, str]:
-    exact, fitted, before = (_said(group[name]) for name in ("exact", "fitted", "exact_before"))
-    value = (
-        f"{exact} bits by rank, {fitted} by fit (K-S {group['goodness_of_fit']:.3f}),"
-        f" {before} before fine-tuning; canaries: {group['canaries']}"
+) -> ExposureGroup:
+    return ExposureGroup(
+        copies=copies,
+        canaries=len(places),
+        exact=_spread([after[at].exact for at in places]),
+        fitted=_spread([after[at].fitted for at in places]),
+        exact_before=_spread([before[at].exact for at in places]),
+        goodness_of_fit=max(after[at].goodness_of_fit for at in places),
     )
-    return f"exposure, {_name(group['copies'])}", value
 
 
-def _said(spread: Mapping[str, float]) -> str:
-    return f"{spread['mean']:.2f} ± {spread['standard_deviation']:.2f}"
+def _spread(values: Sequence[float]) -> Spread:
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return Spread(mean=statistics.fmean(values), standard_deviation=deviation)
+
+
+def _row(group: ExposureGroup) -> tuple[str, str]:
+    value = (
+        f"{_said(group.exact)} bits by rank, {_said(group.fitted)} by fit (K-S"
+        f" {group.goodness_of_fit:.3f}), {_said(group.exact_before)} before fine-tuning; canaries:"
+        f" {group.canaries}"
+    )
+    return f"exposure, {_name(group.copies)}", value
+
+
+def _said(spread: Spread) -> str:
+    return f"{spread.mean:.2f} ± {spread.standard_deviation:.2f}"
 
 
 def _name(copies: int) -> str:
@@ -112,8 +116,8 @@ def _worst(found: Sequence[Exposed]) -> float:
 
 
 def _notes(
-    groups: Sequence[Mapping[str, Any]],
-    privacy: Mapping[str, Any],
+    groups: Sequence[ExposureGroup],
+    privacy: RunPrivacy,
     canaries: Sequence[Canary],
     after: Sequence[Exposed],
 ) -> list[str]:
@@ -122,18 +126,18 @@ def _notes(
         " with a chance of 2^-x. What is by fit goes beyond the ranks by trusting a skew-normal"
         " distribution, whose distance from the scores is beside it (K-S: 0 is perfect)."
     ]
-    if "epsilon" not in privacy:
+    if isinstance(privacy, OpenRun):
         return [*notes, "The run was trained without privacy: nothing bounds what can be read out."]
-    epsilon, delta = float(privacy["epsilon"]), float(privacy["delta"])
-    once = next((group for group in groups if group["copies"] == 1), None)
-    if once is None or privacy.get("unit", "example") != "example":
+    epsilon, delta = float(privacy.epsilon), float(privacy.delta)
+    once = next((group for group in groups if group.copies == 1), None)
+    if once is None or privacy.unit != EXAMPLE:
         return notes
     most = mean_bound(epsilon=epsilon, delta=delta, candidates=after[0].suffixes)
     found = max(
         each.exact for each, canary in zip(after, canaries, strict=True) if canary.copies == 1
     )
     # of any of them: each has that chance at most, and the largest of several is not one at random
-    number = once["canaries"]
+    number = once.canaries
     chance = min(1.0, number * chance_bound(found, epsilon=epsilon, delta=delta))
     return [
         *notes,

@@ -13,13 +13,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dpft.audit.longest_runs import longest_runs
 from dpft.audit.near_duplicates import NearDuplicates
 from dpft.audit.words import words_of
+from dpft.records import audits
 from dpft.records.audits import CanariesInTexts
 from dpft.records.canaries import KeptCanaries
 from dpft.records.form import read_record
@@ -27,7 +27,6 @@ from dpft.run_folder import CANARIES
 
 TAIL = 0.01
 """Share of the records not trained on by which a long run is called long."""
-TAIL_KEYS = ("words", "training_share", "unseen_share")
 SHOWN = 5
 """Training records that the owner is shown."""
 
@@ -59,17 +58,17 @@ class Found:
         test = binomtest(found, len(self.longest), alternative="less")
         return float(test.proportion_ci(confidence_level=0.95).high)
 
-    def record(self) -> dict[str, Any]:
-        """Returns the numbers as JSON has them, shares in percent."""
+    def record(self) -> audits.TextsFound:
+        """Returns the numbers as they are written down, shares in percent."""
         count = len(self.longest)
-        return {
-            "records": count,
-            "exact_percent": 100 * self.exact / count,
-            "near_duplicate_percent": 100 * self.near / count,
-            "longest_run_median": float(np.median(self.longest)),
-            "longest_run_95_percent": float(np.quantile(self.longest, 0.95)),
-            "longest_run_most": max(self.longest),
-        }
+        return audits.TextsFound(
+            records=count,
+            exact_percent=100 * self.exact / count,
+            near_duplicate_percent=100 * self.near / count,
+            longest_run_median=float(np.median(self.longest)),
+            longest_run_95_percent=float(np.quantile(self.longest, 0.95)),
+            longest_run_most=max(self.longest),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +86,7 @@ class Leakage:
     """Of one-sided Mann and Whitney's test that it is above one half."""
 
     @property
-    def tail(self) -> tuple[int, float, float] | None:
+    def tail(self) -> audits.LongRuns | None:
         """The fewest words in a row that at most ``TAIL`` of the others have, and two shares.
 
         They are of the training records and of others that have as many; None without others.
@@ -98,19 +97,22 @@ class Leakage:
         words = 0
         while self.unseen.share_of_runs(words) > TAIL:
             words += 1
-        return words, self.training.share_of_runs(words), self.unseen.share_of_runs(words)
+        return audits.LongRuns(
+            words=words,
+            training_share=self.training.share_of_runs(words),
+            unseen_share=self.unseen.share_of_runs(words),
+        )
 
-    def record(self) -> dict[str, Any]:
-        """Returns the numbers as JSON has them."""
-        tail = self.tail
-        return {
-            "training": self.training.record(),
-            "unseen": None if self.unseen is None else self.unseen.record(),
-            "copies": self.copies,
-            "longest_run_auc": self.auc,
-            "longest_run_p_value": self.p_value,
-            "tail": None if tail is None else dict(zip(TAIL_KEYS, tail, strict=True)),
-        }
+    def record(self) -> audits.Leakage:
+        """Returns the numbers as they are written down."""
+        return audits.Leakage(
+            training=self.training.record(),
+            unseen=None if self.unseen is None else self.unseen.record(),
+            copies=self.copies,
+            longest_run_auc=self.auc,
+            longest_run_p_value=self.p_value,
+            tail=self.tail,
+        )
 
 
 def leakage_of(

@@ -4,9 +4,8 @@ All of it is private: which record scores how is of the records, and no epsilon 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +27,8 @@ from dpft.audit.trade_off import TradeOff
 from dpft.errors import InputError
 from dpft.evaluation.samples import spread
 from dpft.privacy.plan import EXAMPLE
+from dpft.records.audits import AllowedAttack, Attack, MembershipAudit, OperatingPoints
+from dpft.records.promises import OpenRun
 from dpft.runs.saved_run import saved_run
 from dpft.tasks.records import Record
 
@@ -87,14 +88,13 @@ def audit_membership(
     curves = _curves(records.inside, after, before, np.array(said))
     bound = _bound(run)
     return Finding(
-        record={
-            "attacks": {name: _entry(curve, bound) for name, curve in curves.items()},
-            "members": len(records.members),
-            "non_members": len(records.others),
-            "non_members_of": records.split,
-            "reference_runs": len(references),
-            "private": True,
-        },
+        record=MembershipAudit(
+            attacks={name: _entry(curve, bound) for name, curve in curves.items()},
+            members=len(records.members),
+            non_members=len(records.others),
+            non_members_of=records.split,
+            reference_runs=len(references),
+        ),
         rows=[row for name, curve in curves.items() for row in _rows(name, curve, bound)],
         notes=_notes(run, records, curves, bound),
         figures={"roc": roc_plot(curves, trade_off=bound)},
@@ -164,22 +164,29 @@ def _curves(
 
 def _bound(run: AuditedRun) -> TradeOff | None:
     """Returns what the run's plan allows of any attack on a record; None where it says nothing."""
-    if "epsilon" not in run.privacy or run.privacy.get("unit", EXAMPLE) != EXAMPLE:
+    if isinstance(run.privacy, OpenRun) or run.privacy.unit != EXAMPLE:
         return None
-    if "epsilon_with_tokenizer" in run.privacy:
+    if run.privacy.tokenizer is not None:
         return None  # The plan is the training's, and the records made the tokenizer, too.
     return planned_trade_off(run.folder)
 
 
-def _entry(curve: RocCurve, bound: TradeOff | None) -> dict[str, Any]:
-    points = {f"{limit:g}": asdict(operating_point(curve, limit)) for limit in LIMITS}
-    allowed = None
-    if bound is not None:
-        allowed = {
-            "auc": largest_auc(bound),
-            **{f"{limit:g}": largest_true_positive_rate(bound, limit) for limit in LIMITS},
-        }
-    return {"auc": curve.auc, "tpr_at_fpr": points, "allowed": allowed}
+def _entry(curve: RocCurve, bound: TradeOff | None) -> Attack:
+    one_percent, one_in_thousand = LIMITS
+    return Attack(
+        auc=curve.auc,
+        tpr_at_fpr=OperatingPoints(
+            one_percent=operating_point(curve, one_percent),
+            one_in_thousand=operating_point(curve, one_in_thousand),
+        ),
+        allowed=None
+        if bound is None
+        else AllowedAttack(
+            auc=largest_auc(bound),
+            one_percent=largest_true_positive_rate(bound, one_percent),
+            one_in_thousand=largest_true_positive_rate(bound, one_in_thousand),
+        ),
+    )
 
 
 def _rows(name: str, curve: RocCurve, bound: TradeOff | None) -> list[tuple[str, str]]:
@@ -203,11 +210,11 @@ def _notes(
         " else. Reference runs must not have seen the records; they are as private as what they"
         " were trained on."
     ]
-    if "epsilon" not in run.privacy:
+    if isinstance(run.privacy, OpenRun):
         return [*notes, "The run was trained without privacy: nothing bounds an attack."]
-    if run.privacy.get("unit", EXAMPLE) != EXAMPLE:
+    if run.privacy.unit != EXAMPLE:
         return [*notes, "The unit of privacy is not a record, so ε bounds no attack on a record."]
-    if "epsilon_with_tokenizer" in run.privacy:
+    if run.privacy.tokenizer is not None:
         why = (
             "The records made the model's tokenizer, too, so the plan of its training alone bounds"
             " no attack on the model; the report has ε of both."

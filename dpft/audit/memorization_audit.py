@@ -7,10 +7,9 @@ records that it was not trained on are the control.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dpft.audit.base import needed
 from dpft.audit.memorization import (
@@ -33,13 +32,14 @@ from dpft.data.encoding import TokenEncoding
 from dpft.data.tokenization import TokenizedExample
 from dpft.evaluation.samples import spread
 from dpft.evaluation.scored import OnProgress, counter
-from dpft.files import SCHEMA_VERSION, write_json
 from dpft.generation.batches import batches_by_tokens
 from dpft.generation.continuations import Beginning, continuations
 from dpft.generation.inference import evaluation_mode
 from dpft.kinds import MASKED
 from dpft.models.loading import quiet_transformers
 from dpft.models.losses import token_logits
+from dpft.records.audits import MemorizationAudit
+from dpft.records.form import joined, write_record
 from dpft.reports.terminal import Grid
 from dpft.run_folder import MEMORIZATION, hold_run, private_audit_path
 from dpft.runs.progress import batch_progress
@@ -76,23 +76,15 @@ class MemorizationResult:
     not_there: dict[str, str]
     """Why sets are not there, in words, by set."""
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> MemorizationAudit:
         """Returns what ``output=json`` prints: each score by set, shares in percent."""
-        by_set = {name: asdict(scores) for name, scores in self.scores.items()}
-        kinds = [field.name for field in fields(MemorizationScores)]
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "audit": "memorization",
-            "private": True,
-            "note": OWNERS,
-            "near_duplicates": METHOD,
-            "hidden": self.hidden,
-            "prefix_tokens": self.prefix_tokens,
-            "continuation_tokens": self.continuation_tokens,
-            "limit": self.limit,
-            "not_there": self.not_there,
-            **{kind: {name: scores[kind] for name, scores in by_set.items()} for kind in kinds},
+        by_set = {
+            each.name: {name: getattr(scores, each.name) for name, scores in self.scores.items()}
+            for each in fields(MemorizationScores)
         }
+        settings = {key: value for key, value in vars(self).items() if key != "scores"}
+        note = {"note": OWNERS, "near_duplicates": METHOD}
+        return joined(MemorizationAudit, **note, **settings, **by_set)
 
     def parts(self) -> list[Grid | str]:
         """Returns the scores for people, a line for each set, and what they are."""
@@ -179,7 +171,7 @@ def audit_memorization(
             scores=scores,
             not_there=not_there,
         )
-        write_json(private_audit_path(run, MEMORIZATION), result.record(), mode=0o600)
+        write_record(private_audit_path(run, MEMORIZATION), result.record(), mode=0o600)
     return result
 
 

@@ -6,7 +6,7 @@ finds a mechanism that is not the one that was accounted for even where its epsi
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup
@@ -19,9 +19,9 @@ from dpft.audit.independent import find_contradiction_independent
 from dpft.audit.plots import lower_bound_plot, roc_plot, trade_off_plot
 from dpft.audit.trade_off import TradeOff
 from dpft.data.canaries import Canary
+from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
+from dpft.records.form import joined
 from dpft.reports.run.audited import is_another_mechanism, is_contradicted, one_run_rows
-
-RELEASED_OF_VIEWS = ("view", "epsilon_lower", "other_mechanism", "assumes_no_mixing")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +58,19 @@ def finding(canaries: Sequence[Canary], views: Sequence[View], settings: Setting
     found = [_Found.of(view, coins, settings, len(views)) for view in views]
     lead = max(found, key=lambda each: each.bound.epsilon_lower)
     entries = [each.entry(settings) for each in found]
-    released = {
-        **lead.entry(settings),
-        **_verdict(entries),
-        "views": [{name: entry[name] for name in RELEASED_OF_VIEWS} for entry in entries],
-    }
+    short = tuple(
+        ViewInShort(
+            view=entry.view,
+            epsilon_lower=entry.epsilon_lower,
+            other_mechanism=entry.other_mechanism,
+            assumes_no_mixing=entry.assumes_no_mixing,
+        )
+        for entry in entries
+    )
+    strongest = _with_verdict(lead.entry(settings), entries)
+    released = joined(GuessesInShort, strongest, views=short)
     return Finding(
-        record={**released, "views": entries},
+        record=joined(OneRunAudit, strongest, views=tuple(entries)),
         rows=[row for entry in entries for row in one_run_rows(entry)],
         notes=_notes(released),
         figures=_figures(found, coins, settings),
@@ -104,43 +110,48 @@ class _Found:
             against_plan=against,
         )
 
-    def entry(self, settings: Settings) -> dict[str, Any]:
-        """Returns it, ready for JSON."""
+    def entry(self, settings: Settings) -> Guesses:
+        """Returns it as it is written down."""
         bound, against = self.bound, self.against_plan
-        return {
-            "view": self.view.name,
-            "threat_model": self.view.threat_model,
-            "epsilon_lower": bound.epsilon_lower,
-            "epsilon": settings.epsilon,
-            "delta": settings.delta,
-            "canaries": bound.canaries,
-            "guesses": bound.guesses,
-            "correct": bound.correct,
-            "confidence": settings.confidence,
-            "choices": bound.choices,
-            "largest_epsilon_lower": bound.largest_epsilon_lower,
-            "epsilon_lower_if_gaussian": self.gaussian.epsilon_lower,
-            "other_mechanism": against is not None and against.contradicted,
-            "p_value_of_plan": None if against is None else against.p_value,
-            "mechanism_confidence": settings.mechanism_confidence,
-            "assumes_no_mixing": against is not None and self.view.independent,
-        }
+        return Guesses(
+            view=self.view.name,
+            threat_model=self.view.threat_model,
+            epsilon_lower=bound.epsilon_lower,
+            epsilon=settings.epsilon,
+            delta=settings.delta,
+            canaries=bound.canaries,
+            guesses=bound.guesses,
+            correct=bound.correct,
+            confidence=settings.confidence,
+            choices=bound.choices,
+            largest_epsilon_lower=bound.largest_epsilon_lower,
+            epsilon_lower_if_gaussian=self.gaussian.epsilon_lower,
+            other_mechanism=against is not None and against.contradicted,
+            p_value_of_plan=None if against is None else against.p_value,
+            mechanism_confidence=settings.mechanism_confidence,
+            assumes_no_mixing=against is not None and self.view.independent,
+        )
 
 
-def _verdict(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns whether any view's scores are impossible under the plan, and the p of all views.
+def _with_verdict(lead: Guesses, entries: Sequence[Guesses]) -> Guesses:
+    """Returns an entry with whether any view's scores are impossible under the plan.
 
-    It is that of the most telling one, paid for by the number of views.
+    Beside it is the p of all views: that of the most telling one, paid for by their number.
     """
-    tested = [entry for entry in entries if entry["p_value_of_plan"] is not None]
-    if not tested:
-        return {}
-    telling = min(tested, key=lambda entry: float(entry["p_value_of_plan"]))
-    return {
-        "other_mechanism": any(entry["other_mechanism"] for entry in entries),
-        "p_value_of_plan": min(1.0, len(entries) * float(telling["p_value_of_plan"])),
-        "assumes_no_mixing": telling["assumes_no_mixing"],
+    p_values = {
+        at: entry.p_value_of_plan
+        for at, entry in enumerate(entries)
+        if entry.p_value_of_plan is not None
     }
+    if not p_values:
+        return lead
+    telling = min(p_values, key=lambda at: p_values[at])
+    return replace(
+        lead,
+        other_mechanism=any(entry.other_mechanism for entry in entries),
+        p_value_of_plan=min(1.0, len(entries) * float(p_values[telling])),
+        assumes_no_mixing=entries[telling].assumes_no_mixing,
+    )
 
 
 def _figures(
@@ -157,8 +168,8 @@ def _figures(
     }
 
 
-def _notes(released: Mapping[str, Any]) -> list[str]:
-    if released["epsilon"] is None:
+def _notes(released: GuessesInShort) -> list[str]:
+    if released.epsilon is None:
         return ["The run was trained without privacy: there is no ε to hold this against."]
     said = [said for said in (is_contradicted(released), is_another_mechanism(released)) if said]
     return said or [

@@ -6,7 +6,6 @@ both in private/.
 """
 
 import hmac
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,14 +19,15 @@ from dpft.data.fingerprint import fingerprint
 from dpft.data.held_out import split_held_out
 from dpft.data.layout import EncodedRows
 from dpft.data.sources import has_training_split_alone, load_examples
-from dpft.errors import InputError, StateError
+from dpft.errors import DpftError, InputError, StateError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
+from dpft.records.form import read_record
+from dpft.records.kept import Fingerprint
 from dpft.run_folder import CANARIES, FINGERPRINT, HELD_OUT_KEY, PRIVATE, UNIT_KEY
-from dpft.runs.canary_file import read_canaries
 from dpft.runs.held_out import HELD_OUT, held_out_key, known_by
 from dpft.runs.records import encode_records
 from dpft.runs.resuming import read_secrets
-from dpft.runs.training_data import TrainingData, load_training_data
+from dpft.runs.training_data import TrainingData, load_training_data, read_canaries
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import Record
 
@@ -212,11 +212,11 @@ def _check_same(run: Path, rows: EncodedRows, units: list[list[int]] | None) -> 
         )
         return
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        key, before = bytes.fromhex(known["key"]), str(known["hmac"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        known = read_record(path, Fingerprint)
+        key = bytes.fromhex(known.key)
+    except (OSError, ValueError, DpftError) as error:
         raise StateError(f"{path} is damaged; put it back as it was.") from error
-    if not hmac.compare_digest(fingerprint(rows, units, key), before):
+    if not hmac.compare_digest(fingerprint(rows, units, key), known.hmac):
         raise _others()
 
 

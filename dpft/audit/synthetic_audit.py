@@ -7,9 +7,8 @@ else is private, and so is a choice made by it: to leave out a synthetic record 
 training record is no post-processing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dpft.audit.base import needed
 from dpft.audit.leakage import canaries_found, leakage_of, most_found
@@ -24,7 +23,7 @@ from dpft.config.schema import TrainConfig
 from dpft.evaluation.samples import spread
 from dpft.files import write_text
 from dpft.models.loading import quiet_transformers
-from dpft.reports.run.run_record import guarantee, is_promised, read_privacy
+from dpft.records.privacy_file import RunPrivacy, guarantee, is_promised, run_privacy
 from dpft.run_folder import (
     PRIVACY,
     PRIVATE_SYNTHETIC_AUDIT,
@@ -67,7 +66,7 @@ def audit_synthetic(
     needed("datasketch")
     if label is not None:
         label_task(task, label)
-    privacy = read_privacy(run / PRIVACY) if (run / PRIVACY).exists() else None
+    privacy = run_privacy(run / PRIVACY) if (run / PRIVACY).exists() else None
     file = read_synthetic(run, task, synthetic.expanduser(), privacy)
     with hold_run(run):
         result = _compared(run, config, task, file, limit, label, privacy)
@@ -82,7 +81,7 @@ def _compared(
     file: SyntheticFile,
     limit: int,
     label: str | None,
-    privacy: Mapping[str, Any] | None,
+    privacy: RunPrivacy | None,
 ) -> SyntheticResult:
     encoding = trained_model_of_run(run, config).encoding(task, max_new_tokens=None)
     records, unseen = records_and_unseen(run, config, encoding)
@@ -95,7 +94,6 @@ def _compared(
     training = _texts(records.training, file, limit) if isinstance(records, RunRecords) else None
     others = _texts(unseen.records, file, limit) if isinstance(unseen, Unseen) else None
     leakage = None if training is None else leakage_of(texts, training, others)
-    promised = privacy is not None and is_promised(privacy)
     return SyntheticResult(
         file=file,
         limit=limit,
@@ -106,7 +104,7 @@ def _compared(
         most_found=[] if leakage is None else most_found(leakage.training, training or []),
         canaries=canaries_found(run, texts),
         not_there=not_there,
-        promise=guarantee(privacy) if privacy and promised else None,
+        promise=guarantee(privacy) if privacy and is_promised(privacy) else None,
     )
 
 

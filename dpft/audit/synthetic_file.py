@@ -4,19 +4,23 @@
 what is told of records without one, or of another run's, is not covered by this run's epsilon.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dpft.audit.words import written_text
 from dpft.data.prompts import split_files
 from dpft.data.readers import FORMATS, file_rows
 from dpft.data.rows import examples_of, row_values
-from dpft.errors import InputError, StateError
+from dpft.errors import InputError
 from dpft.evaluation.samples import spread
-from dpft.files import read_json
-from dpft.reports.run.run_record import is_promised
+from dpft.records.privacy_file import (
+    RunPrivacy,
+    Statement,
+    is_promised,
+    read_statement,
+    spent_on,
+)
 from dpft.tasks.base import TextTask
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.records import Example, are_texts
@@ -47,7 +51,7 @@ class SyntheticFile:
 
 
 def read_synthetic(
-    run: Path, task: TextTask, file: Path, privacy: Mapping[str, Any] | None
+    run: Path, task: TextTask, file: Path, privacy: RunPrivacy | None
 ) -> SyntheticFile:
     """Returns the records of a file, once they are known to be synthetic as far as it can be seen.
 
@@ -72,14 +76,14 @@ def read_synthetic(
     statement = _statement(file)
     if statement is not None and privacy is not None:
         _check_written_by(run, statement, privacy)
-    notes = () if statement is None else statement["notes"]
-    prompted = bool(task.prompt_columns) if statement is None else statement["prompts"] != "none"
+    notes = () if statement is None else statement.notes
+    prompted = bool(task.prompt_columns) if statement is None else statement.prompts != "none"
     return SyntheticFile(
         path=file,
         records=records,
         no_rows=no_rows,
         prompted=prompted,
-        notes=tuple(note for note in map(str, notes) if note),
+        notes=tuple(note for note in notes if note),
         why_private=_why_private(file, statement, privacy, prompted=prompted),
     )
 
@@ -109,25 +113,20 @@ def synthetic_records(task: TextTask, file: Path) -> tuple[list[Example], int]:
     return list(records), len(rows) - len(kept)
 
 
-def _statement(file: Path) -> dict[str, Any] | None:
+def _statement(file: Path) -> Statement | None:
     """Returns what lies beside the records; None where nothing does.
 
     Raises:
         StateError: It is damaged.
     """
     path = file.with_name(f"{file.stem}.privacy.json")
-    if not path.is_file():
-        return None
-    statement = read_json(path)
-    if not isinstance(statement.get("notes"), list) or "prompts" not in statement:
-        raise StateError(f"{path} is damaged: it has no notes, or no prompts; put it back.")
-    return statement
+    return read_statement(path) if path.is_file() else None
 
 
-def _check_written_by(run: Path, statement: Mapping[str, Any], privacy: Mapping[str, Any]) -> None:
-    if any(statement.get(key) != privacy.get(key) for key in ("ledger", "epsilon")):
+def _check_written_by(run: Path, said: Statement, privacy: RunPrivacy) -> None:
+    if spent_on(said) != spent_on(privacy):
         raise InputError(
-            f"synthetic must be written by the run's model, got records of {statement.get('run')},"
+            f"synthetic must be written by the run's model, got records of {said.run},"
             f" by the statement beside them; give run=RUN, the one that wrote them, instead of"
             f" {str(run)!r}."
         )
@@ -135,8 +134,8 @@ def _check_written_by(run: Path, statement: Mapping[str, Any], privacy: Mapping[
 
 def _why_private(
     file: Path,
-    statement: Mapping[str, Any] | None,
-    privacy: Mapping[str, Any] | None,
+    statement: Statement | None,
+    privacy: RunPrivacy | None,
     *,
     prompted: bool,
 ) -> str | None:

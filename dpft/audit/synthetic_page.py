@@ -16,7 +16,7 @@ from dpft import __version__
 from dpft.audit.leakage import Leakage, allowed_share
 from dpft.audit.synthetic_result import OWNERS, Quality, SyntheticResult
 from dpft.audit.text_quality import MAUVE, Likeness, TextShape
-from dpft.audit.utility import ClassifierScores
+from dpft.records.audits import ClassifierScores
 from dpft.reports.pages import render_html
 from dpft.reports.plots import COLORS, draw_svg
 from dpft.reports.run.figures import tone_of

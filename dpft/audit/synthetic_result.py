@@ -1,17 +1,15 @@
 """What an audit of synthetic records has found, as JSON and for people."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpft.audit.leakage import Leakage
 from dpft.audit.near_duplicates import METHOD
 from dpft.audit.synthetic_file import SyntheticFile
 from dpft.audit.text_quality import MAUVE, Likeness, TextShape
-from dpft.audit.utility import Utility
-from dpft.files import SCHEMA_VERSION
-from dpft.records.audits import CanariesInTexts
-from dpft.records.form import as_json
+from dpft.records import audits
+from dpft.records.audits import CanariesInTexts, Utility
 from dpft.reports.terminal import Grid
 
 OWNERS = (
@@ -33,15 +31,26 @@ class Quality:
     likeness: Likeness | str
     """The two against each other, or why they are not compared."""
 
-    def record(self) -> dict[str, Any]:
-        """Returns the numbers as JSON has them."""
+    def record(self) -> audits.TextQuality:
+        """Returns the numbers as they are written down."""
         alike = self.likeness
-        return {
-            "reference": self.reference,
-            "reference_is_public": self.public,
-            "real": self.shape.record(),
-            **({"not_compared": alike} if isinstance(alike, str) else alike.record()),
-        }
+        apart = audits.TextQuality(
+            reference=self.reference, reference_is_public=self.public, real=self.shape.record()
+        )
+        if isinstance(alike, str):
+            return replace(apart, not_compared=alike)
+        return replace(
+            apart,
+            records=alike.records,
+            two_sample_accuracy=alike.accuracy,
+            two_sample_p_value=alike.p_value,
+            ngram_divergence=_of_ngrams(alike.divergences),
+            ngram_divergence_control=_of_ngrams(alike.control),
+        )
+
+
+def _of_ngrams(divergences: Mapping[int, float]) -> audits.NgramDivergence:
+    return audits.NgramDivergence(**{f"of_{n}": value for n, value in divergences.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,29 +76,26 @@ class SyntheticResult:
     promise: tuple[float, float] | None
     """The run's epsilon and delta; None where it promises none."""
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> audits.SyntheticAudit:
         """Returns what ``output=json`` prints."""
         utility = self.utility
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "audit": "synthetic",
-            "private": True,
-            "note": OWNERS,
-            "synthetic": self.file.path.name,
-            "limit": self.limit,
-            "no_rows": self.file.no_rows,
-            "near_duplicates": METHOD,
-            "alone": self.shape.record(),
-            "quality": None if self.quality is None else self.quality.record(),
-            "utility": {"not_computed": utility} if isinstance(utility, str) else utility.record(),
-            "leakage": None if self.leakage is None else self.leakage.record(),
-            "canaries": as_json(self.canaries),
-            "not_there": dict(self.not_there),
-            "not_computed": {"mauve": MAUVE},
-            "epsilon": None if self.promise is None else self.promise[0],
-            "delta": None if self.promise is None else self.promise[1],
-            "not_released": self.file.why_private,
-        }
+        return audits.SyntheticAudit(
+            note=OWNERS,
+            synthetic=self.file.path.name,
+            limit=self.limit,
+            no_rows=self.file.no_rows,
+            near_duplicates=METHOD,
+            alone=self.shape.record(),
+            quality=None if self.quality is None else self.quality.record(),
+            utility=audits.NoUtility(not_computed=utility) if isinstance(utility, str) else utility,
+            leakage=None if self.leakage is None else self.leakage.record(),
+            canaries=self.canaries,
+            not_there=self.not_there,
+            not_computed={"mauve": MAUVE},
+            epsilon=None if self.promise is None else self.promise[0],
+            delta=None if self.promise is None else self.promise[1],
+            not_released=self.file.why_private,
+        )
 
     def parts(self) -> list[Grid | str]:
         """Returns what people read: what was found of single records first, then what it is worth.
@@ -187,12 +193,12 @@ class SyntheticResult:
 
 def _grid(
     title: str,
-    sides: Mapping[str, Mapping[str, Any]],
+    sides: Mapping[str, Any],
     quantities: Sequence[tuple[str, str, str]],
 ) -> Grid:
     """Returns a table of quantities, in words, by key and format, a column for each side."""
     rows = [
-        (name, *(format(side[key], form) for side in sides.values()))
+        (name, *(format(getattr(side, key), form) for side in sides.values()))
         for name, key, form in quantities
     ]
     return Grid(title=title, columns=("", *sides), rows=rows)

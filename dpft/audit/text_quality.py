@@ -9,13 +9,13 @@ texts: with few texts it is far from 0 by itself.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from dpft.audit.near_duplicates import NearDuplicates
 from dpft.audit.utility import fitted_classifier
 from dpft.audit.words import words_of
+from dpft.records import audits
 
 NGRAMS = (1, 2, 3)
 FEWEST = 20
@@ -40,19 +40,19 @@ class TextShape:
     distinct_ngrams: dict[int, float]
     """Different n-grams as a share of all n-grams, by n."""
 
-    def record(self) -> dict[str, Any]:
-        """Returns the numbers as JSON has them, shares of texts in percent."""
+    def record(self) -> audits.TextShape:
+        """Returns the numbers as they are written down, shares of texts in percent."""
         count = len(self.lengths)
-        return {
-            "records": count,
-            "distinct_percent": 100 * self.distinct / count,
-            "near_duplicate_percent": 100 * self.repeated / count,
-            "words_mean": float(np.mean(self.lengths)),
-            "words_median": float(np.median(self.lengths)),
-            "words_5_percent": float(np.quantile(self.lengths, 0.05)),
-            "words_95_percent": float(np.quantile(self.lengths, 0.95)),
+        return audits.TextShape(
+            records=count,
+            distinct_percent=100 * self.distinct / count,
+            near_duplicate_percent=100 * self.repeated / count,
+            words_mean=float(np.mean(self.lengths)),
+            words_median=float(np.median(self.lengths)),
+            words_5_percent=float(np.quantile(self.lengths, 0.05)),
+            words_95_percent=float(np.quantile(self.lengths, 0.95)),
             **{f"distinct_{n}": share for n, share in self.distinct_ngrams.items()},
-        }
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,16 +69,6 @@ class Likeness:
     """Jensen-Shannon divergence of the n-grams in bits, from 0 to 1, by n."""
     control: dict[int, float]
     """The same between two halves of the real texts, as many in each."""
-
-    def record(self) -> dict[str, Any]:
-        """Returns the numbers as JSON has them."""
-        return {
-            "records": self.records,
-            "two_sample_accuracy": self.accuracy,
-            "two_sample_p_value": self.p_value,
-            "ngram_divergence": {str(n): value for n, value in self.divergences.items()},
-            "ngram_divergence_control": {str(n): value for n, value in self.control.items()},
-        }
 
 
 def shape_of(texts: Sequence[str]) -> TextShape:

@@ -6,7 +6,7 @@ pairs of words, which needs no other model. The class is a column of the user's 
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from dpft.config.schema import TrainConfig
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
 from dpft.evaluation.samples import spread
+from dpft.records.audits import ClassifierScores, Utility
 from dpft.runs.training_data import load_training_data
 from dpft.tasks.base import Task
 from dpft.tasks.custom_texts import CustomTexts
@@ -44,34 +45,6 @@ def word_features(text: str) -> list[str]:
 
 
 NO_LABEL = "no column of a class is named; give one by audit.label=COLUMN"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassifierScores:
-    """A classifier on the same real records as others."""
-
-    accuracy: float
-    macro_f1: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Utility:
-    """Classifiers on real records that they were not taught by."""
-
-    label: str
-    """The column of the class."""
-    tested: int
-    """Real records they were tested on."""
-    synthetic: ClassifierScores | str
-    """Taught by synthetic records; or why it is not there."""
-    commonest: ClassifierScores
-    """Always the commonest class."""
-    training: ClassifierScores | str
-    """Taught by training records, and so private; or why it is not there."""
-
-    def record(self) -> dict[str, Any]:
-        """Returns the scores as JSON has them."""
-        return asdict(self)
 
 
 def utility_of(

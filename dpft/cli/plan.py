@@ -1,9 +1,9 @@
 """``dpft plan``: what ``dpft train`` with the same arguments would do and cost."""
 
-import json
 import sys
 
 from dpft.config.schema import POLYMORPHIC, PlanConfig
+from dpft.records.form import json_text
 from dpft.runs.configuring import checked_overrides as expand
 from dpft.runs.configuring import plan_configuration as configuration
 
@@ -22,6 +22,6 @@ def run(config: PlanConfig) -> None:
     quiet_transformers()
     planned = describe_run(config, is_shown=config.output == "table" and sys.stdout.isatty())
     if config.output == "json":
-        print(json.dumps(planned.record, indent=2, sort_keys=True))
+        print(json_text(planned.record))
     else:
         print(plan_table(planned.record, planned.plan.privacy, planned.accounting))

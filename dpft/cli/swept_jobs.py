@@ -14,9 +14,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from dpft.errors import InputError, RunError
-from dpft.files import read_json, write_json
 from dpft.parallel.silence import is_beside_first
 from dpft.parallel.submitted import submitted_task
+from dpft.records.form import read_record, write_record
+from dpft.records.kept import EndedJob
 from dpft.run_folder import EXIT_CODES, PRIVATE, private_path
 from dpft.runs.exit_codes import FAILED, say
 
@@ -60,15 +61,13 @@ def swept_jobs(sweep: Path, command: str) -> list[SweptJob]:
         command: As for ``run_noting_exit_code``.
     """
     paths = [path for path in (sweep / EXIT_CODES).glob("*.json") if path.stem.isdecimal()]
-    notes = [read_json(path) for path in sorted(paths, key=lambda path: int(path.stem))]
+    ended = sorted(paths, key=lambda path: int(path.stem))
     return [
         SweptJob(
-            folder=Path(os.path.normpath(sweep / note["folder"])),
-            exit_code=note["exit_code"],
-            log=note.get("log"),
+            folder=Path(os.path.normpath(sweep / job.folder)), exit_code=job.exit_code, log=job.log
         )
-        for note in notes
-        if note["command"] == command
+        for job in (read_record(path, EndedJob) for path in ended)
+        if job.command == command
     ]
 
 
@@ -108,12 +107,11 @@ def _note(code: int, command: str) -> None:
             )
     notes = private_path(sweep, EXIT_CODES)
     notes.mkdir(mode=0o700, exist_ok=True)
-    record = {
-        "command": command,
-        "exit_code": code,
-        "folder": os.path.relpath(hydra.runtime.output_dir, sweep),
-    }
     task = submitted_task()
-    if task is not None and task.log is not None:
-        record["log"] = str(task.log)
-    write_json(notes / f"{hydra.job.num}.json", record, mode=0o600)
+    ended = EndedJob(
+        command=command,
+        exit_code=code,
+        folder=os.path.relpath(hydra.runtime.output_dir, sweep),
+        log=None if task is None or task.log is None else str(task.log),
+    )
+    write_record(notes / f"{hydra.job.num}.json", ended, mode=0o600)

@@ -18,7 +18,8 @@ from dpft.records.values import (
 )
 
 Percent = Annotated[float, Limits(minimum=0, maximum=100)]
-RecordSet = Literal["train_dup", "train_unique", "valid_in_train", "valid_unique"]
+SETS = ("train_dup", "train_unique", "valid_in_train", "valid_unique")
+RecordSet = Annotated[str, Limits(choices=SETS)]
 """Records with and without near duplicates, trained on and not."""
 
 
@@ -241,7 +242,7 @@ class MemorizationAudit(Versioned):
     """Always: the result tells of the records, and stays with their owner."""
     near_duplicates: str
     """What counts as a near duplicate, in words."""
-    hidden: Literal["continuation", "spans"] | None = None
+    hidden: Annotated[str, Limits(choices=("continuation", "spans"))] | None = None
     """What the model is to write: what follows a prefix, or hidden spans. Files of dpft 1.0 lack
     it."""
     prefix_tokens: AtLeastOne
@@ -450,7 +451,7 @@ class SyntheticAudit(Versioned):
     """What a classifier learns of them, or why none is taught."""
     leakage: Leakage | None
     """What they hold of training records; null where those are not there."""
-    canaries: Mapping[Literal["included", "not_included"], CanariesInTexts]
+    canaries: Mapping[Annotated[str, Limits(choices=("included", "not_included"))], CanariesInTexts]
     """The run's canaries in the texts, included ones and others; empty without any."""
     not_there: Mapping[str, str]
     """Why some records are not compared, by what they are."""
@@ -462,3 +463,7 @@ class SyntheticAudit(Versioned):
     """The run's; null without privacy."""
     not_released: str | None
     """Why nothing may be released; null where audit/synthetic.html was."""
+
+
+AuditRecord = ExposureAudit | OneRunAudit | MembershipAudit | MemorizationAudit | SyntheticAudit
+"""What an audit finds, all of it."""

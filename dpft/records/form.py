@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import (
     Annotated,
     Any,
+    ClassVar,
     Literal,
     TypeVar,
     Union,
@@ -108,6 +109,151 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Part:
+    """What holds of some keys of a record at once."""
+
+    requires: tuple[str, ...] = ()
+    """Keys that are there."""
+    lacks: tuple[str, ...] = ()
+    """Keys that are not."""
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Keys with the one value that they have."""
+
+    def holds(self, record: Any) -> bool:
+        """Returns whether it is so of a record."""
+        return (
+            all(getattr(record, name) is not None for name in self.requires)
+            and all(getattr(record, name) is None for name in self.lacks)
+            and all(getattr(record, name) == value for name, value in self.values.items())
+        )
+
+    def keywords(self) -> dict[str, Any]:
+        """Returns it as JSON Schema has it."""
+        named: dict[str, Any] = {name: False for name in self.lacks}
+        named |= {name: {"const": value} for name, value in self.values.items()}
+        required = {"required": list(self.requires)} if self.requires else {}
+        return required | ({"properties": named} if named else {})
+
+    def __str__(self) -> str:
+        said = [*self.requires, *(f"no {name}" for name in self.lacks)]
+        said += [f"{name} {json.dumps(value)}" for name, value in self.values.items()]
+        return " and ".join(filter(None, (", ".join(said[:-1]), said[-1])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What is bound to what among the keys of a record: its JSON Schema has it, and it holds.
+
+    >>> rule = Rule(when=Part(requires=("seed",)), then=Part(values={"private": False}))
+    >>> rule.keywords()
+    {'if': {'required': ['seed']}, 'then': {'properties': {'private': {'const': False}}}}
+    """
+
+    when: Part
+    """Where it binds."""
+    then: Part
+    """What it says there."""
+    otherwise: Part | None = None
+    """What it says elsewhere; None: nothing."""
+
+    def broken(self, record: Any) -> str | None:
+        """Returns in what a record breaks it, in words; None where it holds."""
+        applies = self.when.holds(record)
+        part = self.then if applies else self.otherwise
+        if part is None or part.holds(record):
+            return None
+        return f"with{'' if applies else 'out'} {self.when} it must have {part}"
+
+    def keywords(self) -> dict[str, Any]:
+        """Returns it as JSON Schema has it."""
+        elsewhere = {} if self.otherwise is None else {"else": self.otherwise.keywords()}
+        return {"if": self.when.keywords(), "then": self.then.keywords(), **elsewhere}
+
+
+@dataclass(frozen=True)
+class Together:
+    """Keys of which all are there, or none."""
+
+    names: tuple[str, ...]
+
+    def broken(self, record: Any) -> str | None:
+        """Returns in what a record breaks it, in words; None where it holds."""
+        absent = [getattr(record, name) for name in self.names].count(None)
+        if absent in (0, len(self.names)):
+            return None
+        return f"{', '.join(self.names[:-1])} and {self.names[-1]} must stand together"
+
+    def keywords(self) -> dict[str, Any]:
+        """Returns it as JSON Schema has it."""
+        first, *others = self.names
+        return {"dependentRequired": {first: others, **{name: [first] for name in others}}}
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Keys of which one is there, and no other."""
+
+    names: tuple[str, ...]
+
+    def broken(self, record: Any) -> str | None:
+        """Returns in what a record breaks it, in words; None where it holds."""
+        there = sum(getattr(record, name) is not None for name in self.names)
+        named = f"{', '.join(self.names[:-1])} and {self.names[-1]}"
+        return None if there == 1 else f"one of {named} must be there, and not both"
+
+    def keywords(self) -> dict[str, Any]:
+        """Returns it as JSON Schema has it."""
+        return {"oneOf": [{"required": [name]} for name in self.names]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeysThere:
+    """How many keys a record has."""
+
+    least: int
+    most: int | None = None
+
+    def broken(self, record: Any) -> str | None:
+        """Returns in what a record breaks it, in words; None where it holds."""
+        there = len(as_json(record))
+        if self.least <= there and (self.most is None or there <= self.most):
+            return None
+        most = "" if self.most is None else f" and at most {self.most}"
+        return f"it must have at least {self.least}{most} keys, got {there}"
+
+    def keywords(self) -> dict[str, Any]:
+        """Returns it as JSON Schema has it."""
+        most = {} if self.most is None else {"maxProperties": self.most}
+        return {"minProperties": self.least, **most}
+
+
+AnyRule = Rule | Together | OneOf | KeysThere
+Rules = tuple[AnyRule, ...]
+
+
+class Ruled:
+    """Base of records whose keys are bound to each other by ``RULES``, its bases' among them."""
+
+    RULES: ClassVar[Rules] = ()
+
+    def __post_init__(self) -> None:
+        """Refuses keys that do not go together.
+
+        Raises:
+            ValueError: Some do not; it says which.
+        """
+        for rule in rules_of(type(self)):
+            said = rule.broken(self)
+            if said is not None:
+                raise ValueError(said)
+
+
+def rules_of(kind: type) -> tuple[AnyRule, ...]:
+    """Returns what binds the keys of a record, and of its bases, to each other."""
+    return tuple(rule for base in kind.__mro__ for rule in vars(base).get("RULES", ()))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Key:
     """A key of a record."""
 
@@ -117,13 +263,19 @@ class Key:
     hint: Any
     """The type of its value; without null where null only stands for an absent key."""
     is_optional: bool
+    may_lack: bool
+    """Whether a file is read that lacks it, though every file that is written has it."""
     takes_others: bool
     """Whether it is no key but holds all keys that have no field."""
 
 
-def null() -> Any:
-    """Returns the default of a key that stands in each file, and is null where nothing is given."""
-    return dataclasses.field(default=None, metadata={"null": True})
+def null(*, older_lack_it: bool = False) -> Any:
+    """Returns the default of a key that stands in each file, and is null where nothing is given.
+
+    Args:
+        older_lack_it: Whether files of earlier versions are read, which lack it.
+    """
+    return dataclasses.field(default=None, metadata={"null": True, "older": older_lack_it})
 
 
 def named(name: str) -> Any:
@@ -149,6 +301,7 @@ def keys_of(kind: Any) -> tuple[Key, ...]:
                 name=field.metadata.get("name", field.name),
                 hint=hint,
                 is_optional=is_optional,
+                may_lack=is_optional or field.metadata.get("older", False),
                 takes_others=takes_others,
             )
         )
@@ -200,6 +353,20 @@ def json_text(record: Any) -> str:
 def write_record(path: Path, record: Any, *, mode: int = 0o644) -> None:
     """Writes a record into a file of its own, whole or not at all."""
     write_text(path, json_text(record) + "\n", mode=mode)
+
+
+def joined(kind: type[Record], *parts: Any, **values: Any) -> Record:
+    """Returns a record of the fields of others; of two values of a field the later one holds.
+
+    Args:
+        kind: The record's class.
+        parts: Records, each with some of its fields and none that it has not.
+        values: Further fields.
+    """
+    found: dict[str, Any] = {}
+    for part in parts:
+        found |= vars(part)
+    return kind(**(found | values))
 
 
 def read_record(path: Path, kind: type[Record]) -> Record:
@@ -388,7 +555,7 @@ def _record(kind: Any) -> _Parser:
         elif unknown:
             raise Misfit(f"{_below(place, next(iter(unknown)))} is no key of it")
         for key in keys.values():
-            if key.field not in arguments and not key.is_optional:
+            if key.field not in arguments and not key.may_lack:
                 raise Misfit(f"{_below(place, key.name)} is missing")
         try:
             return kind(**arguments)

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from dpft.records.form import null
+from dpft.records.form import KeysThere, Ruled, Rules, null
 from dpft.records.values import Versioned
 
 
@@ -37,10 +37,10 @@ class Doctor(Versioned):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listing:
+class Listing(Ruled):
     """What was asked for, each name with a line."""
 
-    KEYWORDS: ClassVar[Mapping[str, Any]] = {"minProperties": 1, "maxProperties": 1}
+    RULES: ClassVar[Rules] = (KeysThere(least=1, most=1),)
     tasks: Mapping[str, str] | None = None
     """The tasks."""
     models: Mapping[str, str] | None = None

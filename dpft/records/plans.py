@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+from dpft.records.form import Limits, OneOf, Ruled, Rules
 from dpft.records.promises import NoPromise, Parameters, PlanPromise, WithTokenizer
 from dpft.records.values import AtLeastOne, Count, NotNegative, Positive, Versioned
 
@@ -15,13 +16,13 @@ StepPhase = Literal["accumulate", "finish", "optimizer", "proof"]
 class PlannedProcesses:
     """The processes that were planned for."""
 
-    strategy: Literal["none", "ddp", "fsdp"]
+    strategy: Annotated[str, Limits(choices=("none", "ddp", "fsdp"))]
     """As parallel=."""
     world_size: AtLeastOne
     """How many."""
     shard_size: AtLeastOne
     """Into how many shards the model is cut."""
-    accumulate: Literal["whole", "sharded"]
+    accumulate: Annotated[str, Limits(choices=("whole", "sharded"))]
     """Whether sums are kept whole."""
     engine: str | None
     """The clipping engine; null without privacy."""
@@ -86,12 +87,10 @@ class MeasuredTime(StepTime):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunCosts(Parameters):
+class RunCosts(Ruled, Parameters):
     """What a run needs of a machine, and how long it takes there."""
 
-    KEYWORDS: ClassVar[Mapping[str, Any]] = {
-        "oneOf": [{"required": ["estimated"]}, {"required": ["measured"]}]
-    }
+    RULES: ClassVar[Rules] = (OneOf(("estimated", "measured")),)
     num_examples_source: str
     """Who says how many examples there are."""
     micro_batch_size: AtLeastOne
@@ -115,25 +114,16 @@ class RunCosts(Parameters):
     measured: MeasuredTime | None = None
     """Time by a synthetic micro-batch; with plan.measure=true."""
 
-    def __post_init__(self) -> None:
-        if (self.estimated is None) == (self.measured is None):
-            raise ValueError("one of estimated and measured must be there, and not both")
-
 
 @dataclass(frozen=True, kw_only=True)
 class PrivatePlan(PlanPromise, WithTokenizer, RunCosts, Versioned):
     """A private run."""
 
-    KEYWORDS: ClassVar[Mapping[str, Any]] = {**WithTokenizer.KEYWORDS, **RunCosts.KEYWORDS}
     private: bool
     """Whether epsilon protects anybody: false without noise, and where a test seed made the noise.
     """
     signal_to_noise: Positive
     """Length of all clipped gradients of the run over that of its noise, at best."""
-
-    def __post_init__(self) -> None:
-        WithTokenizer.__post_init__(self)
-        RunCosts.__post_init__(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from dpft.records.audits import ExposureTable, GuessesInShort
 from dpft.records.bounds import DeltaSource, Epsilons, Promise, Relation, Sampler
-from dpft.records.form import Limits
+from dpft.records.form import Limits, Part, Rule, Ruled, Rules, Together
 from dpft.records.heads import Handed
 from dpft.records.ledger import Calibration, LedgerHead
 from dpft.records.ratings import SheetDecoding
@@ -57,16 +57,12 @@ class TokenizerCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithTokenizer:
+class WithTokenizer(Ruled):
     """What a training and its private tokenizer cost together, all three keys or none."""
 
-    KEYWORDS: ClassVar[Mapping[str, Any]] = {
-        "dependentRequired": {
-            "epsilon_with_tokenizer": ["delta_with_tokenizer", "tokenizer"],
-            "delta_with_tokenizer": ["epsilon_with_tokenizer"],
-            "tokenizer": ["epsilon_with_tokenizer"],
-        }
-    }
+    RULES: ClassVar[Rules] = (
+        Together(("epsilon_with_tokenizer", "delta_with_tokenizer", "tokenizer")),
+    )
     epsilon_with_tokenizer: NotNegative | None = None
     """Epsilon of the training and the model's tokenizer together."""
     delta_with_tokenizer: Delta | None = None
@@ -74,31 +70,19 @@ class WithTokenizer:
     tokenizer: TokenizerCost | None = None
     """What the model's private tokenizer cost by itself."""
 
-    def __post_init__(self) -> None:
-        together = (self.epsilon_with_tokenizer, self.delta_with_tokenizer, self.tokenizer)
-        if together.count(None) not in (0, len(together)):
-            raise ValueError(
-                "epsilon_with_tokenizer, delta_with_tokenizer and tokenizer must stand together"
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
-class SeedMarked:
+class SeedMarked(Ruled):
     """Whether somebody is protected: not where a test's seed made the noise."""
 
-    KEYWORDS: ClassVar[Mapping[str, Any]] = {
-        "if": {"required": ["reproducible"]},
-        "then": {"properties": {"private": {"const": False}}},
-    }
+    RULES: ClassVar[Rules] = (
+        Rule(when=Part(requires=("reproducible",)), then=Part(values={"private": False})),
+    )
     private: bool
     """Whether epsilon protects anybody: false without noise, and where a test seed made the noise.
     """
     reproducible: Literal[True] | None = None
     """A test seed made the noise, so nothing is protected."""
-
-    def __post_init__(self) -> None:
-        if self.private and self.reproducible:
-            raise ValueError("private must be false of a run that is reproducible, got true")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +271,18 @@ class StartingModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BegunFile(Begun, Versioned):
+    """private/begun.json: when and with what a run was begun, and by which command."""
+
+    starting_models: tuple[StartingModel, ...] | None = None
+    """Private trainings that the model has behind it, the last one first."""
+    asked: str | None = None
+    """What tells the configuration that was asked for from any other."""
+    job: str | None = None
+    """What tells the job of submitit that began it from any other."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Origin(Begun):
     """Where a run comes from, and what was found out about it later."""
 
@@ -321,10 +317,6 @@ class SpentCurve:
 class PrivateRun(PlanPromise, WithTokenizer, SeedMarked, Parameters, Origin, Versioned):
     """A run of `dpft train` with privacy=dp, or what a `dpft tune` published."""
 
-    KEYWORDS: ClassVar[Mapping[str, Any]] = {
-        **WithTokenizer.KEYWORDS,
-        **SeedMarked.KEYWORDS,
-    }
     steps_taken: Count
     """Noisy steps in the ledger, which are those accounted for; more than planned where a resumed
     run took steps anew."""
@@ -343,10 +335,6 @@ class PrivateRun(PlanPromise, WithTokenizer, SeedMarked, Parameters, Origin, Ver
     """Who was handed heads of the ledger."""
     selection: Selection | None = None
     """How the released model was chosen within one epsilon."""
-
-    def __post_init__(self) -> None:
-        WithTokenizer.__post_init__(self)
-        SeedMarked.__post_init__(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,10 +372,6 @@ class Generated(Versioned):
 class GeneratedPrivately(Generated, Promise, WithTokenizer, SeedMarked):
     """What synthetic records of a run with privacy=dp cost, and how their texts were chosen."""
 
-    KEYWORDS: ClassVar[Mapping[str, Any]] = {
-        **WithTokenizer.KEYWORDS,
-        **SeedMarked.KEYWORDS,
-    }
     neighboring_relation: Relation
     """How neighboring data sets differ."""
     sampler: Sampler
@@ -401,10 +385,6 @@ class GeneratedPrivately(Generated, Promise, WithTokenizer, SeedMarked):
     run took steps anew."""
     ledger: LedgerHead
     """The ledger as it was when this was written."""
-
-    def __post_init__(self) -> None:
-        WithTokenizer.__post_init__(self)
-        SeedMarked.__post_init__(self)
 
 
 @dataclass(frozen=True, kw_only=True)

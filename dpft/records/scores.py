@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from dpft.records.form import Limits
+from dpft.records.form import Limits, Part, Rule, Ruled, Rules
 from dpft.records.values import Count, NotNegative, Versioned
 
 PRIVATE_SPLIT = "computed on private held-out records, not covered by epsilon"
@@ -48,14 +48,16 @@ class ConfusedClasses:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreEntry:
+class ScoreEntry(Ruled):
     """Scores of one split, or of a part of it, at one stage."""
 
-    KEYWORDS: ClassVar[Mapping[str, Any]] = {
-        "if": {"properties": {"split_is_public": {"const": False}}},
-        "then": {"required": ["note"], "properties": {"samples": False, "confusion": False}},
-        "else": {"required": ["examples"], "properties": {"note": False, "digits": False}},
-    }
+    RULES: ClassVar[Rules] = (
+        Rule(
+            when=Part(values={"split_is_public": False}),
+            then=Part(requires=("note",), lacks=("samples", "confusion")),
+            otherwise=Part(requires=("examples",), lacks=("note", "digits")),
+        ),
+    )
     task: str
     """The task."""
     split: str
@@ -80,18 +82,6 @@ class ScoreEntry:
     """A few inputs to read; of a public split alone."""
     confusion: ConfusedClasses | None = None
     """Which class was taken for which; of a public split alone."""
-
-    def __post_init__(self) -> None:
-        if self.split_is_public:
-            kind, needs, lacks = "public", ("examples",), ("note", "digits")
-        else:
-            kind, needs, lacks = "private", ("note",), ("samples", "confusion")
-        if any(getattr(self, name) is None for name in needs) or any(
-            getattr(self, name) is not None for name in lacks
-        ):
-            raise ValueError(
-                f"an entry of a {kind} split must have {needs[0]}, and no {' and no '.join(lacks)}"
-            )
 
     @property
     def place(self) -> tuple[str, str, str]:

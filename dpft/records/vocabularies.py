@@ -1,11 +1,10 @@
 """What a run of ``dpft tokenizer`` promises, and what the command prints of it."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from dpft.records.bounds import DeltaSource, Relation
-from dpft.records.form import Limits, read_record
+from dpft.records.form import Limits
 from dpft.records.ledger import HistogramNumbers, LedgerHead
 from dpft.records.promises import Begun, SeedMarked
 from dpft.records.values import (
@@ -153,15 +152,3 @@ class OpenVocabularyAnswer(VocabularyAnswer, OpenPieces):
 
     private: Literal[False] = False
     """No privacy."""
-
-
-def read_vocabulary(path: Path) -> PrivateVocabulary | OpenVocabulary:
-    """Returns the privacy.json of a tokenizer's run.
-
-    Raises:
-        InputError: It is of another schema version.
-        StateError: It is damaged.
-    """
-    kind: Any = PrivateVocabulary | OpenVocabulary
-    found: PrivateVocabulary | OpenVocabulary = read_record(path, kind)
-    return found

@@ -8,12 +8,14 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from markupsafe import Markup, escape
 
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.rounding import up
+from dpft.records.privacy_file import RunPrivacy
+from dpft.records.promises import PrivateRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,49 +76,46 @@ Places = Literal["values", "counts", "scores"]
 numbers; scores on a linear one."""
 
 
-def epsilon_points(privacy: Mapping[str, Any]) -> list[tuple[int, float]]:
+def epsilon_points(privacy: RunPrivacy) -> list[tuple[int, float]]:
     """Returns numbers of steps, and an upper bound of epsilon after each.
 
     Empty without privacy, and for the best of a search, whose own steps cost less than what was
     spent.
-
-    Args:
-        privacy: Content of privacy.json.
 
     Guarantees:
         Each bound is that of the run's curve, or of RDP (Mironov et al. 2019) for a run of a
         version that had none; or the headline where that is lower, which covers all the steps and
         so their first ones.
     """
-    if "epsilon" not in privacy or "selection" in privacy:
+    if not isinstance(privacy, PrivateRun) or privacy.selection is not None:
         return []
-    taken = max(1, privacy["steps_taken"])
-    if "epsilon_curve" in privacy:
-        curve = privacy["epsilon_curve"]
-        known = zip(curve["steps"], curve["epsilons"], strict=True)
-        bounds = [*(point for point in known if point[0] < taken), (taken, privacy["epsilon"])]
+    taken = max(1, privacy.steps_taken)
+    curve = privacy.epsilon_curve
+    if curve is not None:
+        known = zip(curve.steps, curve.epsilons, strict=True)
+        bounds = [*(point for point in known if point[0] < taken), (taken, privacy.epsilon)]
     else:
         bounds = _rdp_points(privacy, taken)
-    return [(steps, min(bound, privacy["epsilon"])) for steps, bound in bounds]
+    return [(steps, min(bound, privacy.epsilon)) for steps, bound in bounds]
 
 
-def _rdp_points(privacy: Mapping[str, Any], taken: int) -> list[tuple[int, float]]:
+def _rdp_points(privacy: PrivateRun, taken: int) -> list[tuple[int, float]]:
     from dpft.privacy.accounting.rdp import epsilons
 
     step = SampledGaussian(
-        noise_multiplier=privacy["noise_multiplier"],
-        sample_rate=privacy["sample_rate"],
+        noise_multiplier=privacy.noise_multiplier,
+        sample_rate=privacy.sample_rate,
         steps=1,
-        delta=privacy["delta"],
+        delta=privacy.delta,
     )
     grid = sorted({math.ceil(taken * point / POINTS) for point in range(1, POINTS + 1)})
     return list(zip(grid, epsilons(step, grid), strict=True))
 
 
-def epsilon_plot(privacy: Mapping[str, Any]) -> Markup | None:
+def epsilon_plot(privacy: RunPrivacy) -> Markup | None:
     """Returns epsilon against steps with the headline at its end; None where there is no point."""
     points = epsilon_points(privacy)
-    if not points:
+    if not points or not isinstance(privacy, PrivateRun):
         return None
     from matplotlib.ticker import MaxNLocator
 
@@ -127,23 +126,23 @@ def epsilon_plot(privacy: Mapping[str, Any]) -> Markup | None:
         # to the next point's height: a line between two points would lie below the bound
         label = f"upper bound after so many steps ({_curve_by(privacy)})"
         axes.step(steps, bounds, where="pre", color=COLORS[0], label=label)
-        headline = f"headline ({privacy['accountant']})"
-        axes.plot([last], [privacy["epsilon"]], "o", color=COLORS[1], label=headline, clip_on=False)
+        headline = f"headline ({privacy.accountant})"
+        axes.plot([last], [privacy.epsilon], "o", color=COLORS[1], label=headline, clip_on=False)
         axes.set(xlabel="noisy steps taken", ylabel="ε", xlim=(0, last * 1.02))
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(frameon=False, loc="lower right")
 
-    label = f"epsilon grows with the steps to {up(privacy['epsilon'])} after {last}"
+    label = f"epsilon grows with the steps to {up(privacy.epsilon)} after {last}"
     return draw_svg(draw, name="epsilon", label=label)
 
 
-def _curve_by(privacy: Mapping[str, Any]) -> str:
+def _curve_by(privacy: PrivateRun) -> str:
     """Returns whose bounds the curve has, the run's own accountant first."""
-    if "epsilon_curve" not in privacy:
+    if privacy.epsilon_curve is None:
         return "rdp"
-    names = set(privacy["epsilon_curve"]["accountants"])
-    return ", ".join(sorted(names, key=lambda name: (name != privacy["accountant"], name)))
+    names = set(privacy.epsilon_curve.accountants)
+    return ", ".join(sorted(names, key=lambda name: (name != privacy.accountant, name)))
 
 
 def heat_map(

@@ -176,7 +176,8 @@ def plan(overrides: Sequence[str] = (), *, rows: Rows | Splits | None = None) ->
     composed = PLAN_COMMAND.compose(words)
     quiet_transformers()
     with rows_in_memory(rows), naming_recipe(composed.words):
-        return Figures(describe_run(plan_configuration(composed.values, composed.words)).record)
+        planned = describe_run(plan_configuration(composed.values, composed.words))
+        return Figures(as_json(planned.record))
 
 
 def evaluate(

@@ -8,33 +8,27 @@ nobody tells dpft who they are.
 """
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from dpft.config.load import dump
 from dpft.models.source import ModelConfig
 from dpft.parallel.submitted import submitted_job
 from dpft.privacy.completeness import knows_the_end
+from dpft.records.form import keys_of
+from dpft.records.privacy_file import RunPrivacy, read_privacy
+from dpft.records.promises import OpenRun, PrivateRun, StartingModel
 from dpft.released import check_released
-from dpft.reports.run.run_record import read_privacy
 from dpft.run_folder import AUDIT_KEY, CONFIGURATION, LEDGER, MODEL, PRIVACY, UNIT_KEY
-from dpft.runs.canary_file import write_canaries
 from dpft.runs.folder import WriteRequest, start_anew, write_begun
 from dpft.runs.held_out import keep_key
 from dpft.runs.prepared_run import Prepared
 from dpft.runs.records import save_key
 from dpft.runs.resuming import save_fingerprint
 from dpft.runs.spending.spent_run import read_ended_ledger
-
-KEPT = (
-    "accountant", "data", "delta", "delta_with_tokenizer", "epsilon", "epsilon_with_tokenizer",
-    "model", "neighboring_relation", "num_examples", "private", "unit", "unit_definition",
-)  # fmt: skip
-"""What is kept of another run's privacy.json."""
+from dpft.runs.training_data import write_canaries
 
 
-def starting_models(model: ModelConfig) -> list[dict[str, Any]]:
+def starting_models(model: ModelConfig) -> list[StartingModel]:
     """Returns what each private training promised that a model has behind it, the last one first.
 
     Args:
@@ -47,11 +41,11 @@ def starting_models(model: ModelConfig) -> list[dict[str, Any]]:
     record = _record_beside(model)
     if record is None:
         return []
-    earlier: list[dict[str, Any]] = list(record.get("starting_models", []))
-    return [_entry(record), *earlier] if "epsilon" in record else earlier
+    earlier = [*(record.starting_models or ())]
+    return [_promised_by(record), *earlier] if isinstance(record, PrivateRun) else earlier
 
 
-def _record_beside(model: ModelConfig) -> Mapping[str, Any] | None:
+def _record_beside(model: ModelConfig) -> RunPrivacy | None:
     """Returns the privacy.json that lies beside a model's folder, or in an exported one."""
     if model.path is None:
         return None
@@ -64,12 +58,13 @@ def _record_beside(model: ModelConfig) -> Mapping[str, Any] | None:
         ledger = read_ended_ledger(found.parent)
         if ledger is not None and folder == found.parent / MODEL:
             check_released(folder, ledger.released, ledger=found.parent / LEDGER)
-    return read_privacy(found)
+    record = read_privacy(found)
+    return record if isinstance(record, PrivateRun | OpenRun) else None
 
 
-def _entry(record: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: record[key] for key in KEPT if key in record}
-    return kept | {"ledger": record["ledger"]["head"]}
+def _promised_by(record: PrivateRun) -> StartingModel:
+    kept = {key.field: getattr(record, key.field) for key in keys_of(StartingModel)}
+    return StartingModel(**{**kept, "ledger": record.ledger.head})
 
 
 logger = logging.getLogger(__name__)

@@ -33,8 +33,9 @@ from dpft.errors import InputError
 from dpft.files import read_yaml
 from dpft.links import refuse_links
 from dpft.privacy.privacy_config import NoPrivacy, PrivacyConfig
+from dpft.records.configuration import read_saved
 from dpft.run_folder import CONFIGURATION
-from dpft.runs.saved_run import saved_configuration, saved_run
+from dpft.runs.saved_run import saved_run
 from dpft.runs.witnessing import refuse_witness_of_file
 from dpft.tokenizers.tokenizer_config import OF_PIECES
 
@@ -61,7 +62,7 @@ def with_task_of_run(overrides: list[str]) -> list[str]:
     folder = given_text(overrides, "run")
     if folder is None:
         return overrides
-    return [f"task={saved_configuration(folder)['task']['name']}", *overrides]
+    return [f"task={saved_run(folder).task.name}", *overrides]
 
 
 def with_model_of_path(overrides: list[str]) -> list[str]:
@@ -109,7 +110,7 @@ def inherit(config: Config, folder: str, sections: Sequence[str], words: Words) 
         InputError: There is no such run, or it has a symbolic link in its folder.
     """
     refuse_links(Path(folder))
-    saved = saved_configuration(folder)
+    saved: dict[str, Any] = plain(saved_run(folder))
     taken = {name: saved[name] for name in sections}
     given = plain(config)
     keys = [key_of(override) for override in words.job[1:]]
@@ -264,7 +265,8 @@ def _file_of_tokenizer_run(folder: str) -> Path:
         InputError: The folder has none.
     """
     path = Path(folder) / CONFIGURATION
-    if not path.is_file() or "tokenizer" not in (read_yaml(path) or {}):
+    saved = read_saved(path)
+    if saved is None or saved.tokenizer is None:
         raise InputError(
             f"resume must be the folder of a dpft tokenizer run, got {folder!r}; give the one that"
             " it named, such as outputs/DATE/TIME."

@@ -9,22 +9,26 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dpft.config.keys import quoted
 from dpft.config.schema import TrainConfig
 from dpft.data.memory import MEMORY
 from dpft.data.readers import file_rows
 from dpft.evaluation.evaluate import Evaluation
-from dpft.files import write_json
 from dpft.kinds import NOTHING, PROMPTS
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve
-from dpft.privacy.completeness import NO_STEPS, read_journal, read_run_ledger
-from dpft.privacy.ledger import LedgerRecord, check_ledger
-from dpft.privacy.spending import steps_taken
+from dpft.privacy.completeness import NO_STEPS, read_journal
+from dpft.privacy.ledger import check_ledger
+from dpft.privacy.plan import EXAMPLE
+from dpft.privacy.spending import Noise, steps_taken
 from dpft.privacy.witness import read_handed
+from dpft.records.form import joined, parse, write_record
+from dpft.records.kept import StepEntry
+from dpft.records.privacy_file import RunPrivacy
+from dpft.records.promises import OpenRun, PrivateRun
 from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry
 from dpft.reports.accounting.epsilon import headline_of
 from dpft.reports.comparison.tables import LOWER_IS_BETTER
@@ -32,13 +36,13 @@ from dpft.reports.pages import digits
 from dpft.reports.run.origin import data_name, model_title
 from dpft.reports.run.privacy_record import (
     account_for_run,
-    non_private_record,
-    parameter_record,
-    privacy_record,
+    no_promise,
+    parameters_of,
+    private_run,
 )
-from dpft.reports.run.provenance import process_record, started_from, with_witness
+from dpft.reports.run.provenance import processes_of, started_from, with_witness
 from dpft.reports.run.report import write_report
-from dpft.reports.run.run_record import RunRecord, read_record, with_own_scores
+from dpft.reports.run.run_record import RunRecord, read_run, with_own_scores
 from dpft.reports.run.scores import ScoreTable, metric_words, score_tables
 from dpft.reports.run.sections import headline, with_tokenizer
 from dpft.reports.terminal import Grid, show
@@ -54,15 +58,15 @@ from dpft.run_folder import (
     REPORT,
 )
 from dpft.runs.evaluation import write_scores
-from dpft.runs.folder import origin
+from dpft.runs.folder import origin, read_begun
 from dpft.runs.run_plan import RunPlan
 from dpft.runs.spending.with_tokenizer import (
     PUBLIC_TOKENIZER,
-    together_record,
+    cost_together,
     tokenizer_of,
 )
 from dpft.tasks.base import Task
-from dpft.training.resume import find_resume_point
+from dpft.training.resume import ResumePoint
 
 PLAIN = re.compile(r"[\w./ -]+")
 """Values that Hydra reads as they are."""
@@ -81,7 +85,7 @@ def show_ending(folder: Path, task: Task) -> None:
     if not sys.stdout.isatty():
         show(lines)
         return
-    record, kind_before = with_own_scores(read_record(folder), rounded=True), ""
+    record, kind_before = with_own_scores(read_run(folder), rounded=True), ""
     own = [entry for entry in record.evaluations if entry.is_private]
     lines += _if_nothing_was_learned(own, folder / PRIVATE / PREDICTIONS)
     rows = []
@@ -120,7 +124,7 @@ def ending_lines(folder: Path, task: Task) -> list[str]:
         InputError: A public file of the run is missing.
         StateError: One is damaged.
     """
-    record, short = read_record(folder), _short(folder)
+    record, short = read_run(folder), _short(folder)
     tables = score_tables(record.evaluations)
     return [
         f"trained: {_trained(record)}",
@@ -189,28 +193,28 @@ def _short(folder: Path) -> Path:
 
 def _trained(record: RunRecord) -> str:
     config, privacy = record.config, record.privacy
-    counted = "examples" if privacy.get("unit", "example") == "example" else "units"
-    told = [privacy["num_examples_source"]] if "num_examples_source" in privacy else []
-    if "epsilon" in privacy:
-        told.append("epsilon does not hide this number")
+    counted, told = "examples", []
+    if isinstance(privacy, PrivateRun):
+        counted = "examples" if privacy.unit == EXAMPLE else "units"
+        told = [privacy.num_examples_source, "epsilon does not hide this number"]
     public = f" ({'; '.join(told)})" if told else ""
     return (
-        f"{model_title(config, privacy)} by method {config['method']['name']} on"
-        f" {data_name(config)}, {privacy['num_examples']} {counted}{public}"
+        f"{model_title(config, privacy)} by method {config.method.name} on"
+        f" {data_name(config.task)}, {privacy.num_examples} {counted}{public}"
     )
 
 
-def _promise(privacy: Mapping[str, Any]) -> str:
+def _promise(privacy: RunPrivacy) -> str:
     """Returns epsilon with all that it means nothing without, or that there is none."""
-    if "epsilon" not in privacy or not privacy["private"]:
+    if isinstance(privacy, OpenRun) or not privacy.private:
         return headline(privacy).replace("*", "").replace("`", "")
     lines = headline_of(
-        privacy["epsilon"],
-        delta=privacy["delta"],
-        accountant=privacy["accountant"],
-        steps=f"{privacy['steps_taken']} steps taken of {privacy['steps']} planned",
-        unit=privacy["unit"],
-        sampler=privacy["sampler"],
+        privacy.epsilon,
+        delta=privacy.delta,
+        accountant=privacy.accountant,
+        steps=f"{privacy.steps_taken} steps taken of {privacy.steps} planned",
+        unit=privacy.unit,
+        sampler=privacy.sampler,
     )
     both = (with_tokenizer(privacy) + started_from(privacy)).replace("*", "").strip()
     return " ".join(lines.split()) + (f". {both}" if both else "")
@@ -270,8 +274,9 @@ def report(
     folder: Path,
     counts: ParameterCounts,
     evaluations: Sequence[Evaluation],
+    ended: ResumePoint | None,
     curve: EpsilonCurve | None = None,
-) -> None:
+) -> RunRecord:
     """Writes predictions, metrics, the privacy record and the report.
 
     Args:
@@ -280,53 +285,56 @@ def report(
         folder: Of the run.
         counts: Parameters trained.
         evaluations: Scores of the trained model.
+        ended: Where the training stands; None of a run without privacy.
         curve: Of epsilon over the plan's steps; None leaves it out.
+
+    Returns:
+        What the run's public files say now.
     """
     write_scores(config, folder, evaluations)
+    begun = origin(config, read_begun(folder))
+    entries = (parse(entry, StepEntry) for entry in read_journal(folder / JOURNAL).values())
+    sessions = [entry.processes for entry in entries if entry.processes is not None]
+    begun = replace(begun, processes=processes_of(sessions))
     guarantee = config.privacy.guarantee
-    if plan.privacy is None or guarantee is None:
-        privacy = parameter_record(counts) | non_private_record(
+    privacy: RunPrivacy
+    if plan.privacy is None or guarantee is None or ended is None:
+        nothing = no_promise(
             num_examples=plan.size.num_examples,
             expected_batch_size=config.train.batch_size(plan.size.num_examples),
             steps=plan.steps,
             clipping=plan.unnoised,
         )
+        privacy = joined(OpenRun, nothing, begun, parameters_of(counts))
     else:
-        ledger = read_run_ledger(folder) or NO_STEPS
+        ledger = ended.ledger or NO_STEPS
         check_ledger(ledger, plan.privacy)
-        privacy = privacy_record(
+        alone = private_run(
             plan.privacy,
             account_for_run(plan.privacy, ledger, guarantee.accountant),
             ledger,
             counts,
+            origin=begun,
             reproducible=guarantee.noise_seed is not None,
             size_source=plan.size.source,
             self_check=guarantee.self_check,
-            steps_kept=find_resume_point(folder).checkpoint.step,
+            steps_kept=ended.checkpoint.step,
             curve=curve,
         )
-        privacy |= _with_tokenizer(config, ledger, folder, privacy)
-        privacy = with_witness(privacy, read_handed(folder), ledger.lines)
-    sessions = [
-        entry["processes"]
-        for entry in read_journal(folder / JOURNAL).values()
-        if "processes" in entry
-    ]
-    record = {**privacy, **process_record(sessions), **origin(config, folder)}
-    write_json(folder / PRIVACY, record)
-    write_report(folder)
+        together = _with_tokenizer(config, alone, steps_taken(ledger, folder / LEDGER))
+        privacy = with_witness(together, read_handed(folder))
+    write_record(folder / PRIVACY, privacy)
+    return write_report(folder)
 
 
 def _with_tokenizer(
-    config: TrainConfig, ledger: LedgerRecord, folder: Path, privacy: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns what privacy.json says of a tokenizer that is private too, or taken as public."""
+    config: TrainConfig, alone: PrivateRun, taken: Mapping[Noise, int]
+) -> PrivateRun:
+    """Returns what a run promises with a tokenizer that is private too, or taken as public."""
     if config.model.tokenizer is None:
-        return {}
+        return alone
     tokenizer = tokenizer_of(config)
     if tokenizer is None:
-        return {"warnings": [*privacy["warnings"], PUBLIC_TOKENIZER]}
-    taken = steps_taken(ledger, folder / LEDGER)
-    return together_record(
-        taken, epsilon=privacy["epsilon"], delta=privacy["delta"], tokenizer=tokenizer
-    )
+        return replace(alone, warnings=(*alone.warnings, PUBLIC_TOKENIZER))
+    both = cost_together(taken, epsilon=alone.epsilon, delta=alone.delta, tokenizer=tokenizer)
+    return replace(alone, **vars(both))

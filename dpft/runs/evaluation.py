@@ -30,7 +30,7 @@ from dpft.parallel.silence import without_logging
 from dpft.records.scores import PRIVATE_SPLIT, Stage
 from dpft.reports.run.metrics_files import read_evaluations, read_own_evaluations, write_metrics
 from dpft.reports.run.report import write_report
-from dpft.reports.run.run_record import read_record
+from dpft.reports.run.run_record import read_run
 from dpft.run_folder import (
     CONFIGURATION,
     PREDICTIONS,
@@ -263,7 +263,7 @@ def check_readable(folder: Path) -> None:
     """
     read_own_evaluations(folder)
     if (folder / PRIVACY).exists():
-        read_record(folder)
+        read_run(folder)
 
 
 def warn_of_replaced(folder: Path, evaluations: Sequence[Evaluation]) -> None:

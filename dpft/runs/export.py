@@ -15,7 +15,7 @@ from dpft.files import share
 from dpft.models.loading import quiet_transformers
 from dpft.released import write_released
 from dpft.reports.run.card import write_card
-from dpft.reports.run.run_record import read_record
+from dpft.reports.run.run_record import read_run
 from dpft.run_folder import EXPORT, MODEL, PRIVACY, hold_run
 from dpft.runs.saved_run import saved_run
 from dpft.runs.trained_model import trained_model_of_run
@@ -42,7 +42,7 @@ def export(config: ExportConfig) -> None:
             write_released(partial)
             if (folder / PRIVACY).exists():
                 shutil.copy(folder / PRIVACY, partial / PRIVACY)
-                write_card(read_record(folder), partial)
+                write_card(read_run(folder), partial)
             else:
                 logger.warning("%s has no %s, so none is exported", folder, PRIVACY)
     logger.info("model: %s", target)

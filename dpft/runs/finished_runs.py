@@ -8,7 +8,7 @@ from dpft.errors import InputError
 from dpft.links import refuse_links
 from dpft.privacy.completeness import knows_the_end
 from dpft.reports.run.report import write_report
-from dpft.reports.run.run_record import RunRecord, find_runs, read_record
+from dpft.reports.run.run_record import RunRecord, find_runs, read_run
 from dpft.run_folder import LEDGER, PRIVATE
 from dpft.runs.spending.spent_run import read_ended_ledger
 
@@ -34,7 +34,7 @@ def read_finished_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[P
         # A report may be handed on without its ledger; where one is, or is known of, it must fit.
         if (folder / LEDGER).exists() or knows_the_end(folder):
             read_ended_ledger(folder)
-    return [read_record(folder) for folder in finished], unfinished
+    return [read_run(folder) for folder in finished], unfinished
 
 
 def rebuild_report(record: RunRecord) -> None:
@@ -50,6 +50,6 @@ def rebuild_report(record: RunRecord) -> None:
     below = [path for top in public for path in top.rglob("*")]
     times = {path: path.stat().st_mtime_ns for path in (*below, *public, record.folder)}
     write_report(record.folder)
-    if "selection" in record.privacy:
+    if record.is_of_search:
         for path, time in times.items():
             os.utime(path, ns=(time, time))

@@ -8,21 +8,20 @@ dates its report alike. A day is enough: a finer time would tell how long steps 
 
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import dpft
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
 from dpft.errors import DpftError, InputError
-from dpft.files import read_json, read_yaml, write_json
 from dpft.privacy.completeness import read_journal
 from dpft.privacy.ledger import read_ledger
-from dpft.records.form import parse
-from dpft.records.promises import Begun
+from dpft.records.configuration import RunConfiguration, parse_configuration, read_saved
+from dpft.records.form import read_record, write_record
+from dpft.records.promises import BegunFile, Origin, StartingModel, Versions
 from dpft.reports.run.origin import data_name, model_name, with_kind
 from dpft.run_folder import (
     AUDIT_KEY,
@@ -92,9 +91,8 @@ def refuse_used_folder(folder: Path) -> None:
 
 def _command_of(folder: Path) -> str:
     """Returns the command whose run is in a folder: train, or tokenizer."""
-    path = folder / CONFIGURATION
-    config = read_yaml(path) if path.is_file() else None
-    return "tokenizer" if isinstance(config, dict) and "tokenizer" in config else "train"
+    config = read_saved(folder / CONFIGURATION)
+    return "train" if config is None or config.tokenizer is None else "tokenizer"
 
 
 def has_begun(folder: Path) -> bool:
@@ -137,17 +135,12 @@ def start_anew(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-LIBRARIES = ("torch", "transformers")
-KEYS = ("date", "versions", "commit", "starting_models")
-"""What privacy.json has of it."""
-
-
 def write_begun(
     folder: Path,
     *,
     asked: str | None = None,
     job: str | None = None,
-    starting_models: Sequence[Mapping[str, Any]] = (),
+    starting_models: Sequence[StartingModel] = (),
 ) -> None:
     """Writes down that the run in a folder begins today (UTC), and with which versions.
 
@@ -157,72 +150,43 @@ def write_begun(
         job: What tells the job of submitit that begins it from any other; None: there is none.
         starting_models: What the model that it starts from has promised already.
     """
-    versions = {"dpft": dpft.__version__, **{name: version(name) for name in LIBRARIES}}
-    begun: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "versions": versions}
-    commit = checked_out_commit(Path(dpft.__file__).parents[1])
-    if commit is not None:
-        begun["commit"] = commit
-    if starting_models:
-        begun["starting_models"] = list(starting_models)
-    if asked is not None:
-        begun["asked"] = asked
-    if job is not None:
-        begun["job"] = job
-    write_json(private_path(folder, BEGUN), begun, mode=0o600)
+    begun = BegunFile(
+        date=datetime.now(UTC).date().isoformat(),
+        versions=Versions(
+            dpft=dpft.__version__, torch=version("torch"), transformers=version("transformers")
+        ),
+        commit=checked_out_commit(Path(dpft.__file__).parents[1]),
+        starting_models=tuple(starting_models) or None,
+        asked=asked,
+        job=job,
+    )
+    write_record(private_path(folder, BEGUN), begun, mode=0o600)
 
 
-def asked_for(folder: Path) -> str | None:
-    """Returns what tells the configuration that a run was asked for by; None of one that is older.
-
-    Raises:
-        InputError: The file is of another schema version.
-        StateError: It is damaged.
-    """
-    return _word_of(folder, "asked")
-
-
-def job_of(folder: Path) -> str | None:
-    """Returns what tells the job of submitit that began a run; None where none did.
-
-    Raises:
-        InputError: The file is of another schema version.
-        StateError: It is damaged.
-    """
-    return _word_of(folder, "job")
-
-
-def _word_of(folder: Path, key: str) -> str | None:
-    path = folder / BEGUN
-    return read_json(path).get(key) if path.exists() else None
-
-
-def read_begun(folder: Path) -> dict[str, Any]:
-    """Returns ``date``, ``versions`` and what else is known; nothing of a run that is older.
+def read_begun(folder: Path) -> BegunFile:
+    """Returns when and with what a run was begun; a run that is older says nothing.
 
     Raises:
         InputError: The file is of another schema version.
         StateError: It is damaged.
     """
     path = folder / BEGUN
-    if not path.exists():
-        return {}
-    known = read_json(path)
-    return {key: known[key] for key in KEYS if key in known}
+    return read_record(path, BegunFile) if path.exists() else BegunFile()
 
 
-def begun_keys(folder: Path) -> dict[str, Any]:
-    """Returns date, versions and commit of a run as ``dpft.records.promises.Begun`` has them."""
-    known = {name: value for name, value in read_begun(folder).items() if name in KEYS[:3]}
-    return vars(parse(known, Begun))
-
-
-def origin(config: TrainConfig, folder: Path) -> dict[str, Any]:
+def origin(config: TrainConfig, begun: BegunFile) -> Origin:
     """Returns what privacy.json says of a run's day, versions, model and data."""
-    values = plain(config)
+    asked = parse_configuration(plain(config), RunConfiguration)
     path = config.model.path
     own = config.model.folder if path and not is_base_model(path) else None
-    model = with_kind(model_name(values), own)
-    return {"model": model, "data": data_name(values), **read_begun(folder)}
+    return Origin(
+        model=with_kind(model_name(asked.model), own),
+        data=data_name(asked.task),
+        date=begun.date,
+        versions=begun.versions,
+        commit=begun.commit,
+        starting_models=begun.starting_models,
+    )
 
 
 def checked_out_commit(root: Path) -> str | None:

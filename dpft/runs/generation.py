@@ -21,14 +21,15 @@ from dpft.errors import InputError, RunError
 from dpft.evaluation.groups import Group
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.evaluation.scored import OnProgress, counter
-from dpft.files import write_json
 from dpft.generation.decoding import DecodeConfig, Draws
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.processes import own_device, started
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.silence import without_logging
-from dpft.reports.run.run_record import read_privacy
-from dpft.reports.run.synthetic import cost, synthetic_record
+from dpft.records.form import write_record
+from dpft.records.privacy_file import RunPrivacy, run_privacy
+from dpft.records.ratings import SheetDecoding
+from dpft.reports.run.synthetic import cost, statement
 from dpft.run_folder import GENERATED, PRIVACY, hold_run
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.progress import batch_progress
@@ -186,7 +187,7 @@ def write(
     config: GenerateConfig,
     target: Target,
     *,
-    privacy: Mapping[str, Any],
+    privacy: RunPrivacy,
     task: TextTask,
     written: Written,
     prompts: Sequence[Prompt],
@@ -205,18 +206,18 @@ def write(
         prompts: What the model went on from.
     """
     unparsed, prompted = written.unparsed(prompts), config.prompts is not None
-    statement = synthetic_record(
+    said = statement(
         privacy,
         run=_name_of(Path(config.run)),
         task=config.task.name,
-        decode=asdict(config.decode),
+        decode=SheetDecoding(**asdict(config.decode)),
         retries=config.retries,
         records=len(prompts),
         unparsed=len(unparsed) if task.written_columns and not prompted else None,
         prompted=prompted,
     )
     target.records.parent.mkdir(parents=True, exist_ok=True)
-    write_json(target.statement, statement)
+    write_record(target.statement, said)
     try:
         for path, rows in ((target.unparsed, unparsed), (target.records, written.rows)):
             if rows:
@@ -286,7 +287,7 @@ def generate(config: GenerateConfig) -> Target:
         def open_files() -> list[str]:
             held.enter_context(hold_run(folder))
             paths = new_files(folder, config.to, task)
-            if not privacy["private"]:
+            if not privacy.private:
                 logger.warning(cost(privacy))
             return [str(path) for path in paths]
 
@@ -308,7 +309,7 @@ def _with_model(
     return trained_model, asked, trained_model.fitted(saved.task)
 
 
-def privacy_of(folder: Path) -> dict[str, Any]:
+def privacy_of(folder: Path) -> RunPrivacy:
     """Returns the run's privacy.json.
 
     Raises:
@@ -322,7 +323,7 @@ def privacy_of(folder: Path) -> dict[str, Any]:
             f"run must have a {PRIVACY}, which says what its texts cost, got {str(folder)!r},"
             " which has none; put it back, or train anew."
         )
-    return read_privacy(path)
+    return run_privacy(path)
 
 
 def written_task(config: GenerateConfig, trained: Task) -> TextTask:

@@ -21,7 +21,7 @@ from dpft.records.form import write_record
 from dpft.records.ratings import SheetDecoding
 from dpft.run_folder import PRIVATE, SHEET, SHEET_KEY, hold_run
 from dpft.runs.held_out import HELD_OUT, records_to_score
-from dpft.runs.saved_run import saved_configuration, saved_run
+from dpft.runs.saved_run import saved_run
 from dpft.runs.trained_model import TrainedModel, trained_model_of_run
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import are_texts
@@ -36,7 +36,7 @@ def rated_runs(config: EvaluateConfig) -> list[str]:
         InputError: One is no finished run, or is of another task than the first.
     """
     folders = [str(config.run), *config.human_eval_runs]
-    names = [saved_configuration(folder)["task"]["name"] for folder in folders]
+    names = [saved_run(folder).task.name for folder in folders]
     for folder, name in zip(folders, names, strict=True):
         if name != names[0]:
             raise InputError(

@@ -12,14 +12,10 @@ from dpft.config.schema import TrainConfig
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.records.form import as_json
+from dpft.records.privacy_file import guarantee, is_promised
+from dpft.records.promises import PrivateRun
 from dpft.reports.run.origin import data_name, model_title
-from dpft.reports.run.run_record import (
-    RunRecord,
-    guarantee,
-    is_promised,
-    read_record,
-    with_own_scores,
-)
+from dpft.reports.run.run_record import RunRecord, read_run, with_own_scores
 from dpft.run_folder import REPORT
 from dpft.runs.saved_run import saved_run
 from dpft.runs.trained_model import TrainedModel, trained_model_of_run
@@ -49,17 +45,20 @@ class Run:
         That is a run without privacy, of a test's seed, or whose noise can be computed. Where the
         records made the model's tokenizer, too, it is the bound of both.
         """
-        return guarantee(self.privacy)[0] if is_promised(self.privacy) else None
+        stated = self.record.privacy
+        return guarantee(stated)[0] if is_promised(stated) else None
 
     @property
     def delta(self) -> float | None:
         """The delta that epsilon goes with; None where there is no epsilon."""
-        return None if self.epsilon is None else guarantee(self.privacy)[1]
+        stated = self.record.privacy
+        return guarantee(stated)[1] if is_promised(stated) else None
 
     @property
     def privacy(self) -> Mapping[str, Any]:
         """Content of privacy.json: everything that epsilon depends on."""
-        return self.record.privacy
+        privacy: Mapping[str, Any] = as_json(self.record.privacy)
+        return privacy
 
     @property
     def scores(self) -> dict[str, float]:
@@ -118,22 +117,24 @@ class Run:
         return str(self.folder)
 
     def __repr__(self) -> str:
-        if self.epsilon is None or self.delta is None:
+        stated = self.record.privacy
+        if not is_promised(stated):
             return f"Run({str(self.folder)!r}, not private)"
-        bound = f"epsilon={up(self.epsilon)}, delta={delta_up(self.delta)}"
-        return f"Run({str(self.folder)!r}, {bound}, unit={self.privacy['unit']!r})"
+        epsilon, delta = guarantee(stated)
+        bound = f"epsilon={up(epsilon)}, delta={delta_up(delta)}"
+        return f"Run({str(self.folder)!r}, {bound}, unit={stated.unit!r})"
 
     def _repr_markdown_(self) -> str:
         """Returns what a notebook shows of the run."""
-        config = self.record.config
-        rows = [("trained", f"{model_title(config, self.privacy)} on {data_name(config)}")]
-        if self.epsilon is None or self.delta is None:
-            rows.append(("privacy", "none"))
+        config, stated = self.record.config, self.record.privacy
+        rows = [("trained", f"{model_title(config, stated)} on {data_name(config.task)}")]
+        if is_promised(stated) and isinstance(stated, PrivateRun):
+            epsilon, delta = guarantee(stated)
+            by = f" by {stated.accountant}" if stated.tokenizer is None else ""
+            bound = f"{up(epsilon)} (upper bound{by})"
+            rows.append(("epsilon", f"{bound} at delta = {delta_up(delta)}, of one {stated.unit}"))
         else:
-            by = "" if "tokenizer" in self.privacy else f" by {self.privacy['accountant']}"
-            bound = f"{up(self.epsilon)} (upper bound{by})"
-            unit = self.privacy["unit"]
-            rows.append(("epsilon", f"{bound} at delta = {delta_up(self.delta)}, of one {unit}"))
+            rows.append(("privacy", "none"))
         if all(entry.split_is_public for entry in self.record.after()):
             rows += [(name, f"{value:.4g}") for name, value in self.scores.items()]
         else:
@@ -151,4 +152,4 @@ def open_run(folder: "str | Path | Run") -> Run:
     """
     path = Path(folder)
     config = saved_run(str(path))
-    return Run(folder=path, config=config, record=with_own_scores(read_record(path)))
+    return Run(folder=path, config=config, record=with_own_scores(read_run(path)))

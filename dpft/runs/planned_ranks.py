@@ -15,16 +15,8 @@ from transformers import PreTrainedModel
 
 from dpft.config.schema import PlanConfig, TrainConfig
 from dpft.errors import InputError
-from dpft.kinds import Head
-from dpft.memory import usable_memory
-from dpft.models.architecture import Architecture
-from dpft.parallel.cutting import check_can_be_sharded
-from dpft.parallel.parallel_config import check_shards, world
-from dpft.runs.run_cost import least_rows, planned_model, planned_shapes
-from dpft.runs.sharding import check_sharding
-from dpft.runs.task_model import layout_of
-from dpft.training.activations import Activations, guessed_activations, trace_activations
-from dpft.training.rank_memory import (
+from dpft.estimates.activations import Activations, guessed_activations, trace_activations
+from dpft.estimates.rank_memory import (
     HEAP,
     RankShapes,
     StepShapes,
@@ -33,6 +25,15 @@ from dpft.training.rank_memory import (
     rank_shapes,
     shard_size,
 )
+from dpft.kinds import Head
+from dpft.memory import usable_memory
+from dpft.models.architecture import Architecture
+from dpft.parallel.cutting import check_can_be_sharded
+from dpft.parallel.parallel_config import check_shards, world
+from dpft.records.plans import PlannedProcesses, RankMemory
+from dpft.runs.run_cost import least_rows, planned_model, planned_shapes
+from dpft.runs.sharding import check_sharding
+from dpft.runs.task_model import layout_of
 from dpft.training.training_config import AUTO
 
 GIGABYTE = 10**9
@@ -141,20 +142,20 @@ class PlannedRanks:
     """Records of a step, as expected."""
     device: torch.device
 
-    def record(self) -> dict[str, Any]:
-        """Returns memory and traffic under the keys of ``dpft plan output=json``."""
+    def costs(self) -> dict[str, Any]:
+        """Returns memory and traffic, as fields of ``RunCosts``."""
         phases = memory_by_phase(self._shapes, self._step(self._rows))
         phase, parts = peak_of(phases)
         parallel, room = self.config.parallel, self.room
         return {
-            "processes": {
-                "strategy": parallel.name,
-                "world_size": self._processes,
-                "shard_size": shard_size(parallel, self._processes),
-                "accumulate": parallel.accumulate,
-                "engine": self._engine,
-            },
-            "memory_per_rank_bytes": parts,
+            "processes": PlannedProcesses(
+                strategy=parallel.name,
+                world_size=self._processes,
+                shard_size=shard_size(parallel, self._processes),
+                accumulate=parallel.accumulate,
+                engine=self._engine,
+            ),
+            "memory_per_rank_bytes": RankMemory(**parts),
             "memory_peak_phase": phase,
             "memory_by_phase_bytes": {name: sum(each.values()) for name, each in phases.items()},
             "bytes_sent_per_step": self._sent(),

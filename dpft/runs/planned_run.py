@@ -8,9 +8,8 @@ import dataclasses
 import functools
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,9 @@ from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
-from dpft.reports.run.privacy_record import non_private_record, parameter_record, plan_record
+from dpft.records.form import joined
+from dpft.records.plans import MeasuredTime, OpenPlan, PrivatePlan, RankMemory, RunCosts
+from dpft.reports.run.privacy_record import no_promise, parameters_of, promise_of
 from dpft.runs.early import say_default_method
 from dpft.runs.modality.base import modality_of
 from dpft.runs.planned_ranks import PlannedRanks, check_ranks, with_micro_batch_size
@@ -61,18 +62,6 @@ from dpft.training.precision import autocast
 from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """Time of training on records of a typical length, and memory of the longest."""
-
-    seconds_per_step: float
-    seconds_total: float
-    peak_memory_bytes: int
-    """Of the process so far, or of the accelerator."""
-    typical_length: int
-    """Tokens that a record is taken to have."""
-
-
 def measure_step(
     model: nn.Module,
     *,
@@ -84,7 +73,7 @@ def measure_step(
     options: ClippingOptions | None,
     layout: Layout = CAUSAL_TEXT,
     precision: str = "fp32",
-) -> Measurement:
+) -> MeasuredTime:
     """Times a micro-batch of records of a typical length, and the noise of a step.
 
     One of the longest records comes first, for the memory that it takes; what a clipper proves on
@@ -126,7 +115,7 @@ def measure_step(
             per_batch = _timed(lambda: clipper.accumulate(typical))
         noise = _timed(lambda: _add_noise(model))
     per_step = per_batch * expected_batch_size / size + noise
-    return Measurement(
+    return MeasuredTime(
         seconds_per_step=per_step,
         seconds_total=per_step * steps,
         peak_memory_bytes=peak_memory(device),
@@ -172,8 +161,8 @@ class PlannedRun:
     plan: RunPlan
     accounting: AccountingReport | None
     """What its steps cost; None for a non-private run."""
-    record: Mapping[str, Any]
-    """The plan under the keys of privacy.json, ready for JSON."""
+    record: PrivatePlan | OpenPlan
+    """What it promises and costs."""
 
 
 def describe_run(config: PlanConfig, *, is_shown: bool = False) -> PlannedRun:
@@ -204,38 +193,40 @@ def describe_run(config: PlanConfig, *, is_shown: bool = False) -> PlannedRun:
     check_compiler(device, wanted=config.train.compile)
     config = with_micro_batch_size(config, architecture, head, device)
     plan = plan_run(config, count)
-    accounting = account_for_plan(config, plan)
-    record = describe(config, plan, accounting, architecture, head)
-    record["micro_batch_size"] = config.train.most_rows
-    record |= PlannedRanks(
+    ranks = PlannedRanks(
         config=config,
         architecture=architecture,
         head=head,
         batch_size=config.train.batch_size(plan.size.num_examples),
         device=device,
-    ).record()
+    ).costs()
     length = None
     if plan.size.source == COUNTED and is_shown:
         length = length_of_sample(config, data().examples, architecture, head)
     length = taken_length(config.task, length)
+    measured = estimated = None
     if config.plan.measure:
         measured = measure(config, plan, architecture, head, typical_length=length)
-        record["measured"] = dataclasses.asdict(measured)
     else:
-        peak = record["memory_per_rank_bytes"]["total"]
+        memory: RankMemory = ranks["memory_per_rank_bytes"]
+        peak = memory.total
         estimated = estimated_cost(
             config, plan, architecture, head, peak_memory_bytes=peak, typical_length=length
         )
-        record["estimated"] = dataclasses.asdict(estimated)
-    if plan.privacy is not None:
-        warn_of_delta(plan.privacy)
-        warn_of_noise(plan.privacy, record["trainable_parameters"])
-        record["signal_to_noise"] = signal_share(
-            plan.privacy.as_independent(),
-            expected_batch_size=plan.privacy.expected_batch_size,
-            trainable_parameters=record["trainable_parameters"],
-        )
-    return PlannedRun(plan=plan, accounting=accounting, record=record)
+    counts = count_parameters(*planned_model(config, architecture, head))
+    costs = joined(
+        RunCosts,
+        parameters_of(counts),
+        **ranks,
+        num_examples_source=plan.size.source,
+        micro_batch_size=config.train.most_rows,
+        measured=measured,
+        estimated=estimated,
+    )
+    accounting = account_for_plan(config, plan)
+    return PlannedRun(
+        plan=plan, accounting=accounting, record=describe(config, plan, accounting, costs)
+    )
 
 
 def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | None:
@@ -247,25 +238,28 @@ def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | No
 
 
 def describe(
-    config: PlanConfig,
-    plan: RunPlan,
-    accounting: AccountingReport | None,
-    architecture: Architecture,
-    head: Head,
-) -> dict[str, Any]:
-    """Returns the plan under the keys of privacy.json (docs/design.md, the run's folder)."""
-    counts = count_parameters(*planned_model(config, architecture, head))
-    if plan.privacy is not None and accounting is not None:
-        record = plan_record(plan.privacy, accounting, trainable_parameters=counts.trainable)
-        record |= planned_with_tokenizer(config, plan.privacy, record)
-    else:
-        record = non_private_record(
+    config: PlanConfig, plan: RunPlan, accounting: AccountingReport | None, costs: RunCosts
+) -> PrivatePlan | OpenPlan:
+    """Returns what a plan promises and costs, and warns of a promise that says little."""
+    if plan.privacy is None or accounting is None:
+        nothing = no_promise(
             num_examples=plan.size.num_examples,
             expected_batch_size=config.train.batch_size(plan.size.num_examples),
             steps=plan.steps,
             clipping=plan.unnoised,
         )
-    return record | {"num_examples_source": plan.size.source, **parameter_record(counts)}
+        return joined(OpenPlan, nothing, costs)
+    trained = costs.trainable_parameters
+    warn_of_delta(plan.privacy)
+    warn_of_noise(plan.privacy, trained)
+    promise = promise_of(plan.privacy, accounting, trainable_parameters=trained)
+    share = signal_share(
+        plan.privacy.as_independent(),
+        expected_batch_size=plan.privacy.expected_batch_size,
+        trainable_parameters=trained,
+    )
+    together = planned_with_tokenizer(config, plan.privacy, promise)
+    return joined(PrivatePlan, promise, together, costs, private=True, signal_to_noise=share)
 
 
 def length_of_sample(
@@ -291,7 +285,7 @@ def measure(
     head: Head,
     *,
     typical_length: int,
-) -> Measurement:
+) -> MeasuredTime:
     """Times a micro-batch of a model with random weights, so that none are fetched."""
     device = config.train.prepare()
     fresh = dataclasses.replace(architecture.model, init="random")

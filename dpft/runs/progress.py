@@ -24,7 +24,7 @@ from rich.progress import (
 
 from dpft.evaluation.scored import OnProgress
 from dpft.startup import end_startup
-from dpft.training.progress import clock_time, draws_bars
+from dpft.training.listeners import clock_time, draws_bars
 
 PARTS = 10
 """Parts of a work that a bar shows, where its size is not to be seen."""

@@ -28,8 +28,7 @@ from dpft.config.load import from_values, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.fingerprint import fingerprint
 from dpft.data.memory import held_splits
-from dpft.errors import InputError, StateError
-from dpft.files import write_json
+from dpft.errors import DpftError, InputError, StateError
 from dpft.links import refuse_links
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import world
@@ -38,6 +37,8 @@ from dpft.parallel.submitted import submitted_job
 from dpft.privacy.plan import PrivacyPlan, write_plan
 from dpft.privacy.planning import make_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
+from dpft.records.form import read_record, write_record
+from dpft.records.kept import Fingerprint
 from dpft.reports.run.metrics_files import read_own_evaluations
 from dpft.run_folder import (
     AUDIT_KEY,
@@ -52,14 +53,14 @@ from dpft.run_folder import (
     private_path,
 )
 from dpft.runs.exit_codes import say
-from dpft.runs.folder import asked_for, has_begun, job_of
+from dpft.runs.folder import has_begun, read_begun
 from dpft.runs.held_out import held_out_key
 from dpft.runs.run_plan import RunPlan, method_phases, plan_without_noise, public_size
 from dpft.runs.spending.with_tokenizer import spent_before, tokenizer_of
 from dpft.runs.witnessing import refuse_witness_of_file
 from dpft.training.checkpoint import checkpoints
 from dpft.training.loop import TrainingSet
-from dpft.training.resume import CLIPPING, PLAN, ResumePoint
+from dpft.training.resume import ResumePoint
 
 MAY_CHANGE = (
     *("train.device", "train.num_threads", "train.micro_batch_size", "train.precision"),
@@ -148,14 +149,13 @@ def restored_plan(
     steps = config.train.planned_steps(size.num_examples, of=size.noun)
     phases = method_phases(config, steps, size.num_examples)
     guarantee, began = config.privacy.guarantee, resume_point.checkpoint.run
-    if (guarantee is not None) != (PLAN in began):
-        _refuse_edited(
-            f"privacy={'dp' if PLAN in began else 'none'}, as the run began", config.privacy.name
-        )
+    if (guarantee is None) != (began.plan is None):
+        name = "none" if began.plan is None else "dp"
+        _refuse_edited(f"privacy={name}, as the run began", config.privacy.name)
     if guarantee is None:
         plan = plan_without_noise(config, size, steps, phases)
         clipping = None if plan.unnoised is None else write_plan(plan.unnoised)
-        if json.loads(json.dumps(clipping)) != began.get(CLIPPING):
+        if json.loads(json.dumps(clipping)) != began.clipping:
             _refuse_edited(
                 "the draws and the clipping that the run began with",
                 f"others (privacy.max_grad_norm={getattr(config.privacy, 'max_grad_norm', None)})",
@@ -217,11 +217,9 @@ def read_secrets(folder: Path) -> Secrets:
 def save_fingerprint(folder: Path, training_set: TrainingSet) -> None:
     """Writes, for the owner alone, by what the run will know its records again."""
     key = entropy.token_bytes(32)
-    content = {
-        "key": key.hex(),
-        "hmac": fingerprint(training_set.examples, training_set.units, key),
-    }
-    write_json(private_path(folder, FINGERPRINT), content, mode=0o600)
+    known = fingerprint(training_set.examples, training_set.units, key)
+    kept = Fingerprint(key=key.hex(), hmac=known)
+    write_record(private_path(folder, FINGERPRINT), kept, mode=0o600)
 
 
 def same_records(folder: Path, training_set: TrainingSet) -> None:
@@ -233,15 +231,15 @@ def same_records(folder: Path, training_set: TrainingSet) -> None:
     """
     path = folder / FINGERPRINT
     try:
-        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        key, expected = bytes.fromhex(known["key"]), str(known["hmac"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        known = read_record(path, Fingerprint)
+        key = bytes.fromhex(known.key)
+    except (OSError, ValueError, DpftError) as error:
         raise StateError(
             f"{path} cannot be read, so that these records cannot be told from others; put it back"
             " as it was, or begin a new run."
         ) from error
     if not hmac.compare_digest(
-        fingerprint(training_set.examples, training_set.units, key), expected
+        fingerprint(training_set.examples, training_set.units, key), known.hmac
     ):
         raise InputError(
             "resume must go on with the training records that the run began with, got others; put"
@@ -368,7 +366,7 @@ def restarted_command(command: TrainCommand, folder: Path) -> TrainCommand:
         return command
     if not is_restarted() and not is_requeued(folder):
         return command
-    if asked_for(folder) != digest_of(command.settings()):
+    if read_begun(folder).asked != digest_of(command.settings()):
         raise InputError(
             f"the run that is started anew must be the one in {folder}, which was begun by"
             " other words; start it by its own words, or go on with it by resume=RUN."
@@ -380,7 +378,7 @@ def restarted_command(command: TrainCommand, folder: Path) -> TrainCommand:
 def is_requeued(folder: Path) -> bool:
     """Returns whether the job that this process is in has begun the run in a folder before."""
     job = submitted_job()
-    return job is not None and folder.stat().st_uid == os.getuid() and job_of(folder) == job
+    return job is not None and folder.stat().st_uid == os.getuid() and read_begun(folder).job == job
 
 
 def digest_of(config: TrainConfig) -> str:

@@ -10,7 +10,7 @@ run's private state; ``Ranks.first`` says where.
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -46,7 +46,7 @@ from dpft.runs.resuming import (
     same_records,
 )
 from dpft.runs.run_cost import foretell
-from dpft.runs.run_plan import plan_run
+from dpft.runs.run_plan import RunPlan, plan_run, with_noise
 from dpft.runs.scheduled_scores import scheduled_scores, score
 from dpft.runs.sharded_run import sharded
 from dpft.runs.sharding import check_sharding
@@ -214,8 +214,13 @@ def go_on(
         def read() -> Secrets:
             assert resume_point is not None
             read_own_evaluations(folder)
-            check_witness(witness, folder, resume_point.run_id)
+            check_witness(witness, resume_point.ledger, folder, resume_point.run_id)
             return read_secrets(folder)
+
+        def bound_noise() -> float | None:
+            assert resume_point is not None
+            is_private = resume_point.checkpoint.run.plan is not None
+            return resume_point.plan().noise_multiplier if is_private else None
 
         resume_point, is_done = ranks.first(look) or (None, False)
         (is_done,) = ranks.any(is_done)
@@ -224,8 +229,13 @@ def go_on(
             logger.info("the run in %s has ended; nothing is left to do", folder)
             return
         secrets = share_secrets(ranks.first(read), ranks)
+        noise = ranks.first_to_all(bound_noise)
+
+        def planner(config: TrainConfig, count: Callable[[], int]) -> RunPlan:
+            return plan_run(with_noise(config, noise), count)  # the first process's plan leads
+
         with ranks.settled():
-            prepared = prepare(config, secrets, resume_point, ranks=ranks)
+            prepared = prepare(config, secrets, resume_point, planner, ranks)
             if ranks.is_first:
                 same_records(folder, prepared.training_set)
         prepared = sharded(agreed(prepared, ranks), ranks)
@@ -305,7 +315,9 @@ def finish(
         evaluations = score(prepared, "after", ranks)
         if ranks.is_first:  # The others have ended: nothing here waits for them.
             evaluations += not_evaluated(config)
-            hand_over_end(handover, folder)
+            ended = find_resume_point(folder) if plan.privacy is not None else None
+            hand_over_end(handover, None if ended is None else ended.ledger)
             spent = finished_curve(curve)
-            report(config, plan, folder, prepared.counts, evaluations, spent)
-            conclude(trackings, folder)
+            record = report(config, plan, folder, prepared.counts, evaluations, ended, spent)
+            taken = plan.steps if ended is None else ended.checkpoint.step
+            conclude(trackings, taken, record)

@@ -18,24 +18,24 @@ from dpft.config.schema import TrainConfig
 from dpft.data.layout import Layout
 from dpft.data.token_rows import TokenRows
 from dpft.errors import InputError
+from dpft.estimates.step_time import (
+    ModelShapes,
+    estimate,
+    model_shapes,
+    probe_machine,
+)
 from dpft.kinds import Head
 from dpft.methods.base import input_embeddings
 from dpft.models.architecture import Architecture
 from dpft.models.loading import meta_model, new_names
 from dpft.models.vocabulary import grow_as_planned
+from dpft.records.plans import EstimatedTime
 from dpft.reports.accounting.plan_table import in_words
 from dpft.runs.run_plan import RunPlan
 from dpft.runs.spent_epsilon import leading_accountant
 from dpft.runs.task_model import layout_of, training_head, with_fused_head
 from dpft.startup import PROBING, doing
 from dpft.tasks.base import Task, TextualTask
-from dpft.training.estimate import (
-    Estimate,
-    ModelShapes,
-    estimate,
-    model_shapes,
-    probe_machine,
-)
 from dpft.training.self_check import synthetic_losses
 
 MATRIX = 2
@@ -154,7 +154,7 @@ def estimated_cost(
     *,
     typical_length: int,
     peak_memory_bytes: int = 0,
-) -> Estimate:
+) -> EstimatedTime:
     """Returns the time of a run's steps, from a probe of the machine and the model's shapes.
 
     Of many processes it is the time of one with its share of the records, without the network's.

@@ -168,6 +168,20 @@ def last_weights_of(config: TrainConfig, phases: tuple[MethodPhase, ...]) -> lis
     return found
 
 
+def with_noise(config: TrainConfig, noise_multiplier: float | None) -> TrainConfig:
+    """Returns the configuration with noise that is known already, so that none is calibrated.
+
+    Args:
+        config: Of a run.
+        noise_multiplier: What it was calibrated to; None: of a run without privacy.
+    """
+    guarantee = config.privacy.guarantee
+    if guarantee is None or noise_multiplier is None:
+        return config
+    known = replace(guarantee, eps=None, total_eps=None, noise_multiplier=noise_multiplier)
+    return replace(config, privacy=known)
+
+
 def plan_without_noise(
     config: TrainConfig, size: PublicSize, steps: int, phases: tuple[MethodPhase, ...]
 ) -> RunPlan:

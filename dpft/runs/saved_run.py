@@ -5,9 +5,7 @@ checked before torch is imported.
 """
 
 from pathlib import Path
-from typing import Any
 
-from dpft.config.keys import plain
 from dpft.config.load import load_saved
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.errors import InputError, StateError
@@ -54,9 +52,3 @@ def _has_ended(folder: Path, config: TrainConfig) -> bool:
             " was."
         )
     return True
-
-
-def saved_configuration(folder: str) -> dict[str, Any]:
-    """Returns ``saved_run`` as plain values."""
-    saved: dict[str, Any] = plain(saved_run(folder))
-    return saved

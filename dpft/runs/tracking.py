@@ -9,42 +9,32 @@ and results are what the public files of the run's folder say: config.yaml as th
 the plan, privacy.json, and of metrics.json the entries of public splits alone (rule 8).
 """
 
-import json
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
-from dpft.errors import StateError
-from dpft.files import write_json
+from dpft.errors import DpftError, StateError
+from dpft.records.form import read_record, write_record
+from dpft.records.kept import TrackerState
+from dpft.records.privacy_file import RunPrivacy
+from dpft.records.promises import PrivateRun
 from dpft.records.scores import ScoreEntry
-from dpft.reports.run.metrics_files import read_evaluations
 from dpft.reports.run.recipe import public_configuration
-from dpft.reports.run.run_record import read_overrides, read_privacy
-from dpft.run_folder import PRIVACY, TRACKING
+from dpft.reports.run.run_record import RunRecord, read_overrides
+from dpft.run_folder import TRACKING
 from dpft.runs.run_plan import RunPlan
 from dpft.training.listeners import PublicStep, StepWindows
-from dpft.training.resume import find_resume_point
 from dpft.training.trackers.base import Place, Tracker, TrackerConfig
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """How far a tracker has come, over all sessions of its run."""
-
-    run_id: str
-    last_step: int = 0
-    """That of the last point; replayed steps up to it are not written again."""
-    concluded: bool = False
 
 
 class Tracking:
@@ -59,7 +49,7 @@ class Tracking:
         *,
         name: str,
         path: Path,
-        written: Written,
+        written: TrackerState,
         every: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -136,8 +126,8 @@ class Tracking:
         self._note(replace(self._written, concluded=True))
         self._tracker.conclude(step, _finite(values), self._marked_time)
 
-    def _note(self, written: Written) -> None:
-        write_json(self._path, asdict(written))
+    def _note(self, written: TrackerState) -> None:
+        write_record(self._path, written)
         self._written = written
 
     def _guard(self, action: Callable[[], None]) -> None:
@@ -172,10 +162,10 @@ def open_tracking(
     own = folder / TRACKING / config.name
     own.mkdir(parents=True, exist_ok=True)
     goes_on = path.exists()
-    written = _read(path) if goes_on else Written(run_id=uuid4().hex[:8])
+    written = _read(path) if goes_on else TrackerState(run_id=uuid4().hex[:8])
     place = Place(folder=own, run_id=written.run_id, goes_on=goes_on, config=public)
     tracker = config.open(place)
-    write_json(path, asdict(written))
+    write_record(path, written)
     tracking = Tracking(tracker, name=config.name, path=path, written=written, every=config.every)
     failed = True
     try:
@@ -185,15 +175,10 @@ def open_tracking(
         tracking.close(failed=failed)
 
 
-def _read(path: Path) -> Written:
+def _read(path: Path) -> TrackerState:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return Written(
-            run_id=str(content["run_id"]),
-            last_step=int(content["last_step"]),
-            concluded=bool(content["concluded"]),
-        )
-    except (OSError, ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return read_record(path, TrackerState)
+    except (OSError, DpftError) as error:
         raise StateError(
             f"{path} is damaged: it must hold how far the tracker has come; remove it to begin"
             " tracking anew, or set tracking=none."
@@ -251,29 +236,32 @@ def tracker_config(
     return shown | {"plan": {"private": not reproducible, **mark, **asdict(plan.privacy)}}
 
 
-def conclude(trackings: Trackings, folder: Path) -> None:
-    """Tells what the run's report says: headline epsilon, steps, and scores of public splits."""
-    if not trackings:
-        return
-    step = find_resume_point(folder).checkpoint.step
-    values = results(read_privacy(folder / PRIVACY), read_evaluations(folder))
+def conclude(trackings: Trackings, step: int, record: RunRecord) -> None:
+    """Tells what the run's report says: headline epsilon, steps, and scores of public splits.
+
+    Args:
+        trackings: Who is told.
+        step: Steps that the weights have taken.
+        record: What the run's public files say.
+    """
+    values = results(record.privacy, record.evaluations)
     for tracking in trackings:
         tracking.conclude(step, values)
 
 
-def results(privacy: Mapping[str, Any], evaluations: Sequence[ScoreEntry]) -> dict[str, float]:
+def results(privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]) -> dict[str, float]:
     """Returns the numbers a tracker is told at the end, by tag.
 
     Args:
         privacy: Content of privacy.json.
         evaluations: Entries of metrics.json.
     """
-    names = {
-        "privacy/epsilon_reported": "epsilon",
-        "privacy/epsilon_with_tokenizer": "epsilon_with_tokenizer",
-        "privacy/steps_taken": "steps_taken",
-    }
-    found = {tag: float(privacy[key]) for tag, key in names.items() if key in privacy}
+    found: dict[str, float] = {}
+    if isinstance(privacy, PrivateRun):
+        found["privacy/epsilon_reported"] = float(privacy.epsilon)
+        if privacy.epsilon_with_tokenizer is not None:
+            found["privacy/epsilon_with_tokenizer"] = float(privacy.epsilon_with_tokenizer)
+        found["privacy/steps_taken"] = float(privacy.steps_taken)
     for entry in evaluations:
         if entry.split_is_public:
             place = f"eval/{entry.stage}/{entry.split}"

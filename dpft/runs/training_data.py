@@ -1,19 +1,26 @@
 """The training records as they are read, and whose they are; known before torch is imported.
 
 A faulty row is refused a second after the command, not after the libraries that take ten: what
-``read_early`` reads, the first ``load_training_data`` of the same records hands out.
+``read_early`` reads, the first ``load_training_data`` of the same records hands out. Canaries that
+join the records are written into the run's private folder, where ``dpft audit`` finds them.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from dpft.config.schema import TrainConfig
+from dpft.data.canaries import Canary
 from dpft.data.packed_records import PackedRecords
 from dpft.data.sources import read_examples
-from dpft.tasks.base import TextualTask
-from dpft.tasks.records import LabeledExample, Record
+from dpft.records.canaries import KeptCanaries, KeptCanary
+from dpft.records.form import read_record, write_record
+from dpft.run_folder import CANARIES, private_audit_path
+from dpft.tasks.base import Task, TextualTask
+from dpft.tasks.image_records import LabeledImage
+from dpft.tasks.records import Example, LabeledExample, Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,3 +123,43 @@ def _reads_the_same(early: TrainConfig, config: TrainConfig) -> bool:
     if isinstance(before, TextualTask) and isinstance(task, TextualTask):
         task = replace(task, max_length=before.max_length)
     return before == task and early.privacy.unit == config.privacy.unit
+
+
+def write_canaries(folder: Path, canaries: Sequence[Canary], task: Task) -> None:
+    """Writes them for the owner alone, with the texts that a reader can search for."""
+    kept = tuple(
+        KeptCanary(**asdict(canary), included=canary.included, texts=_texts(canary.record(task)))
+        for canary in canaries
+    )
+    path = private_audit_path(folder, CANARIES)
+    write_record(path, KeptCanaries(canaries=kept), mode=0o600)
+
+
+def read_canaries(folder: Path) -> list[Canary]:
+    """Returns a run's canaries; none where it was trained without.
+
+    Raises:
+        InputError: The file is of another schema version.
+        StateError: The file is damaged.
+    """
+    path = folder / CANARIES
+    if not path.exists():
+        return []
+    return [
+        Canary(
+            kind=kept.kind,
+            read=kept.read,
+            learned=kept.learned,
+            number=kept.number,
+            copies=kept.copies,
+            unit=kept.unit,
+        )
+        for kept in read_record(path, KeptCanaries).canaries
+    ]
+
+
+def _texts(record: Record) -> tuple[str, ...]:
+    if isinstance(record, Example):
+        return record.prompt, record.target
+    assert not isinstance(record, LabeledImage)  # canaries are words
+    return tuple(record.texts)

@@ -32,6 +32,8 @@ from dpft.errors import InputError, StateError
 from dpft.files import write_text
 from dpft.generation.inference import evaluation_mode
 from dpft.models.losses import per_example_losses
+from dpft.records.form import parse
+from dpft.records.kept import WhiteBoxLine
 from dpft.run_folder import WHITE_BOX
 from dpft.tasks.base import Task
 from dpft.training.listeners import PublicStep
@@ -161,20 +163,21 @@ def read_white_box(folder: Path, *, canaries: int, steps: int) -> StepScores:
         StateError: The file is damaged.
     """
     path = folder / WHITE_BOX
-    by_step = {step: json.loads(line) for step, line in step_lines(path)}
+    by_step = {line.step: line for line, _ in step_lines(path)}
     if set(by_step) != set(range(1, steps + 1)):
         raise InputError(
             f"{path} must hold scores of all {steps} steps, got {len(by_step)}: train the run anew"
             " with audit.white_box=true, or audit it by its model alone with"
             " audit.white_box=false."
         )
-    found = {}
-    for name in ("now", "before"):
-        rows = [by_step[step].get(name, ()) for step in sorted(by_step)]
-        if any(len(scores) != canaries for scores in rows):
-            raise _damaged(path)
-        found[name] = _centered_scores(torch.tensor(rows, dtype=torch.float64))
-    return StepScores(now=found["now"], before=found["before"])
+    lines = [by_step[step] for step in sorted(by_step)]
+    if any({len(line.now), len(line.before)} != {canaries} for line in lines):
+        raise _damaged(path)
+    now, before = (
+        torch.tensor([getattr(line, name) for line in lines], dtype=torch.float64)
+        for name in ("now", "before")
+    )
+    return StepScores(now=_centered_scores(now), before=_centered_scores(before))
 
 
 def sums(scores: StepScores) -> list[float]:
@@ -206,8 +209,8 @@ def _centered_scores(rows: Tensor) -> Tensor:
     return rows - rows.mean(dim=1, keepdim=True)
 
 
-def step_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields each step that has scores, with its line; none of a line that was never ended.
+def step_lines(path: Path) -> Iterator[tuple[WhiteBoxLine, str]]:
+    """Yields each step's scores, with its line; none of a line that was never ended.
 
     Raises:
         StateError: The file is damaged.
@@ -217,8 +220,8 @@ def step_lines(path: Path) -> Iterator[tuple[int, str]]:
     *lines, _ = path.read_text(encoding="utf-8").split("\n")
     for line in lines:
         try:
-            yield int(json.loads(line)["step"]), line
-        except (ValueError, KeyError, TypeError) as error:
+            yield parse(json.loads(line), WhiteBoxLine), line
+        except ValueError as error:
             raise _damaged(path) from error
 
 
@@ -257,7 +260,7 @@ class WhiteBoxListener:
 
     def begin(self, step: int) -> None:
         """Forgets the scores of steps that will be taken again."""
-        kept = [line for taken, line in step_lines(self.path) if taken <= step]
+        kept = [line for scores, line in step_lines(self.path) if scores.step <= step]
         write_text(self.path, "".join(f"{line}\n" for line in kept), mode=0o600)
 
     def after_step(self, public: PublicStep) -> None:

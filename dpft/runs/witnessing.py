@@ -11,8 +11,7 @@ from typing import Any
 from dpft.config.keys import WITNESS
 from dpft.config.schema import TrainCommand
 from dpft.errors import InputError
-from dpft.privacy.completeness import read_run_ledger
-from dpft.privacy.ledger import new_run_id
+from dpft.privacy.ledger import LedgerRecord, new_run_id
 from dpft.privacy.witness import Handover, Witness, check_going_on, make_witness
 
 
@@ -49,18 +48,20 @@ def witness_of(command: TrainCommand, folder: Path) -> Witness | None:
     return witness
 
 
-def check_witness(witness: Witness | None, folder: Path, run_id: str | None = None) -> None:
+def check_witness(
+    witness: Witness | None, ledger: LedgerRecord | None, folder: Path, run_id: str | None = None
+) -> None:
     """Holds the ledger of a run that goes on against what its witness has of it.
 
     Args:
         witness: Of the run.
+        ledger: Of the run; None: it has none.
         folder: Of the run.
         run_id: What its checkpoint names it by.
 
     Raises:
         StateError: The witness has heads that the ledger lacks.
     """
-    ledger = read_run_ledger(folder)
     if witness is not None and ledger is not None:
         check_going_on(ledger, folder, witness, run_id)
 
@@ -78,11 +79,10 @@ def begin_handover(
     return None if witness is None else Handover(witness, folder, run_id=run_id or new_run_id())
 
 
-def hand_over_end(handover: Handover | None, folder: Path) -> None:
+def hand_over_end(handover: Handover | None, ledger: LedgerRecord | None) -> None:
     """Hands over the head of the closing line.
 
     When it comes tells no more than the model's files do, which are written before.
     """
-    ledger = read_run_ledger(folder)
     if handover is not None and ledger is not None:
         handover.hand_over(ledger.lines, ledger.head)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 from dpft.records.field_texts import texts_of
-from dpft.records.form import Key, Limits, keys_of, members, own_key, records_within
+from dpft.records.form import Key, Limits, keys_of, members, own_key, records_within, rules_of
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
@@ -100,7 +100,7 @@ class _Definitions:
             },
             "required": [key.name for key in keys if not key.is_optional and not key.takes_others],
             "additionalProperties": self._of_others(others[0], texts) if others else False,
-            **getattr(record, "KEYWORDS", {}),
+            **{word: part for rule in rules_of(record) for word, part in rule.keywords().items()},
         }
 
     def _of_key(self, key: Key, text: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dpft.errors import InputError, StateError
-from dpft.files import SCHEMA_VERSION, check_version, sync_folder, write_json
+from dpft.files import SCHEMA_VERSION, check_version, sync_folder
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import in_turn
+from dpft.records.checkpoints import BoundRun, CheckpointState
+from dpft.records.form import as_json, read_record, write_record
 from dpft.run_folder import (
     CHECKPOINT,
     HISTORY,
@@ -60,13 +62,12 @@ WAY_OUT = (
 )
 
 
-def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+def write_state(folder: Path, state: CheckpointState) -> None:
     """Writes ``state.json``, the last file of a checkpoint."""
-    versioned = {"schema_version": SCHEMA_VERSION, **state}
-    write_json(folder / STATE, {**versioned, "checksum": _digest(versioned)}, mode=0o600)
+    write_record(folder / STATE, replace(state, checksum=_digest(state)), mode=0o600)
 
 
-def read_state(path: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
+def read_state(path: Path, ranks: Ranks = ALONE) -> CheckpointState:
     """Returns ``state.json`` once its checksum, and those of a rank's share of the files, hold.
 
     The generator states may be gone: they are deleted when a run has ended.
@@ -76,23 +77,22 @@ def read_state(path: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
         StateError: A file is missing or damaged.
     """
     try:
-        state: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
-        check_version(state["schema_version"], path / STATE)
-        known = state.pop("checksum")
-        if _digest(state) != known or not _names_its_files(state):
-            raise _damaged(path / STATE)
-        names = sorted(n for n in state["checksums"] if not is_secret(n))
-        own = [names[place] for place in in_turn(len(names), ranks)]
-        if ranks.is_first:
-            own += [n for n in state["checksums"] if is_secret(n) and (path / n).exists()]
-        for name in own:
-            _check_file(path / name, state["checksums"][name])
-    except (InputError, StateError):
+        written = read_record(path / STATE, CheckpointState)
+    except InputError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, StateError) as error:
         raise StateError(
             f"{path} is not a complete checkpoint: a file is cut or gone; {WAY_OUT}."
         ) from error
+    state = replace(written, checksum=None)
+    if _digest(state) != written.checksum or not _names_its_files(state):
+        raise _damaged(path / STATE)
+    names = sorted(name for name in state.checksums if not is_secret(name))
+    own = [names[place] for place in in_turn(len(names), ranks)]
+    if ranks.is_first:
+        own += [name for name in state.checksums if is_secret(name) and (path / name).exists()]
+    for name in own:
+        _check_file(path / name, state.checksums[name])
     return state
 
 
@@ -115,17 +115,17 @@ def read_history(path: Path, ranks: Ranks) -> dict[str, Tensor]:
     if ranks.size > 1:
         check_reachable(path, ranks)
     name = shard_name(HISTORY, ranks.rank, ranks.size)
-    known = json.loads((path / STATE).read_text(encoding="utf-8"))["checksums"].get(name)
+    known = read_record(path / STATE, CheckpointState).checksums.get(name)
     if known is None:
         return {}
     _check_file(path / name, known)
     return load_file(path / name)
 
 
-def _names_its_files(state: Mapping[str, Any]) -> bool:
+def _names_its_files(state: CheckpointState) -> bool:
     """Tells whether the checksums are of all files of tensors that there must be, and no others."""
-    names = {name for name in state["checksums"] if not is_secret(name)}
-    shards = int(state.get("shards", 1))
+    names = {name for name in state.checksums if not is_secret(name)}
+    shards = 1 if state.shards is None else state.shards
     return len(names) == 2 * shards > 0 and names == {
         shard_name(name, place, shards) for name in (WEIGHTS, OPTIMIZER) for place in range(shards)
     }
@@ -149,8 +149,8 @@ def _damaged(path: Path) -> StateError:
     return StateError(f"{path} is damaged: its checksum is not the recorded one; {WAY_OUT}.")
 
 
-def _digest(state: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+def _digest(state: CheckpointState) -> str:
+    return hashlib.sha256(json.dumps(as_json(state), sort_keys=True).encode()).hexdigest()
 
 
 _PLACE = "file"
@@ -211,8 +211,8 @@ class Checkpoint:
 
     path: Path
     step: int
-    run: Mapping[str, Any]
-    """What the run was bound to when it was written, ready for JSON."""
+    run: BoundRun
+    """What the run was bound to when it was written."""
     keys_changed: int = 0
     """When the file of secret keys was written, in nanoseconds."""
     histories: tuple[str, ...] = ()
@@ -238,7 +238,7 @@ def save_checkpoint(
     step: int,
     training_state: TrainingState,
     *,
-    run: Mapping[str, Any] | None = None,
+    run: BoundRun | None = None,
     generators: Mapping[str, Any] | None = None,
     keep: int = 1,
     shards: ShardedModel | None = None,
@@ -286,14 +286,14 @@ def save_checkpoint(
         if generators is not None:
             keys_changed = write_key_file(partial / KEYS, generators)
             checksums[KEYS] = checksum(partial / KEYS)
-        state: dict[str, Any] = {
-            "step": step,
-            "scheduler_step": training_state.scheduler.last_epoch,
-            "run": dict(run or {}),
-            "shards": 1 if shards is None else shards.grid.shard_size,
-            "keys_changed": keys_changed,
-            "checksums": checksums,
-        }
+        state = CheckpointState(
+            step=step,
+            scheduler_step=training_state.scheduler.last_epoch,
+            run=run or BoundRun(),
+            shards=1 if shards is None else shards.grid.shard_size,
+            keys_changed=keys_changed,
+            checksums=checksums,
+        )
         write_state(partial, state)
         _put_in_place(partial, target)
         _drop_older(folder, keep)
@@ -326,13 +326,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
         StateError: A file is missing or damaged.
     """
     state = read_state(path)
-    changed = int(state.get("keys_changed", 0))
+    changed = state.keys_changed or 0
     return Checkpoint(
         path=path,
-        step=int(state["step"]),
-        run=state["run"],
+        step=state.step,
+        run=state.run,
         keys_changed=changed,
-        histories=tuple(n for n in state["checksums"] if is_secret(n) and n != KEYS),
+        histories=tuple(name for name in state.checksums if is_secret(name) and name != KEYS),
     )
 
 
@@ -355,9 +355,9 @@ def restore_checkpoint(
             check_reachable(path, ranks)
         state = read_state(path, ranks)
     with ranks.settled():
-        restore_tensors(path, training_state, int(state.get("shards", 1)))
-        restore_scheduler(training_state, int(state["scheduler_step"]))
-    return int(state["step"])
+        restore_tensors(path, training_state, state.shards or 1)
+        restore_scheduler(training_state, state.scheduler_step)
+    return state.step
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -14,6 +14,8 @@ import torch
 
 from dpft.files import read_file
 from dpft.privacy.signal_to_noise import SIGNAL_STEPS
+from dpft.records.form import parse
+from dpft.records.kept import StepMeasured
 from dpft.run_folder import DIAGNOSTICS, private_path
 from dpft.training.loop import StepStatistics, TrainingSet
 
@@ -101,8 +103,7 @@ def read_signal_to_noise(run: Path) -> list[float]:
 def _measured(line: bytes) -> tuple[int, object]:
     """Returns a line's step and its ratio; step 0 where it is no step's, or is torn."""
     try:
-        entry = json.loads(line)
+        measured = parse(json.loads(line), StepMeasured)
     except (ValueError, RecursionError):
         return 0, None
-    step = entry.get("step") if isinstance(entry, dict) else None
-    return (step, entry.get(RATIO)) if type(step) is int else (0, None)
+    return measured.step, measured.signal_to_noise

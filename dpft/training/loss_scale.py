@@ -49,8 +49,6 @@ SURE = 3.0
 """Standard deviations by which a trial must be better."""
 GAIN = 2.0
 """How much longer the sum must be on trial, in squares."""
-LOSS_SCALE = "loss_scale"
-"""Key of its state in a checkpoint."""
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +98,9 @@ class AdaptiveLossScale:
         self._log, self._start = log, start
         self._now = ScaleState(scale=start)
         if state is not None:
-            self._now = ScaleState(**{**state, "noise": tuple(state["noise"])})
+            self._now = ScaleState(**state)
+            numbers, std = self._now.noise
+            self._now.noise = numbers, std
 
     def __call__(self) -> float:
         """Returns the scale of the next step."""
@@ -187,8 +187,3 @@ def scaled(
         return log, settings.backward_scale
     scale = AdaptiveLossScale(log, start=settings.loss_scale, state=state)
     return scale, scale
-
-
-def scale_record(scale: LossScale) -> dict[str, Any]:
-    """Returns what a checkpoint says of a loss scale, ready for JSON: nothing of a constant."""
-    return {LOSS_SCALE: scale.state()} if isinstance(scale, AdaptiveLossScale) else {}

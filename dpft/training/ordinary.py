@@ -30,11 +30,13 @@ from dpft.privacy.privacy_config import Clipping
 from dpft.privacy.randomness import make_randomness, restore_randomness
 from dpft.privacy.sampling import PoissonSampler
 from dpft.privacy.views import ViewStream
+from dpft.records.checkpoints import BoundRun, ShuffledState
+from dpft.records.form import parse
 from dpft.run_folder import CHECKPOINTS
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.compiling import compilation_of, compiled_calls
 from dpft.training.replicas import Start, share_start
-from dpft.training.resume import CLIPPING, ResumePoint
+from dpft.training.resume import ResumePoint
 from dpft.training.session import Session, prepare_training_state, take_steps
 
 
@@ -77,7 +79,7 @@ def train_ordinarily(
     start = share_start(session.ranks.first(beginning), training_state, session.ranks)
     done, goes_on, state = start.done, start.goes_on, start.secrets or None
     session.method.begin_step(session.model, min(done, steps - 1))
-    bound = {} if clipped is None else {CLIPPING: write_plan(clipped.plan)}
+    bound = BoundRun(clipping=None if clipped is None else write_plan(clipped.plan))
     with _engine(session, steps, done, state, clipped) as engine:
         take_steps(
             session,
@@ -179,9 +181,9 @@ class OrdinaryEngine:
         self.views = ViewStream(AgingKey(secret_key("views", seed)))
         self._dropout: str | None = None
         if state is not None:
-            self._generator.set_state(_read_state(state["order"]))
-            self._waiting = list(state["waiting"])
-            self._dropout = state["dropout"]
+            known = parse(state, ShuffledState)
+            self._generator.set_state(_read_state(known.order))
+            self._waiting, self._dropout = list(known.waiting), known.dropout
 
     def __enter__(self) -> Self:
         if self._dropout is not None:

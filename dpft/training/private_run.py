@@ -30,11 +30,12 @@ from dpft.privacy.plan import PrivacyPlan, write_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
 from dpft.privacy.step_log import NoLedger, StepLog
+from dpft.records.checkpoints import BoundRun, KnownLedger
 from dpft.run_folder import CHECKPOINTS, JOURNAL, LEDGER, private_path
 from dpft.training.checkpoint import delete_generator_states, read_history
 from dpft.training.compiling import compilation_of
 from dpft.training.listeners import HeadWitness
-from dpft.training.loss_scale import LOSS_SCALE, AdaptiveLossScale, scale_record, scaled
+from dpft.training.loss_scale import AdaptiveLossScale, scaled
 from dpft.training.replicas import Start, share_start
 from dpft.training.resume import (
     ResumePoint,
@@ -45,11 +46,7 @@ from dpft.training.resume import (
     promises,
 )
 from dpft.training.session import Session, prepare_training_state, take_steps
-from dpft.training.training_state import (
-    TrainingState,
-    moved_while_frozen,
-    optimized_parameters,
-)
+from dpft.training.training_state import TrainingState, moved_while_frozen, optimized_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +145,7 @@ class PrivateRun:
 
             def beside_state() -> dict[str, Any]:
                 assert journal is not None and frozen is not None
-                bound = self._bound_to(journal, frozen, noise[0]) | scale_record(loss_scale)
+                bound = self._bound_to(journal, frozen, loss_scale, noise[0])
                 return {"run": bound, "generators": engine.secret_keys()}
 
             def close() -> None:
@@ -217,10 +214,11 @@ class PrivateRun:
             stream, history = stands, None
         else:
             # Of the ledger's steps: more than the weights', where some were taken again before.
-            stands = int(checkpoint.run["ledger"].get("position", done))
+            known = checkpoint.run.ledger
+            stands = done if known is None or known.position is None else known.position
             journal = self._journal(held, ledger, stands)
             secrets = dict(checkpoint.read_keys().content)
-            stream, history = int(checkpoint.run["stream"]), str(checkpoint.path.absolute())
+            stream, history = checkpoint.run.stream, str(checkpoint.path.absolute())
         last = self._last_step(done, ledger.streams_before(stream), stands - stream)
         if obstacle or reseeds:
             logger.warning(
@@ -228,7 +226,7 @@ class PrivateRun:
                 " and the run ends with step %d of %d",
                 done + 1, stands, last, self.plan.steps,
             )  # fmt: skip
-        scale = checkpoint.run.get(LOSS_SCALE)
+        scale = checkpoint.run.loss_scale
         return journal, Start(
             done=done,
             last_step=last,
@@ -242,7 +240,7 @@ class PrivateRun:
     def _obstacle_to_replay(self, resume_point: ResumePoint) -> str:
         """Returns why redone steps cannot have the noise they had; nothing where they can."""
         checkpoint = resume_point.checkpoint
-        if checkpoint.run["environment"] != self.environment:
+        if checkpoint.run.environment != self.environment:
             return "the run goes on in another environment than it broke off in"
         if not checkpoint.has_keys:
             return "the secret keys of the checkpoint are gone"
@@ -322,23 +320,24 @@ class PrivateRun:
         return released, session.ranks.first(digests)
 
     def _bound_to(
-        self, journal: JournaledLedger, frozen: Mapping[str, str], stream: int
-    ) -> dict[str, Any]:
-        """Returns what a checkpoint binds the run to when it goes on from there, ready for JSON."""
+        self,
+        journal: JournaledLedger,
+        frozen: Mapping[str, str],
+        loss_scale: LossScale,
+        stream: int,
+    ) -> BoundRun:
+        """Returns what a checkpoint binds the run to when it goes on from there."""
         ledger = journal.ledger
-        return {
-            "plan": write_plan(self.plan),
-            "environment": self.environment,
-            "promises": promises(self.privacy),
-            "run_id": ledger.run_id,
-            "frozen": dict(frozen),
-            "stream": stream,
-            "ledger": {
-                "lines": ledger.lines,
-                "head": ledger.head,
-                "position": journal.position,
-            },
-        }
+        return BoundRun(
+            plan=write_plan(self.plan),
+            environment=self.environment,
+            promises=promises(self.privacy),
+            run_id=ledger.run_id,
+            frozen=frozen,
+            ledger=KnownLedger(lines=ledger.lines, head=ledger.head, position=journal.position),
+            stream=stream,
+            loss_scale=loss_scale.state() if isinstance(loss_scale, AdaptiveLossScale) else None,
+        )
 
     def _witnessed(self, ledger: Ledger) -> Session:
         """Returns the session, the run's witness among its listeners if it has one."""

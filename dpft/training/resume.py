@@ -29,8 +29,6 @@ from dpft.run_folder import CHECKPOINTS
 from dpft.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
 from dpft.training.loop import TrainingSet
 
-PLAN, CLIPPING = "plan", "clipping"
-"""Keys of a checkpoint: what a private run is bound to, and one that clips without noise."""
 PACKAGES = ("numpy", "peft", "transformers")
 """Packages besides torch that compute a part of a sum."""
 
@@ -54,7 +52,7 @@ class ResumePoint:
     @property
     def run_id(self) -> str | None:
         """What names a private run in its ledger."""
-        return self.checkpoint.run.get("run_id")
+        return self.checkpoint.run.run_id
 
     def plan(self) -> PrivacyPlan:
         """Returns the plan that the run was bound to.
@@ -63,7 +61,7 @@ class ResumePoint:
             StateError: The checkpoint's is not that of the ledger, or none.
         """
         try:
-            plan = read_plan(self.checkpoint.run[PLAN])
+            plan = read_plan(self.checkpoint.run.plan or {})
         except ValueError:
             plan = None
         bound = None if self.ledger is None else self.ledger.plan
@@ -164,7 +162,7 @@ def check_promises(resume_point: ResumePoint, privacy: DifferentialPrivacy) -> N
     Raises:
         InputError: A noise seed, shown losses or a self-check were added or removed.
     """
-    began, now = resume_point.checkpoint.run.get("promises", {}), promises(privacy)
+    began, now = resume_point.checkpoint.run.promises or {}, promises(privacy)
     changed = [PROMISES[name] for name, value in now.items() if began.get(name) != value]
     if changed:
         raise InputError(
@@ -179,7 +177,7 @@ def frozen_digests(resume_point: ResumePoint) -> Mapping[str, str]:
     Raises:
         InputError: An earlier version wrote the checkpoint, without them.
     """
-    frozen: Mapping[str, str] | None = resume_point.checkpoint.run.get("frozen")
+    frozen = resume_point.checkpoint.run.frozen
     if frozen is None:
         raise InputError(
             "resume must go on with a run that noted what its frozen weights were before the first"
@@ -191,7 +189,7 @@ def frozen_digests(resume_point: ResumePoint) -> Mapping[str, str]:
 
 def _check_noise(checkpoint: Checkpoint) -> None:
     """Refuses a private run that was begun with noise that others can compute."""
-    environment = checkpoint.run.get("environment")
+    environment = checkpoint.run.environment
     if environment is not None and "noise" not in environment:
         raise InputError(
             "resume must go on with a run of this version's noise, got one begun by an earlier"

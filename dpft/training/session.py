@@ -27,7 +27,7 @@ from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
 from dpft.training.compiling import private_cache
 from dpft.training.diagnostics import Diagnostics
 from dpft.training.learning_rates import learning_rate_factor, learning_rate_of
-from dpft.training.listeners import PublicStep, StepEvaluation, StepListener
+from dpft.training.listeners import PublicStep, StepEvaluation, StepListener, StepProgress
 from dpft.training.loop import StepEngine, StepStatistics, TrainingSet, train
 from dpft.training.optimizers import (
     OptimizerConfig,
@@ -36,7 +36,6 @@ from dpft.training.optimizers import (
     make_optimizer,
     make_scheduler,
 )
-from dpft.training.progress import StepProgress
 from dpft.training.replicas import check_equal, gathered
 from dpft.training.resume import ResumePoint
 from dpft.training.termination import TERMINATED, termination_requests

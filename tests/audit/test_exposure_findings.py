@@ -5,8 +5,10 @@ import math
 from dpft.audit.exposure import chance_bound
 from dpft.audit.exposure_findings import Exposed, finding
 from dpft.data.canaries import EXPOSURE, Canary
+from tests.reports.run.plain import privacy_of
+from tests.reports.run.test_privacy_record import record as private
 
-PRIVACY = {"epsilon": 1.0, "delta": 1e-6, "unit": "example"}
+PRIVACY = privacy_of({**private(), "epsilon": 1.0, "delta": 1e-6})
 
 
 def canary(copies: int) -> Canary:

@@ -47,17 +47,17 @@ def test_a_few_whole_copies_are_seen_where_runs_are_longest(
     clean: Leakage, leaking: Leakage
 ) -> None:
     assert clean.tail is not None and leaking.tail is not None
-    assert clean.tail[1] <= 0.05
-    assert leaking.tail[1] >= 0.25
-    assert leaking.tail[2] <= 0.01
-    assert leaking.record()["tail"]["training_share"] == leaking.tail[1]
+    assert clean.tail.training_share <= 0.05
+    assert leaking.tail.training_share >= 0.25
+    assert leaking.tail.unseen_share <= 0.01
+    assert leaking.record().tail == leaking.tail
 
 
 def test_without_a_control_nothing_is_compared() -> None:
     alone = leakage_of(texts(0), texts(1), None)
     assert (alone.unseen, alone.auc, alone.p_value) == (None, None, None)
     assert alone.tail is None
-    assert alone.record()["unseen"] is None
+    assert alone.record().unseen is None
     assert runs_plot(alone, (1.0, 1e-5)).count("ε") == 0
 
 

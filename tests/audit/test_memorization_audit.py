@@ -17,6 +17,7 @@ from dpft.audit.memorization_audit import (
 )
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, MASKED, SEQ2SEQ
+from dpft.records.form import as_json
 from dpft.training.training_config import DeviceConfig
 from tests.models import small
 from tests.slowness import slow_but
@@ -36,7 +37,7 @@ def test_scores_of_every_set_are_written_for_the_owner_alone(texts_runs: Workspa
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     record = json.loads(path.read_text())
-    assert record == result.record()
+    assert record == as_json(result.record())
     assert record["private"] is True
     assert set(record["exact_match"]) | set(record["not_there"]) == set(SETS)
     for kind in ("exact_match", "token_accuracy", "median_edit_distance", "records"):
@@ -194,7 +195,7 @@ def test_what_follows_a_prefix_is_asked_of_a_model_of_hidden_spans_too(
     monkeypatch.chdir(corpora.root)
     result = audited(trained(corpora, "span_corruption"), hidden="continuation", limit=4)
     assert result.scores["train_unique"].records == 4
-    assert result.record()["hidden"] == "continuation"
+    assert result.record().hidden == "continuation"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from dpft.audit.one_run_findings import Settings, View, finding
 from dpft.audit.trade_off import GaussianTradeOff
 from dpft.data.canaries import COIN, Canary
+from dpft.records.form import as_json
 
 COINS = np.random.default_rng(0).random(200) < 0.5
 CANARIES = [
@@ -24,7 +25,7 @@ def released(*views: View, private: bool = True) -> dict:
         mechanism_confidence=0.995,
         choices=10,
     )
-    return dict(finding(CANARIES, views, settings).released or {})
+    return as_json(finding(CANARIES, views, settings).released)
 
 
 def view(name: str, scores: np.ndarray, *, independent: bool = False) -> View:

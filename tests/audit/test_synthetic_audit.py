@@ -17,6 +17,7 @@ from dpft.reports.terminal import Grid
 from dpft.run_folder import CANARIES, private_audit_path
 from dpft.training.training_config import DeviceConfig
 from tests.audit.conftest import moods
+from tests.reports.run.plain import stated
 from tests.stories.tiny import MARKER, Workspace, write_rows
 
 TEXTS = [(f"name[New {n}]", f"New {n} is a pub by the river number {n % 7}.") for n in range(30)]
@@ -27,8 +28,7 @@ RELEASED_PAGE = "audit/synthetic.html"
 def state(run: Path, file: Path, **changed: Any) -> None:
     """Writes the statement that ``dpft generate`` writes beside its records."""
     privacy = json.loads((run / "privacy.json").read_text())
-    known = {key: privacy[key] for key in ("epsilon", "ledger")}
-    statement = {**known, "notes": ["it costs"], "prompts": "none", "run": run.name, **changed}
+    statement = {**stated(privacy, run=run.name), "notes": ["it costs"], **changed}
     write_json(file.with_name(f"{file.stem}.privacy.json"), statement)
 
 
@@ -62,8 +62,7 @@ def test_each_page_is_where_it_may_be(new: Path) -> None:
     assert "This page is private" in private.read_text()
     assert "It costs." in released.read_text()
     assert "private" not in released.read_text()
-    json.dumps(result.record())
-    assert result.record()["private"] is True
+    assert result.record().private is True
     titles = [part.title for part in result.parts() if isinstance(part, Grid)]
     assert titles[:2] == ["What the synthetic texts hold of single records", "The texts"]
     assert written_pages(Path("pairs"), result) == [
@@ -127,7 +126,7 @@ def test_canaries_are_looked_for(new: Path) -> None:
     canary = {"kind": "coin", "read": [], "learned": [], "number": 0, "copies": 0, "unit": "c"}
     found = {**canary, "texts": [TEXTS[3][1]], "included": True}
     path.write_text(json.dumps({"schema_version": 1, "canaries": [found]}))
-    assert audited("pairs", new).record()["canaries"]["included"]["found"] == 1
+    assert audited("pairs", new).record().canaries["included"].found == 1
     assert "included" in Path("pairs", PRIVATE_PAGE).read_text()
     assert "anar" not in Path("pairs", RELEASED_PAGE).read_text()
 
@@ -148,8 +147,8 @@ def test_a_class_is_learned_from_synthetic_and_from_real_records(texts_runs: Wor
     path.write_text("".join(json.dumps(row) + "\n" for row in moods()[::2]))
     state(Path("held"), path)
     record = audited("held", path, label="mood").record()
-    assert record["quality"]["reference"] == "held-out records"
-    assert record["utility"]["synthetic"]["accuracy"] > record["utility"]["commonest"]["accuracy"]
+    assert record.quality.reference == "held-out records"
+    assert record.utility.synthetic.accuracy > record.utility.commonest.accuracy
     assert "macro F1" in Path("held", PRIVATE_PAGE).read_text()
     assert "macro F1" not in Path("held", RELEASED_PAGE).read_text()
 

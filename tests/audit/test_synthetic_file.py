@@ -11,11 +11,12 @@ from dpft.errors import InputError, StateError
 from dpft.files import write_json
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.e2e import E2ETask
+from tests.reports.run.plain import privacy_of, stated
+from tests.reports.run.test_privacy_record import record as private
 from tests.stories.tiny import write_rows
 
-LEDGER = {"lines": 3, "head": "a"}
-PRIVACY = {"private": True, "epsilon": 1.0, "ledger": LEDGER, "warnings": []}
-STATEMENT = {"epsilon": 1.0, "ledger": LEDGER, "notes": ["it costs"], "prompts": "none", "run": "r"}
+PRIVACY = private()
+STATEMENT = {**stated(PRIVACY), "notes": ["it costs"]}
 ROWS = [("name[Cafe]", "A cafe."), ("name[Inn]", "An inn.")]
 
 
@@ -29,7 +30,9 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def read(file: Path, privacy: dict[str, Any] | None = PRIVACY) -> SyntheticFile:
-    return read_synthetic(Path("run"), E2ETask(name="e2e", data_dir="data"), file, privacy)
+    return read_synthetic(
+        Path("run"), E2ETask(name="e2e", data_dir="data"), file, privacy and privacy_of(privacy)
+    )
 
 
 def state(file: Path, **changed: Any) -> None:
@@ -52,7 +55,7 @@ def test_a_learned_prompt_is_written_too_unless_it_was_given(tmp_path: Path) -> 
     file.write_text('{"q": "Why", "a": "so"}\n')
     for prompts, text in (("none", "Why: so"), ("the user's", "so")):
         state(file, prompts=prompts)
-        assert read_synthetic(Path("run"), task, file, PRIVACY).texts(1) == [text]
+        assert read_synthetic(Path("run"), task, file, privacy_of(PRIVACY)).texts(1) == [text]
 
 
 @pytest.mark.parametrize("column", ["mood", "Mood"])
@@ -107,7 +110,7 @@ def test_the_runs_own_records_are_refused(file: Path) -> None:
 
 
 def test_records_of_another_run_are_refused(file: Path) -> None:
-    state(file, ledger={"lines": 3, "head": "b"}, run="2026/1")
+    state(file, ledger={"lines": 3, "head": "b" * 64}, run="2026/1")
     with pytest.raises(InputError, match="got records of 2026/1, by the statement beside them"):
         read(file)
 

@@ -14,6 +14,8 @@ from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.errors import InputError
 from dpft.reports.run.published import published_table
 from dpft.reports.run.reference_map import ReferenceMap, saved_maps
+from tests.reports.run.plain import run_of
+from tests.reports.run.test_privacy_record import record as private
 
 FIGURES = {
     "li2022_figure2": ("Figure 2", (6, 6)),
@@ -35,7 +37,7 @@ def written(name: str) -> dict[str, Any]:
 
 
 def published_map(name: str) -> ReferenceMap:
-    (one,) = saved_maps(written(name))
+    (one,) = saved_maps(written(name)["reference_maps"])
     return one
 
 
@@ -101,7 +103,7 @@ def test_a_saved_run_of_a_sweep_finds_its_cell_and_says_whose_its_inherited_rows
     assert load_saved(path, TrainConfig, polymorphic=POLYMORPHIC) == config
     saved = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(saved, dict)
-    table = published_table(saved, [], "3")
+    table = published_table(run_of(saved, private()), [], "3")
     assert table is not None
     cell, *inherited = table.rows
     assert cell[0].startswith("Li et al. 2022, Figure 8 a: ")

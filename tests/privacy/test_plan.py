@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dpft.errors import InputError
+from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.accounting.mechanism import RATE_MARGIN
 from dpft.privacy.accounting.summary import account
@@ -28,8 +29,9 @@ from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import make_randomness
 from dpft.privacy.spending import as_mechanisms, steps_taken
 from dpft.records.ledger import Calibration
+from dpft.records.promises import Origin
 from dpft.reports.plots import epsilon_points
-from dpft.reports.run.privacy_record import account_for_run, plan_record
+from dpft.reports.run.privacy_record import account_for_run, private_run, promise_of
 from dpft.run_folder import LEDGER
 from dpft.runs.planned_run import account_for_plan
 from dpft.runs.run_plan import RunPlan
@@ -103,17 +105,26 @@ def test_trust_rule_1_every_reported_epsilon_follows_the_plans_mechanism(
     followed, shared_accounting
 ):
     expected = account(followed.event(), accountant="rdp")
-    ledger = LedgerRecord(steps=3, mechanisms=({},) * 3, closed=True, lines=4, head="ab")
+    ledger = LedgerRecord(steps=3, mechanisms=({},) * 3, closed=True, lines=4, head="ab" * 32)
     assert account_for_run(followed, ledger, "rdp") == expected
     run = RunPlan(size=None, steps=3, phases=(), privacy=followed)
     privacy = DifferentialPrivacy(name="dp", noise_multiplier=1.0, accountant="rdp")
     assert account_for_plan(SimpleNamespace(privacy=privacy), run) == expected
     assert EpsilonSoFar(followed)(3).epsilon == pytest.approx(expected.epsilons["rdp"])
-    record = plan_record(followed, expected)
-    numbers = {key: record[key] for key in ("noise_multiplier", "sample_rate", "delta", "epsilon")}
+    promise = promise_of(followed, expected)
+    numbers = {
+        key: getattr(promise, key)
+        for key in ("noise_multiplier", "sample_rate", "delta", "epsilon")
+    }
     mechanism = vars(followed.event())
     assert numbers == {key: mechanism.get(key, expected.epsilon) for key in numbers}
-    plotted = epsilon_points(record | {"steps_taken": mechanism["steps"], "epsilon": math.inf})[-1]
+    counts = ParameterCounts(trainable=1, new=0, total=1)
+    origin = Origin(model="tiny", data="e2e")
+    run = private_run(
+        followed, expected, ledger, counts, origin=origin, reproducible=False, size_source="given"
+    )
+    run = replace(run, steps_taken=mechanism["steps"], epsilon=math.inf)
+    plotted = epsilon_points(run)[-1]
     assert plotted == (mechanism["steps"], pytest.approx(expected.epsilon))
 
 
@@ -122,9 +133,9 @@ def test_trust_rule_1_a_calibrated_epsilon_is_reported_of_the_plans_mechanism_al
 ):
     calibration = Calibration(accountant="rdp", epsilon=0.125, grid="")
     own = plan(calibration=calibration)
-    assert plan_record(own, account(own.event()))["epsilon"] == 0.125
+    assert promise_of(own, account(own.event())).epsilon == 0.125
     other = account(replace(own.event(), noise_multiplier=4.0))
-    assert plan_record(own, other)["epsilon"] == other.epsilon
+    assert promise_of(own, other).epsilon == other.epsilon
 
 
 def test_trust_rule_1_a_search_is_calibrated_to_its_plans_mechanisms(followed, monkeypatch):

@@ -179,9 +179,8 @@ def test_trust_rule_8_that_nothing_was_learned_of_private_records_is_said_on_a_t
 def test_a_run_without_a_guarantee_says_so_and_no_epsilon(
     folder: Path, record: dict, begins: str
 ) -> None:
-    write_run(folder, privacy=record)
-    if "epsilon" not in record:
-        (folder / "privacy.json").write_text(json.dumps(record))
+    write_run(folder)
+    (folder / "privacy.json").write_text(json.dumps(record))
     said = lines(folder)
     (promise,) = said["privacy"]
     assert ("epsilon" in said["trained"][0]) == ("epsilon" in record)

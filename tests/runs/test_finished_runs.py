@@ -17,7 +17,7 @@ def test_finished_runs_are_read_and_unfinished_ones_are_named(tmp_path: Path) ->
     open_ = make_run(tmp_path / "sweep" / "1", ended=False)
     records, unfinished = read_finished_runs([tmp_path / "sweep"])
     assert [record.folder for record in records] == [ended]
-    assert records[0].privacy["steps_taken"] == 5
+    assert records[0].privacy.steps_taken == 5
     assert unfinished == [open_]
 
 
@@ -38,7 +38,7 @@ def test_a_run_whose_ledger_was_cut_has_no_record(tmp_path: Path) -> None:
 def test_a_report_that_was_handed_on_without_its_ledger_is_read(tmp_path: Path) -> None:
     (make_run(tmp_path / "run") / "ledger.jsonl").unlink()
     records, _ = read_finished_runs([tmp_path / "run"])
-    assert records[0].privacy["epsilon"] == 1.0
+    assert records[0].privacy.epsilon == 1.0
 
 
 def test_a_ledger_that_private_knows_of_must_be_there(tmp_path: Path) -> None:
@@ -62,6 +62,7 @@ def test_a_rebuilt_report_is_the_same_and_of_a_search_as_old(
     tmp_path: Path, searched: bool
 ) -> None:
     selection = {"theorem": "T", "eta": 1.0, "gamma": 0.1, "expected_trials": 3.0}
+    selection["search_space"] = {}
     folder = write_run(tmp_path / "run", privacy={"selection": selection} if searched else {})
     (record,), _ = read_finished_runs([folder])
     rebuild_report(record)

@@ -18,6 +18,8 @@ from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.dart import DartTask
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.personachat import PersonaChatTask
+from tests.reports.run.plain import privacy_of
+from tests.reports.run.test_privacy_record import without_privacy
 
 WHOLE = CustomTexts(name="custom", data_dir="data", text_template="{text}")
 WRITTEN = Written(
@@ -37,7 +39,7 @@ def put(target: Target, task: Any = WHOLE, written: Written = WRITTEN, **given: 
     asked = {"num": None if "prompts" in given else 2, "run": "outputs/a/b", **given}
     config = GenerateConfig(task=task, decode=DecodeConfig(strategy="nucleus"), **asked)
     prompts = [({}, WHOLE.prompt({}))] * 2
-    privacy = {"private": False}
+    privacy = privacy_of(without_privacy(num_examples=9, expected_batch_size=3, steps=9))
     write(config, target, privacy=privacy, task=task, written=written, prompts=prompts)
     return json.loads(target.statement.read_text())
 

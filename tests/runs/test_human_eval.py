@@ -6,6 +6,7 @@ import json
 import shutil
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -166,8 +167,7 @@ def test_a_run_of_another_task_is_refused(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = {"a": "e2e", "b": "dart"}
-    monkeypatch.setattr(
-        "dpft.runs.human_eval.saved_configuration", lambda folder: {"task": {"name": tasks[folder]}}
-    )
+    saved = {name: SimpleNamespace(task=SimpleNamespace(name=of)) for name, of in tasks.items()}
+    monkeypatch.setattr("dpft.runs.human_eval.saved_run", saved.__getitem__)
     sentence = workspace.refusal(*ASK, "human_eval_runs=[b]")
     assert "must be runs of task=e2e, as a, got b of task=dart" in sentence

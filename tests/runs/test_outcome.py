@@ -11,6 +11,7 @@ from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import DpftError
 from dpft.evaluation.evaluate import Evaluation
 from dpft.methods.base import ParameterCounts
+from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.witness import Handover, make_witness
@@ -18,6 +19,7 @@ from dpft.runs.ending import report
 from dpft.runs.run_plan import PublicSize, RunPlan
 from dpft.runs.witnessing import hand_over_end
 from dpft.training.private_run import train_privately
+from dpft.training.resume import find_resume_point
 from tests.config.test_conf import loaded
 from tests.training.toy import plan, privacy, session, spent
 
@@ -61,8 +63,8 @@ def test_a_private_run_is_reported_by_its_ledger(folder: Path, private: TrainCon
     run_id = read_ledger(folder / "ledger.jsonl").run_id
     assert run_id is not None
     handover = Handover(make_witness(str(folder.parent / "heads")), folder, run_id=run_id)
-    hand_over_end(handover, folder)
-    report(private, run_plan(plan()), folder, COUNTS, [SCORES])
+    hand_over_end(handover, read_run_ledger(folder))
+    report(private, run_plan(plan()), folder, COUNTS, [SCORES], find_resume_point(folder))
     content = record(folder)
     assert content["private"] and (content["steps"], content["steps_taken"]) == (5, 5)
     assert content["ledger"]["lines"] == 7
@@ -79,7 +81,7 @@ def test_what_weakens_the_promise_is_in_the_record(folder: Path, private: TrainC
     guarantee = private.privacy.guarantee
     assert guarantee is not None
     weak = replace(private, privacy=replace(guarantee, noise_seed=1, self_check=False))
-    report(weak, run_plan(plan()), folder, COUNTS, [])
+    report(weak, run_plan(plan()), folder, COUNTS, [], find_resume_point(folder))
     content = record(folder)
     assert (content["private"], content["reproducible"]) == (False, True)
     assert any("privacy.self_check=false" in warning for warning in content["warnings"])
@@ -89,14 +91,15 @@ def test_trust_rule_1_a_ledger_that_is_not_of_the_plan_is_not_reported(
     folder: Path, private: TrainConfig
 ) -> None:
     with pytest.raises(DpftError, match="must hold the plan of the run"):
-        report(private, run_plan(plan(noise_multiplier=2.0)), folder, COUNTS, [])
+        ended = find_resume_point(folder)
+        report(private, run_plan(plan(noise_multiplier=2.0)), folder, COUNTS, [], ended)
     assert not (folder / "privacy.json").exists() and not (folder / "report.md").exists()
 
 
 def test_a_run_without_privacy_has_a_record_without_epsilon(tmp_path: Path) -> None:
     config = config_of("privacy=none")
     dump(config, tmp_path / "config.yaml")
-    report(config, run_plan(None), tmp_path, COUNTS, [])
+    report(config, run_plan(None), tmp_path, COUNTS, [], None)
     content = record(tmp_path)
     assert content["private"] is False and "epsilon" not in content
     assert (content["steps"], content["num_examples"]) == (5, 12)

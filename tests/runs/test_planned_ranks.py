@@ -14,13 +14,14 @@ from torch import nn
 
 from dpft.config.schema import PlanConfig, TrainConfig
 from dpft.errors import InputError
+from dpft.estimates import rank_memory
 from dpft.models.architecture import read_architecture
+from dpft.records.form import as_json
+from dpft.records.plans import EstimatedTime
 from dpft.runs import planned_ranks, planned_run
 from dpft.runs.planned_ranks import with_micro_batch_size
 from dpft.runs.planned_run import describe_run
 from dpft.runs.task_model import fitted_to, training_head
-from dpft.training import rank_memory
-from dpft.training.estimate import Estimate
 from tests.config.test_conf import loaded
 from tests.models import small
 from tests.slowness import slow_but
@@ -35,7 +36,9 @@ def _no_probe(monkeypatch: pytest.MonkeyPatch, shared_accounting: None) -> None:
     monkeypatch.setattr(
         planned_run,
         "estimated_cost",
-        lambda *_, peak_memory_bytes, **__: Estimate(peak_memory_bytes=peak_memory_bytes, **TOOK),
+        lambda *_, peak_memory_bytes, **__: EstimatedTime(
+            peak_memory_bytes=peak_memory_bytes, **TOOK
+        ),
     )
 
 
@@ -57,7 +60,7 @@ def planned(base: Path, *words: str) -> dict[str, Any]:
     ]
     config = loaded("plan", [*given, *words])
     assert isinstance(config, PlanConfig)
-    return dict(describe_run(config).record)
+    return as_json(describe_run(config).record)
 
 
 def test_one_process_has_parts_that_add_up_and_sends_nothing(base: Path) -> None:

@@ -7,10 +7,12 @@ import pytest
 
 from dpft.config.schema import PlanConfig
 from dpft.errors import InputError
+from dpft.estimates import step_time as estimate
+from dpft.records.form import as_json
+from dpft.records.plans import OpenPlan
 from dpft.reports.accounting.epsilon import delta_warnings
 from dpft.runs import planned_run
 from dpft.runs.planned_run import describe_run
-from dpft.training import estimate
 from tests.config.test_conf import loaded
 from tests.models import small
 
@@ -58,26 +60,26 @@ def test_a_plan_has_the_mechanism_and_the_parameters(config: PlanConfig) -> None
     planned = describe_run(config)
     record, plan = planned.record, planned.plan.privacy
     assert plan is not None and planned.accounting is not None
-    assert (record["steps"], record["num_examples"]) == (3, 42061)
-    assert record["num_examples_source"] == "published size of task e2e"
-    assert record["noise_multiplier"] == plan.noise_multiplier == 1.0
-    assert record["epsilon"] == planned.accounting.epsilon
-    assert record["trainable_parameters"] == record["total_parameters"] > 0
-    best = 3**0.5 * 1024 / record["total_parameters"] ** 0.5
-    assert record["signal_to_noise"] == pytest.approx(best)
-    assert not {"ledger", "steps_taken", "measured"} & record.keys()
+    assert (record.steps, record.num_examples) == (3, 42061)
+    assert record.num_examples_source == "published size of task e2e"
+    assert record.noise_multiplier == plan.noise_multiplier == 1.0
+    assert record.epsilon == planned.accounting.epsilon
+    assert record.trainable_parameters == record.total_parameters > 0
+    best = 3**0.5 * 1024 / record.total_parameters**0.5
+    assert record.signal_to_noise == pytest.approx(best)
+    assert not {"ledger", "steps_taken", "measured"} & as_json(record).keys()
 
 
 def test_time_and_memory_are_estimated_where_nothing_is_measured(
     config: PlanConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = describe_run(config).record["estimated"]
-    assert short["typical_length"] == 16, "the task's own, as far as task.max_length has room"
-    assert short["seconds_total"] > 3 * short["seconds_per_step"] > 0
-    assert short["peak_memory_bytes"] > 0
+    short = describe_run(config).record.estimated
+    assert short.typical_length == 16, "the task's own, as far as task.max_length has room"
+    assert short.seconds_total > 3 * short.seconds_per_step > 0
+    assert short.peak_memory_bytes > 0
     monkeypatch.setattr(planned_run, "measure", lambda *_, **__: Measured())
     measured = describe_run(replace(config, plan=replace(config.plan, measure=True))).record
-    assert measured["measured"] == {"seconds": 1.0} and "estimated" not in measured
+    assert measured.measured == Measured() and measured.estimated is None
 
 
 def own_text(folder: Path, *given: str) -> PlanConfig:
@@ -97,19 +99,19 @@ def test_the_lengths_of_private_records_reach_no_estimate_but_that_of_their_owne
     tmp_path: Path,
 ) -> None:
     config = own_text(tmp_path, "task.max_length=200")
-    assert describe_run(config).record["estimated"]["typical_length"] == 150
-    shown = describe_run(config, is_shown=True).record["estimated"]
-    assert 3 <= shown["typical_length"] <= 20
+    assert describe_run(config).record.estimated.typical_length == 150
+    shown = describe_run(config, is_shown=True).record.estimated
+    assert 3 <= shown.typical_length <= 20
     stated = own_text(tmp_path, "task.max_length=200", "task.typical_length=30")
     for is_shown in (False, True):
-        found = describe_run(stated, is_shown=is_shown).record["estimated"]
-        assert found["typical_length"] == 30
+        found = describe_run(stated, is_shown=is_shown).record.estimated
+        assert found.typical_length == 30
 
 
 def test_a_plan_whose_size_is_stated_reads_no_record_for_its_length(tmp_path: Path) -> None:
     config = own_text(tmp_path, "task.max_length=200", "privacy.num_examples=500")
     (tmp_path / "own.csv").unlink()
-    assert describe_run(config, is_shown=True).record["estimated"]["typical_length"] == 150
+    assert describe_run(config, is_shown=True).record.estimated.typical_length == 150
 
 
 def test_a_plan_without_privacy_costs_nothing(config: PlanConfig) -> None:
@@ -117,7 +119,7 @@ def test_a_plan_without_privacy_costs_nothing(config: PlanConfig) -> None:
     assert isinstance(plain, PlanConfig)
     planned = describe_run(replace(config, privacy=plain.privacy))
     assert planned.accounting is None and planned.plan.privacy is None
-    assert planned.record["private"] is False and "epsilon" not in planned.record
+    assert isinstance(planned.record, OpenPlan)
 
 
 def test_a_delta_that_training_refuses_is_refused_unless_allowed(
@@ -131,7 +133,7 @@ def test_a_delta_that_training_refuses_is_refused_unless_allowed(
     allowed = replace(guarantee, delta=0.03, allow_large_delta=True)
     record = describe_run(replace(config, privacy=allowed)).record
     (warning,) = delta_warnings(0.03, 42061, source="given")
-    assert warning in record["warnings"] and warning in caplog.text
+    assert warning in record.warnings and warning in caplog.text
 
 
 def test_what_training_would_refuse_is_refused(config: PlanConfig) -> None:
@@ -147,13 +149,13 @@ def test_groups_of_the_models_own_names_are_no_hindrance_to_an_estimate(config: 
     assert guarantee is not None
     grouped = replace(guarantee, clipping="per_layer", groups=("*wte*", "*attn*", "*"))
     record = describe_run(replace(config, privacy=grouped)).record
-    assert record["estimated"]["seconds_per_step"] > 0
+    assert record.estimated.seconds_per_step > 0
 
 
 def test_a_plan_says_what_an_automatic_micro_batch_is(config: PlanConfig) -> None:
-    assert describe_run(config).record["micro_batch_size"] == 32
+    assert describe_run(config).record.micro_batch_size == 32
     train = replace(config.train, micro_batch_size="auto", expected_batch_size=40)
-    assert describe_run(replace(config, train=train)).record["micro_batch_size"] == 40
+    assert describe_run(replace(config, train=train)).record.micro_batch_size == 40
 
 
 def test_tokens_below_a_record_are_refused_by_a_plan_too(config: PlanConfig) -> None:

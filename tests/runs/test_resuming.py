@@ -16,6 +16,7 @@ from dpft.data.memory import rows_in_memory
 from dpft.errors import InputError, StateError
 from dpft.privacy.plan import write_plan
 from dpft.privacy.privacy_config import NoPrivacy
+from dpft.records.checkpoints import BoundRun
 from dpft.reports.run.metrics_files import write_metrics
 from dpft.run_folder import AUDIT_KEY, FINGERPRINT, UNIT_KEY, private_path
 from dpft.runs import resuming
@@ -72,7 +73,7 @@ def bound(config: TrainConfig) -> ResumePoint:
     """Where a run stands whose checkpoint has the plan that the configuration makes."""
     plan = plan_run(config, never).privacy
     assert plan is not None
-    run = {"plan": json.loads(json.dumps(write_plan(plan)))}
+    run = BoundRun(plan=json.loads(json.dumps(write_plan(plan))))
     return ResumePoint(checkpoint=Checkpoint(path=Path(), step=1, run=run), ledger=None)
 
 
@@ -158,7 +159,7 @@ def test_the_noise_is_the_one_that_was_calibrated_then(config: TrainConfig) -> N
     elsewhere = replace(guarantee, noise_multiplier=1.25)
     began = bound(replace(config, privacy=elsewhere))
     calibration = {"accountant": "rdp", "epsilon": 2.9, "grid": "g", "target": 3.0}
-    began.checkpoint.run["plan"]["calibration"] = calibration
+    began.checkpoint.run.plan["calibration"] = calibration
     asked = replace(guarantee, noise_multiplier=None, eps=3.0)
     plan = restored_plan(replace(config, privacy=asked), began, never)
     assert plan.privacy is not None and plan.privacy.noise_multiplier == 1.25
@@ -218,7 +219,9 @@ def test_trust_rule_9_a_run_goes_on_with_noise_or_clipping_as_it_began(
         run = {"plan": plan.privacy, "clipping": plan.unnoised}
         run = {name: write_plan(one) for name, one in run.items() if one is not None}
         saved = json.loads(json.dumps(run))
-        return ResumePoint(checkpoint=Checkpoint(path=Path(), step=1, run=saved), ledger=None)
+        return ResumePoint(
+            checkpoint=Checkpoint(path=Path(), step=1, run=BoundRun(**saved)), ledger=None
+        )
 
     assert restored_plan(having(began), stood(began), never) == plan_run(having(began), never)
     with pytest.raises(InputError, match=f"{named}.* put config.yaml"):

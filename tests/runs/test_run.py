@@ -12,6 +12,7 @@ import yaml
 
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError, RunError
+from dpft.records.checkpoints import BoundRun
 from dpft.run_folder import hold_run
 from dpft.runs import run as runs
 from dpft.runs.prepared_run import Prepared
@@ -22,6 +23,9 @@ KEPT = (
     *("config.yaml", "private/begun.json", "private/data_summary.md", "private/fingerprint"),
     *("private/held_out.key", "private/unit_key"),
 )
+
+ENDED = SimpleNamespace(ledger=None, checkpoint=SimpleNamespace(step=1))
+"""Where a run stands that has ended."""
 
 
 class Calls(list[str]):
@@ -49,7 +53,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: Prepared) -
     """Every hand-over of a run noted, none of them carried out."""
     noted = Calls(tmp_path / "run", monkeypatch)
     noted.note("train", "write_scores", "report", "conclude", "hand_over_end")
-    noted.note(prepare=prepared, score=[], not_evaluated=[])
+    noted.note(prepare=prepared, score=[], not_evaluated=[], find_resume_point=ENDED)
     yield noted
 
 
@@ -65,7 +69,7 @@ def test_a_run_goes_from_hand_to_hand(calls: Calls, config: TrainConfig) -> None
     begin(config, calls.folder, write_request=lambda _: calls.append("write_request"))
     assert calls == [
         "prepare", "write_request", "score", "write_scores", "train", "score", "not_evaluated",
-        "hand_over_end", "report", "conclude",
+        "find_resume_point", "hand_over_end", "report", "conclude",
     ]  # fmt: skip
 
 
@@ -172,7 +176,8 @@ def test_a_command_begins_or_goes_on(
 def standing(calls: Calls, *, has_ended: bool) -> None:
     """Makes the run's folder one that broke off, or that has ended."""
     calls.folder.mkdir()
-    point = SimpleNamespace(has_ended=has_ended, run_id="a" * 32, ledger=None)
+    known = SimpleNamespace(step=1, run=BoundRun())
+    point = SimpleNamespace(has_ended=has_ended, run_id="a" * 32, ledger=None, checkpoint=known)
     calls.note("check_witness", "same_records", "delete_generator_states", "finish")
     calls.note("read_ended_ledger")
     secrets = Secrets(unit_key=bytes(32), held_out_key=None, audit_key=b"")

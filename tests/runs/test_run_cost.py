@@ -13,12 +13,12 @@ from dpft.config.schema import TrainConfig
 from dpft.data.token_rows import TokenRows
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
+from dpft.estimates import step_time as estimate
 from dpft.models.architecture import read_architecture
+from dpft.records.plans import EstimatedTime
 from dpft.runs import run_cost as module
 from dpft.runs.run_cost import check_micro_batch_tokens, foretell
 from dpft.runs.run_plan import plan_run
-from dpft.training import estimate
-from dpft.training.estimate import Estimate
 from tests.config.test_conf import loaded
 from tests.models import small
 
@@ -95,7 +95,7 @@ def test_the_time_that_is_foretold_is_of_own_lengths_on_their_owners_terminal_al
     taken: list[int] = []
     made = module.estimate
 
-    def estimated(*args: Any, **values: Any) -> Estimate:
+    def estimated(*args: Any, **values: Any) -> EstimatedTime:
         taken.append(values["typical_length"])
         return replace(made(*args, **values), seconds_total=400.0)
 

@@ -6,7 +6,7 @@ import pytest
 
 from dpft.errors import InputError
 from dpft.reports.comparison.compare import compare
-from dpft.reports.run.run_record import read_record, with_own_scores
+from dpft.reports.run.run_record import read_run, with_own_scores
 from dpft.runs import signal_to_noise
 from dpft.runs.signal_to_noise import write_signal_to_noise
 from tests.reports.comparison.swept_runs import compared
@@ -57,7 +57,7 @@ def test_each_run_is_a_point_and_a_row_with_its_mean_ratio_and_its_score(
 
 
 def test_scores_of_a_private_split_are_named_so(tmp_path: Path) -> None:
-    records = [with_own_scores(read_record(run)) for run in sweep(tmp_path, public=False)]
+    records = [with_own_scores(read_run(run)) for run in sweep(tmp_path, public=False)]
     path = write_signal_to_noise(compare(records), tmp_path / "to")
     assert "bleu on e2e, private test" in path.read_text()
 

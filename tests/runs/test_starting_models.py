@@ -8,20 +8,26 @@ import pytest
 
 from dpft.errors import StateError
 from dpft.models.source import ModelConfig
+from dpft.records.form import as_json
 from dpft.reports.run.provenance import started_from, starting_sentences
 from dpft.runs.beginning import starting_models
+from tests.reports.run.plain import plain
+from tests.reports.run.test_privacy_record import record as private
+from tests.reports.run.test_privacy_record import without_privacy
 
+HEAD = "ab" * 32
 PROMISED: dict[str, Any] = {
-    "schema_version": 1, "private": True, "epsilon": 3.0, "delta": 1e-6, "accountant": "prv",
-    "unit": "example", "neighboring_relation": "add_or_remove_one", "num_examples": 100,
-    "expected_batch_size": 10, "steps": 5, "steps_taken": 5, "data": "corpus (a folder)",
-    "ledger": {"lines": 5, "head": "ab"}, "warnings": [], "trainable_parameters": 1,
-    "total_parameters": 1, "new_parameters": 0, "sample_rate": 0.1, "noise_multiplier": 1.0,
-    "clipping": "flat", "phases": [], "sampler": "poisson", "noise_source": "ChaCha20",
-    "unit_definition": "one line", "epsilons": {}, "max_grad_norm": 0.1, "sensitivity": 0.1,
-    "num_examples_source": "counted",
+    **private(calibration=None), "epsilon": 3.0, "delta": 1e-6, "data": "corpus (a folder)",
+    "ledger": {"lines": 5, "head": HEAD},
 }  # fmt: skip
-NOT_PRIVATE = {key: PROMISED[key] for key in PROMISED if key != "epsilon"} | {"private": False}
+NOT_PRIVATE = without_privacy(num_examples=100, expected_batch_size=10, steps=5)
+KEPT = {
+    **{name: PROMISED[name] for name in ("private", "epsilon", "delta", "accountant", "data")},
+    **{name: PROMISED[name] for name in ("unit", "neighboring_relation", "num_examples")},
+    "ledger": HEAD,
+}
+"""What a run that starts from it says of it."""
+started_from, starting_sentences = plain(started_from), plain(starting_sentences)
 
 
 def beside(folder: Path, record: dict[str, Any]) -> ModelConfig:
@@ -34,18 +40,20 @@ def beside(folder: Path, record: dict[str, Any]) -> ModelConfig:
 def test_a_runs_model_and_an_exported_one_bring_what_was_promised(tmp_path: Path) -> None:
     model = beside(tmp_path / "run", PROMISED)
     (entry,) = starting_models(model)
-    assert (entry["epsilon"], entry["delta"], entry["data"]) == (3.0, 1e-6, "corpus (a folder)")
-    assert entry["ledger"] == "ab" and "phases" not in entry
+    assert (entry.epsilon, entry.delta, entry.data) == (3.0, 1e-6, "corpus (a folder)")
+    assert entry.ledger == HEAD
     exported = ModelConfig(name="local", path=str(tmp_path / "run"))
     assert starting_models(exported) == [entry]
 
 
 def test_public_training_in_between_loses_nothing(tmp_path: Path) -> None:
     first = starting_models(beside(tmp_path / "first", PROMISED))
-    between = starting_models(beside(tmp_path / "b", NOT_PRIVATE | {"starting_models": first}))
+    between = starting_models(
+        beside(tmp_path / "b", NOT_PRIVATE | {"starting_models": as_json(first)})
+    )
     assert between == first
-    again = PROMISED | {"epsilon": 1.0, "starting_models": first}
-    assert [e["epsilon"] for e in starting_models(beside(tmp_path / "c", again))] == [1.0, 3.0]
+    again = PROMISED | {"epsilon": 1.0, "starting_models": as_json(first)}
+    assert [each.epsilon for each in starting_models(beside(tmp_path / "c", again))] == [1.0, 3.0]
 
 
 def test_a_model_without_a_promise_brings_nothing(tmp_path: Path) -> None:
@@ -62,22 +70,22 @@ def test_a_damaged_promise_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_report_says_both_and_what_they_are_together() -> None:
-    public = {"private": False, "starting_models": [PROMISED]}
+    public = {**NOT_PRIVATE, "starting_models": [KEPT]}
     assert "(ε = 3.0000, δ = 1e-06)-differentially private** for the records of corpus" in (
         started_from(public)
     )
     assert starting_sentences(public) == []
-    private = PROMISED | {"epsilon": 2.0, "starting_models": [PROMISED]}
+    private = PROMISED | {"epsilon": 2.0, "starting_models": [KEPT]}
     (sentence,) = starting_sentences(private)
     assert "at most ε = 5.0000 at δ = 2e-06" in sentence
 
 
 def test_with_its_tokenizer_a_model_promises_what_both_do() -> None:
-    entry = PROMISED | {"epsilon_with_tokenizer": 4.0, "delta_with_tokenizer": 2e-6}
-    assert "ε = 4.0000, δ = 2e-06" in started_from({"starting_models": [entry]})
+    entry = KEPT | {"epsilon_with_tokenizer": 4.0, "delta_with_tokenizer": 2e-6}
+    assert "ε = 4.0000, δ = 2e-06" in started_from({**NOT_PRIVATE, "starting_models": [entry]})
 
 
 def test_predictable_noise_promises_nothing() -> None:
-    seeded = PROMISED | {"private": False}
-    assert "promises nothing" in started_from({"starting_models": [seeded]})
+    seeded = KEPT | {"private": False}
+    assert "promises nothing" in started_from({**NOT_PRIVATE, "starting_models": [seeded]})
     assert starting_sentences(PROMISED | {"starting_models": [seeded]}) == []

@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 
 from dpft.runs.tracking import results
+from tests.reports.run.plain import privacy_of
+from tests.reports.run.test_privacy_record import record as private
 from tests.reports.run.test_report import entry
 from tests.stories.tiny import EVALUATION, MARKER, TRAINING, Workspace, make_workspace
 from tests.training.trackers.reading import read_events, wandb_records
@@ -24,7 +26,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None)
 
 def test_trust_rule_8_only_scores_of_public_splits_are_told() -> None:
     entries = [entry("after", 20.0), entry("after", 20.0, split="mine").marked(False)]
-    assert results({"epsilon": 2.5, "steps_taken": 20, "seed": 3}, entries) == {
+    assert results(privacy_of({**private(), "epsilon": 2.5, "steps_taken": 20}), entries) == {
         "privacy/epsilon_reported": 2.5,
         "privacy/steps_taken": 20.0,
         "eval/after/test/bleu": 20.0,

@@ -11,6 +11,7 @@ from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.data.collation import TextLayout
 from dpft.errors import InputError, StateError
 from dpft.privacy.plan import Phase
+from dpft.records.checkpoints import BoundRun
 from dpft.runs import training
 from dpft.runs.run_plan import RunPlan, plan_run
 from dpft.runs.training import prove_clipper, train, warn
@@ -175,7 +176,7 @@ def test_a_model_is_saved_with_its_tokenizer(
 def ended(config: TrainConfig, step: int = 3) -> ResumePoint:
     """Where a run stands that has ended, as far as its checkpoint and its ledger tell."""
     guarantee = config.privacy.guarantee
-    run = {} if guarantee is None else {"promises": promises(guarantee)}
+    run = BoundRun(promises=None if guarantee is None else promises(guarantee))
     ledger = None if guarantee is None else SimpleNamespace(closed=True)
     path = Path("private/checkpoints/step")
     return ResumePoint(checkpoint=Checkpoint(path=path, step=step, run=run), ledger=ledger)

@@ -7,6 +7,7 @@ import pytest
 
 from dpft.config.schema import TrainCommand
 from dpft.errors import InputError, StateError
+from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.witness import WitnessFile, make_witness, read_handed
 from dpft.runs.witnessing import (
@@ -51,20 +52,20 @@ def test_the_witness_of_a_command_is_checked_before_it_is_returned(tmp_path: Pat
 
 def test_a_run_that_its_witness_saw_further_does_not_go_on(tmp_path: Path) -> None:
     folder, witness = make_run(tmp_path / "run"), make_witness(str(tmp_path / "heads"))
-    hand_over_end(begin_handover(witness, folder, run_id_of(folder)), folder)
-    check_witness(witness, folder)
+    hand_over_end(begin_handover(witness, folder, run_id_of(folder)), read_run_ledger(folder))
+    check_witness(witness, read_run_ledger(folder), folder)
     (folder / "privacy.json").unlink()
     ledger = folder / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:4]))
-    check_witness(None, folder)
+    check_witness(None, read_run_ledger(folder), folder)
     with pytest.raises(StateError, match="after line 7, as .* has it, got 4 lines"):
-        check_witness(witness, folder)
+        check_witness(witness, read_run_ledger(folder), folder)
 
 
 def test_the_head_of_the_closing_line_is_handed_over(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     witness = make_witness(str(tmp_path / "heads"))
-    hand_over_end(begin_handover(witness, folder, run_id_of(folder)), folder)
+    hand_over_end(begin_handover(witness, folder, run_id_of(folder)), read_run_ledger(folder))
     (entry,) = map(json.loads, (tmp_path / "heads").read_text().splitlines())
     record, handed = read_ledger(folder / "ledger.jsonl"), read_handed(folder)
     assert handed is not None
@@ -74,11 +75,11 @@ def test_the_head_of_the_closing_line_is_handed_over(tmp_path: Path) -> None:
 
 def test_without_a_witness_or_a_ledger_nothing_is_handed_over(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
-    hand_over_end(begin_handover(None, folder), folder)
+    hand_over_end(begin_handover(None, folder), read_run_ledger(folder))
     assert read_handed(folder) is None
     ordinary = tmp_path / "ordinary"
     ordinary.mkdir()
     witness = make_witness(str(tmp_path / "heads"))
-    check_witness(witness, ordinary)
-    hand_over_end(begin_handover(witness, ordinary), ordinary)
+    check_witness(witness, read_run_ledger(ordinary), ordinary)
+    hand_over_end(begin_handover(witness, ordinary), read_run_ledger(ordinary))
     assert not (tmp_path / "heads").exists()

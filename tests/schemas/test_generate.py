@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from dpft.records.form import OTHER_KEYS, Limits, Misfit, named, null, parse
+from dpft.records.form import OTHER_KEYS, KeysThere, Limits, Misfit, Ruled, named, null, parse
 from dpft.records.values import Count, Versioned
 from dpft.schemas.generate import make_schema
 
@@ -23,10 +23,10 @@ class Inner:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(Versioned):
+class Row(Ruled, Versioned):
     """A row."""
 
-    KEYWORDS: ClassVar[Mapping[str, Any]] = {"minProperties": 2}
+    RULES = (KeysThere(least=2),)
     name: Annotated[str, Limits(choices=("a", "b"))]
     """Its name."""
     number: int | None = null()

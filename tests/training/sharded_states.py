@@ -11,6 +11,7 @@ from dpft.parallel.grid import make_grid
 from dpft.parallel.local import cut_like, whole
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
+from dpft.records.checkpoints import BoundRun
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
 from dpft.training.optimizers import (
     AdamW,
@@ -86,7 +87,7 @@ def save_on(
     """Saves a checkpoint as a run does: rank 0 alone has what is bound to it, and its keys."""
     if ranks.is_first:
         keys = {"noise": ["0102"]}
-        save_checkpoint(folder, step, state, run={"plan": 1}, generators=keys, shards=shards)
+        save_checkpoint(folder, step, state, run=BoundRun(plan=1), generators=keys, shards=shards)
     elif shards is not None:
         save_checkpoint(folder, step, state, shards=shards)
 

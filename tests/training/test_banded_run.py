@@ -136,7 +136,7 @@ def test_a_run_that_began_a_stream_is_replayed_in_it(tmp_path, monkeypatch, capl
         with pytest.raises(Killed):
             go(folder, resume_point=find_resume_point(folder), **settings)
     resume_point = find_resume_point(folder)
-    assert (resume_point.checkpoint.step, resume_point.checkpoint.run["stream"]) == (4, 4)
+    assert (resume_point.checkpoint.step, resume_point.checkpoint.run.stream) == (4, 4)
     caplog.clear()
     go(folder, resume_point=resume_point, **settings)
     assert "new noise" not in caplog.text

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from dpft.errors import InputError, StateError
+from dpft.records.checkpoints import BoundRun
 from dpft.run_folder import KEYS, STATE, WEIGHTS
 from dpft.training.checkpoint import (
     checkpoints,
@@ -138,9 +139,10 @@ def test_only_the_newest_checkpoints_are_kept_and_no_partial_one_is_left(tmp_pat
 def test_generator_states_are_a_file_of_their_own_that_can_be_deleted(tmp_path):
     folder, state = tmp_path / "checkpoints", training_state()
     generators = {"noise": ["0102"], "dropout_key": "01"}
-    path = save_checkpoint(folder, 0, state, generators=generators, run={"plan": 1})
+    path = save_checkpoint(folder, 0, state, generators=generators, run=BoundRun(plan=1))
     read = read_checkpoint(path)
-    assert (read.step, read.run, read.read_keys().content["noise"]) == (0, {"plan": 1}, ["0102"])
+    assert (read.step, read.run) == (0, BoundRun(plan=1))
+    assert read.read_keys().content["noise"] == ["0102"]
     delete_generator_states(folder)
     assert not (path / KEYS).exists()
     assert restore_checkpoint(path, state) == 0

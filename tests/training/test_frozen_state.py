@@ -165,7 +165,7 @@ def test_an_honest_run_ends(tmp_path, method):
 
 
 def frozen_of(folder: Path) -> dict[str, str]:
-    return dict(find_resume_point(folder).checkpoint.run["frozen"])
+    return dict(find_resume_point(folder).checkpoint.run.frozen)
 
 
 def test_the_checkpoint_says_what_nothing_moves(tmp_path):
@@ -205,10 +205,10 @@ def broken_off(folder: Path, patch: pytest.MonkeyPatch) -> ResumePoint:
 def test_a_run_that_goes_on_is_compared_with_its_step_0(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     resume_point = broken_off(folder, monkeypatch)
-    name, expected = "transformer.wpe.weight", resume_point.checkpoint.run["frozen"]
+    name, expected = "transformer.wpe.weight", resume_point.checkpoint.run.frozen
     changed = {**expected, name: "0" * 64}
-    run: dict[str, Any] = dict(resume_point.checkpoint.run)
-    object.__setattr__(resume_point.checkpoint, "run", {**run, "frozen": changed})
+    run = resume_point.checkpoint.run
+    object.__setattr__(resume_point.checkpoint, "run", replace(run, frozen=changed))
     with pytest.raises(RunError, match=f"{name} must be what it was"):
         train(folder, tiny_model(), resume_point=resume_point)
     assert not (folder / "model").exists()
@@ -219,7 +219,7 @@ def test_a_run_that_goes_on_is_compared_with_its_step_0(tmp_path, monkeypatch):
 def test_a_checkpoint_without_digests_is_not_gone_on_from(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     resume_point = broken_off(folder, monkeypatch)
-    run = {k: v for k, v in resume_point.checkpoint.run.items() if k != "frozen"}
+    run = replace(resume_point.checkpoint.run, frozen=None)
     object.__setattr__(resume_point.checkpoint, "run", run)
     with pytest.raises(InputError, match="begun by an earlier version"):
         train(folder, tiny_model(), resume_point=resume_point)

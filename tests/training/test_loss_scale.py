@@ -186,7 +186,7 @@ def go(folder, *, resume_point=None, steps: int = 8, start: float = 1024.0) -> d
     train_privately(own, plan(steps), privacy(), epsilon_after=spent, resume_point=resume_point)
     return {
         "weights": torch.cat([p.flatten() for p in own.model.state_dict().values()]).tolist(),
-        "scale": find_resume_point(folder).checkpoint.run["loss_scale"],
+        "scale": find_resume_point(folder).checkpoint.run.loss_scale,
     }
 
 
@@ -201,7 +201,7 @@ def test_trust_rule_9_a_killed_run_goes_on_with_the_scale_it_had(tmp_path, monke
         with pytest.raises(Killed):
             go(tmp_path / "run")
     point = find_resume_point(tmp_path / "run")
-    assert point.checkpoint.run["loss_scale"]["steps"] == 1, "one step into its second window"
+    assert point.checkpoint.run.loss_scale["steps"] == 1, "one step into its second window"
     assert go(tmp_path / "run", resume_point=point) == expected
     assert expected["scale"]["failed"] + (expected["scale"]["scale"] != 1024) == 1, "one trial"
 

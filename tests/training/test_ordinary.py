@@ -196,7 +196,7 @@ def test_a_clipped_run_that_broke_off_ends_with_the_same_bits(tmp_path: Path) ->
     fresh = session(cut, tiny_model(seed=9), checkpoint_every=2)
     point = find_resume_point(cut)
     assert point.checkpoint.step == 2
-    assert point.checkpoint.run["clipping"]["phases"][0]["max_grad_norm"] == NORM
+    assert point.checkpoint.run.clipping["phases"][0]["max_grad_norm"] == NORM
     train_ordinarily(fresh, STEPS, point, clipped=clipped())
     for (name, value), again in zip(
         own.model.named_parameters(), fresh.model.parameters(), strict=True

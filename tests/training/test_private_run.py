@@ -17,6 +17,7 @@ from dpft.privacy import ledger as ledger_module
 from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, first_line, hash_of, read_ledger
+from dpft.records.checkpoints import KnownLedger
 from dpft.run_folder import KEYS
 from dpft.training import checkpoint as checkpoint_module
 from dpft.training import checkpoint_tensors
@@ -94,7 +95,7 @@ MOMENTS = {
     "between ledger and update": (Full, "finish_gradient", on_call(4, die)),
     "after the update": (loop_module, "check_weights", on_call(4, die)),
     "inside a checkpoint's write": (checkpoint_tensors, "save_file", on_call(5, tear_tensors)),
-    "before a checkpoint has its name": (checkpoint_module, "write_json", on_call(3, die)),
+    "before a checkpoint has its name": (checkpoint_module, "write_record", on_call(3, die)),
     "before the ledger is closed": (Ledger, "close", on_call(1, die)),
     "after it is closed": (ledger_module.Ledger, "__exit__", on_call(1, die)),
 }
@@ -428,13 +429,13 @@ def test_trust_rule_4_the_first_checkpoint_is_whole_before_the_ledgers_first_lin
     kill(monkeypatch, folder, "before the first line")
     assert (folder / "ledger.jsonl").read_bytes() == b""
     known = find_resume_point(folder).checkpoint.run
-    line = first_line(known["run_id"], known["plan"])
-    assert known["ledger"] == {"lines": 1, "head": hash_of(line), "position": 0}
-    (folder / "ledger.jsonl").write_text(first_line("0" * 32, known["plan"]) + "\n")
+    line = first_line(known.run_id, known.plan)
+    assert known.ledger == KnownLedger(lines=1, head=hash_of(line), position=0)
+    (folder / "ledger.jsonl").write_text(first_line("0" * 32, known.plan) + "\n")
     with pytest.raises(StateError, match="line 1: the ledger's head must be"):
         find_resume_point(folder)
     (folder / "ledger.jsonl").write_text(line + "\n")
-    assert find_resume_point(folder).ledger.run_id == known["run_id"]
+    assert find_resume_point(folder).ledger.run_id == known.run_id
 
 
 @pytest.mark.slow
@@ -462,7 +463,8 @@ def test_a_checkpoint_of_another_plan_is_refused(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     kill(monkeypatch, folder, "after the update")
     found = find_resume_point(folder)
-    run = {**found.checkpoint.run, "plan": {**found.checkpoint.run["plan"], "delta": 1e-9}}
+    bound = found.checkpoint.run
+    run = replace(bound, plan={**bound.plan, "delta": 1e-9})
     edited = replace(found, checkpoint=replace(found.checkpoint, run=run))
     with pytest.raises(StateError, match="must be bound to the plan in the first line"):
         edited.plan()

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.reports.accounting.epsilon import headline_of
-from dpft.training.progress import LOG_LINES, StepProgress, draws_bars
+from dpft.training.listeners import LOG_LINES, StepProgress, draws_bars
 from tests.training.toy import spent
 
 
@@ -78,7 +78,7 @@ def test_the_rate_names_what_it_counts(caplog) -> None:
 
 
 def test_trust_rule_7_the_bar_stands_from_the_start_and_moves_at_windows_alone(monkeypatch) -> None:
-    monkeypatch.setattr("dpft.training.progress.draws_bars", lambda console: True)
+    monkeypatch.setattr("dpft.training.listeners.draws_bars", lambda console: True)
     clock = Clock()
     with progress(steps=25, clock=clock, foretold="about 4 minutes") as shown:
         (task,) = shown._bar.tasks
@@ -144,5 +144,5 @@ def test_bars_are_drawn_on_a_terminal_and_in_a_notebook_with_widgets(
     terminal: bool, notebook: bool, widgets: bool, drawn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = ModuleSpec("ipywidgets", None) if widgets else None
-    monkeypatch.setattr("dpft.training.progress.find_spec", lambda name: found)
+    monkeypatch.setattr("dpft.training.listeners.find_spec", lambda name: found)
     assert draws_bars(Console(force_terminal=terminal, force_jupyter=notebook)) is drawn

@@ -10,6 +10,7 @@ import pytest
 
 from dpft.errors import DpftError, InputError, RunError, SaidElsewhere
 from dpft.parallel.ranks import ALONE, Ranks
+from dpft.records.checkpoints import BoundRun
 from dpft.run_folder import KEYS, STATE
 from dpft.training import checkpoint_tensors
 from dpft.training.checkpoint import checkpoints, read_checkpoint
@@ -80,7 +81,7 @@ def test_each_shard_is_a_file_of_its_own_for_the_owner_alone(tmp_path: Path) -> 
     state = json.loads((path / STATE).read_text())
     assert state["shards"] == 2 and state["checksums"].keys() == {KEYS, *shards}
     read = read_checkpoint(path)
-    assert read.read_keys().original and read.run == {"plan": 1}
+    assert read.read_keys().original and read.run == BoundRun(plan=1)
     with checkpoint_tensors.TensorFiles([path / shards[1]]) as second:
         assert "count" not in second.shapes
     with checkpoint_tensors.TensorFiles([path / shards[3]]) as second:

@@ -115,7 +115,7 @@ def check_reseeded(run: Training, size: int, shard_size: int | None) -> None:
 def test_what_each_rank_holds_is_in_the_checkpoints_environment(tmp_path: Path) -> None:
     run = Training(folder=tmp_path, case=replace(LONG, steps=1))
     on_ranks(train_on, 4, run)
-    processes = find_resume_point(tmp_path).checkpoint.run["environment"]["processes"]
+    processes = find_resume_point(tmp_path).checkpoint.run.environment["processes"]
     assert processes["sharding"] == "fsdp, 2 shards x 2 replicas, sums kept whole"
 
 

@@ -7,7 +7,8 @@ import pytest
 from dpft.errors import StateError
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.ledger import read_ledger
-from dpft.runs.tracking import Tracking, Written, open_tracking
+from dpft.records.kept import TrackerState
+from dpft.runs.tracking import Tracking, open_tracking
 from dpft.training import private_run as private_run_module
 from dpft.training.listeners import PublicStep
 from dpft.training.ordinary import train_ordinarily
@@ -67,7 +68,7 @@ def tracking(tmp_path, kept, *, written=None, every=10, seconds=1.0) -> Tracking
         kept,
         name="kept",
         path=tmp_path / "kept.json",
-        written=written or Written(run_id="abc"),
+        written=written or TrackerState(run_id="abc"),
         every=every,
         clock=lambda: next(ticks) * seconds,
     )
@@ -133,7 +134,7 @@ def test_trust_rule_7_fewer_than_ten_steps_show_no_time_of_their_own(tmp_path) -
 def test_replayed_steps_and_results_are_not_written_twice(tmp_path) -> None:
     kept = Kept()
     take(tracking(tmp_path, kept), 1, 40)
-    again = Written(run_id="abc", last_step=30, concluded=True)
+    again = TrackerState(run_id="abc", last_step=30, concluded=True)
     resumed = tracking(tmp_path, kept, written=again)
     take(resumed, 16, 40)
     resumed.conclude(40, {"privacy/epsilon_reported": 3.0})

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from dpft.runs.tracking import Tracking, Written
-from dpft.training import progress as progress_module
-from dpft.training.listeners import PublicStep, StepWindows
-from dpft.training.progress import StepProgress
+from dpft.records.kept import TrackerState
+from dpft.runs.tracking import Tracking
+from dpft.training import listeners as progress_module
+from dpft.training.listeners import PublicStep, StepProgress, StepWindows
 from tests.slowness import slow_but
 from tests.training.toy import spent
 
@@ -132,7 +132,7 @@ def transcript(durations, sessions, monkeypatch, tmp_path, *, terminal: bool, ev
     for start, end in sessions:
         observer.session(setup=30)
         before = json.loads(path.read_text())["last_step"] if path.exists() else 0
-        written = Written(run_id="abc", last_step=before)
+        written = TrackerState(run_id="abc", last_step=before)
         tracking = Tracking(
             Watched(observer), name="watched", path=path, written=written, every=every,
             clock=observer.clock,

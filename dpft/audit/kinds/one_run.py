@@ -5,16 +5,18 @@ epsilon allows has shown that epsilon is larger (Steinke, Nasr and Jagielski 202
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, expect
 from dpft.data.canaries import COIN, Canary
 from dpft.errors import InputError
+from dpft.records.privacy_file import RunPrivacy
+from dpft.records.promises import OpenRun
 from dpft.run_folder import CANARIES, CHECKPOINTS
-from dpft.runs.canary_file import read_canaries
+from dpft.runs.training_data import read_canaries
 
 if TYPE_CHECKING:
     from dpft.audit.one_run_findings import View
@@ -157,8 +159,8 @@ def planned_trade_off(folder: Path) -> "TradeOff | None":
     return mechanism_trade_off(plan.event(streams))
 
 
-def promise(privacy: Mapping[str, Any]) -> tuple[float | None, float]:
+def promise(privacy: RunPrivacy) -> tuple[float | None, float]:
     """Returns the epsilon and delta that a run's report promises; no epsilon of a run without."""
-    if "epsilon" not in privacy:
+    if isinstance(privacy, OpenRun):
         return None, NON_PRIVATE_DELTA
-    return float(privacy["epsilon"]), float(privacy["delta"])
+    return float(privacy.epsilon), float(privacy.delta)

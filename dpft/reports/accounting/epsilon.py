@@ -1,4 +1,4 @@
-"""Tables and JSON of an accounting result: what ``dpft account`` prints.
+"""Tables of an accounting result: what ``dpft account`` prints.
 
 Plain text of at most 80 columns without color or box characters, so that a pipe, a log and a
 terminal show the same.
@@ -6,15 +6,12 @@ terminal show the same.
 
 import textwrap
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from dpft.files import SCHEMA_VERSION
 from dpft.kinds import OWN_DATA, PUBLISHED
 from dpft.privacy.accounting.rounding import DECIMALS, delta_up, round_up, up
 from dpft.privacy.accounting.summary import AccountingReport
 from dpft.privacy.plan import GIVEN, NEIGHBORING_RELATION, SAMPLER, default_delta
 from dpft.records.bounds import Answer, Interval, NoAnswer
-from dpft.records.form import as_json
 from dpft.records.ledger import Calibration
 
 WIDTH = 80
@@ -108,41 +105,6 @@ def headline_of(
         f"{unit}, sampler {sampler}, {steps}",
         indent=0,
     )
-
-
-def accounting_record(
-    report: AccountingReport,
-    *,
-    num_examples: int | None = None,
-    expected_batch_size: float | None = None,
-    unit: str = "example",
-    calibration: Calibration | None = None,
-    delta_source: str = GIVEN,
-) -> dict[str, Any]:
-    """Returns an accounting result under the keys of privacy.json, ready for JSON.
-
-    Keys whose value is unknown are absent. Epsilons are in full precision.
-    """
-    record = {
-        "schema_version": SCHEMA_VERSION,
-        "private": True,
-        "epsilon": report.epsilon,
-        "delta": report.mechanism.delta,
-        "delta_source": delta_source,
-        "accountant": report.accountant,
-        "epsilons": as_json(report.epsilons),
-        "noise_multiplier": report.mechanism.noise_multiplier,
-        "sample_rate": report.mechanism.sample_rate,
-        "steps": report.mechanism.steps,
-        "num_examples": num_examples,
-        "expected_batch_size": expected_batch_size,
-        "unit": unit,
-        "neighboring_relation": NEIGHBORING_RELATION,
-        "sampler": SAMPLER,
-        "calibration": calibration and vars(calibration).copy(),
-        "warnings": list(report.warnings),
-    }
-    return {key: value for key, value in record.items() if value is not None}
 
 
 def delta_warnings(delta: float, num_examples: int, *, source: str) -> list[str]:

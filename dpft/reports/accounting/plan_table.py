@@ -1,15 +1,25 @@
 """The tables that ``dpft plan`` prints: a run's cost, and what each process holds and sends."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from dpft.privacy.accounting.rounding import round_up
 from dpft.privacy.accounting.signal import signal_notes
 from dpft.privacy.accounting.summary import AccountingReport
 from dpft.privacy.plan import PrivacyPlan
+from dpft.records.plans import (
+    EstimatedTime,
+    MeasuredTime,
+    OpenPlan,
+    PlannedProcesses,
+    PrivatePlan,
+    RunCosts,
+)
 from dpft.reports.accounting.epsilon import accounting_table, warning_lines
 
 GIGABYTE = 10**9
+PARTS = (
+    *("process", "weights", "gathered", "gradients", "optimizer", "activations", "proof"),
+    *("exchange", "noise", "working", "total"),
+)
+"""Parts of a process's memory, in the order of the table."""
 PHASES = {
     "proof": "the proof of the first micro-batch",
     "accumulate": "a micro-batch",
@@ -18,58 +28,35 @@ PHASES = {
 }
 
 
-def process_lines(record: Mapping[str, Any]) -> list[str]:
-    r"""Returns memory by part and bytes sent; nothing where a record has none.
-
-    >>> record = {
-    ...     "processes": {"strategy": "fsdp", "world_size": 8, "shard_size": 4,
-    ...                   "accumulate": "whole", "engine": "two_pass"},
-    ...     "memory_per_rank_bytes": {"weights": 2 * 10**9, "proof": 0, "total": 2 * 10**9},
-    ...     "memory_peak_phase": "finish", "bytes_sent_per_step": 10**9,
-    ...     "device_memory_bytes": 80 * 10**9, "largest_micro_batch": 32,
-    ... }  # fmt: skip
-    >>> print("\n".join(process_lines(record)[1:]))
-    8 processes, fsdp: 2 replicas in 4 shards each, accumulate=whole
-    each at most, by its shapes, in the sum of a step:
-    weights               2.00 GB
-    total                 2.00 GB
-    sent in a step        1.00 GB by each
-    largest micro-batch   32 records in 80.0 GB
-
-    Args:
-        record: What ``dpft plan output=json`` prints.
-    """
-    if "processes" not in record:
-        return []
-    parts = record["memory_per_rank_bytes"]
+def process_lines(costs: RunCosts) -> list[str]:
+    """Returns memory by part and bytes sent."""
+    parts = costs.memory_per_rank_bytes
+    sizes = [(name, getattr(parts, name)) for name in PARTS]
+    largest, room = costs.largest_micro_batch, costs.device_memory_bytes
+    fits = []
+    if largest is not None and room is not None:
+        fits.append(_line("largest micro-batch", f"{largest} records in {room / GIGABYTE:.1f} GB"))
     return [
         "",
-        _spread(record["processes"]),
-        f"each at most, by its shapes, in {PHASES[record['memory_peak_phase']]}:",
-        *(_line(name, f"{size / GIGABYTE:.2f} GB") for name, size in parts.items() if size),
-        _line("sent in a step", f"{record['bytes_sent_per_step'] / GIGABYTE:.2f} GB by each"),
-        *_largest(record),
+        _spread(costs.processes),
+        f"each at most, by its shapes, in {PHASES[costs.memory_peak_phase]}:",
+        *(_line(name, f"{size / GIGABYTE:.2f} GB") for name, size in sizes if size),
+        _line("sent in a step", f"{costs.bytes_sent_per_step / GIGABYTE:.2f} GB by each"),
+        *fits,
     ]
 
 
-def _spread(processes: Mapping[str, Any]) -> str:
+def _spread(processes: PlannedProcesses) -> str:
     """Returns how a run is spread over processes."""
-    strategy, count = processes["strategy"], processes["world_size"]
+    strategy, count = processes.strategy, processes.world_size
     if count == 1:
         return "1 process"
     if strategy != "fsdp":
         return f"{count} processes, {strategy}: {count} replicas of the whole model"
-    shards = processes["shard_size"]
+    shards = processes.shard_size
     replicas = count // shards
     there = f"{replicas} replicas in {shards} shards each" if replicas > 1 else f"{shards} shards"
-    return f"{count} processes, {strategy}: {there}, accumulate={processes['accumulate']}"
-
-
-def _largest(record: Mapping[str, Any]) -> list[str]:
-    largest, room = record["largest_micro_batch"], record["device_memory_bytes"]
-    if largest is None:
-        return []
-    return [_line("largest micro-batch", f"{largest} records in {room / GIGABYTE:.1f} GB")]
+    return f"{count} processes, {strategy}: {there}, accumulate={processes.accumulate}"
 
 
 def _line(name: str, value: str) -> str:
@@ -77,7 +64,7 @@ def _line(name: str, value: str) -> str:
 
 
 def plan_table(
-    record: Mapping[str, Any],
+    record: PrivatePlan | OpenPlan,
     plan: PrivacyPlan | None,
     accounting: AccountingReport | None,
 ) -> str:
@@ -88,10 +75,15 @@ def plan_table(
         plan: The mechanism, or None for a non-private run.
         accounting: Its accounting.
     """
-    lines = _parameter_lines(record)
-    if plan is None or accounting is None:
+    lines = [
+        f"{'trainable parameters':<22}{record.trainable_parameters:,}",
+        f"{'new parameters':<22}{record.new_parameters:,}",
+        f"{'total parameters':<22}{record.total_parameters:,}",
+    ]
+    if isinstance(record, OpenPlan) or plan is None or accounting is None:
+        assert isinstance(record, OpenPlan)
         lines = [*_not_private_lines(record), "", *lines]
-        lines.append(f"{'steps':<22}{record['steps']}")
+        lines.append(f"{'steps':<22}{record.steps}")
         lines += [f"{name:<22}{value}" for name, value in _clipped_rows(record)]
     else:
         table = accounting_table(
@@ -109,47 +101,41 @@ def plan_table(
     return "\n".join(lines)
 
 
-def summary_line(record: Mapping[str, Any]) -> str:
+def summary_line(record: PrivatePlan | OpenPlan) -> str:
     """Returns what a run would take and promise, in a line for people.
 
-    >>> cost = {"seconds_total": 200.0, "peak_memory_bytes": 8 * 2**27}
-    >>> summary_line({"estimated": cost, "epsilon": 7.998})
-    'about 3 minutes, 1.0 GiB, ε 7.998'
-    >>> summary_line({"epsilon": 7.998, "epsilon_with_tokenizer": 8.5})
-    'ε 7.998 of the training alone, ε 8.500 with its tokenizer'
-
-    Args:
-        record: What ``dpft plan output=json`` prints.
+    It is such as "about 3 minutes, 1.0 GiB, ε 7.998 of the training alone, ε 8.500 with its
+    tokenizer".
     """
-    cost = record.get("measured") or record.get("estimated")
-    taken = []
+    cost, taken = record.measured or record.estimated, []
     if cost is not None:
-        memory = cost["peak_memory_bytes"] / 2**30
-        taken = [f"about {in_words(cost['seconds_total'])}", f"{memory:.1f} GiB"]
-    spent = f"ε {round_up(record['epsilon'], 3):.3f}" if "epsilon" in record else "no ε"
-    if "epsilon_with_tokenizer" in record:
-        both = round_up(record["epsilon_with_tokenizer"], 3)
+        memory = cost.peak_memory_bytes / 2**30
+        taken = [f"about {in_words(cost.seconds_total)}", f"{memory:.1f} GiB"]
+    if isinstance(record, OpenPlan):
+        return ", ".join([*taken, "no ε"])
+    spent = f"ε {round_up(record.epsilon, 3):.3f}"
+    if record.epsilon_with_tokenizer is not None:
+        both = round_up(record.epsilon_with_tokenizer, 3)
         spent += f" of the training alone, ε {both:.3f} with its tokenizer"
     return ", ".join([*taken, spent])
 
 
-def _not_private_lines(record: Mapping[str, Any]) -> list[str]:
+def _not_private_lines(record: OpenPlan) -> list[str]:
     lines = ["NOT PRIVATE: privacy=none trains without differential privacy."]
-    if "max_grad_norm" in record:
+    if record.max_grad_norm is not None:
         lines.append("Each example's gradient is clipped, and no noise is added.")
     return lines
 
 
-def _clipped_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _clipped_rows(record: OpenPlan) -> list[tuple[str, str]]:
     """Returns how a run without noise draws and clips; nothing of ordinary training."""
-    if "max_grad_norm" not in record:
+    if record.sampler is None or record.clipping is None:
         return []
-    norms = ", ".join(f"{phase['max_grad_norm']:g}" for phase in record["phases"])
     return [
-        ("sampler", record["sampler"]),
-        ("sample rate", f"{record['sample_rate']:.6g}"),
-        ("clipping", record["clipping"]),
-        ("max_grad_norm", norms),
+        ("sampler", record.sampler),
+        ("sample rate", f"{record.sample_rate:.6g}"),
+        ("clipping", record.clipping),
+        ("max_grad_norm", ", ".join(f"{each.max_grad_norm:g}" for each in record.phases or ())),
     ]
 
 
@@ -171,16 +157,9 @@ def in_words(seconds: float) -> str:
     return f"{whole} second{'s' if whole > 1 else ''}"
 
 
-def _parameter_lines(record: Mapping[str, Any]) -> list[str]:
-    names = ("trainable", "new", "total")
-    return [f"{f'{name} parameters':<22}{record[f'{name}_parameters']:,}" for name in names]
-
-
-def _signal_lines(record: Mapping[str, Any]) -> list[str]:
+def _signal_lines(record: PrivatePlan) -> list[str]:
     """Returns how long a run's gradients are at best beside its noise, and what that means."""
-    if "signal_to_noise" not in record:
-        return []
-    share = record["signal_to_noise"]
+    share = record.signal_to_noise
     return [
         "",
         f"{'signal to noise':<20}{share:.2g} at best, if all gradients of all steps point one way",
@@ -203,30 +182,30 @@ def _phase_lines(plan: PrivacyPlan) -> list[str]:
     ]
 
 
-def _cost_lines(record: Mapping[str, Any]) -> list[str]:
+def _cost_lines(costs: RunCosts) -> list[str]:
     """Returns time and memory, measured or else estimated, and how that was done."""
-    if "measured" in record:
-        cost = record["measured"]
+    cost: MeasuredTime | EstimatedTime
+    if costs.measured is not None:
+        cost = costs.measured
         how = [
             f"measured on synthetic micro-batches: time for records of"
-            f" {_of_length(cost['typical_length'])},",
+            f" {_of_length(cost.typical_length)},",
             "memory for the longest ones; loading and evaluation left out:",
         ]
-    elif "estimated" in record:
-        cost = record["estimated"]
+    else:
+        assert costs.estimated is not None
+        cost = costs.estimated
         how = [
             "estimated by a probe of this machine as it is now, for records of"
-            f" {_of_length(cost['typical_length'])};",
+            f" {_of_length(cost.typical_length)};",
             "loading and evaluation left out; plan.measure=true times the model instead:",
         ]
-    else:
-        return []
-    hours, seconds = divmod(cost["seconds_total"], 3600)
+    hours, seconds = divmod(cost.seconds_total, 3600)
     return [
         "",
         *how,
-        f"{'seconds per step':<22}{cost['seconds_per_step']:.2f}",
+        f"{'seconds per step':<22}{cost.seconds_per_step:.2f}",
         f"{'training time':<22}{hours:.0f} h {seconds / 60:.0f} min",
-        f"{'peak memory':<22}{cost['peak_memory_bytes'] / 2**30:.2f} GiB",
-        f"{'micro-batch':<22}{record['micro_batch_size']} records",
+        f"{'peak memory':<22}{cost.peak_memory_bytes / 2**30:.2f} GiB",
+        f"{'micro-batch':<22}{costs.micro_batch_size} records",
     ]

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from dpft.errors import InputError
 from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.records.privacy_file import guarantee
+from dpft.records.promises import PrivateRun
 from dpft.reports.comparison.sweeps import EPS, Setting, group_runs, swept_keys
 from dpft.reports.comparison.tables import Pivot, Split, bases, pivots, split_tables
-from dpft.reports.run.run_record import RunRecord, guarantee
+from dpft.reports.run.run_record import RunRecord
 
 STATED = "as its run's privacy.json states it; `dpft account run=…` computes it from the ledger."
 APART = (
@@ -34,8 +36,8 @@ def composed_costs(records: Sequence[RunRecord], unfinished: int) -> list[str]:
     """
     data: dict[tuple[str, ...], list[RunRecord]] = {}
     for record in records:
-        task = record.config["task"]
-        place = (str(task["name"]), str(task.get("source")), str(task.get("data_dir")))
+        task = record.config.task
+        place = (task.name, str(task.source), str(task.data_dir))
         data.setdefault(place, []).append(record)
     sentences = [_cost(place[0], runs) for place, runs in data.items()]
     if unfinished:
@@ -52,21 +54,21 @@ def composed_costs(records: Sequence[RunRecord], unfinished: int) -> list[str]:
 
 
 def _cost(task: str, runs: Sequence[RunRecord]) -> str:
-    open_runs = [run for run in runs if "epsilon" not in run.privacy or not run.privacy["private"]]
-    if open_runs:
+    promises = [run.privacy for run in runs]
+    private = [each for each in promises if isinstance(each, PrivateRun) and each.private]
+    if len(private) < len(runs):
         return (
-            f"{task}: {len(open_runs)} of {len(runs)} runs were not private; nothing bounds what"
-            " all of them together tell of their records."
+            f"{task}: {len(runs) - len(private)} of {len(runs)} runs were not private; nothing"
+            " bounds what all of them together tell of their records."
         )
-    kinds = {(run.privacy["unit"], run.privacy["neighboring_relation"]) for run in runs}
-    if len(kinds) > 1:
+    if len({(each.unit, each.neighboring_relation) for each in private}) > 1:
         return (
             f"{task}: the {len(runs)} runs protect different units or neighboring relations, so"
             " their ε cannot be added up."
         )
     if len(runs) == 1:
         return f"{task}: one run, so its ε is the whole cost, if no other used these records."
-    costs = [guarantee(run.privacy) for run in runs]
+    costs = [guarantee(each) for each in private]
     epsilon = up(math.fsum(epsilon for epsilon, _ in costs))
     delta = delta_up(math.fsum(delta for _, delta in costs))
     return (

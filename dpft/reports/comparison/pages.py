@@ -6,11 +6,12 @@ they stand; none of them is covered by epsilon.
 
 import csv
 import io
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dpft.files import SCHEMA_VERSION, write_text
+from dpft.records.privacy_file import RunPrivacy
+from dpft.records.promises import OpenRun
 from dpft.records.scores import PRIVATE_SPLIT
 from dpft.reports.comparison.compare import Comparison
 from dpft.reports.comparison.published import published_pivots
@@ -59,10 +60,13 @@ def csv_table(comparison: Comparison) -> str:
     return buffer.getvalue()
 
 
-def _with_tokenizer(privacy: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns epsilon and delta of a model and its tokenizer; nothing of one without its own."""
-    names = ("epsilon_with_tokenizer", "delta_with_tokenizer")
-    return {name: privacy[name] for name in names if name in privacy}
+def _spent(privacy: RunPrivacy) -> dict[str, Any]:
+    """Returns what a run cost, by itself and with its tokenizer; empty words without privacy."""
+    if isinstance(privacy, OpenRun):
+        return {"epsilon": "", "delta": "", "accountant": ""}
+    names = ("epsilon", "delta", "accountant", "epsilon_with_tokenizer", "delta_with_tokenizer")
+    stated = {name: getattr(privacy, name) for name in names}
+    return {name: value for name, value in stated.items() if value is not None}
 
 
 def csv_rows(comparison: Comparison) -> list[dict[str, Any]]:
@@ -71,14 +75,11 @@ def csv_rows(comparison: Comparison) -> list[dict[str, Any]]:
         {
             "run": str(run.folder),
             **{key: setting.label(key) for key in comparison.keys},
-            "seed": run.config.get("train", {}).get("seed", ""),
-            "epsilon": run.privacy.get("epsilon", ""),
-            "delta": run.privacy.get("delta", ""),
-            "accountant": run.privacy.get("accountant", ""),
-            **_with_tokenizer(run.privacy),
-            "private": run.privacy.get("private", False),
-            "trainable_parameters": run.privacy["trainable_parameters"],
-            "total_parameters": run.privacy["total_parameters"],
+            "seed": "" if run.config.train.seed is None else run.config.train.seed,
+            **_spent(run.privacy),
+            "private": run.privacy.private,
+            "trainable_parameters": run.privacy.trainable_parameters,
+            "total_parameters": run.privacy.total_parameters,
             "task": entry.task,
             "split": entry.split,
             "split_is_public": entry.split_is_public,

@@ -60,15 +60,17 @@ def published_pivots(
         settings: All of them, as the table numbers them.
     """
     found = {number for row in pivot.settings for number in row if number is not None}
-    configs = [run.config for number in sorted(found) for run in settings[number].runs]
+    runs = [run for number in sorted(found) for run in settings[number].runs]
     maps: list[ReferenceMap] = []
-    for config in configs:
-        maps += [one for one in _turned(saved_maps(config), pivot) if one not in maps]
+    for run in runs:
+        maps += [
+            one for one in _turned(saved_maps(run.config.reference_maps), pivot) if one not in maps
+        ]
     return [
         _beside(one, pivot, settings)
         for one in maps
         if (one.metric, one.task, one.split) == (pivot.metric, split.task, split.name)
-        and all(one.fits(config) for config in configs)
+        and all(one.fits(run.values) for run in runs)
     ]
 
 
@@ -118,7 +120,7 @@ def _difference(
 ) -> float | None:
     if cell is None or number is None:
         return None
-    published = one.score_of(settings[number].runs[0].config)
+    published = one.score_of(settings[number].runs[0].values)
     return None if published is None else cell.mean - published
 
 

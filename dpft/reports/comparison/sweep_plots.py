@@ -120,7 +120,7 @@ def _against_parameters(
     axis = "total_parameters" if MODELS & set(keys) else "trainable_parameters"
     series: dict[str, list[Point]] = {}
     for index, cell in cells.items():
-        size = float(settings[index].runs[0].privacy[axis])
+        size = float(getattr(settings[index].runs[0].privacy, axis))
         label = _level(settings[index]) if EPS in keys else ""
         series.setdefault(label, []).append((size, cell.mean, cell.deviation or 0.0))
     sizes = {place for points in series.values() for place, _, _ in points}

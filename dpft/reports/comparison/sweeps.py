@@ -65,7 +65,7 @@ def group_runs(records: Iterable[RunRecord], *, kept: Sequence[str] = ()) -> lis
     """
     groups: dict[str, tuple[dict[str, Any], list[RunRecord]]] = {}
     for record in records:
-        values = setting_values(record.config, kept=kept)
+        values = setting_values(record.values, kept=kept)
         key = json.dumps(values, sort_keys=True, default=str)
         groups.setdefault(key, (values, []))[1].append(record)
     return [Setting(values=values, runs=tuple(runs)) for values, runs in groups.values()]

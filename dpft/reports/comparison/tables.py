@@ -10,12 +10,13 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.records.privacy_file import guarantee
+from dpft.records.promises import PrivateRun
 from dpft.records.scores import ScoreEntry
 from dpft.reports.comparison.sweeps import NOT_PRIVATE, Setting, ordered
-from dpft.reports.run.run_record import RunRecord, guarantee
+from dpft.reports.run.run_record import RunRecord
 
 LEVEL = 0.05
 LOWER_IS_BETTER = frozenset({"perplexity"})
@@ -190,17 +191,17 @@ def _pivot(
     )
 
 
-def basis(privacy: Mapping[str, Any]) -> str:
+def basis(privacy: PrivateRun) -> str:
     """Returns by whom and at which delta a private run's ``guarantee`` holds."""
-    by = str(privacy["accountant"])
-    if "epsilon_with_tokenizer" in privacy:
+    by = privacy.accountant
+    if privacy.tokenizer is not None:
         by += ", its tokenizer included,"
     return f"{by} at δ = {delta_up(guarantee(privacy)[1])}"
 
 
 def bases(runs: Iterable[RunRecord]) -> set[str]:
     """Returns the ``basis`` of each private run: of epsilons that compare there is one."""
-    return {basis(run.privacy) for run in runs if "epsilon" in run.privacy}
+    return {basis(run.privacy) for run in runs if isinstance(run.privacy, PrivateRun)}
 
 
 def printed_epsilon(runs: Sequence[RunRecord], *, with_basis: bool = False) -> str:
@@ -210,19 +211,19 @@ def printed_epsilon(runs: Sequence[RunRecord], *, with_basis: bool = False) -> s
         runs: Of one setting.
         with_basis: Whether to say by whom and at which delta it is, since others are otherwise.
     """
-    if any("epsilon" not in run.privacy for run in runs):
-        norms = {run.privacy.get("max_grad_norm") for run in runs}
+    private = [run.privacy for run in runs if isinstance(run.privacy, PrivateRun)]
+    if len(private) < len(runs):
+        norms = {run.privacy.max_grad_norm for run in runs}
         return NOT_PRIVATE if None in norms else f"{NOT_PRIVATE}, clipped"
-    largest_run = max(runs, key=lambda run: guarantee(run.privacy)[0])
-    largest = up(guarantee(largest_run.privacy)[0])
-    largest += f" (by {basis(largest_run.privacy)})" if with_basis else ""
-    seeded = any(not run.privacy["private"] for run in runs)
+    most = max(private, key=lambda each: guarantee(each)[0])
+    largest = up(guarantee(most)[0]) + (f" (by {basis(most)})" if with_basis else "")
+    seeded = not all(each.private for each in private)
     return f"{largest} ({NOT_PRIVATE}: noise_seed)" if seeded else largest
 
 
 def parameters(run: RunRecord) -> tuple[str, str]:
     """Returns the number of trained parameters, and their share of all."""
-    trainable, total = run.privacy["trainable_parameters"], run.privacy["total_parameters"]
+    trainable, total = run.privacy.trainable_parameters, run.privacy.total_parameters
     return f"{trainable:,}", f"{trainable / total:.2%}"
 
 

@@ -5,11 +5,11 @@ splits only (docs/design.md, rule 8). It names no folder of the machine, and no 
 base and the records allow one, dpft cannot know.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from dpft.files import write_text
+from dpft.records.configuration import ModelSection, RunConfiguration, TaskSection
+from dpft.records.privacy_file import has_noise
 from dpft.records.scores import ScoreEntry
 from dpft.reports.pages import render_markdown
 from dpft.reports.run.audited import alarms
@@ -40,11 +40,11 @@ def render_card(record: RunRecord, folder: Path) -> str:
     config, privacy = record.config, record.privacy
     public = [entry for entry in record.after() if entry.split_is_public and entry.metrics]
     name = model_title(config, privacy)
-    private = "epsilon" in privacy and privacy["private"]
+    private = has_noise(privacy) and privacy.private
     return render_markdown(
         "card.md.j2",
         front_matter=_front_matter(config, public, folder, private=private),
-        title=f"{name} on {config['task']['name']}, method {config['method']['name']}",
+        title=f"{name} on {config.task.name}, method {config.method.name}",
         alarms=alarms(privacy),
         headline=headline(privacy),
         warnings=warnings(config, privacy),
@@ -56,15 +56,15 @@ def render_card(record: RunRecord, folder: Path) -> str:
 
 
 def _front_matter(
-    config: Mapping[str, Any], public: list[ScoreEntry], folder: Path, *, private: bool
+    config: RunConfiguration, public: list[ScoreEntry], folder: Path, *, private: bool
 ) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
-    base, data = _base(config["model"]), _dataset(config["task"])
-    method, task = str(config["method"]["name"]), str(config["task"]["name"])
+    base, data = _base(config.model), _dataset(config.task)
+    method, task = config.method.name, config.task.name
     results = [
         EvalResult(
-            task_type=_kind(config["task"]),
+            task_type=_kind(config.task),
             dataset_type=data,
             dataset_name=entry.task,
             dataset_split=entry.split,
@@ -83,33 +83,33 @@ def _front_matter(
         datasets=None if data is None else [data],
         library_name=library,
         tags=["dpft", *(["differential-privacy"] if private else []), method, task],
-        model_name=f"{model_name(config)}-{task}-{method}" if results else None,
+        model_name=f"{model_name(config.model)}-{task}-{method}" if results else None,
         eval_results=results or None,
     )
     return str(card.to_yaml()).strip()
 
 
-def _base(model: Mapping[str, Any]) -> str | None:
+def _base(model: ModelSection) -> str | None:
     """Returns the base's name on the hub; None where its weights are not from there."""
-    elsewhere = model.get("path") or model.get("embedded") or model.get("init") == "random"
-    return None if elsewhere else model.get("hub_name")
+    elsewhere = model.path or model.embedded or model.init == "random"
+    return None if elsewhere else model.hub_name
 
 
-def _dataset(task: Mapping[str, Any]) -> str | None:
+def _dataset(task: TaskSection) -> str | None:
     """Returns the name on the hub of published data; None for any other."""
-    known = TASKS.entries().get(str(task["name"]))
-    if known is None or known.published_hub_name is None or task.get("data_dir") is not None:
+    known = TASKS.entries().get(task.name)
+    if known is None or known.published_hub_name is None or task.data_dir is not None:
         return None
-    source, train = task.get("source"), (task.get("urls") or {}).get("train")
-    from_hub = source == "hub" and task.get("hub_name") == known.published_hub_name
+    source, train = task.source, (task.urls or {}).get("train")
+    from_hub = source == "hub" and task.hub_name == known.published_hub_name
     from_url = source == "url" and train is not None and train == known.published_urls.get("train")
     return known.published_hub_name if from_hub or from_url else None
 
 
-def _kind(task: Mapping[str, Any]) -> str:
+def _kind(task: TaskSection) -> str:
     """Returns what the hub calls the task."""
-    known = TASKS.entries().get(str(task["name"]), Task)
-    if task.get("objective") == TEXT2TEXT or issubclass(known, SeqToSeqTask):
+    known = TASKS.entries().get(task.name, Task)
+    if task.objective == TEXT2TEXT or issubclass(known, SeqToSeqTask):
         return "text2text-generation"
     if not issubclass(known, LabelTask):
         return "text-generation"

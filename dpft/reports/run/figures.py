@@ -7,18 +7,25 @@ pairs, and images to look at.
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from markupsafe import Markup
 
 from dpft.privacy.accounting.membership import most_right
 from dpft.privacy.accounting.rounding import figure_up
 from dpft.privacy.plan import EXAMPLE
+from dpft.records.configuration import RunConfiguration
+from dpft.records.privacy_file import (
+    COMPUTABLE,
+    RunPrivacy,
+    Vocabulary,
+    guarantee,
+    is_promised,
+)
+from dpft.records.promises import PrivateRun
 from dpft.records.scores import PRIVATE_SPLIT, ConfusedClasses, ScoreEntry
 from dpft.reports.pages import digits
 from dpft.reports.plots import heat_map
-from dpft.reports.run.run_record import COMPUTABLE, guarantee, is_promised
 from dpft.reports.run.scores import ScoreTable, main_metric, metric_words
 from dpft.run_folder import WRONG_IMAGES
 
@@ -46,7 +53,7 @@ class Figure:
 
 
 def figures(
-    config: Mapping[str, Any], privacy: Mapping[str, Any], tables: Sequence[ScoreTable]
+    config: RunConfiguration, privacy: RunPrivacy, tables: Sequence[ScoreTable]
 ) -> list[Figure]:
     """Returns epsilon, delta, the unit and the main score, or that nothing is promised.
 
@@ -58,15 +65,11 @@ def figures(
     return [*_promise(privacy), *_main_score(config, tables)]
 
 
-def meaning(privacy: Mapping[str, Any]) -> str | None:
-    """Returns in a sentence what epsilon means to one who is in the data; None without a promise.
-
-    Args:
-        privacy: Content of privacy.json.
-    """
-    if "epsilon" not in privacy or not is_promised(privacy):
+def meaning(privacy: RunPrivacy) -> str | None:
+    """Returns in a sentence what epsilon means to who is in the data; None without a promise."""
+    if not is_promised(privacy):
         return None
-    whose = _whose(privacy["unit"])
+    whose = _whose(privacy.unit)
     right = most_right(*guarantee(privacy))
     if right is None:
         return (
@@ -81,14 +84,9 @@ def meaning(privacy: Mapping[str, Any]) -> str | None:
     )
 
 
-def tone(privacy: Mapping[str, Any]) -> Tone:
-    """Returns the color of a run's promise, red where there is none.
-
-    Args:
-        privacy: Content of privacy.json.
-    """
-    promised = "epsilon" in privacy and is_promised(privacy)
-    return tone_of(guarantee(privacy) if promised else None)
+def tone(privacy: RunPrivacy | Vocabulary) -> Tone:
+    """Returns the color of a run's promise, red where there is none."""
+    return tone_of(guarantee(privacy) if is_promised(privacy) else None)
 
 
 def tone_of(promise: tuple[float, float] | None) -> Tone:
@@ -110,32 +108,32 @@ def _whose(unit: str) -> str:
     return "one example was" if unit == EXAMPLE else f"the rows of one `{unit}` were"
 
 
-def _promise(privacy: Mapping[str, Any]) -> list[Figure]:
-    if "epsilon" not in privacy:
-        clipped = ", clipped, no noise" if "max_grad_norm" in privacy else ""
+def _promise(privacy: RunPrivacy) -> list[Figure]:
+    if not isinstance(privacy, PrivateRun):
+        clipped = ", clipped, no noise" if privacy.max_grad_norm is not None else ""
         return [Figure(label="privacy", value="none", note=f"privacy=none{clipped}", weak=True)]
-    if COMPUTABLE in privacy["warnings"]:
+    if COMPUTABLE in privacy.warnings:
         note = "its noise can be computed (SECURITY.md)"
         return [Figure(label="privacy", value="none", note=note, weak=True)]
-    if not privacy["private"]:
+    if not privacy.private:
         note = "its noise was predictable (privacy.noise_seed)"
         return [Figure(label="privacy", value="none", note=note, weak=True)]
     epsilon, delta = (figure_up(value) for value in guarantee(privacy))
-    note = f"at most, by {privacy['accountant']}"
-    if "epsilon_with_tokenizer" in privacy:
-        note = f"at most, its tokenizer included; {figure_up(privacy['epsilon'])} of the training"
+    note = f"at most, by {privacy.accountant}"
+    if privacy.tokenizer is not None:
+        note = f"at most, its tokenizer included; {figure_up(privacy.epsilon)} of the training"
     return [
         Figure(label="ε", value=epsilon, note=note, tone=tone(privacy)),
         Figure(label="δ", value=delta, note="at most"),
         Figure(
             label="unit",
-            value=privacy["unit"],
-            note=f"one of {privacy['num_examples']:,}, added or removed",
+            value=privacy.unit,
+            note=f"one of {privacy.num_examples:,}, added or removed",
         ),
     ]
 
 
-def _main_score(config: Mapping[str, Any], tables: Sequence[ScoreTable]) -> list[Figure]:
+def _main_score(config: RunConfiguration, tables: Sequence[ScoreTable]) -> list[Figure]:
     """Returns the first split's main score after training; none where there is none."""
     table = next((table for table in tables if table.rows and table.stages[-1] == "after"), None)
     if table is None:
@@ -175,15 +173,15 @@ class Confusion:
     """Some wrongly classed images, as an address that holds them; empty: there are none."""
 
 
-def confusions(evaluations: Sequence[ScoreEntry], folder: Path) -> list[Confusion]:
+def confusions(evaluations: Sequence[ScoreEntry], pictures: Mapping[str, bytes]) -> list[Confusion]:
     """Returns the confusion of each split that is public and has classes.
 
     Args:
         evaluations: Entries of metrics.json.
-        folder: Of the run, which may hold images of them.
+        pictures: Images of them, by the name of their file.
     """
     last = [entry for entry in evaluations if entry.stage == "after" and entry.confusion]
-    return [_confusion(entry, folder, alone=len(last) == 1) for entry in last]
+    return [_confusion(entry, pictures, alone=len(last) == 1) for entry in last]
 
 
 def confused_pairs(confusion: ConfusedClasses) -> list[tuple[str, str, int]]:
@@ -202,7 +200,7 @@ def confused_pairs(confusion: ConfusedClasses) -> list[tuple[str, str, int]]:
     return sorted(found, key=lambda pair: -pair[2])[:PAIRS]
 
 
-def _confusion(entry: ScoreEntry, folder: Path, *, alone: bool) -> Confusion:
+def _confusion(entry: ScoreEntry, pictures: Mapping[str, bytes], *, alone: bool) -> Confusion:
     assert entry.confusion is not None
     labels, counts = entry.confusion.labels, entry.confusion.counts
     heading = f"Which class was taken for which, {entry.task}, split {entry.split}"
@@ -220,12 +218,12 @@ def _confusion(entry: ScoreEntry, folder: Path, *, alone: bool) -> Confusion:
         heading=heading,
         plot=plot,
         pairs=confused_pairs(entry.confusion),
-        picture=_picture(folder, "" if alone else entry.split),
+        picture=_picture(pictures, "" if alone else entry.split),
     )
 
 
-def _picture(folder: Path, part: str) -> str:
+def _picture(pictures: Mapping[str, bytes], part: str) -> str:
     name = WRONG_IMAGES if not part else f"_{part}.".join(WRONG_IMAGES.split("."))
-    if not (folder / name).is_file():
+    if name not in pictures:
         return ""
-    return "data:image/png;base64," + base64.b64encode((folder / name).read_bytes()).decode()
+    return "data:image/png;base64," + base64.b64encode(pictures[name]).decode()

@@ -4,29 +4,28 @@ A folder or a file of the user's is named by no path: those name a machine and i
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from dpft.records.configuration import ModelSection, RunConfiguration, TaskSection
+from dpft.records.privacy_file import RunPrivacy
 from dpft.run_folder import is_base_model
 
 
-def model_name(config: Mapping[str, Any]) -> str:
+def model_name(model: ModelSection) -> str:
     """Returns what the base is called, of a folder its last part alone."""
-    path = config["model"].get("path")
-    if path and not is_base_model(path):
-        return Path(path).name
-    return str(config["model"]["name"])
+    if model.path and not is_base_model(model.path):
+        return Path(model.path).name
+    return model.name
 
 
-def model_title(config: Mapping[str, Any], privacy: Mapping[str, Any]) -> str:
+def model_title(config: RunConfiguration, privacy: RunPrivacy) -> str:
     """Returns what the base is called where its kind is said, too, as the run wrote it down.
 
     Args:
         config: Of the run.
         privacy: Its privacy.json; that of an older run does not say.
     """
-    return str(privacy.get("model") or model_name(config))
+    return privacy.model or model_name(config.model)
 
 
 def with_kind(name: str, folder: Path | None) -> str:
@@ -45,15 +44,14 @@ def with_kind(name: str, folder: Path | None) -> str:
     return f"{name} ({kind})" if isinstance(kind, str) else name
 
 
-def data_name(config: Mapping[str, Any]) -> str:
+def data_name(task: TaskSection) -> str:
     """Returns the task and where its rows came from, such as ``e2e (embedded sample)``."""
-    task = config["task"]
-    source = "local" if task.get("data_dir") is not None else task.get("source")
+    source = "local" if task.data_dir is not None else task.source
     known = {
         "local": "local files",
         "embedded": "embedded sample",
         "memory": "rows given by a program",
-        "hub": f"{task.get('hub_name')} on the hub",
+        "hub": f"{task.hub_name} on the hub",
         "url": "the addresses of task.urls",
     }
-    return f"{task['name']} ({known.get(source, source)})" if source else str(task["name"])
+    return f"{task.name} ({known.get(source, source)})" if source else task.name

@@ -6,15 +6,16 @@ heads of its ledger.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dpft.parallel.described import LOOPBACK_OF_ONE_MACHINE, NOT_SHARDED
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.accounting.selection import TrialCount
-from dpft.records.form import as_json
 from dpft.records.heads import Handed, HandedFile
 from dpft.records.ledger import Calibration
-from dpft.reports.run.run_record import guarantee
+from dpft.records.privacy_file import RunPrivacy, guarantee
+from dpft.records.promises import PrivateRun, Process, Selection, StartingModel
 
 NETWORK_ASSUMED = (
     "Assumed: a trusted or encrypted network between the run's machines. Keys and sums without"
@@ -22,56 +23,52 @@ NETWORK_ASSUMED = (
 )
 
 
-def process_record(sessions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns what privacy.json says of a run's processes; nothing where it had one all along.
+def processes_of(sessions: Iterable[Process]) -> tuple[Process, ...] | None:
+    """Returns what privacy.json says of a run's processes; None where it had one all along.
 
     Args:
         sessions: Each process group that took steps, as ``Ranks.described`` has it.
     """
-    distinct: list[Mapping[str, Any]] = []
+    distinct: list[Process] = []
     for session in sessions:
         if session not in distinct:
             distinct.append(session)
-    return {"processes": distinct} if any(s["world_size"] > 1 for s in distinct) else {}
+    return tuple(distinct) if any(each.world_size > 1 for each in distinct) else None
 
 
-def process_rows(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
+def process_rows(privacy: RunPrivacy) -> list[tuple[str, str]]:
     """Returns the rows of the report's table."""
-    return [("processes", _words(session)) for session in privacy.get("processes", [])]
+    return [("processes", _words(session)) for session in privacy.processes or ()]
 
 
-def network_sentences(privacy: Mapping[str, Any]) -> list[str]:
+def network_sentences(privacy: RunPrivacy) -> list[str]:
     """Returns what epsilon rests on beside the arithmetic, where machines spoke to each other."""
-    networks = [session.get("network") for session in privacy.get("processes", [])]
+    networks = [session.network for session in privacy.processes or ()]
     return [] if set(networks) <= {None, LOOPBACK_OF_ONE_MACHINE} else [NETWORK_ASSUMED]
 
 
-def _words(session: Mapping[str, Any]) -> str:
-    if session["world_size"] == 1:
+def _words(session: Process) -> str:
+    if session.world_size == 1:
         return "1"
-    held = "the whole model" if session["sharding"] == NOT_SHARDED else "a shard of the model"
+    held = "the whole model" if session.sharding == NOT_SHARDED else "a shard of the model"
     return (
-        f"{session['world_size']}, each with {held} (sharding: {session['sharding']});"
-        f" between them: {session['network']}"
+        f"{session.world_size}, each with {held} (sharding: {session.sharding});"
+        f" between them: {session.network}"
     )
 
 
-def started_from(privacy: Mapping[str, Any]) -> str:
-    """Returns what is still promised to the records that made the starting model; or nothing.
-
-    Args:
-        privacy: Content of privacy.json.
-    """
-    return "".join(f" {_promised(entry)}" for entry in privacy.get("starting_models", []))
+def started_from(privacy: RunPrivacy) -> str:
+    """Returns what is still promised to the records that made the starting model; or nothing."""
+    return "".join(f" {_promised(entry)}" for entry in privacy.starting_models or ())
 
 
-def starting_sentences(privacy: Mapping[str, Any]) -> list[str]:
+def starting_sentences(privacy: RunPrivacy) -> list[str]:
     """Returns what the epsilons of a run and of the model that it started from are together."""
-    promised = [entry for entry in privacy.get("starting_models", []) if entry["private"]]
+    promised = [entry for entry in privacy.starting_models or () if entry.private]
     if not promised:
         return []
     costs = [guarantee(entry) for entry in promised]
-    if "epsilon" in privacy:
+    if isinstance(privacy, PrivateRun):
         costs.append(guarantee(privacy))
     if len(costs) == 1:
         return []
@@ -83,61 +80,57 @@ def starting_sentences(privacy: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _promised(entry: Mapping[str, Any]) -> str:
-    what = f"the records of {entry.get('data', 'its training')}"
-    if not entry["private"]:
+def _promised(entry: StartingModel) -> str:
+    what = f"the records of {entry.data or 'its training'}"
+    if not entry.private:
         return (
             f"It started from a model that promises nothing to {what}: its noise was predictable."
         )
     epsilon, delta = guarantee(entry)
-    relation = entry["neighboring_relation"].replace("_", " ")
+    relation = str(entry.neighboring_relation).replace("_", " ")
     promise = f"(ε = {up(epsilon)}, δ = {delta_up(delta)})-differentially private"
     return (
-        f"It started from a model that is **{promise}** for {what} ({relation} {entry['unit']}), as"
+        f"It started from a model that is **{promise}** for {what} ({relation} {entry.unit}), as"
         " the privacy.json beside that model states; what is done to it without those records"
         " changes nothing of that."
     )
 
 
-def with_witness(
-    privacy: Mapping[str, Any], handed: HandedFile | None, lines: int
-) -> dict[str, Any]:
-    """Returns the content of privacy.json, its witness among it.
+def with_witness(privacy: PrivateRun, handed: HandedFile | None) -> PrivateRun:
+    """Returns what a run promises with its witness among it.
 
     Args:
-        privacy: The content without it.
+        privacy: Without it.
         handed: What ``read_handed`` says; None: the run has no witness.
-        lines: Of the ledger.
     """
-    record = dict(privacy)
     if handed is None:
-        return record
-    record["witness"] = as_json(Handed(run=handed.run, witnesses=handed.witnesses))
+        return privacy
+    lines, warnings = privacy.ledger.lines, [*privacy.warnings]
     for name, count in handed.witnesses.items():
         if count.failed or count.lines < lines:
             were = "was" if count.failed == 1 else "were"
             failed = f" and {_heads(count.failed)} {were} not taken" if count.failed else ""
-            record["warnings"] = [
-                *record["warnings"],
+            warnings.append(
                 f"the witness, {name}, has a head of {count.lines} of the ledger's {lines}"
-                f" lines{failed}; lodge the head with someone else",
-            ]
-    return record
+                f" lines{failed}; lodge the head with someone else"
+            )
+    witness = Handed(run=handed.run, witnesses=handed.witnesses)
+    return replace(privacy, witness=witness, warnings=tuple(warnings))
 
 
-def witness_rows(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
+def witness_rows(privacy: PrivateRun) -> list[tuple[str, str]]:
     """Returns each witness in words, quantity and value; none where there was none."""
-    known = privacy.get("witness")
+    known = privacy.witness
     if known is None:
         return []
-    lines = privacy["ledger"]["lines"]
     return [
         (
             "witness of the ledger",
-            f"{name}: {_heads(count['heads'])}, the last after line {count['lines']} of {lines},"
-            f" {count['failed']} not taken; the run's name there is `{known['run']}`",
+            f"{name}: {_heads(count.heads)}, the last after line {count.lines} of"
+            f" {privacy.ledger.lines}, {count.failed} not taken; the run's name there is"
+            f" `{known.run}`",
         )
-        for name, count in known["witnesses"].items()
+        for name, count in known.witnesses.items()
     ]
 
 
@@ -150,12 +143,12 @@ NOT_OF_A_SEARCH = ("gave no bound", "is refused", "disagree.", "not a numerical 
 
 
 def with_selection(
-    record: Mapping[str, Any],
+    record: PrivateRun,
     calibration: Calibration,
     count: TrialCount,
     *,
     space: Mapping[str, Sequence[Any]],
-) -> dict[str, Any]:
+) -> PrivateRun:
     """Returns the winner's record under the bound of the whole search.
 
     What accountants say of the winner's steps alone is left out: lower than what was spent, it
@@ -168,35 +161,26 @@ def with_selection(
         space: What each trial drew its setting from.
     """
     warnings = [
-        text for text in record["warnings"] if not any(part in text for part in NOT_OF_A_SEARCH)
+        text for text in record.warnings if not any(part in text for part in NOT_OF_A_SEARCH)
     ]
-    return {
-        **{key: value for key, value in record.items() if key != "epsilon_curve"},
-        **_with_tokenizer(record, calibration.epsilon),
-        "epsilon": calibration.epsilon,
-        "accountant": calibration.accountant,
-        "epsilons": {calibration.accountant: calibration.epsilon},
-        "warnings": warnings,
-        "selection": {
-            "theorem": "Papernot and Steinke 2022 (arXiv 2110.03620), Theorem 2",
-            "eta": count.eta,
-            "gamma": count.gamma,
-            "expected_trials": count.expected,
-            "search_space": {key: list(values) for key, values in space.items()},
-        },
-    }
-
-
-def _with_tokenizer(record: Mapping[str, Any], epsilon: float) -> dict[str, Any]:
-    """Returns what a search and its trials' tokenizer cost together: the sum of both epsilons.
-
-    The choice among the trials has no mechanism to compose with the tokenizer's, and the winner's
-    own steps cost less than the search.
-    """
-    if "epsilon_with_tokenizer" not in record:
-        return {}
-    both = epsilon + record["tokenizer"]["epsilon"]
-    return {
-        "epsilon_with_tokenizer": both,
-        "tokenizer": {**record["tokenizer"], "simple_composition": both},
-    }
+    if record.tokenizer is not None:
+        # The choice among the trials has no mechanism to compose with the tokenizer's, and the
+        # winner's own steps cost less than the search: the sum of both epsilons holds.
+        both = calibration.epsilon + record.tokenizer.epsilon
+        tokenizer = replace(record.tokenizer, simple_composition=both)
+        record = replace(record, epsilon_with_tokenizer=both, tokenizer=tokenizer)
+    return replace(
+        record,
+        epsilon_curve=None,
+        epsilon=calibration.epsilon,
+        accountant=calibration.accountant,
+        epsilons={calibration.accountant: calibration.epsilon},
+        warnings=tuple(warnings),
+        selection=Selection(
+            theorem="Papernot and Steinke 2022 (arXiv 2110.03620), Theorem 2",
+            eta=count.eta,
+            gamma=count.gamma,
+            expected_trials=count.expected,
+            search_space={key: tuple(values) for key, values in space.items()},
+        ),
+    )

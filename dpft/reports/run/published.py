@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpft.records.configuration import RunConfiguration
 from dpft.records.scores import ScoreEntry
 from dpft.reports.pages import printed
 from dpft.reports.run.reference_map import SPLIT_OF_METRIC, Reference, agrees, saved_maps
+from dpft.reports.run.run_record import RunRecord
 
 PUBLISHED_NOTE = (
     "A published row compares to this run as far as task, model, method, ε and settings agree."
@@ -25,7 +27,7 @@ class PublishedTable:
 
 
 def published_table(
-    config: Mapping[str, Any], evaluations: Sequence[ScoreEntry], epsilon: str
+    record: RunRecord, evaluations: Sequence[ScoreEntry], epsilon: str
 ) -> PublishedTable | None:
     """Returns the run's scores above the published ones; None where nothing is published.
 
@@ -33,19 +35,19 @@ def published_table(
     run's model, or all where none is.
 
     Args:
-        config: Content of config.yaml.
+        record: Of the run.
         evaluations: Entries of metrics.json.
         epsilon: The run's own, as printed.
     """
-    maps = saved_maps(config)
-    rows = [row for row in (one.row_of(config) for one in maps) if row is not None]
-    rows += _rows_of_model(config)
+    maps = saved_maps(record.config.reference_maps)
+    rows = [row for row in (one.row_of(record.values) for one in maps) if row is not None]
+    rows += _rows_of_model(record.config)
     if not rows:
         return None
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
     own = _own_rows(metrics, evaluations)
     published = [
-        (_name(row) + _settings(row, config, swept=bool(maps)), _epsilon(row), row.metrics)
+        (_name(row) + _settings(row, record.values, swept=bool(maps)), _epsilon(row), row.metrics)
         for row in rows
     ]
     return PublishedTable(
@@ -75,10 +77,10 @@ def _own_rows(
     return [(f"this run, split {one.split}{_mark(one)}", one.metrics) for one in after]
 
 
-def _rows_of_model(config: Mapping[str, Any]) -> list[Reference]:
+def _rows_of_model(config: RunConfiguration) -> list[Reference]:
     """Returns the rows for the run's model, or all where none is."""
-    rows = [Reference(**row) for row in config.get("reference") or ()]
-    return [row for row in rows if row.model in (None, config["model"]["name"])] or rows
+    rows = [Reference(**row) for row in config.reference or ()]
+    return [row for row in rows if row.model in (None, config.model.name)] or rows
 
 
 def _settings(row: Reference, config: Mapping[str, Any], *, swept: bool) -> str:

@@ -25,9 +25,9 @@ def command(record: RunRecord) -> str | None:
     if record.overrides is None:
         return None
     words = [word for word in record.overrides if _key(word) != SECRET]
-    name = "tune" if "selection" in record.privacy else "train"
-    given = ["rows=..."] if record.config["task"].get("source") == "memory" else []
-    if is_base_model(record.config["model"].get("path") or ""):
+    name = "tune" if record.is_of_search else "train"
+    given = ["rows=..."] if record.config.task.source == "memory" else []
+    if is_base_model(record.config.model.path or ""):
         # What dpft wrote for the object is no word of the user's.
         ours = ("model", "model.name", "model.path")
         words = [word for word in words if _key(word) not in ours]
@@ -39,7 +39,7 @@ def command(record: RunRecord) -> str | None:
 
 def configuration(record: RunRecord) -> str:
     """Returns config.yaml without seeds and paths that the user did not write."""
-    kept = public_configuration(record.config, record.overrides or ())
+    kept = public_configuration(record.values, record.overrides or ())
     return str(yaml.safe_dump(kept, sort_keys=True, allow_unicode=True))
 
 

@@ -3,7 +3,7 @@
 A reference is one result of a recipe, a map a score over the values of two keys.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -218,17 +218,17 @@ class ReferenceMap:
         return replace(self, rows=self.columns, columns=self.rows, cells=cells)
 
 
-def saved_maps(config: Mapping[str, Any]) -> list[ReferenceMap]:
+def saved_maps(saved: Sequence[Mapping[str, Any]] | None) -> list[ReferenceMap]:
     """Returns the published maps of a run.
 
     Args:
-        config: Content of the run's config.yaml.
+        saved: ``reference_maps`` of its config.yaml; None: it has none.
 
     Raises:
         InputError: One of them is no map.
     """
     try:
-        return [_from_saved(saved) for saved in config.get("reference_maps") or ()]
+        return [_from_saved(each) for each in saved or ()]
     except InputError:
         raise
     except (KeyError, TypeError, ValueError) as error:

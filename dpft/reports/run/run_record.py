@@ -1,57 +1,27 @@
 """What the public files of a run's folder say, for reports of one run and of many."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpft.errors import InputError, StateError
-from dpft.files import read_json, read_yaml
-from dpft.records.scores import ScoreEntry
+from dpft.errors import InputError
+from dpft.files import read_yaml
+from dpft.records.configuration import RunConfiguration, parse_configuration
+from dpft.records.form import read_record
+from dpft.records.privacy_file import RunPrivacy, run_privacy
+from dpft.records.promises import PrivateRun
+from dpft.records.scores import ScoreEntry, ScoresByStep
 from dpft.reports.run.metrics_files import read_evaluations, read_own_evaluations, shown
-from dpft.run_folder import CONFIGURATION, OVERRIDES, PRIVACY, runs_in
-
-NEEDED: dict[str, type | tuple[type, ...]] = {
-    **{"private": bool, "num_examples": int, "steps": int, "warnings": list},
-}
-"""What every run's privacy.json has, and of what type."""
-TRAINED: dict[str, type | tuple[type, ...]] = {
-    **{"trainable_parameters": int, "new_parameters": int, "total_parameters": int},
-}
-"""What it has besides where a model was trained."""
-PROMISED: dict[str, type | tuple[type, ...]] = {
-    **{"epsilon": (int, float), "delta": (int, float), "accountant": str, "steps_taken": int},
-    **{"noise_multiplier": (int, float), "sample_rate": (int, float), "ledger": dict},
-}
-"""What it has besides where noise was added."""
-LINEAR_NOISE = "float32 pseudo-random"
-"""How the noise source of earlier versions begins, without their ``privacy.secure_noise``."""
-COMPUTABLE = (
-    "this run's noise came from a linear generator, whose state can be computed from the released"
-    " weights: its guarantee does not hold; treat the model as trained without it (SECURITY.md)"
+from dpft.run_folder import (
+    AUDIT,
+    CONFIGURATION,
+    OVERRIDES,
+    PRIVACY,
+    SCORES_BY_STEP,
+    WRONG_IMAGES,
+    runs_in,
 )
-
-
-def is_promised(privacy: Mapping[str, Any]) -> bool:
-    """Returns whether the epsilon of a privacy.json, read by ``read_privacy``, is one to rely on.
-
-    Not without privacy, nor of a test's seed, nor where the noise can be computed.
-    """
-    return bool(privacy["private"]) and COMPUTABLE not in privacy["warnings"]
-
-
-def guarantee(privacy: Mapping[str, Any]) -> tuple[float, float]:
-    """Returns the epsilon and delta of all that a model's release tells.
-
-    Where the records made its tokenizer, too, they are those of both: epsilon of the training alone
-    is no guarantee of the model.
-
-    Args:
-        privacy: Content of a privacy.json with an epsilon.
-    """
-    if "epsilon_with_tokenizer" in privacy:
-        return float(privacy["epsilon_with_tokenizer"]), float(privacy["delta_with_tokenizer"])
-    return float(privacy["epsilon"]), float(privacy["delta"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +29,28 @@ class RunRecord:
     """A run's public files, read."""
 
     folder: Path
-    config: dict[str, Any]
-    """Content of config.yaml."""
-    privacy: dict[str, Any]
-    """Content of privacy.json."""
+    config: RunConfiguration
+    """What config.yaml says, as far as reports name it."""
+    values: Mapping[str, Any]
+    """All of config.yaml."""
+    privacy: RunPrivacy
+    """What privacy.json says."""
     evaluations: list[ScoreEntry]
     """Entries of metrics.json, which of private splits say no more than may be shown; none where
     nothing was scored."""
     overrides: tuple[str, ...] | None
     """What the user wrote after ``dpft train``; None where that is not recorded."""
+    by_step: ScoresByStep | None = None
+    """Scores while it trained; None of a run that has none."""
+    audit_figures: tuple[str, ...] = ()
+    """Figures that audits left in the public part of its folder, as SVG."""
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+    """Images that were wrongly classed, by the name of their file."""
+
+    @property
+    def is_of_search(self) -> bool:
+        """Whether it is the best of a search."""
+        return isinstance(self.privacy, PrivateRun) and self.privacy.selection is not None
 
     def after(self) -> list[ScoreEntry]:
         """Returns the scores of the trained model, an entry for each task and split."""
@@ -81,7 +64,7 @@ class RunRecord:
         return [entry for entry in self.evaluations if entry.stage == stage]
 
 
-def read_record(folder: Path) -> RunRecord:
+def read_run(folder: Path) -> RunRecord:
     """Returns what a run's public files say.
 
     Raises:
@@ -89,18 +72,20 @@ def read_record(folder: Path) -> RunRecord:
         StateError: A JSON file is damaged.
     """
     try:
-        privacy = read_privacy(folder / PRIVACY)
-        if _is_of_tokenizer(privacy):
-            raise InputError(
-                f"{folder} is of dpft tokenizer, which trains no model; its own report says all of"
-                " it."
-            )
+        privacy = run_privacy(folder / PRIVACY)
+        values = dict(read_yaml(folder / CONFIGURATION))
+        by_step, figures = folder / SCORES_BY_STEP, sorted((folder / AUDIT).glob("*.svg"))
+        stem, _, suffix = WRONG_IMAGES.partition(".")
         return RunRecord(
             folder=folder,
-            config=dict(read_yaml(folder / CONFIGURATION)),
+            config=parse_configuration(values, RunConfiguration),
+            values=values,
             privacy=privacy,
             evaluations=read_evaluations(folder),
             overrides=read_overrides(folder),
+            by_step=read_record(by_step, ScoresByStep) if by_step.exists() else None,
+            audit_figures=tuple(path.read_text(encoding="utf-8") for path in figures),
+            pictures={path.name: path.read_bytes() for path in folder.glob(f"{stem}*.{suffix}")},
         )
     except InputError:
         raise
@@ -113,7 +98,7 @@ def with_own_scores(record: RunRecord, *, rounded: bool = False) -> RunRecord:
     """Returns a run's record with the scores of private splits that its owner has in private/.
 
     Args:
-        record: As ``read_record`` gives it.
+        record: As ``read_run`` gives it.
         rounded: Whether they are rounded to the digits that may be shown.
 
     Raises:
@@ -132,34 +117,6 @@ def read_overrides(folder: Path) -> tuple[str, ...] | None:
     if not path.exists():
         return None
     return tuple(map(str, read_yaml(path) or ()))
-
-
-def read_privacy(path: Path) -> dict[str, Any]:
-    """Returns the content of privacy.json; a run of an earlier version's noise gets a warning.
-
-    Raises:
-        InputError: It is of another schema version.
-        StateError: It is damaged.
-    """
-    content = read_json(path)
-    needed = NEEDED | ({} if _is_of_tokenizer(content) else TRAINED)
-    needed |= PROMISED if "epsilon" in content else {}
-    wrong = sorted(name for name, kind in needed.items() if not isinstance(content.get(name), kind))
-    if not wrong and "epsilon" in content:
-        ledger = content["ledger"]
-        wrong = [] if isinstance(ledger.get("lines"), int) and "head" in ledger else ["ledger"]
-    if wrong:
-        raise StateError(
-            f"{path} is damaged: it has no {', '.join(wrong)}, or one of another type; put it back."
-        )
-    if str(content.get("noise_source", "")).startswith(LINEAR_NOISE):
-        content["warnings"] = [COMPUTABLE, *content["warnings"]]
-    return content
-
-
-def _is_of_tokenizer(content: Mapping[str, Any]) -> bool:
-    """Returns whether no model was trained; a key that is added to a training's changes nothing."""
-    return "mechanism" in content and not TRAINED.keys() & content.keys()
 
 
 def find_runs(named: Sequence[Path]) -> tuple[list[Path], list[Path]]:

@@ -4,11 +4,11 @@ Of a metric the page says which direction is better, what it means, and which on
 private split an entry of metrics.json may say no more than that its scores are in private/.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dpft.evaluation.metrics.base import HIGHER, METRICS, MetricSpec
+from dpft.records.configuration import RunConfiguration
 from dpft.records.scores import ScoreEntry
 
 
@@ -124,7 +124,7 @@ class MetricWords:
 UNKNOWN = MetricWords(arrow="", better="", meaning="")
 
 
-def metric_words(config: Mapping[str, Any], keys: Iterable[str]) -> dict[str, MetricWords]:
+def metric_words(config: RunConfiguration, keys: Iterable[str]) -> dict[str, MetricWords]:
     """Returns what to say of each key of metrics.json.
 
     Args:
@@ -137,7 +137,7 @@ def metric_words(config: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Me
     return {key: _words(by_key[key]) if key in by_key else UNKNOWN for key in keys}
 
 
-def main_metric(config: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+def main_metric(config: RunConfiguration, keys: Sequence[str]) -> str | None:
     """Returns the key of the score to lead with: the task's first that is there.
 
     Args:
@@ -153,8 +153,8 @@ def main_metric(config: Mapping[str, Any], keys: Sequence[str]) -> str | None:
     return next((key for key in [*chosen, *keys] if key in words and words[key].arrow), None)
 
 
-def _chosen(config: Mapping[str, Any]) -> Sequence[str]:
-    return config["task"].get("metrics") or ()
+def _chosen(config: RunConfiguration) -> Sequence[str]:
+    return config.task.metrics or ()
 
 
 def _words(spec: MetricSpec) -> MetricWords:

@@ -6,18 +6,17 @@ has. Scores of a public split cost nothing; epsilon beside them is that of the s
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from dpft.privacy.accounting.rounding import round_up, up
-from dpft.records.form import read_record
+from dpft.records.configuration import RunConfiguration
+from dpft.records.privacy_file import RunPrivacy, guarantee
+from dpft.records.promises import PrivateRun
 from dpft.records.scores import ScoreEntry, ScoresByStep, StepScores
 from dpft.reports.plots import COLORS, draw_svg
-from dpft.reports.run.run_record import guarantee
 from dpft.reports.run.scores import main_metric
-from dpft.run_folder import SCORES_BY_STEP
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,20 +49,9 @@ class Series:
         ]
 
 
-def read_points(folder: Path) -> ScoresByStep | None:
-    """Returns a run's scores_by_step.json; None of a run that has none.
-
-    Raises:
-        InputError: It is of another schema version.
-        StateError: It is damaged.
-    """
-    path = folder / SCORES_BY_STEP
-    return read_record(path, ScoresByStep) if path.exists() else None
-
-
 def series_of(
     by_step: ScoresByStep | None,
-    privacy: Mapping[str, Any],
+    privacy: RunPrivacy,
     evaluations: Sequence[ScoreEntry],
 ) -> list[Series]:
     """Returns a series for each task and split that is public; none where nothing was scheduled.
@@ -98,7 +86,7 @@ def series_of(
     ]
 
 
-def series_plot(series: Series, config: Mapping[str, Any], name: str) -> Markup | None:
+def series_plot(series: Series, config: RunConfiguration, name: str) -> Markup | None:
     """Returns the main score against steps, epsilon above them; None where no metric leads.
 
     Args:
@@ -137,16 +125,15 @@ def series_plot(series: Series, config: Mapping[str, Any], name: str) -> Markup 
 
 def _points(
     by_step: ScoresByStep,
-    privacy: Mapping[str, Any],
+    privacy: RunPrivacy,
     evaluations: Sequence[ScoreEntry],
 ) -> list[tuple[int, float | None, Sequence[StepScores | ScoreEntry]]]:
     """Returns step, epsilon and entries of each point, before and after training among them."""
-    promised = "epsilon" in privacy
-    last = min(privacy["steps"], privacy.get("steps_taken", privacy["steps"]))
-    ends = {
-        "before": (0, 0.0 if promised else None),
-        "after": (last, guarantee(privacy)[0] if promised else None),
-    }
+    ends: dict[str, tuple[int, float | None]]
+    ends = {"before": (0, None), "after": (privacy.steps, None)}
+    if isinstance(privacy, PrivateRun):
+        last = min(privacy.steps, privacy.steps_taken)
+        ends = {"before": (0, 0.0), "after": (last, guarantee(privacy)[0])}
     points: list[tuple[int, float | None, Sequence[StepScores | ScoreEntry]]] = [
         (point.step, point.epsilon, point.evaluations) for point in by_step.points
     ]

@@ -4,12 +4,16 @@ Every part is public: it follows from config.yaml and privacy.json. Where a sent
 stress it does so as Markdown; ``pages.words`` turns that into HTML.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import EXAMPLE
+from dpft.records.bounds import Answer, Interval, NoAnswer
+from dpft.records.configuration import RunConfiguration
+from dpft.records.form import as_json
+from dpft.records.privacy_file import RunPrivacy, guarantee
+from dpft.records.promises import OpenRun, PrivateRun, Selection
 from dpft.records.scores import ScoreEntry
 from dpft.reports.accounting.epsilon import delta_notes
 from dpft.reports.run.audited import canary_sentences, unprotected_canaries
@@ -34,63 +38,65 @@ LEDGER_NOTE = (
     " rewrite them all, so lodge the head above with someone else. This page is printed from"
     " privacy.json; `dpft account run=RUN head=HEAD` computes ε from the ledger alone."
 )
-Config = Mapping[str, Any]
 Row = tuple[str, str]
 
 
-def title(config: Config, privacy: Config) -> str:
+def title(config: RunConfiguration, privacy: RunPrivacy) -> str:
     """Returns what was trained on what, how, and when where that is known."""
-    day = f", begun {privacy['date']}" if "date" in privacy else ""
-    method = config["method"]["name"]
-    return f"{model_title(config, privacy)} on {data_name(config)}, method {method}{day}"
+    day = f", begun {privacy.date}" if privacy.date is not None else ""
+    method = config.method.name
+    return f"{model_title(config, privacy)} on {data_name(config.task)}, method {method}{day}"
 
 
-def origin_rows(config: Config, privacy: Config) -> list[Row]:
+def origin_rows(config: RunConfiguration, privacy: RunPrivacy) -> list[Row]:
     """Returns the names of model and data, the day and the versions as far as they are known."""
-    versions = ", ".join(f"{name} {number}" for name, number in privacy.get("versions", {}).items())
-    rows = [("model", model_title(config, privacy)), ("data", data_name(config))]
-    rows += [("begun on (UTC)", privacy["date"])] if "date" in privacy else []
+    versions = ", ".join(
+        f"{name} {number}" for name, number in as_json(privacy.versions or {}).items()
+    )
+    rows = [("model", model_title(config, privacy)), ("data", data_name(config.task))]
+    rows += [("begun on (UTC)", privacy.date)] if privacy.date is not None else []
     rows += [("versions", versions)] if versions else []
-    return rows + ([("commit of dpft", f"`{privacy['commit']}`")] if "commit" in privacy else [])
+    rows += [("commit of dpft", f"`{privacy.commit}`")] if privacy.commit is not None else []
+    return rows
 
 
-def headline(privacy: Config) -> str:
+def headline(privacy: RunPrivacy) -> str:
     """Returns epsilon with all that it depends on (docs/design.md, rule 6), or "NOT PRIVATE"."""
-    if "epsilon" not in privacy:
+    if not isinstance(privacy, PrivateRun):
         return f"**NOT PRIVATE: {not_private(privacy)}.**{started_from(privacy)}"
-    if not privacy["private"]:
+    if not privacy.private:
         return (
             "**NOT PRIVATE: reproducible run, its noise was predictable (`privacy.noise_seed`).**"
             f"{started_from(privacy)}"
         )
-    relation = privacy["neighboring_relation"].replace("_", " ")
+    relation = privacy.neighboring_relation.replace("_", " ")
     return (
-        f"**(ε = {up(privacy['epsilon'])}, δ = {delta_up(privacy['delta'])})-differentially"
+        f"**(ε = {up(privacy.epsilon)}, δ = {delta_up(privacy.delta)})-differentially"
         " private**,"
-        f" by {privacy['accountant']} (upper bound), {relation} {privacy['unit']},"
-        f" {privacy['sampler']} sampling, {privacy['steps_taken']} steps taken of"
-        f" {privacy['steps']} planned."
+        f" by {privacy.accountant} (upper bound), {relation} {privacy.unit},"
+        f" {privacy.sampler} sampling, {privacy.steps_taken} steps taken of"
+        f" {privacy.steps} planned."
         f"{with_tokenizer(privacy)}{started_from(privacy)}"
     )
 
 
-def not_private(privacy: Config) -> str:
+def not_private(privacy: OpenRun) -> str:
     """Returns in what way a run with ``privacy=none`` is not private, a clause in Markdown."""
     without = "this model was trained without differential privacy (`privacy=none`)"
-    if "max_grad_norm" not in privacy:
+    if privacy.max_grad_norm is None:
         return without
-    norm = privacy["max_grad_norm"]
+    norm = privacy.max_grad_norm
     return (
         f"{without}: each example's gradient was clipped (`privacy.max_grad_norm={norm:g}`), and no"
         " noise was added"
     )
 
 
-def with_tokenizer(privacy: Config) -> str:
+def with_tokenizer(privacy: PrivateRun) -> str:
     """Returns what training and tokenizer cost together, where both are private."""
-    if "epsilon_with_tokenizer" not in privacy:
+    if privacy.tokenizer is None:
         return ""
-    epsilon, delta = privacy["epsilon_with_tokenizer"], privacy["delta_with_tokenizer"]
+    epsilon, delta = guarantee(privacy)
     return (
         " That is the training alone; the model comes with a tokenizer that the records made, too,"
         f" and both together are **(ε = {up(epsilon)}, δ = {delta_up(delta)})-differentially"
@@ -98,70 +104,70 @@ def with_tokenizer(privacy: Config) -> str:
     )
 
 
-def warnings(config: Config, privacy: Config) -> list[str]:
+def warnings(config: RunConfiguration, privacy: RunPrivacy) -> list[str]:
     """Returns the warnings that stand under the headline, a sentence each."""
-    shown = "epsilon" in privacy and config["privacy"]["show_diagnostics"]
+    shown = isinstance(privacy, PrivateRun) and config.privacy.show_diagnostics
     losses = (
         "**Training losses were shown while training (`privacy.show_diagnostics=true`), and with"
         " them the time of each step; ε does not cover them.**"
     )
-    found = [f"Warning: {warning}" for warning in privacy["warnings"]]
+    found = [f"Warning: {warning}" for warning in privacy.warnings]
     found += unprotected_canaries(config, privacy)
     return [losses, *found] if shown else found
 
 
-def training_rows(config: Config, privacy: Config) -> list[Row]:
+def training_rows(config: RunConfiguration, privacy: RunPrivacy) -> list[Row]:
     """Returns how the model was trained, quantity and value."""
-    phases = privacy.get("phases", ())
-    units = privacy.get("unit", "example") != "example"
-    rate = f"{config['train']['learning_rate']:g}, schedule {config['scheduler']['name']}"
-    held_out = config.get("eval", {}).get("held_out")
+    phases = privacy.phases or ()
+    units = isinstance(privacy, PrivateRun) and privacy.unit != EXAMPLE
+    rate = f"{config.train.learning_rate:g}, schedule {config.scheduler.name}"
+    held_out = None if config.eval is None else config.eval.held_out
     kept = (
         f"each {'unit' if units else 'record'} with probability {held_out or 0:g}, by a secret key:"
         " scored, not trained on"
     )
-    trainable, total = privacy["trainable_parameters"], privacy["total_parameters"]
+    trainable, total = privacy.trainable_parameters, privacy.total_parameters
     return [
         *origin_rows(config, privacy),
         *_default_method_rows(config),
         ("trainable parameters", f"{trainable:,} of {total:,}"),
-        ("new parameters among them", f"{privacy['new_parameters']:,}"),
-        ("steps", f"{privacy['steps']}"),
-        ("expected batch size", f"{privacy['expected_batch_size']}{' units' if units else ''}"),
+        ("new parameters among them", f"{privacy.new_parameters:,}"),
+        ("steps", f"{privacy.steps}"),
+        ("expected batch size", f"{privacy.expected_batch_size}{' units' if units else ''}"),
         *_clipped_rows(privacy),
         *([] if held_out is None else [("held out", kept)]),
         ("learning rate", rate + ("; that of phase 1" if len(phases) > 1 else "")),
-        ("weight decay", f"{config['train']['weight_decay']:g}"),
-        ("optimizer", config["optimizer"]["name"]),
+        ("weight decay", f"{config.train.weight_decay:g}"),
+        ("optimizer", config.optimizer.name),
         *input_rows(config),
-        ("precision", precision_note(config["train"].get("precision", "fp32"))),
+        ("precision", precision_note(config.train.precision or "fp32")),
     ]
 
 
-def _default_method_rows(config: Config) -> list[Row]:
+def _default_method_rows(config: RunConfiguration) -> list[Row]:
     """Returns why the head alone was trained, where that is the default."""
-    task = config["task"]
-    is_of_labels = task["name"] == "custom" and task.get("label") and not task.get("prompt")
-    if not is_of_labels or config["method"]["name"] != "linear_probe":
+    task = config.task
+    is_of_labels = task.name == "custom" and task.label and not task.prompt
+    if not is_of_labels or config.method.name != "linear_probe":
         return []
     return [("method", DEFAULT_FOR_LABELS)]
 
 
-def input_rows(config: Config) -> list[Row]:
+def input_rows(config: RunConfiguration) -> list[Row]:
     """Returns what every record is made into before the model reads it; public constants."""
-    task, model = config["task"], config["model"]
+    task, model = config.task, config.model
     rows: list[Row] = []
-    if "max_length" in task:
-        rows.append(("longest example", f"{task['max_length']} tokens"))
-    if "image_size" in task:
-        size, views = task["image_size"], task["augmentations"]
-        made = f"{size} x {size}, less mean {task['mean']}, by {task['std']}"
+    if task.max_length is not None:
+        rows.append(("longest example", f"{task.max_length} tokens"))
+    if task.image_size is not None:
+        size, views = task.image_size, task.augmentations
+        made = f"{size} x {size}, less mean {task.mean}, by {task.std}"
         rows.append(("images", made))
         if views:
             rows.append(("random views of a record", f"{views}, clipped as one"))
-    if model.get("replace_batch_norm"):
+    if model.replace_batch_norm:
         rows.append(("BatchNorm", "each replaced by a GroupNorm before training"))
-    if model.get("standardize_weights"):
+    if model.standardize_weights:
         rows.append(("convolutions", "their weights standardized"))
     return rows
 
@@ -178,78 +184,66 @@ def precision_note(precision: str) -> str:
     )
 
 
-def mechanism_rows(config: Config, privacy: Config) -> list[Row]:
+def mechanism_rows(config: RunConfiguration, privacy: RunPrivacy) -> list[Row]:
     """Returns the mechanism, quantity and value; none for a run without privacy."""
-    if "epsilon" not in privacy:
+    if not isinstance(privacy, PrivateRun):
         return []
-    examples = "examples" if privacy["unit"] == EXAMPLE else "units"
-    ledger = privacy["ledger"]
+    examples = "examples" if privacy.unit == EXAMPLE else "units"
+    ledger = privacy.ledger
     seeded = "seeded for a test: predictable"
     return [
-        ("ε (upper bound)", up(privacy["epsilon"])),
-        ("δ", delta_up(privacy["delta"])),
+        ("ε (upper bound)", up(privacy.epsilon)),
+        ("δ", delta_up(privacy.delta)),
         *_tokenizer_rows(privacy),
-        ("accountant", privacy["accountant"]),
-        ("neighboring relation", privacy["neighboring_relation"]),
-        ("unit", f"{privacy['unit']}: {privacy['unit_definition']}"),
-        ("sampler", privacy["sampler"]),
-        ("sample rate", f"{privacy['sample_rate']:.8g}"),
+        ("accountant", privacy.accountant),
+        ("neighboring relation", privacy.neighboring_relation),
+        ("unit", f"{privacy.unit}: {privacy.unit_definition}"),
+        ("sampler", privacy.sampler),
+        ("sample rate", f"{privacy.sample_rate:.8g}"),
         *_mechanism_rows(privacy),
         (
             f"number of {examples}",
-            f"{privacy['num_examples']} ({privacy['num_examples_source']}); ε does not hide it",
+            f"{privacy.num_examples} ({privacy.num_examples_source}); ε does not hide it",
         ),
-        ("steps taken of planned", f"{privacy['steps_taken']} of {privacy['steps']}"),
-        ("noise multiplier", f"{privacy['noise_multiplier']:.6g}, {_chosen_by(config, privacy)}"),
+        ("steps taken of planned", f"{privacy.steps_taken} of {privacy.steps}"),
+        ("noise multiplier", f"{privacy.noise_multiplier:.6g}, {_chosen_by(config, privacy)}"),
         *_clipping_rows(privacy),
-        ("noise source", privacy["noise_source"] if privacy["private"] else seeded),
-        *_dropout_rows(privacy),
+        ("noise source", privacy.noise_source if privacy.private else seeded),
+        *([("dropout", privacy.dropout_source)] if privacy.private else []),
         *process_rows(privacy),
-        ("ledger", f"{ledger['lines']} lines, head `{ledger['head']}`"),
+        ("ledger", f"{ledger.lines} lines, head `{ledger.head}`"),
         *witness_rows(privacy),
     ]
 
 
-def _tokenizer_rows(privacy: Config) -> list[Row]:
+def _tokenizer_rows(privacy: PrivateRun) -> list[Row]:
     """Returns what the tokenizer cost by itself and with the training; none where it is public."""
-    if "epsilon_with_tokenizer" not in privacy:
+    own = privacy.tokenizer
+    if own is None:
         return []
-    own = privacy["tokenizer"]
-    head, lines = own["ledger"]["head"], own["ledger"]["lines"]
-    both = (
-        f"ε {up(privacy['epsilon_with_tokenizer'])}, δ {delta_up(privacy['delta_with_tokenizer'])},"
-        f"{_how_composed(privacy)}"
-    )
+    epsilon, delta = guarantee(privacy)
+    composed = f" composed by pld; added up ε {up(own.simple_composition)}"
+    if epsilon >= own.simple_composition:
+        composed = " added up"
+    both = f"ε {up(epsilon)}, δ {delta_up(delta)},{composed}"
     return [
-        ("tokenizer", f"ε {up(own['epsilon'])}, δ {delta_up(own['delta'])}"),
-        ("tokenizer's ledger", f"{lines} lines, head `{head}`"),
+        ("tokenizer", f"ε {up(own.epsilon)}, δ {delta_up(own.delta)}"),
+        ("tokenizer's ledger", f"{own.ledger.lines} lines, head `{own.ledger.head}`"),
         ("training and tokenizer", both),
     ]
 
 
-def _how_composed(privacy: Config) -> str:
-    """Returns by what the epsilon of training and tokenizer was found, and their sum beside it."""
-    added = privacy["tokenizer"]["simple_composition"]
-    if privacy["epsilon_with_tokenizer"] >= added:
-        return " added up"
-    return f" composed by pld; added up ε {up(added)}"
-
-
-def _dropout_rows(privacy: Config) -> list[Row]:
-    """Returns where dropout masks came from; nothing where the run was predictable or is old."""
-    if not privacy["private"] or "dropout_source" not in privacy:
-        return []
-    return [("dropout", privacy["dropout_source"])]
-
-
-def accountant_rows(privacy: Config) -> list[tuple[str, str, str]]:
+def accountant_rows(privacy: RunPrivacy) -> list[tuple[str, str, str]]:
     """Returns each accountant's name, epsilon and kind of answer."""
-    return [(name, *_answer(name, value)) for name, value in privacy.get("epsilons", {}).items()]
+    answers = privacy.epsilons if isinstance(privacy, PrivateRun) else {}
+    return [(name, *_answer(name, value)) for name, value in answers.items()]
 
 
-def coverage(config: Config, privacy: Config, evaluations: Sequence[ScoreEntry]) -> list[str]:
+def coverage(
+    config: RunConfiguration, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
+) -> list[str]:
     """Returns what epsilon covers and what it does not, a sentence each."""
-    if "epsilon" not in privacy:
+    if not isinstance(privacy, PrivateRun):
         return starting_sentences(privacy)
     covered = [
         "Covered: the released model, as a function of the training records, against anyone who"
@@ -262,11 +256,11 @@ def coverage(config: Config, privacy: Config, evaluations: Sequence[ScoreEntry])
         " ε above is what the same run would have with secret randomness."
     ]
     private = [entry for entry in evaluations if not entry.split_is_public and entry.metrics]
-    shown = config["privacy"]["show_diagnostics"]
-    counted = "examples" if privacy["unit"] == EXAMPLE else "units"
-    searched = _search(privacy["selection"]) if "selection" in privacy else []
+    shown = config.privacy.show_diagnostics
+    counted = "examples" if privacy.unit == EXAMPLE else "units"
+    searched = _search(privacy.selection) if privacy.selection is not None else []
     return [
-        *([covered[0], *searched, covered[1]] if privacy["private"] else seeded),
+        *([covered[0], *searched, covered[1]] if privacy.private else seeded),
         "Not covered: everything under `private/`, which must not be released.",
         "Not covered: how long steps took, since a step that drew more records takes longer. To"
         " blur this, the run showed its progress once in ten steps, or less often.",
@@ -274,7 +268,7 @@ def coverage(config: Config, privacy: Config, evaluations: Sequence[ScoreEntry])
         *([_LOSSES_NOT_COVERED] if shown else []),
         *starting_sentences(privacy),
         *network_sentences(privacy),
-        *delta_notes(privacy["num_examples"], source=privacy.get("delta_source")),
+        *delta_notes(privacy.num_examples, source=privacy.delta_source),
         *canary_sentences(config),
         f"Not private at all: the configuration, the number of {counted} above among it.",
     ]
@@ -290,76 +284,70 @@ _LOSSES_NOT_COVERED = (
 )
 
 
-def _search(selection: Mapping[str, Any]) -> list[str]:
+def _search(selection: Selection) -> list[str]:
     """Returns what a search's epsilon covers beyond a run's, and what it does not."""
     return [
         "Covered: that it is the best of a secret random number of runs, of"
-        f" {selection['expected_trials']:.4g} in expectation (eta {selection['eta']:g}, gamma"
-        f" {selection['gamma']:g}), chosen by a score on a public split ({selection['theorem']}).",
+        f" {selection.expected_trials:.4g} in expectation (eta {selection.eta:g}, gamma"
+        f" {selection.gamma:g}), chosen by a score on a public split ({selection.theorem}).",
         "Not covered: how many runs there were, the others' models, scores and ledgers, and how"
         " long the search took, which tells how many there were: public files have the time of its"
         " beginning, so publish nothing that shows its end.",
     ]
 
 
-def _chosen_by(config: Config, privacy: Config) -> str:
-    total = config["privacy"].get("total_eps")
+def _chosen_by(config: RunConfiguration, privacy: PrivateRun) -> str:
+    total = config.privacy.total_eps
     if total is not None:
         return f"the least that pld allows for privacy.total_eps={total:g}, tokenizer included"
-    if "calibration" not in privacy:
+    if privacy.calibration is None:
         return "given"
-    accountant, eps = privacy["calibration"]["accountant"], config["privacy"]["eps"]
-    return f"the least that {accountant} allows for privacy.eps={eps:g}"
+    accountant = privacy.calibration.accountant
+    return f"the least that {accountant} allows for privacy.eps={config.privacy.eps:g}"
 
 
-def _mechanism_rows(privacy: Config) -> list[Row]:
+def _mechanism_rows(privacy: PrivateRun) -> list[Row]:
     """Returns how noise and draws hang together; nothing of DP-SGD, where they do not."""
-    if "mechanism" not in privacy:
+    if privacy.mechanism is None:
         return []
-    fields = {k: v for k, v in privacy["mechanism"].items() if not isinstance(v, list | dict)}
+    fields = {k: v for k, v in privacy.mechanism.items() if not isinstance(v, list | dict | tuple)}
     words = [str(fields.pop("name")), *(f"{name}={value}" for name, value in fields.items())]
     rows = [("mechanism", ", ".join(words))]
-    if "participations" in privacy:
-        most = privacy["participations"]
+    if privacy.participations is not None:
+        most = privacy.participations
         rows.append(("steps that a unit is in", f"{most} at most, which are what costs"))
     return rows
 
 
-def _clipped_rows(privacy: Config) -> list[Row]:
+def _clipped_rows(privacy: RunPrivacy) -> list[Row]:
     """Returns how a run without noise draws and clips; nothing of ordinary training."""
-    if "epsilon" in privacy or "max_grad_norm" not in privacy:
+    if isinstance(privacy, PrivateRun) or privacy.sampler is None:
         return []
     return [
         ("noise", "none"),
-        ("sampler", privacy["sampler"]),
-        ("sample rate", f"{privacy['sample_rate']:.8g}"),
+        ("sampler", privacy.sampler),
+        ("sample rate", f"{privacy.sample_rate:.8g}"),
         *_clipping_rows(privacy),
     ]
 
 
-def _clipping_rows(privacy: Config) -> list[Row]:
-    phases = privacy["phases"]
+def _clipping_rows(privacy: RunPrivacy) -> list[Row]:
+    phases = privacy.phases or ()
     several = "clipping in phase {}, {method}, {steps} steps"
     return [
         (
-            "clipping" if len(phases) == 1 else several.format(number, **phase),
-            f"{privacy['clipping']}, max_grad_norm {phase['max_grad_norm']:g},"
-            f" sensitivity {phase['sensitivity']:g}{_headroom(privacy)}",
+            "clipping" if len(phases) == 1 else several.format(number, **vars(phase)),
+            f"{privacy.clipping}, max_grad_norm {phase.max_grad_norm:g},"
+            f" sensitivity {phase.sensitivity:g}, of which {privacy.rounding_headroom:.2%} is left"
+            " for the rounding of the sum",
         )
         for number, phase in enumerate(phases, start=1)
     ]
 
 
-def _headroom(privacy: Config) -> str:
-    """Returns in words the share of the sensitivity kept for rounding; empty for an old run."""
-    share = privacy.get("rounding_headroom")
-    return "" if share is None else f", of which {share:.2%} is left for the rounding of the sum"
-
-
-def _answer(name: str, value: Any) -> tuple[str, str]:
-    if not isinstance(value, Mapping):
-        return up(value), "estimate, no guarantee" if name == "gdp" else "upper bound"
-    if "error" in value:
-        return "–", f"not computed: {value['error']}"
-    estimate = f"; estimate {value['estimate']:.4f}" if "estimate" in value else ""
-    return up(value["upper"]), f"upper bound{estimate}"
+def _answer(name: str, value: Answer) -> tuple[str, str]:
+    if isinstance(value, NoAnswer):
+        return "–", f"not computed: {value.error}"
+    if isinstance(value, Interval):
+        return up(value.upper), f"upper bound; estimate {value.estimate:.4f}"
+    return up(value), "estimate, no guarantee" if name == "gdp" else "upper bound"

@@ -4,31 +4,11 @@ Writing is post-processing: it sees the records through the model alone, so whoe
 learns no more of the records than whoever sees the model (Dwork and Roth 2014, proposition 2.1).
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from dpft.privacy.accounting.rounding import delta_up, up
-from dpft.reports.run.run_record import guarantee
-
-HEADLINE = (
-    "private",
-    "reproducible",
-    "epsilon",
-    "delta",
-    "epsilon_with_tokenizer",
-    "delta_with_tokenizer",
-    "tokenizer",
-    "accountant",
-    "neighboring_relation",
-    "sampler",
-    "unit",
-    "unit_definition",
-    "steps",
-    "steps_taken",
-    "ledger",
-    "warnings",
-)
-"""Keys of the run's privacy.json that say what its epsilon is, and of which ledger."""
+from dpft.records.form import joined, keys_of
+from dpft.records.privacy_file import RunPrivacy, guarantee
+from dpft.records.promises import GeneratedOpenly, GeneratedPrivately, OpenRun
+from dpft.records.ratings import SheetDecoding
 
 PROMPTS_NOT_COVERED = (
     "epsilon does not cover the prompts: they stand in the records as they were given, and dpft"
@@ -44,17 +24,17 @@ REPRODUCIBLE_RUN = (
 )
 
 
-def synthetic_record(
-    privacy: Mapping[str, Any],
+def statement(
+    privacy: RunPrivacy,
     *,
     run: str,
     task: str,
-    decode: Mapping[str, Any],
+    decode: SheetDecoding,
     retries: int,
     records: int,
     unparsed: int | None,
     prompted: bool,
-) -> dict[str, Any]:
+) -> GeneratedPrivately | GeneratedOpenly:
     """Returns the content of the file beside synthetic records.
 
     Args:
@@ -68,28 +48,33 @@ def synthetic_record(
             where none does, or where it would say something of a user's prompts.
         prompted: Whether the model continued a user's prompts.
     """
-    notes = [cost(privacy), *([PROMPTS_NOT_COVERED] if prompted else [])]
-    return {
-        **{key: privacy[key] for key in HEADLINE if key in privacy},
-        "run": run,
-        "task": task,
-        "decode": dict(decode),
-        "retries": retries,
-        "records": records,
-        **({} if unparsed is None else {"unparsed": unparsed}),
-        "prompts": "the user's" if prompted else "none",
-        "notes": notes,
-    }
+    openly = GeneratedOpenly(
+        steps=privacy.steps,
+        warnings=privacy.warnings,
+        run=run,
+        task=task,
+        decode=decode,
+        retries=retries,
+        records=records,
+        unparsed=unparsed,
+        prompts="the user's" if prompted else "none",
+        notes=(cost(privacy), *([PROMPTS_NOT_COVERED] if prompted else [])),
+    )
+    if isinstance(privacy, OpenRun):
+        return openly
+    shared = {key.field for key in keys_of(GeneratedPrivately)} - vars(openly).keys() | {"private"}
+    promised = {name: getattr(privacy, name) for name in shared}
+    return joined(GeneratedPrivately, openly, **promised)
 
 
-def cost(privacy: Mapping[str, Any]) -> str:
+def cost(privacy: RunPrivacy) -> str:
     """Returns in a sentence what a model's texts cost, or that nothing protects the records."""
-    if "epsilon" not in privacy:
+    if isinstance(privacy, OpenRun):
         return NON_PRIVATE_RUN
-    if not privacy["private"]:
+    if not privacy.private:
         return REPRODUCIBLE_RUN
     epsilon, delta = guarantee(privacy)
-    whose = "model and its tokenizer" if "epsilon_with_tokenizer" in privacy else "model"
+    whose = "model and its tokenizer" if privacy.tokenizer is not None else "model"
     return (
         f"post-processing of the run's {whose}: towards the records that it was trained on, the"
         f" same (epsilon = {up(epsilon)}, delta = {delta_up(delta)}) as the model's, however many"

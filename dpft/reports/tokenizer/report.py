@@ -4,7 +4,6 @@ All of it is public: it follows from privacy.json and from the words that were r
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +11,12 @@ from markupsafe import Markup
 
 from dpft.files import write_text
 from dpft.privacy.accounting.rounding import delta_up, up
-from dpft.records.form import as_json
-from dpft.records.vocabularies import OpenVocabulary, PrivateVocabulary, read_vocabulary
+from dpft.records.privacy_file import read_vocabulary
+from dpft.records.vocabularies import OpenVocabulary, PrivateVocabulary
 from dpft.reports.accounting.epsilon import delta_notes
 from dpft.reports.pages import render_html, render_markdown
 from dpft.reports.plots import COLORS, draw_svg
 from dpft.reports.run.figures import tone
-from dpft.reports.run.run_record import COMPUTABLE, LINEAR_NOISE
 from dpft.reports.run.sections import HEAD_COMMAND
 from dpft.run_folder import HISTOGRAM, PAGE, PRIVACY, REPORT, TOKENIZER
 
@@ -80,12 +78,12 @@ OPEN_NOTE = "There is no ledger: no noise was drawn, and nothing was spent."
 
 def write_tokenizer_report(folder: Path) -> None:
     """Writes report.md and report.html from the other public files of a run."""
-    record = read_vocabulary_of(folder)
+    record = read_vocabulary(folder / PRIVACY)
     if isinstance(record, OpenVocabulary):
         parts = {
             "title": f"Vocabulary of {record.data}",
             "headline": headline(record),
-            "tone": tone(as_json(record)),
+            "tone": tone(record),
             "warnings": [],
             "rows": rows(record),
             "coverage": OPEN_COVERAGE,
@@ -99,7 +97,7 @@ def write_tokenizer_report(folder: Path) -> None:
     parts = {
         "title": f"Private vocabulary of {record.data}",
         "headline": headline(record),
-        "tone": tone(as_json(record)),
+        "tone": tone(record),
         "warnings": [f"Warning: {warning}" for warning in record.warnings],
         "rows": rows(record),
         "coverage": [*COVERAGE, *_delta_notes(record)],
@@ -108,19 +106,6 @@ def write_tokenizer_report(folder: Path) -> None:
     plot = Markup(counts_plot(counts, record.threshold)) if counts else None
     write_text(folder / PAGE, render_html("tokenizer.html.j2", **parts, plot=plot))
     write_text(folder / REPORT, render_markdown("tokenizer.md.j2", **parts))
-
-
-def read_vocabulary_of(folder: Path) -> PrivateVocabulary | OpenVocabulary:
-    """Returns a run's privacy.json; one of an earlier version's noise gets a warning.
-
-    Raises:
-        InputError: It is of another schema version.
-        StateError: It is damaged.
-    """
-    record = read_vocabulary(folder / PRIVACY)
-    if isinstance(record, PrivateVocabulary) and record.noise_source.startswith(LINEAR_NOISE):
-        return replace(record, warnings=(COMPUTABLE, *record.warnings))
-    return record
 
 
 def headline(record: PrivateVocabulary | OpenVocabulary) -> str:

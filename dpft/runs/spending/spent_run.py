@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpft.errors import DpftError, InputError, StateError
-from dpft.files import read_yaml
 from dpft.privacy.completeness import check_lodged, knows_the_end, read_run_ledger
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.plan import Plan, PrivacyPlan
 from dpft.privacy.spending import Noise, steps_taken
+from dpft.records.configuration import read_saved
+from dpft.records.privacy_file import has_noise, read_privacy
 from dpft.released import check_released
-from dpft.reports.run.run_record import read_privacy
 from dpft.run_folder import (
     CONFIGURATION,
     HYDRA,
@@ -143,8 +143,8 @@ def read_ended_ledger(folder: Path) -> LedgerRecord | None:
     if ledger is not None:
         _check_not_cut(folder, ledger)
         check_stated(folder, ledger)
-    elif (folder / PRIVACY).exists() and "ledger" in (known := read_privacy(folder / PRIVACY)):
-        check_lodged(folder / LEDGER, None, known["ledger"], by=str(folder / PRIVACY))
+    elif (folder / PRIVACY).exists() and has_noise(known := read_privacy(folder / PRIVACY)):
+        check_lodged(folder / LEDGER, None, vars(known.ledger), by=str(folder / PRIVACY))
     return ledger
 
 
@@ -170,14 +170,13 @@ def _check_not_cut(folder: Path, ledger: LedgerRecord) -> None:
     """
     path = folder / PRIVACY
     try:
-        known = read_privacy(path).get("ledger") if path.exists() else None
+        known = read_privacy(path) if path.exists() else None
     except DpftError:
         return
-    if not isinstance(known, Mapping) or ledger.closed:
+    if known is None or not has_noise(known) or ledger.closed:
         return
-    lines = known.get("lines")
-    if isinstance(lines, int) and lines > ledger.lines:
-        check_lodged(folder / LEDGER, ledger, {"head": "", **known}, by=str(path))
+    if known.ledger.lines > ledger.lines:
+        check_lodged(folder / LEDGER, ledger, vars(known.ledger), by=str(path))
 
 
 def _why_no_ledger(folder: Path) -> str:
@@ -196,10 +195,8 @@ def _why_no_ledger(folder: Path) -> str:
 
 def _is_open(folder: Path) -> bool:
     """Returns whether a folder is of a run with ``privacy=none``."""
-    path = folder / CONFIGURATION
-    config = read_yaml(path) if path.is_file() else None
-    privacy = config.get("privacy") if isinstance(config, dict) else None
-    return isinstance(privacy, dict) and privacy.get("name") == "none"
+    config = read_saved(folder / CONFIGURATION)
+    return config is not None and config.is_open
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,17 +11,22 @@ a simple test of the ledger's steps shows (``shown_epsilon``).
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from dpft.errors import StateError
-from dpft.files import read_json, read_yaml
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
 from dpft.privacy.accounting.membership import shown_epsilon
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.mechanisms.histogram import histogram_of
 from dpft.privacy.plan import GIVEN, HistogramPlan, PrivacyPlan, write_plan
 from dpft.privacy.spending import steps_taken
-from dpft.reports.run.run_record import read_privacy
+from dpft.records.bounds import Interval
+from dpft.records.configuration import read_saved
+from dpft.records.form import as_json, read_record
+from dpft.records.privacy_file import guarantee, has_noise, read_privacy
+from dpft.records.promises import PrivateRun
+from dpft.records.sweeps import Search
+from dpft.records.vocabularies import PrivateVocabulary
 from dpft.run_folder import CONFIGURATION, LEDGER, PRIVACY, TRIALS
 
 SAME = 1e-9
@@ -32,6 +37,8 @@ PLANNED = (
     *("phases", "delta_source", "mechanism"),
 )
 """Keys of privacy.json that the plan has under the same name."""
+Stated = PrivateRun | PrivateVocabulary
+"""A privacy.json with an epsilon."""
 Fact = tuple[str, Any, Any]
 """A key, what the file says, and what the ledger does."""
 ABSENT = "nothing"
@@ -66,7 +73,7 @@ def differences(folder: Path, ledger: LedgerRecord) -> Iterator[str]:
     facts: list[Fact] = []
     if path.exists():
         privacy = read_privacy(path)
-        if "epsilon" not in privacy:
+        if not has_noise(privacy):
             yield (
                 f"{path} must state the epsilon of the {ledger.counted_steps} noisy steps of"
                 f" {folder / LEDGER}, got none: it was edited or is another run's"
@@ -98,102 +105,91 @@ def _shown(value: Any) -> str:
     return ABSENT if value is None else repr(value)
 
 
-def _of_ledger(privacy: Mapping[str, Any], ledger: LedgerRecord) -> Iterator[Fact]:
-    known = privacy.get("ledger")
-    lodged = known if isinstance(known, Mapping) else {}
-    yield "ledger.lines", lodged.get("lines"), ledger.lines
-    yield "ledger.head", lodged.get("head"), ledger.head
-    yield "steps_taken", privacy.get("steps_taken"), ledger.steps
+def _of_ledger(privacy: Stated, ledger: LedgerRecord) -> Iterator[Fact]:
+    yield "ledger.lines", privacy.ledger.lines, ledger.lines
+    yield "ledger.head", privacy.ledger.head, ledger.head
+    yield "steps_taken", privacy.steps_taken, ledger.steps
     assert ledger.plan is not None
-    yield "private", privacy.get("private"), not ledger.plan.reproducible
+    yield "private", privacy.private, not ledger.plan.reproducible
 
 
-def _of_plan(privacy: Mapping[str, Any], ledger: LedgerRecord) -> Iterator[Fact]:
-    plan = ledger.plan
+def _of_plan(privacy: Stated, ledger: LedgerRecord) -> Iterator[Fact]:
+    plan, stated = ledger.plan, as_json(privacy)
     if isinstance(plan, HistogramPlan):
         for name, value in plan.histogram.items():
             if name != "name":
-                yield name, privacy.get(name), value
+                yield name, stated.get(name), value
     assert plan is not None
     written = write_plan(plan)
-    selected = "selection" in privacy
     for name in PLANNED:
-        if name in written and not (selected and name == "calibration"):
-            yield name, privacy.get(name), written[name]
+        if name in written and not (_is_of_search(privacy) and name == "calibration"):
+            yield name, stated.get(name), written[name]
 
 
-def _of_accountants(
-    folder: Path, privacy: Mapping[str, Any], ledger: LedgerRecord
-) -> Iterator[Fact]:
+def _of_accountants(folder: Path, privacy: Stated, ledger: LedgerRecord) -> Iterator[Fact]:
     """Yields what epsilon must be: calibrated, exact, or whose bound the file says it is."""
-    plan, epsilon = ledger.plan, privacy.get("epsilon")
+    plan, epsilon = ledger.plan, privacy.epsilon
     if isinstance(plan, HistogramPlan):
         yield "epsilon", epsilon, histogram_of(plan.histogram).epsilon
         return
     assert isinstance(plan, PrivacyPlan)
     calibration = plan.calibration
-    if plan.is_trial or "selection" in privacy:
+    if plan.is_trial or _is_of_search(privacy):
         yield from _of_search(folder, privacy, plan)
     elif calibration is not None and ledger.steps == plan.steps:
-        yield "accountant", privacy["accountant"], calibration.accountant
+        yield "accountant", privacy.accountant, calibration.accountant
         yield "epsilon", epsilon, calibration.epsilon
     else:
-        name = privacy["accountant"]
+        name = privacy.accountant
         if name not in LEADING_ACCOUNTANTS:
             yield "accountant", name, " or ".join(LEADING_ACCOUNTANTS)
-        answers = privacy.get("epsilons")
-        answer = answers.get(name) if isinstance(answers, Mapping) else None
-        yield "epsilon", epsilon, answer.get("upper") if isinstance(answer, Mapping) else answer
+        answer = privacy.epsilons.get(name) if isinstance(privacy, PrivateRun) else None
+        yield "epsilon", epsilon, answer.upper if isinstance(answer, Interval) else answer
 
 
-def _of_search(folder: Path, privacy: Mapping[str, Any], plan: PrivacyPlan) -> Iterator[Fact]:
+def _is_of_search(privacy: Stated) -> bool:
+    return isinstance(privacy, PrivateRun) and privacy.selection is not None
+
+
+def _of_search(folder: Path, privacy: Stated, plan: PrivacyPlan) -> Iterator[Fact]:
     """Yields the bound that a search was bound to before its first trial, which its plans have."""
     calibration = plan.calibration
     if calibration is not None:
-        yield "accountant", privacy["accountant"], calibration.accountant
-        yield "epsilon", privacy["epsilon"], calibration.epsilon
+        yield "accountant", privacy.accountant, calibration.accountant
+        yield "epsilon", privacy.epsilon, calibration.epsilon
     path = folder / TRIALS
-    drawn = read_json(path).get("calibration") if path.exists() else None
-    if isinstance(drawn, Mapping):
-        yield "epsilon", privacy["epsilon"], drawn.get("epsilon")
+    if path.exists():
+        yield "epsilon", privacy.epsilon, read_record(path, Search).calibration.epsilon
 
 
 def _of_configuration(folder: Path, plan: PrivacyPlan | HistogramPlan) -> Iterator[Fact]:
     """Yields what config.yaml asked for, where the plan says what came of it."""
-    path = folder / CONFIGURATION
-    config = read_yaml(path) if path.is_file() else None
-    asked = config.get("privacy") if isinstance(config, dict) else None
-    if not isinstance(asked, dict):
+    config = read_saved(folder / CONFIGURATION)
+    asked = None if config is None else config.privacy
+    if asked is None:
         return
-    if "unit" in asked:
-        yield "unit", asked["unit"], plan.unit
-    if "delta" in asked and (plan.delta_source == GIVEN or asked["delta"] is not None):
-        yield "delta", asked["delta"], plan.delta
-    if "noise_seed" in asked:
-        yield "noise_seed", asked["noise_seed"] is not None, plan.reproducible
+    if asked.unit is not None:
+        yield "unit", asked.unit, plan.unit
+    if plan.delta_source == GIVEN or asked.delta is not None:
+        yield "delta", asked.delta, plan.delta
+    yield "noise_seed", asked.noise_seed is not None, plan.reproducible
     if isinstance(plan, HistogramPlan) or plan.is_trial:
         return
-    if asked.get("num_examples") is not None:
-        yield "num_examples", asked["num_examples"], plan.num_examples
+    if asked.num_examples is not None:
+        yield "num_examples", asked.num_examples, plan.num_examples
     calibration = plan.calibration
-    if calibration is not None and calibration.target is not None and "eps" in asked:
-        yield "eps", asked["eps"], calibration.target
-    elif asked.get("noise_multiplier") is not None:
-        yield "noise_multiplier", asked["noise_multiplier"], plan.noise_multiplier
+    if calibration is not None and calibration.target is not None:
+        yield "eps", asked.eps, calibration.target
+    elif asked.noise_multiplier is not None:
+        yield "noise_multiplier", asked.noise_multiplier, plan.noise_multiplier
 
 
-def _impossible(folder: Path, privacy: Mapping[str, Any], ledger: LedgerRecord) -> Iterator[str]:
+def _impossible(folder: Path, privacy: Stated, ledger: LedgerRecord) -> Iterator[str]:
     """Yields an epsilon that is below what the ledger's steps show, whatever goes with it."""
-    for name, of in (("epsilon", "delta"), ("epsilon_with_tokenizer", "delta_with_tokenizer")):
-        stated, delta = privacy.get(name), privacy.get(of)
-        if name != "epsilon" and stated is None and delta is None:
-            continue
-        if not _is_number(stated) or not _is_number(delta) or not 0 < delta < 1:
-            yield (
-                f"{folder / PRIVACY}: {name} must be a number that goes with a {of} in (0, 1), got"
-                f" {stated!r} and {delta!r}"
-            )
-            continue
+    stated = [("epsilon", float(privacy.epsilon), float(privacy.delta))]
+    if isinstance(privacy, PrivateRun) and privacy.tokenizer is not None:
+        stated.append(("epsilon_with_tokenizer", *guarantee(privacy)))
+    for name, epsilon, delta in stated:
         for noise, steps in steps_taken(ledger, folder / LEDGER).items():
             if noise.threshold_delta:
                 continue  # A histogram's is exact, and was compared.
@@ -203,16 +199,12 @@ def _impossible(folder: Path, privacy: Mapping[str, Any], ledger: LedgerRecord) 
                 steps=steps,
                 delta=delta,
             )
-            if stated < least * (1 - 1e-6):
+            if epsilon < least * (1 - 1e-6):
                 yield (
                     f"{folder / PRIVACY}: {name} must be at least {least:.4g}, which the"
                     f" {steps} noisy steps of {folder / LEDGER} show at delta = {delta:.4g}, got"
-                    f" {stated:.4g}"
+                    f" {epsilon:.4g}"
                 )
-
-
-def _is_number(value: Any) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _same(stated: Any, known: Any) -> bool:

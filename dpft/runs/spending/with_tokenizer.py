@@ -11,7 +11,6 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from dpft.config.schema import TrainConfig
 from dpft.errors import InputError, StateError
@@ -19,10 +18,13 @@ from dpft.files import read_file
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
 from dpft.privacy.accounting.search import smallest_noise
-from dpft.privacy.histogram_config import NONE, NOT_PRIVATE
+from dpft.privacy.histogram_config import NOT_PRIVATE
 from dpft.privacy.plan import EXAMPLE, NEIGHBORING_RELATION, PrivacyPlan, SpentBefore
 from dpft.privacy.spending import Noise, added_up, as_mechanisms
-from dpft.reports.run.run_record import read_privacy
+from dpft.records.ledger import LedgerHead
+from dpft.records.privacy_file import read_privacy, read_vocabulary
+from dpft.records.promises import PlanPromise, TokenizerCost, WithTokenizer
+from dpft.records.vocabularies import OpenVocabulary
 from dpft.run_folder import HISTOGRAM, LEDGER, PRIVACY, TOKENIZER, TOKENIZER_CONFIG
 from dpft.runs.spending.bounds import account_taken
 from dpft.runs.spending.spent_run import SpentRun, read_spent
@@ -108,7 +110,7 @@ def _check_public(config: TrainConfig) -> None:
         return
     place = Path(str(config.model.tokenizer)).expanduser().resolve()
     record = (place.parent if place.name == TOKENIZER else place) / PRIVACY
-    is_open = record.exists() and read_privacy(record).get("mechanism") == NONE
+    is_open = record.exists() and isinstance(read_privacy(record), OpenVocabulary)
     if is_open or any(map(_says_not_private, (place, place / TOKENIZER))):
         raise InputError(
             f"model.tokenizer must be private, got {config.model.tokenizer!r}, made with"
@@ -140,7 +142,7 @@ def _says_not_private(tokenizer: Path) -> bool:
 
 
 def _check_files(folder: Path) -> None:
-    known = read_privacy(folder / PRIVACY).get("tokenizer_sha256")
+    known = read_vocabulary(folder / PRIVACY).tokenizer_sha256
     found = hashlib.sha256(read_file(folder / TOKENIZER / "tokenizer.json")).hexdigest()
     if known != found:
         raise StateError(
@@ -167,10 +169,10 @@ def delta_with(delta: float, tokenizer: SpentRun) -> float:
     return delta + tokenizer.plan.delta
 
 
-def together_record(
+def cost_together(
     taken: Mapping[Noise, int], *, epsilon: float, delta: float, tokenizer: SpentRun
-) -> dict[str, Any]:
-    """Returns what privacy.json says of a run and its tokenizer together.
+) -> WithTokenizer:
+    """Returns what a run and its tokenizer cost together.
 
     Args:
         taken: The run's own noisy steps.
@@ -182,37 +184,34 @@ def together_record(
     with Accountants() as accountants:
         both = account_taken(added_up(taken, tokenizer.taken), at, "pld", accountants)
         own = account_taken(tokenizer.taken, tokenizer.plan.delta, "prv", accountants)
-    return {
-        "epsilon_with_tokenizer": min(both.epsilon, epsilon + own.epsilon),
-        "delta_with_tokenizer": at,
-        "tokenizer": {
-            "epsilon": own.epsilon,
-            "delta": tokenizer.plan.delta,
-            "ledger": {"lines": tokenizer.ledger.lines, "head": tokenizer.ledger.head},
-            "simple_composition": epsilon + own.epsilon,
-        },
-    }
+    return WithTokenizer(
+        epsilon_with_tokenizer=min(both.epsilon, epsilon + own.epsilon),
+        delta_with_tokenizer=at,
+        tokenizer=TokenizerCost(
+            epsilon=own.epsilon,
+            delta=tokenizer.plan.delta,
+            ledger=LedgerHead(lines=tokenizer.ledger.lines, head=tokenizer.ledger.head),
+            simple_composition=epsilon + own.epsilon,
+        ),
+    )
 
 
 def planned_with_tokenizer(
-    config: TrainConfig, plan: PrivacyPlan, record: Mapping[str, Any]
-) -> dict[str, Any]:
+    config: TrainConfig, plan: PrivacyPlan, promise: PlanPromise
+) -> WithTokenizer:
     """Returns what ``dpft plan`` says of a run and its tokenizer together; nothing without one.
 
     Args:
         config: Of the run.
         plan: Of its steps.
-        record: What the plan says of them alone.
+        promise: What the plan says of them alone.
     """
     tokenizer = tokenizer_of(config)
     if tokenizer is None:
-        return {}
+        return WithTokenizer()
     noise = Noise(noise_multiplier=plan.noise_multiplier, sample_rate=plan.sample_rate)
-    return together_record(
-        {noise: plan.event().steps},
-        epsilon=record["epsilon"],
-        delta=plan.delta,
-        tokenizer=tokenizer,
+    return cost_together(
+        {noise: plan.event().steps}, epsilon=promise.epsilon, delta=plan.delta, tokenizer=tokenizer
     )
 
 

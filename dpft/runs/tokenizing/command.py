@@ -33,8 +33,9 @@ from dpft.privacy.mechanisms.histogram import (
     released,
 )
 from dpft.privacy.plan import HistogramPlan, write_plan
+from dpft.records.privacy_file import read_vocabulary
+from dpft.records.vocabularies import PrivateVocabulary
 from dpft.reports.accounting.epsilon import delta_warnings
-from dpft.reports.run.run_record import read_privacy
 from dpft.run_folder import (
     CONFIGURATION,
     EXACT_HISTOGRAM,
@@ -87,9 +88,9 @@ def make_again(command: TokenizerCommand, folder: Path) -> Answer:
         )
     close_ledger_of(folder)
     closed_ledger(folder)
-    known = read_privacy(folder / PRIVACY) if (folder / PRIVACY).exists() else {}
+    known = read_vocabulary(folder / PRIVACY) if (folder / PRIVACY).exists() else None
     digest = hashlib.sha256(read_file(folder / HISTOGRAM)).hexdigest()
-    if known.get("histogram_sha256", digest) != digest:
+    if isinstance(known, PrivateVocabulary) and known.histogram_sha256 != digest:
         raise StateError(
             f"{folder / HISTOGRAM} is not what the run released; put it back as it was."
         )

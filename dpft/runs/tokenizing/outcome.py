@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +19,11 @@ from dpft.privacy.ledger import Ledger, LedgerRecord, read_ledger
 from dpft.privacy.mechanisms.histogram import histogram_of
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION
+from dpft.records.configuration import TaskSection, parse_configuration
 from dpft.records.form import keys_of, parse, write_record
 from dpft.records.ledger import GaussianHistogram, HistogramNumbers, LedgerHead
+from dpft.records.privacy_file import read_vocabulary
+from dpft.records.promises import Begun
 from dpft.records.vocabularies import (
     OpenVocabulary,
     OpenVocabularyAnswer,
@@ -28,10 +32,10 @@ from dpft.records.vocabularies import (
 )
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.run.origin import data_name
-from dpft.reports.tokenizer.report import read_vocabulary_of, table, write_tokenizer_report
+from dpft.reports.tokenizer.report import table, write_tokenizer_report
 from dpft.run_folder import DATA_SUMMARY, HISTOGRAM, LEDGER, PRIVACY, private_path
 from dpft.runs.answer import Answer
-from dpft.runs.folder import begun_keys
+from dpft.runs.folder import read_begun
 from dpft.runs.records import NOTE
 from dpft.runs.run_plan import PublicSize
 from dpft.tokenizers.histogram import WordHistogram
@@ -137,11 +141,11 @@ def write_open_outcome(
         num_examples_source=size.source,
         warnings=(),
         algorithm=command.tokenizer.algorithm,
-        data=data_name(plain(command)),
+        data=data_name(parse_configuration(plain(command.task), TaskSection)),
         vocab_size=made.vocab_size,
         tokens=made.tokens,
         tokenizer_sha256=made.tokenizer_sha256,
-        **begun_keys(folder),
+        **_begun(folder),
     )
     write_record(folder / PRIVACY, record)
     write_tokenizer_report(folder)
@@ -149,7 +153,7 @@ def write_open_outcome(
 
 def answer(folder: Path) -> Answer:
     """Returns what the command prints of a run."""
-    record = read_vocabulary_of(folder)
+    record = read_vocabulary(folder / PRIVACY)
     kind = (
         PrivateVocabularyAnswer if isinstance(record, PrivateVocabulary) else OpenVocabularyAnswer
     )
@@ -199,14 +203,20 @@ def _record(command: TokenizerCommand, folder: Path, made: Made) -> PrivateVocab
         delta_source=delta_source(command),
         warnings=tuple(warnings),
         algorithm=command.tokenizer.algorithm,
-        data=data_name(plain(command)),
+        data=data_name(parse_configuration(plain(command.task), TaskSection)),
         words_kept=made.words_kept,
         vocab_size=made.vocab_size,
         tokens=made.tokens,
         tokenizer_sha256=made.tokenizer_sha256,
         **{key.field: getattr(line, key.field) for key in keys_of(HistogramNumbers)},
-        **begun_keys(folder),
+        **_begun(folder),
     )
+
+
+def _begun(folder: Path) -> dict[str, Any]:
+    """Returns when and with what a run was begun, as fields of its privacy.json."""
+    begun = read_begun(folder)
+    return {key.field: getattr(begun, key.field) for key in keys_of(Begun)}
 
 
 def delta_source(command: TokenizerCommand) -> str:

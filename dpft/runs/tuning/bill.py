@@ -9,15 +9,15 @@ to compose, so its epsilon and delta are added (basic composition, Dwork & Roth 
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpft.errors import DpftError, InputError
-from dpft.files import read_yaml
 from dpft.privacy.accounting import Accountants, EpsilonBound
 from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.records.configuration import SavedConfiguration, read_saved
 from dpft.records.form import write_record
 from dpft.records.sweeps import Bill, Bound, BoundedRun, NoBound, TuningBill, UnboundedRun
 from dpft.run_folder import CONFIGURATION, LEDGER, TUNE_CONFIGURATION, TUNING, TUNING_BILL
@@ -83,7 +83,7 @@ def _swept(folder: Path, accountants: Accountants) -> list[SweptRun]:
     if not (folder / CONFIGURATION).exists():
         return []
     config = _read(folder / CONFIGURATION)
-    if config["privacy"]["name"] == "none":
+    if config.is_open:
         return [_unbounded(folder, config)]
     if not (folder / LEDGER).exists():
         return []
@@ -97,13 +97,13 @@ def _swept(folder: Path, accountants: Accountants) -> list[SweptRun]:
 
 
 def _bounded(
-    folder: Path, config: Mapping[str, Any], own: EpsilonBound, spent: SpentRun | None
+    folder: Path, config: SavedConfiguration, own: EpsilonBound, spent: SpentRun | None
 ) -> SweptRun:
-    unit = config["privacy"]["unit"]
+    unit = None if config.privacy is None else config.privacy.unit
     return SweptRun(name=folder.name, records=_records(config), unit=unit, own=own, spent=spent)
 
 
-def _unbounded(folder: Path, config: Mapping[str, Any]) -> SweptRun:
+def _unbounded(folder: Path, config: SavedConfiguration) -> SweptRun:
     """Returns a run without noise, or whose noise a test seed made."""
     return SweptRun(name=folder.name, records=_records(config), unit=None, own=None, spent=None)
 
@@ -114,7 +114,7 @@ def _search(folder: Path) -> list[SweptRun]:
     if search is None:
         return []
     config = _read(folder / TUNE_CONFIGURATION)
-    if config["privacy"]["noise_seed"] is not None:
+    if config.privacy is not None and config.privacy.noise_seed is not None:
         return [_unbounded(folder, config)]
     own = EpsilonBound(
         epsilon=search.calibration.epsilon,
@@ -125,14 +125,16 @@ def _search(folder: Path) -> list[SweptRun]:
     return [_bounded(folder, config, own, None)]
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return dict(read_yaml(path))
+def _read(path: Path) -> SavedConfiguration:
+    config = read_saved(path)
+    if config is None:
+        raise InputError(f"{path} must hold a configuration; put it back as it was.")
+    return config
 
 
-def _records(config: Mapping[str, Any]) -> str:
-    task = config["task"]
-    where = task["data_dir"] or task["source"]
-    return f"task {task['name']} from {where}"
+def _records(config: SavedConfiguration) -> str:
+    assert config.task is not None
+    return f"task {config.task.name} from {config.task.data_dir or config.task.source}"
 
 
 def _bill(records: str, runs: Sequence[SweptRun], accountants: Accountants) -> Bill:

@@ -5,7 +5,6 @@ first one trains; each is an ordinary private run in private/tuning. Only the be
 become public, with the bound of having chosen it.
 """
 
-import json
 import logging
 import os
 import shutil
@@ -16,10 +15,13 @@ from dpft.config.load import load_saved, to_yaml
 from dpft.config.schema import POLYMORPHIC
 from dpft.config.tune import TuneCommand
 from dpft.errors import InputError, RunError, StateError
-from dpft.files import write_json, write_text
+from dpft.files import write_text
 from dpft.links import refuse_links
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.parallel_config import ParallelConfig, check_start
+from dpft.records.form import write_record
+from dpft.records.privacy_file import read_privacy
+from dpft.records.promises import PrivateRun
 from dpft.records.scores import TrialScore
 from dpft.records.sweeps import Search
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
@@ -43,7 +45,6 @@ from dpft.run_folder import (
 )
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import (
-    KEYS,
     WriteRequest,
     read_begun,
     refuse_used_folder,
@@ -56,13 +57,13 @@ from dpft.runs.tuning.search import (
     draw_search,
     read_search,
     read_trial_score,
+    run_trial,
     same_records,
     score_metric,
     score_of,
     write_search,
     write_trial_score,
 )
-from dpft.runs.tuning.trials import run_trial
 from dpft.training.checkpoint import delete_generator_states
 
 
@@ -81,15 +82,17 @@ def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> 
         target = folder / source.relative_to(trial)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
-    record = json.loads((trial / PRIVACY).read_text(encoding="utf-8"))
-    record = with_selection(
-        record,
-        search.calibration,
-        command.tune.count,
-        space=command.tuning.values(),
+    won = read_privacy(trial / PRIVACY)
+    assert isinstance(won, PrivateRun)
+    begun = read_begun(folder)
+    won = replace(
+        with_selection(won, search.calibration, command.tune.count, space=command.tuning.values()),
+        date=begun.date,
+        versions=begun.versions,
+        commit=begun.commit,
+        starting_models=begun.starting_models,
     )
-    own = {key: value for key, value in record.items() if key not in KEYS}
-    write_json(folder / PRIVACY, own | read_begun(folder))
+    write_record(folder / PRIVACY, won)
     write_report(folder)
     _hide_duration(folder)
 

@@ -1,13 +1,10 @@
-import json
-
 import pytest
 
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport
 from dpft.records.bounds import Interval, NoAnswer
-from dpft.records.form import as_json
 from dpft.records.ledger import Calibration
-from dpft.reports.accounting.epsilon import accounting_record, accounting_table
+from dpft.reports.accounting.epsilon import accounting_table
 
 MECHANISM = SampledGaussian(
     noise_multiplier=1.01476, sample_rate=1024 / 42061, steps=410, delta=1 / (2 * 42061)
@@ -68,31 +65,3 @@ def test_gdp_is_marked_as_no_bound(table):
 def test_failures_and_warnings_are_shown(table):
     assert "rdp         It timed out" in table
     assert "warning: rdp gave no bound" in table
-
-
-def test_the_record_has_the_keys_of_privacy_json(report):
-    record = accounting_record(report, num_examples=42061, expected_batch_size=1024)
-    assert set(json.loads(json.dumps(record))) == {
-        "schema_version",
-        "private",
-        "epsilon",
-        "delta",
-        "delta_source",
-        "accountant",
-        "epsilons",
-        "noise_multiplier",
-        "sample_rate",
-        "expected_batch_size",
-        "num_examples",
-        "steps",
-        "unit",
-        "neighboring_relation",
-        "sampler",
-        "warnings",
-    }
-    assert record["epsilon"] == 2.99731
-    assert record["epsilons"]["prv"] == as_json(PRV)
-
-
-def test_keys_that_do_not_apply_are_absent(report):
-    assert not {"num_examples", "expected_batch_size"} & set(accounting_record(report))

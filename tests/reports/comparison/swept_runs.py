@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dpft.reports.comparison.compare import Comparison, compare
-from dpft.reports.run.run_record import read_record
+from dpft.reports.run.run_record import read_run
 from tests.reports.run.folders import write_run
 
 FULL, LORA = (60.0, 61.0, 62.0), (50.0, 51.0, 52.0)
@@ -30,4 +30,4 @@ def sweep(root: Path, *, public: bool = True) -> list[Path]:
 
 
 def compared(folders: list[Path], **options: object) -> Comparison:
-    return compare([read_record(folder) for folder in folders], **options)
+    return compare([read_run(folder) for folder in folders], **options)

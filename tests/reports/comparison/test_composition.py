@@ -39,7 +39,7 @@ def test_epsilons_of_other_deltas_or_accountants_name_their_own(tmp_path: Path) 
 def test_a_private_tokenizer_is_counted_with_its_run(tmp_path: Path) -> None:
     both = {"epsilon_with_tokenizer": 4.5, "delta_with_tokenizer": 0.002}
     own = {"epsilon": 2.0, "delta": 0.001, "simple_composition": 5.0}
-    own["ledger"] = {"lines": 2, "head": "ab"}
+    own["ledger"] = {"lines": 2, "head": "ab" * 32}
     runs = [
         write_run(tmp_path / name, privacy={**both, "tokenizer": own}) for name in ("one", "two")
     ]

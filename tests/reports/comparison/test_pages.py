@@ -11,7 +11,7 @@ from dpft.records.scores import PRIVATE_SPLIT
 from dpft.reports.comparison.compare import compare
 from dpft.reports.comparison.pages import csv_table, markdown, page, record
 from dpft.reports.comparison.sweep_plots import _against_before
-from dpft.reports.run.run_record import read_record, with_own_scores
+from dpft.reports.run.run_record import read_run, with_own_scores
 from tests.reports.comparison.swept_runs import compared, sweep
 from tests.reports.run.folders import EVIL, write_run
 
@@ -25,7 +25,7 @@ def test_the_best_is_bold_only_where_the_test_tells_it_apart(tmp_path: Path) -> 
 
 def test_scores_of_private_splits_are_marked_in_every_form(tmp_path: Path) -> None:
     folders = sweep(tmp_path, public=False)
-    comparison = compare([with_own_scores(read_record(folder)) for folder in folders])
+    comparison = compare([with_own_scores(read_run(folder)) for folder in folders])
     mention = "computed on private held-out records, not covered by epsilon"
     assert mention in markdown(comparison) and mention in page(comparison)
     assert "bleu (private split)" in page(comparison)

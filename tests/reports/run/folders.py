@@ -8,6 +8,8 @@ from typing import Any
 import yaml
 
 from dpft.reports.run.metrics_files import write_metrics
+from dpft.reports.run.origin import model_name
+from tests.reports.run.plain import config_of
 from tests.reports.run.test_report import CONFIG, entry, private
 
 EVIL = "<script>alert(1)</script>"
@@ -33,7 +35,8 @@ def write_run(
         config[name] = {**config[name], **values} if isinstance(values, Mapping) else values
     before, after = entry("before", bleu_before), entry("after", bleu, **(scores or {}))
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    (folder / "privacy.json").write_text(json.dumps({**private(), **(privacy or {})}))
+    named = {**private(), "model": model_name(config_of(config).model)}
+    (folder / "privacy.json").write_text(json.dumps({**named, **(privacy or {})}))
     write_metrics(folder, [before, after], public=public, publish=publish)
     (folder / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
     return folder

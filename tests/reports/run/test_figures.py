@@ -3,12 +3,17 @@
 import pytest
 
 from dpft.privacy.accounting.membership import most_right
+from dpft.records.privacy_file import COMPUTABLE
 from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry
 from dpft.reports.run.figures import Figure, figures, meaning, tone
 from dpft.reports.run.metrics_files import shown as public_part
-from dpft.reports.run.run_record import COMPUTABLE
 from dpft.reports.run.scores import score_tables
+from tests.reports.run.plain import TOKENIZER, plain
 from tests.reports.run.test_report import BOTH, CONFIG, entry, non_private, private
+
+figures = plain(figures)
+meaning = plain(meaning)
+tone = plain(tone)
 
 
 def shown(*entries: ScoreEntry, config: dict = CONFIG, **changes: object) -> dict[str, Figure]:
@@ -80,7 +85,7 @@ def test_the_promise_is_green_only_where_a_guess_of_membership_stays_one(
 ) -> None:
     record = {**private(), "epsilon": epsilon, "delta": 1e-5}
     assert tone(record) == color == figures(CONFIG, record, [])[0].tone
-    both = {"epsilon_with_tokenizer": 20.0, "delta_with_tokenizer": 2e-5}
+    both = {"epsilon_with_tokenizer": 20.0, "delta_with_tokenizer": 2e-5, "tokenizer": TOKENIZER}
     assert tone({**record, **both}) == "bad", "what both cost"
 
 
@@ -93,7 +98,7 @@ def test_what_promises_nothing_is_red(privacy: dict) -> None:
 
 
 def test_a_model_with_a_private_tokenizer_promises_what_both_cost() -> None:
-    both = {"epsilon_with_tokenizer": 7.25, "delta_with_tokenizer": 2e-5}
+    both = {"epsilon_with_tokenizer": 7.25, "delta_with_tokenizer": 2e-5, "tokenizer": TOKENIZER}
     record = {**private(), "epsilon": 3.0, "delta": 1e-5, **both}
     epsilon, delta, _ = figures(CONFIG, record, [])
     assert (epsilon.value, delta.value) == ("7.25", "2 × 10⁻⁵")

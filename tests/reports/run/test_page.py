@@ -12,17 +12,20 @@ from dpft.records.scores import Sample
 from dpft.reports import plots
 from dpft.reports.plots import epsilon_plot, epsilon_points
 from dpft.reports.run.report import render_page, write_report
-from dpft.reports.run.run_record import read_record
+from dpft.reports.run.run_record import read_run
 from tests.reports.run.folders import EVIL, write_run
+from tests.reports.run.plain import plain, privacy_of
 from tests.reports.run.test_privacy_record import LEDGER
 from tests.reports.run.test_report import non_private, private
+
+epsilon_points = plain(epsilon_points)
 
 PUBLISHED = {"source": "Paper", "what": "full", "model": None, "eps": 3.0}
 REFERENCE = [{**PUBLISHED, "metrics": {"bleu": 61.519}}]
 
 
 def page(folder: Path, **changes: object) -> str:
-    return render_page(read_record(write_run(folder / "run", **changes)))
+    return render_page(read_run(write_run(folder / "run", **changes)))
 
 
 def test_the_page_says_all_that_the_headline_rests_on(tmp_path: Path) -> None:
@@ -72,7 +75,7 @@ def test_names_reasons_and_paths_are_escaped_everywhere(tmp_path: Path) -> None:
 
 
 def test_the_page_is_the_same_each_time(tmp_path: Path) -> None:
-    record = read_record(write_run(tmp_path / "run"))
+    record = read_run(write_run(tmp_path / "run"))
     assert render_page(record) == render_page(record)
 
 
@@ -103,10 +106,7 @@ def test_the_recipe_shows_no_seed_and_no_path_that_the_user_did_not_write(tmp_pa
 
 def test_a_run_without_privacy_has_no_epsilon_on_its_page(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    record = read_record(folder)
-    record.privacy.clear()
-    record.privacy.update(non_private())
-    text = render_page(record)
+    text = render_page(replace(read_run(folder), privacy=privacy_of(non_private())))
     assert "NOT PRIVATE" in text and "<svg" not in text and "Accountants" not in text
 
 
@@ -139,7 +139,7 @@ def test_the_plot_of_epsilon_says_whose_bounds_it_shows_and_draws_none_below_the
     record = {**private(), "accountant": "prv", "steps_taken": 4, "epsilon_curve": curve}
     axes = Figure().add_subplot()
     monkeypatch.setattr(plots, "draw_svg", lambda draw, **_: draw(axes))
-    epsilon_plot.__wrapped__(record)  # Not as tests/conftest.py remembers it.
+    epsilon_plot.__wrapped__(privacy_of(record))  # Not as tests/conftest.py remembers it.
     line = axes.lines[0]
     assert line.get_label() == "upper bound after so many steps (prv, rdp)"
     assert line.get_drawstyle() == "steps-pre"
@@ -188,7 +188,7 @@ TEXTS = {"samples": [{"input": "name[A]", "prediction": EVIL, "reference": "A is
 
 def with_texts(folder: Path, *, public: bool = True) -> str:
     run = write_run(folder / "run", scores=TEXTS)
-    record = read_record(run)
+    record = read_run(run)
     texts = (Sample(input="name[A]", prediction="the the", reference=""),)
     record.evaluations[0] = replace(record.evaluations[0], samples=texts).marked(public)
     return render_page(record)

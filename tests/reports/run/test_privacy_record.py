@@ -9,15 +9,18 @@ from dpft.privacy.accounting.summary import AccountingReport
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.plan import Phase, PrivacyPlan, default_delta
 from dpft.records.bounds import Interval, NoAnswer
+from dpft.records.form import as_json, joined
 from dpft.records.ledger import Calibration
+from dpft.records.promises import OpenRun, Origin
 from dpft.reports.run.privacy_record import (
     delta_warnings,
-    non_private_record,
-    parameter_record,
-    plan_record,
-    privacy_record,
+    no_promise,
+    parameters_of,
+    private_run,
+    promise_of,
 )
 from dpft.schemas import schema
+from tests.reports.run.plain import ORIGIN
 
 COUNTS = ParameterCounts(trainable=5, new=0, total=9)
 CALIBRATION = Calibration(accountant="prv", epsilon=2.99, grid="eps_error 0.01")
@@ -58,15 +61,29 @@ def accounting(steps: int = 4, **changes: object) -> AccountingReport:
     return AccountingReport(**{**values, **changes})
 
 
+def promised(plan: PrivacyPlan, accounting: AccountingReport) -> dict:
+    return as_json(promise_of(plan, accounting))
+
+
 def record(*, reproducible: bool = False, **changes: object) -> dict:
-    return privacy_record(
-        plan(**changes),
-        accounting(),
-        LEDGER,
-        COUNTS,
-        reproducible=reproducible,
-        size_source="privacy.num_examples",
+    """The content of privacy.json."""
+    return as_json(
+        private_run(
+            plan(**changes),
+            accounting(),
+            LEDGER,
+            COUNTS,
+            origin=Origin(**ORIGIN),
+            reproducible=reproducible,
+            size_source="privacy.num_examples",
+        )
     )
+
+
+def without_privacy(**values: object) -> dict:
+    """The content of privacy.json of a run with privacy=none."""
+    parts = no_promise(**values), Origin(**ORIGIN), parameters_of(COUNTS)
+    return as_json(joined(OpenRun, *parts))
 
 
 def test_a_private_run_has_every_promised_key() -> None:
@@ -103,6 +120,7 @@ def test_a_private_run_has_every_promised_key() -> None:
         "dropout_source",
         "rounding_headroom",
         "num_examples_source",
+        *ORIGIN,
     }
 
 
@@ -134,17 +152,17 @@ def test_each_phase_stands_with_its_own_sensitivity_and_the_first_in_the_headlin
 
 def test_the_headline_is_the_calibrated_bound_on_every_machine() -> None:
     slow = accounting(epsilon=3.4, accountant="rdp")
-    assert plan_record(plan(), slow)["epsilon"] == 2.99
-    assert plan_record(plan(), slow)["accountant"] == "prv"
+    assert promised(plan(), slow)["epsilon"] == 2.99
+    assert promised(plan(), slow)["accountant"] == "prv"
 
 
 def test_other_steps_than_planned_are_accounted_anew() -> None:
-    assert plan_record(plan(), accounting(steps=5, epsilon=3.1))["epsilon"] == 3.1
+    assert promised(plan(), accounting(steps=5, epsilon=3.1))["epsilon"] == 3.1
 
 
 def test_what_does_not_apply_is_absent() -> None:
     assert not {"calibration", "reproducible"} & set(record(calibration=None))
-    assert not {"ledger", "steps_taken", "noise_source"} & set(plan_record(plan(), accounting()))
+    assert not {"ledger", "steps_taken", "noise_source"} & set(promised(plan(), accounting()))
 
 
 def test_a_seeded_run_is_not_private_and_says_why() -> None:
@@ -154,10 +172,9 @@ def test_a_seeded_run_is_not_private_and_says_why() -> None:
 
 
 def test_a_run_without_privacy_has_no_epsilon() -> None:
-    content = parameter_record(COUNTS) | non_private_record(
-        num_examples=100, expected_batch_size=10, steps=4
-    )
+    content = without_privacy(num_examples=100, expected_batch_size=10, steps=4)
     assert content == {
+        **ORIGIN,
         "schema_version": 1,
         "private": False,
         "num_examples": 100,
@@ -172,15 +189,13 @@ def test_a_run_without_privacy_has_no_epsilon() -> None:
 
 def test_a_run_that_clips_without_noise_says_how_and_has_no_epsilon() -> None:
     own = plan()
-    content = parameter_record(COUNTS) | non_private_record(
-        num_examples=100, expected_batch_size=10, steps=4, clipping=own
-    )
+    content = without_privacy(num_examples=100, expected_batch_size=10, steps=4, clipping=own)
     assert content["private"] is False
     assert not {"epsilon", "delta", "noise_multiplier"} & set(content)
     assert content["max_grad_norm"] == own.phases[0].max_grad_norm
     assert (content["clipping"], content["sampler"]) == ("flat", "poisson")
     assert content["sample_rate"] == own.sample_rate
-    Draft202012Validator(schema("privacy")).validate(content | {"model": "tiny", "data": "e2e"})
+    Draft202012Validator(schema("privacy")).validate(content)
 
 
 @pytest.mark.parametrize(
@@ -219,14 +234,15 @@ def test_few_units_are_warned_of_whoever_chose_delta() -> None:
 
 
 def test_a_run_whose_clipper_was_not_checked_says_so() -> None:
-    unchecked = privacy_record(
+    unchecked = private_run(
         plan(),
         accounting(),
         LEDGER,
         COUNTS,
+        origin=Origin(**ORIGIN),
         reproducible=False,
         size_source="privacy.num_examples",
         self_check=False,
     )
-    assert unchecked["warnings"][-1].startswith("privacy.self_check=false: ")
+    assert unchecked.warnings[-1].startswith("privacy.self_check=false: ")
     assert not any("self_check" in warning for warning in record()["warnings"])

@@ -7,8 +7,9 @@ import pytest
 from dpft.errors import InputError
 from dpft.reports.run.published import published_table
 from dpft.reports.run.recipe import public_configuration
+from tests.reports.run.plain import render, run_of
 from tests.reports.run.published_map import NOT_THE_PAPERS, run_config
-from tests.reports.run.test_report import BOTH, CONFIG, entry, private, render
+from tests.reports.run.test_report import BOTH, CONFIG, entry, private
 
 TABLE = {"source": "Paper, Table 7", "what": "full", "model": None, "eps": 3.0}
 ROW = {**TABLE, "metrics": {"bleu": 61.5}}
@@ -16,7 +17,7 @@ ROW = {**TABLE, "metrics": {"bleu": 61.5}}
 
 def published(config: dict[str, Any]) -> list[tuple[str, str, list[float | None]]]:
     """The rows below the run's own."""
-    table = published_table(config, BOTH, "2.99")
+    table = published_table(run_of(config, private()), BOTH, "2.99")
     return [] if table is None else table.rows[1:]
 
 
@@ -64,7 +65,7 @@ def test_a_row_over_several_splits_stands_below_one_of_the_runs_own() -> None:
     row = {**TABLE, "metrics": {"sst2_validation.accuracy": 0.948, "validation.accuracy": 0.894}}
     scores = {"sst2_validation": 0.5, "rte_validation": 0.25, "validation": 0.375}
     own = [entry("after", 0.0, split=name, metrics={"accuracy": v}) for name, v in scores.items()]
-    table = published_table({**CONFIG, "reference": [row]}, own, "not private")
+    table = published_table(run_of({**CONFIG, "reference": [row]}, private()), own, "not private")
     assert table is not None and table.metrics == list(row["metrics"])
     assert table.rows[0] == ("this run", "not private", [0.5, 0.375])
     assert table.rows[1][2] == [0.948, 0.894]

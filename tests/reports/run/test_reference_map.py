@@ -26,12 +26,12 @@ ROWS, COLUMNS = MAP["rows"], MAP["columns"]
 )
 def test_a_map_that_is_none_is_refused(changes: dict[str, Any], part: str) -> None:
     with pytest.raises(InputError) as refused:
-        saved_maps({"reference_maps": [{**MAP, **changes}]})
+        saved_maps([{**MAP, **changes}])
     assert part in str(refused.value)
 
 
 def test_a_run_has_the_score_of_its_cell_and_numbers_are_compared_as_numbers() -> None:
-    (one,) = saved_maps(run_config(*(RATES[0], SIZES[1])))
+    (one,) = saved_maps(run_config(*(RATES[0], SIZES[1]))["reference_maps"])
     assert one.score_of(run_config(1e-3, 128.0)) == 20.5
     assert one.score_of(run_config(5e-4, 64, privacy={"eps": 3})) == 30.5
 
@@ -52,11 +52,11 @@ def test_a_run_has_the_score_of_its_cell_and_numbers_are_compared_as_numbers() -
     ids=["unknown", "rate", "size", "eps", "no eps", "not private", "model", "method", "task"],
 )
 def test_a_run_of_other_settings_has_no_cell(config: dict[str, Any]) -> None:
-    (one,) = saved_maps(config)
+    (one,) = saved_maps(config["reference_maps"])
     assert one.score_of(config) is None and one.row_of(config) is None
 
 
 def test_a_map_without_privacy_is_of_runs_without_it() -> None:
-    (one,) = saved_maps({"reference_maps": [{**MAP, "eps": None}]})
+    (one,) = saved_maps([{**MAP, "eps": None}])
     assert one.score_of(run_config(1e-3, 64, privacy={"name": "none", "eps": None})) == 10.5
     assert one.score_of(run_config(1e-3, 64, privacy={"eps": None})) is None

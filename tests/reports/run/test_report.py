@@ -19,10 +19,10 @@ from dpft.reports.run.metrics_files import (
     shown,
     write_metrics,
 )
-from dpft.reports.run.privacy_record import non_private_record, parameter_record
-from dpft.reports.run.report import render, write_report
+from dpft.reports.run.report import write_report
 from dpft.reports.run.sections import HEAD_COMMAND
-from tests.reports.run.test_privacy_record import COUNTS, LEDGER, TWO_PHASES, plan
+from tests.reports.run.plain import render
+from tests.reports.run.test_privacy_record import LEDGER, TWO_PHASES, plan, without_privacy
 from tests.reports.run.test_privacy_record import record as private
 
 ROOM = ", of which 0.01% is left for the rounding of the sum"
@@ -56,14 +56,13 @@ BOTH = [entry("before", 10.0), entry("after", 60.5)]
 
 
 def non_private() -> dict:
-    public = non_private_record(num_examples=100, expected_batch_size=10, steps=4)
-    return parameter_record(COUNTS) | public
+    return without_privacy(num_examples=100, expected_batch_size=10, steps=4)
 
 
 def clipped(**changes: object) -> dict:
     """Of a run that clips and adds no noise."""
     sizes = {"num_examples": 100, "expected_batch_size": 10, "steps": 4}
-    return parameter_record(COUNTS) | non_private_record(**sizes, clipping=plan(**changes))
+    return without_privacy(**sizes, clipping=plan(**changes))
 
 
 def tables(report: str) -> list[list[str]]:

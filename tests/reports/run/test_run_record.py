@@ -5,9 +5,9 @@ import pytest
 from dpft.errors import StateError
 from dpft.files import write_json
 from dpft.records.form import as_json
+from dpft.records.privacy_file import COMPUTABLE, read_privacy
 from dpft.reports.run.metrics_files import read_evaluations, write_metrics
-from dpft.reports.run.report import render
-from dpft.reports.run.run_record import COMPUTABLE, read_privacy, read_record
+from tests.reports.run.plain import render
 from tests.reports.run.test_report import CONFIG, entry, private
 
 
@@ -33,19 +33,27 @@ def test_trust_rule_4_a_run_of_an_earlier_versions_linear_noise_is_told_to_hold_
     """Such a privacy.json is read with a warning, which every report made of it shows."""
     write_json(tmp_path / "privacy.json", private() | {"noise_source": source})
     record = read_privacy(tmp_path / "privacy.json")
-    assert (record["warnings"][:1] == [COMPUTABLE]) == told
+    assert (record.warnings[:1] == (COMPUTABLE,)) == told
     assert (COMPUTABLE in render(CONFIG, record, [])) == told
 
 
 def test_a_training_stays_one_whatever_key_is_added_to_its_privacy_json(tmp_path):
     """With "mechanism" written into it, it was taken for a tokenizer's and lost its report."""
     write_json(tmp_path / "privacy.json", private() | {"mechanism": "none"})
-    (tmp_path / "config.yaml").write_text(json.dumps(CONFIG))
-    assert read_record(tmp_path).privacy["epsilon"] == private()["epsilon"]
-    cut = {name: value for name, value in private().items() if name != "total_parameters"}
-    write_json(tmp_path / "privacy.json", cut | {"mechanism": "none"})
-    with pytest.raises(StateError, match="has no total_parameters"):
+    with pytest.raises(StateError, match="mechanism is no key of it"):
         read_privacy(tmp_path / "privacy.json")
+    cut = {name: value for name, value in private().items() if name != "total_parameters"}
+    write_json(tmp_path / "privacy.json", cut)
+    with pytest.raises(StateError, match="total_parameters is missing"):
+        read_privacy(tmp_path / "privacy.json")
+
+
+def test_a_calibration_of_an_earlier_version_is_read_without_its_target(tmp_path):
+    """Models that were trained by dpft 0.3.0 are trained on."""
+    earlier = private()
+    del earlier["calibration"]["target"]
+    write_json(tmp_path / "privacy.json", earlier)
+    assert read_privacy(tmp_path / "privacy.json").calibration.target is None
 
 
 def test_trust_rule_8_an_edit_of_metrics_json_brings_no_score_out_of_private(tmp_path):

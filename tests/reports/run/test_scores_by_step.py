@@ -10,10 +10,15 @@ from dpft.errors import StateError
 from dpft.records.form import parse, write_record
 from dpft.records.scores import ScoresByStep
 from dpft.reports.run.report import write_report
-from dpft.reports.run.scores_by_step import read_points, series_of, series_plot
+from dpft.reports.run.run_record import read_run
+from dpft.reports.run.scores_by_step import series_of, series_plot
 from dpft.run_folder import PAGE, REPORT, SCORES_BY_STEP
 from tests.reports.run.folders import write_run
+from tests.reports.run.plain import plain
 from tests.reports.run.test_report import BOTH, CONFIG, non_private, private
+
+series_of = plain(series_of)
+series_plot = plain(series_plot)
 
 HEAD = {"schema_version": 1, "every": 10}
 
@@ -82,6 +87,7 @@ def test_both_reports_have_the_series(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("points", [None, [{"step": 1}], [{"step": "a", "evaluations": []}]])
 def test_a_damaged_series_is_refused_by_its_name(tmp_path: Path, points: object) -> None:
-    (tmp_path / SCORES_BY_STEP).write_text(json.dumps({**HEAD, "points": points}))
+    run = write_run(tmp_path / "run")
+    (run / SCORES_BY_STEP).write_text(json.dumps({**HEAD, "points": points}))
     with pytest.raises(StateError, match="scores_by_step.json is damaged"):
-        read_points(tmp_path)
+        read_run(run)

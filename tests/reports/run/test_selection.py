@@ -1,17 +1,20 @@
 from dpft.privacy.accounting.selection import ACCOUNTANT, TrialCount
+from dpft.records.form import as_json
 from dpft.records.ledger import Calibration
 from dpft.reports.run.provenance import with_selection
-from dpft.reports.run.report import render
+from tests.reports.run.plain import privacy_of, render
 from tests.reports.run.test_report import BOTH, CONFIG, private
 
 SPACE = {"train.learning_rate": (0.1, 0.2)}
 
 
 def selected(**more: object) -> dict:
-    alone = {**private(), **more, "epsilon_curve": {"steps": [1], "epsilons": [0.1]}}
+    curve = {"steps": [1], "epsilons": [0.1], "accountants": ["prv"]}
+    alone = {**private(), **more, "epsilon_curve": curve}
     alone["warnings"] = [*alone["warnings"], "prv gave no bound: it is late.", "delta is large"]
     bound = Calibration(accountant=ACCOUNTANT, epsilon=2.98765, grid="orders")
-    return with_selection(alone, bound, TrialCount(eta=1, gamma=0.1), space=SPACE)
+    count = TrialCount(eta=1, gamma=0.1)
+    return as_json(with_selection(privacy_of(alone), bound, count, space=SPACE))
 
 
 def test_nothing_of_the_record_is_what_one_trial_alone_would_have_spent() -> None:
@@ -41,7 +44,7 @@ def test_the_report_leads_with_the_bound_and_says_what_it_covers() -> None:
 
 def test_a_search_and_its_tokenizer_cost_the_sum_not_what_the_winner_cost_with_it() -> None:
     own = {"epsilon": 0.5, "delta": 1e-6, "simple_composition": 3.0}
-    own["ledger"] = {"lines": 2, "head": "ab"}
+    own["ledger"] = {"lines": 2, "head": "ab" * 32}
     both = {"epsilon_with_tokenizer": 2.6, "delta_with_tokenizer": 2e-6, "tokenizer": own}
     record = selected(**both)
     assert record["epsilon_with_tokenizer"] == 2.98765 + 0.5

@@ -8,6 +8,10 @@ import yaml
 
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.plan import Phase, Plan, PrivacyPlan, write_plan
+from dpft.records.form import keys_of
+from dpft.records.promises import PrivateRun
+from dpft.records.vocabularies import PrivateVocabulary
+from tests.reports.run.test_report import CONFIG
 
 SIZE, BATCH = 40, 8
 NOISE = 1.5
@@ -73,7 +77,8 @@ def make_run(
         if ended:
             ledger.close(released="f" * 64)
     train = {"expected_batch_size": BATCH, "steps": planned, "epochs": 10.0}
-    (folder / "config.yaml").write_text(yaml.safe_dump({"privacy": section, "train": train}))
+    asked = {**CONFIG, "privacy": section, "train": {**CONFIG["train"], **train}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(asked))
     if ended:
         write_privacy(folder, plan, **(known or {}))
     return folder
@@ -85,13 +90,24 @@ def write_privacy(folder: Path, plan: Plan, **changes: Any) -> None:
     calibration = plan.calibration
     epsilon = 1.0 if calibration is None else calibration.epsilon
     name = "rdp" if calibration is None else calibration.accountant
-    content = write_plan(plan) | {
+    content = {
+        **write_plan(plan), "data": "e2e", "noise_source": "ChaCha20",
         "schema_version": 1, "ledger": {"lines": record.lines, "head": record.head},
         "private": not plan.reproducible, "epsilon": epsilon, "accountant": name,
-        "epsilons": {name: epsilon}, "steps_taken": record.steps,
-        "warnings": [], "trainable_parameters": 3, "new_parameters": 0, "total_parameters": 4,
+        "epsilons": {name: epsilon}, "steps_taken": record.steps, "warnings": [],
     }  # fmt: skip
-    kept = {key: value for key, value in (content | changes).items() if value is not None}
+    kind: Any = PrivateVocabulary
+    if isinstance(plan, PrivacyPlan):
+        kind, phase = PrivateRun, plan.phases[0]
+        content |= {
+            "model": "tiny", "dropout_source": "ChaCha20", "num_examples_source": "given",
+            "max_grad_norm": phase.max_grad_norm, "sensitivity": phase.sensitivity,
+            "rounding_headroom": 1e-4,
+            "trainable_parameters": 3, "new_parameters": 0, "total_parameters": 4,
+        }  # fmt: skip
+    content["reproducible"] = True if plan.reproducible else None
+    keys = {key.name for key in keys_of(kind)} - (set() if plan.tokenizer else {"tokenizer"})
+    kept = {k: v for k, v in (content | changes).items() if k in keys and v is not None}
     (folder / "privacy.json").write_text(json.dumps(kept))
 
 

@@ -1,5 +1,6 @@
 """An edited privacy.json is refused by what knows better, wherever it would be printed of."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from dpft.privacy.plan import HistogramPlan, write_plan
 from dpft.records.ledger import Calibration
 from dpft.runs.finished_runs import read_finished_runs
 from dpft.runs.spending.spent_run import read_ended_ledger
+from tests.reports.run.test_privacy_record import without_privacy
 from tests.runs.spending.run_folders import (
     BATCH,
     SIZE,
@@ -34,7 +36,8 @@ def refused(folder: Path, name: str) -> str:
     """Returns the sentence in which an edited key is refused, by all that print of the file."""
     sentences = []
     for read in (read_ended_ledger, lambda path: read_finished_runs([path])):
-        with pytest.raises(StateError, match=f"privacy.json: {name} must be ") as error:
+        pattern = rf"privacy\.json(:| is damaged:) {name}( must be | is missing)"
+        with pytest.raises(StateError, match=pattern) as error:
             read(folder)
         assert error.value.exit_code == 3
         sentences.append(str(error.value))
@@ -45,7 +48,7 @@ def refused(folder: Path, name: str) -> str:
 def test_what_a_run_wrote_is_believed(run: Path) -> None:
     assert read_ended_ledger(run) is not None
     (finished,), _ = read_finished_runs([run])
-    assert finished.privacy["epsilon"] == 1.0
+    assert finished.privacy.epsilon == 1.0
 
 
 @pytest.mark.parametrize(
@@ -80,6 +83,10 @@ def test_an_edit_that_contradicts_the_ledger_or_the_file_itself_is_refused(
 def test_a_private_runs_file_states_an_epsilon(run: Path) -> None:
     """Without one it passed for a run without privacy, or lent its delta to the ledger's steps."""
     edit(run, epsilon=None, ledger=None, delta=0.4)
+    with pytest.raises(StateError, match=r"privacy.json is damaged: epsilon is missing"):
+        read_ended_ledger(run)
+    openly = without_privacy(num_examples=80, expected_batch_size=10, steps=5)
+    (run / "privacy.json").write_text(json.dumps(openly))
     with pytest.raises(StateError, match="must state the epsilon of the 5 noisy steps"):
         read_ended_ledger(run)
 
@@ -91,13 +98,15 @@ def test_without_a_calibration_epsilon_is_the_answer_of_an_accountant_that_may_l
     run = make_run(tmp_path / "run")
     assert read_ended_ledger(run) is not None
     edit(run, **changes)
-    refused(run, "accountant" if "accountant" in changes else "epsilon")
+    (name,) = changes
+    refused(run, name)
 
 
 def test_a_search_has_the_bound_that_it_was_bound_to(tmp_path: Path) -> None:
     bound = {"accountant": "rdp-selection", "epsilon": 3.0, "grid": "g"}
     plan = make_plan(is_trial=True, calibration=Calibration(**bound))
-    known = {"selection": {"eta": 1.0, "gamma": 0.1}, "calibration": None}
+    selection = {"theorem": "T", "eta": 1.0, "gamma": 0.1, "expected_trials": 9.0}
+    known = {"selection": {**selection, "search_space": {}}, "calibration": None}
     run = make_run(tmp_path / "run", plan=plan, known=known)
     assert read_ended_ledger(run) is not None
     edit(run, epsilon=0.5, epsilons={"rdp-selection": 0.5})
@@ -118,10 +127,13 @@ def test_the_epsilon_with_a_tokenizer_is_held_against_the_ledger_too(
     run: Path, epsilon: float | None, delta: float | None
 ) -> None:
     """It is what a report leads with."""
-    edit(run, epsilon_with_tokenizer=1.2, delta_with_tokenizer=0.013)
+    tokenizer = {"epsilon": 0.2, "delta": 1e-6, "simple_composition": 1.2}
+    tokenizer["ledger"] = {"lines": 3, "head": "a" * 64}
+    edit(run, epsilon_with_tokenizer=1.2, delta_with_tokenizer=0.013, tokenizer=tokenizer)
     assert read_ended_ledger(run) is not None
     edit(run, epsilon_with_tokenizer=epsilon, delta_with_tokenizer=delta)
-    refused(run, "epsilon_with_tokenizer")
+    with pytest.raises(StateError, match=r"privacy\.json.* (epsilon|delta)_with_tokenizer"):
+        read_ended_ledger(run)
 
 
 def test_steps_that_were_taken_again_keep_no_calibrated_epsilon(tmp_path: Path) -> None:
@@ -139,14 +151,17 @@ def test_a_tokenizers_file_says_what_its_ledger_does(tmp_path: Path, changes: di
         noise_std=40.0, l2_cap=4.0, linf_cap=1.0, words_per_record=64, delta=1e-6
     )
     step = {**histogram.entry(), "num_examples": SIZE, "num_examples_source": "given"}
-    plan = HistogramPlan(histogram=step, num_examples=SIZE, delta=1e-6)
+    plan = HistogramPlan(
+        histogram=step, num_examples=SIZE, delta=1e-6, unit_definition="one record"
+    )
     with Ledger(tmp_path / "ledger.jsonl", plan=write_plan(plan)) as ledger:
         ledger.append(1, step)
         ledger.close()
     own = {name: value for name, value in step.items() if name != "name"}
     known = {"epsilon": histogram.epsilon, "accountant": "gaussian", "words_kept": 3}
     known |= {"mechanism": step["name"], "steps": 1, "sample_rate": 1.0, **own}
-    known |= {"trainable_parameters": None, "new_parameters": None, "total_parameters": None}
+    known |= {"epsilon_classical": 1.0, "histogram_sha256": "a" * 64, "algorithm": "unigram"}
+    known |= {"sampler": "none"}
     write_privacy(tmp_path, plan, **known)
     assert read_ended_ledger(tmp_path) is not None
     edit(tmp_path, **changes)

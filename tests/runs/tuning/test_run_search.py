@@ -18,7 +18,7 @@ from dpft.privacy.accounting.selection import ACCOUNTANT
 from dpft.privacy.randomness import PURPOSES, Randomness, make_randomness
 from dpft.run_folder import KEYS
 from dpft.runs import prepared_run, run
-from dpft.runs.tuning import run_search, search, trials
+from dpft.runs.tuning import run_search, search
 from dpft.runs.tuning.run_search import resumed_search
 from dpft.training import private_run
 from dpft.training.diagnostics import Diagnostics
@@ -150,7 +150,7 @@ def test_a_search_that_has_ended_is_left_alone_and_its_folder_is_taken(
     ("owner", "function", "call", "error", "code"),
     [
         # Between the second trial's end and the third one's beginning.
-        (trials, "begin", 3, KeyboardInterrupt(), 130),
+        (search, "begin", 3, KeyboardInterrupt(), 130),
         # Inside the second trial, after its training.
         (run, "report", 2, KeyboardInterrupt(), 130),
         (run, "report", 2, OSError(errno.ENOSPC, "No space left on device", "x"), 1),
@@ -277,7 +277,7 @@ def test_a_search_goes_on_with_the_records_that_it_began_with_alone(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(trials, "begin", breaking(trials.begin, 1, KeyboardInterrupt()))
+        patch.setattr(search, "begin", breaking(search.begin, 1, KeyboardInterrupt()))
         assert workspace.run("tune", *SEARCH, "hydra.run.dir=bound").code == 130
     data = workspace.root / "data" / "train.jsonl"
     whole = data.read_text()

@@ -13,8 +13,8 @@ from dpft.config.tune import TuneCommand
 from dpft.errors import DpftError, InputError, RunError, StateError
 from dpft.records.sweeps import Trial
 from dpft.runs.run_plan import RunPlan
-from dpft.runs.tuning import trials
-from dpft.runs.tuning.trials import run_trial, train_trial
+from dpft.runs.tuning import search as trials
+from dpft.runs.tuning.search import run_trial, train_trial
 from tests.config.test_tune import command
 from tests.runs.tuning.test_search import SEARCH
 

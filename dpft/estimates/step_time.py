@@ -22,6 +22,7 @@ from dpft.fused_head import LossHead
 from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
+from dpft.records.plans import EstimatedTime
 from dpft.training.precision import autocast
 
 SECONDS = 0.1
@@ -161,18 +162,6 @@ class ModelShapes:
     fused_vocabulary: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """Time and memory of training, without loading and evaluation, and how they were found."""
-
-    seconds_per_step: float
-    seconds_total: float
-    peak_memory_bytes: int
-    typical_length: int
-    """Tokens that a record is taken to have."""
-    how: str
-
-
 HOW = "a probe of this machine and the model's shapes; evaluation and loading left out"
 
 
@@ -235,7 +224,7 @@ def estimate(
     expected_batch_size: int,
     steps: int,
     peak_memory_bytes: int,
-) -> Estimate:
+) -> EstimatedTime:
     """Returns what the steps of a run would take.
 
     Args:
@@ -259,7 +248,7 @@ def estimate(
     update = shapes.trainable * (1 / speed.noise_per_second + FUNCTIONS / speed.values_per_second)
     seconds = STEP_SECONDS + gradients + update
     proof = PROOF * gradients / micro_batches if private else 0.0
-    return Estimate(
+    return EstimatedTime(
         seconds_per_step=seconds,
         seconds_total=seconds * steps + proof,
         peak_memory_bytes=peak_memory_bytes,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from dpft.estimates.activations import Activations
 from dpft.parallel.blocks import repeated_blocks
 from dpft.parallel.cutting import blocks_apart
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
@@ -22,7 +23,6 @@ from dpft.parallel.reductions import owned_places, pieces_between, turn_lengths
 from dpft.parallel.shard_sums import Cut, owned_stretches
 from dpft.privacy.clipping.costs import keeping_is_cheaper
 from dpft.privacy.noise import BLOCK
-from dpft.training.activations import Activations
 from dpft.training.optimizers import OptimizerConfig
 
 NUMBER, DOUBLE = 4, 8

@@ -8,10 +8,8 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dpft.parallel.parallel_config import ParallelConfig
-from dpft.training.activations import Activations
-from dpft.training.optimizers import SGD, Adafactor, AdamW, OptimizerConfig
-from dpft.training.rank_memory import (
+from dpft.estimates.activations import Activations
+from dpft.estimates.rank_memory import (
     PARTS,
     PHASES,
     StepShapes,
@@ -19,6 +17,8 @@ from dpft.training.rank_memory import (
     peak_of,
     rank_shapes,
 )
+from dpft.parallel.parallel_config import ParallelConfig
+from dpft.training.optimizers import SGD, Adafactor, AdamW, OptimizerConfig
 
 # 4 layers of width 8 and a vocabulary of 40, all dimensions multiples of four.
 WIDTH, VOCABULARY, POSITIONS, LAYERS = 8, 40, 32, 4

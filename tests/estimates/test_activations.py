@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from dpft.estimates.activations import Activations, guessed_activations, trace_activations
+from dpft.estimates.step_time import model_shapes
 from dpft.fused_head import fuse_head
 from dpft.methods.base import METHODS
-from dpft.training.activations import Activations, guessed_activations, trace_activations
-from dpft.training.estimate import model_shapes
 from dpft.training.self_check import synthetic_losses
 from tests.parallel.small_steps import MODELS
 from tests.privacy.test_methods_twin import RECIPES, Shape

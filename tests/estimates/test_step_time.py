@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from dpft.training.estimate import (
+from dpft.estimates.step_time import (
     STEP_SECONDS,
     MachineSpeed,
     ModelShapes,

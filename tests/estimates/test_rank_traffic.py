@@ -2,8 +2,8 @@
 
 import pytest
 
+from dpft.estimates.rank_memory import Traffic
 from dpft.parallel.parallel_config import SHARDED, WHOLE, ParallelConfig
-from dpft.training.rank_memory import Traffic
 from tests.parallel.forked import on_ranks
 from tests.parallel.small_steps import Case, Outcome, prepared, take_steps
 from tests.slowness import slow_but
