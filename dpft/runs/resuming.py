@@ -182,7 +182,7 @@ def restored_plan(
 
 
 def _of_plan(config: MechanismConfig, bound: Mechanism) -> MechanismConfig:
-    """Returns what chooses the plan's mechanism, whose coefficients another machine may round apart.
+    """Returns what chooses the mechanism of a plan: another machine may round it apart.
 
     Raises:
         InputError: The configuration is of another one.

@@ -134,7 +134,7 @@ def _of_accountants(
     calibration = plan.calibration
     if plan.is_trial or "selection" in privacy:
         yield from _of_search(folder, privacy, plan)
-    elif calibration is not None and ledger.steps == plan.steps:
+    elif calibration is not None and plan.event(ledger.streams or (1,)) == plan.event():
         yield "accountant", privacy["accountant"], calibration.accountant
         yield "epsilon", epsilon, calibration.epsilon
     else:
