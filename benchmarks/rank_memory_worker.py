@@ -30,6 +30,7 @@ from dpft.parallel.processes import started
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
+from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.randomness import make_randomness, restore_randomness
@@ -176,7 +177,7 @@ def private_engine(
         plan=plan,
         ledger=NoLedger(),
         randomness=restore_randomness(CPU, make_randomness(CPU, 1).state(0), 1, rank=ranks.rank),
-        engine=workload.engine,
+        options=ClippingOptions(max_grad_norm=1.0, engine=workload.engine),
         ranks=ranks,
         shards=shards,
     )

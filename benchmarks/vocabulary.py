@@ -19,9 +19,8 @@ from dpft.config.load import load
 from dpft.config.schema import TASK
 from dpft.config.tokenizer import TokenizerCommand
 from dpft.data.sources import read_examples
-from dpft.privacy.histograms import released
 from dpft.privacy.keys import secret_key
-from dpft.privacy.mechanisms.histogram import GaussianHistogram, noise_std_for
+from dpft.privacy.mechanisms.histogram import GaussianHistogram, noise_std_for, released
 from dpft.tasks.base import Task
 from dpft.tasks.records import text_of
 from dpft.tokenizers.histogram import Caps, count_words

@@ -26,16 +26,22 @@ class CorrelatedNoise:
         standard Gaussians, those of ``NoiseStream``, over all steps since the stream began.
     """
 
-    def __init__(self, stream: NoiseStream, coefficients: Sequence[float]) -> None:
-        """Begins a stream.
+    def __init__(
+        self, stream: NoiseStream, coefficients: Sequence[float], history: Mapping[str, Tensor]
+    ) -> None:
+        """Begins a stream, or goes on with one.
 
         Args:
             stream: Where fresh Gaussians come from.
             coefficients: c_0 to c_(b-1).
+            history: As ``history`` returned it; empty: a stream begins.
         """
         self._stream = stream
         self._first, *self._others = coefficients
-        self._earlier: dict[str, deque[Tensor]] = {}
+        self._earlier = {
+            name: deque(rows.to(stream.device, copy=True).unbind(), maxlen=len(self._others))
+            for name, rows in history.items()
+        }
         """Of each stretch the vectors x of the steps before, the last one first."""
 
     def add(
@@ -57,14 +63,6 @@ class CorrelatedNoise:
         from torch import stack
 
         return {name: stack(tuple(kept)).cpu() for name, kept in self._earlier.items() if kept}
-
-    def restore(self, history: Mapping[str, Tensor]) -> None:
-        """Goes on after the steps whose history it was."""
-        device, most = self._stream.device, len(self._others)
-        self._earlier = {
-            name: deque((row.to(device, copy=True) for row in rows), maxlen=most)
-            for name, rows in history.items()
-        }
 
     def _correlate(self, piece: Piece, first: int, fresh: Tensor) -> Tensor:
         """Turns fresh Gaussians of a stretch into x, in place, and remembers it."""

@@ -8,8 +8,9 @@ Algorithm 1). How draws and noise of steps hang together is the mechanism's (``m
 trains and the clipping norm may change where a phase begins, and only there.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -17,8 +18,6 @@ from torch import Tensor, nn
 from dpft.parallel.local import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.shards import ShardedModel
-from dpft.privacy.clipping.choices import Compilation, LossScale
-from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.clipping.engines.base import LossFunction
 from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.dropout import private_dropout
@@ -54,14 +53,9 @@ class PrivacyEngine:
         last_step: int | None = None,
         stream: int = 0,
         history: Mapping[str, Tensor] | None = None,
-        engine: str = "auto",
-        groups: Sequence[str] | None = None,
-        memory_mb: int = DEFAULT_MEMORY_MB,
-        loss_scale: LossScale = 1.0,
-        compilation: Compilation | None = None,
+        options: ClippingOptions | None = None,
         ranks: Ranks = ALONE,
         shards: ShardedModel | None = None,
-        moved: Collection[str] = (),
     ) -> None:
         """Binds a model to a plan.
 
@@ -74,16 +68,10 @@ class PrivacyEngine:
             steps_taken: Steps of the plan that the weights have taken already.
             last_step: Step of the plan to end at; None: its last.
             stream: Steps that were in the ledger when this stream of noise began.
-            history: As ``noise_history`` returned it after ``steps_taken`` steps; None: this stream
-                begins.
-            engine: Name of the clipping engine.
-            groups: As ``PerExampleClipper``.
-            memory_mb: As ``PerExampleClipper``.
-            compilation: As ``PerExampleClipper``.
-            loss_scale: As ``PerExampleClipper``: sum and noise are those of unscaled losses.
+            history: As ``noise_history`` returned it after ``steps_taken`` steps; None: it begins.
+            options: How to clip, but for norm and style, which are the plan's; None: as usual.
             ranks: The run's processes; each adds up its share of the first one's draw.
             shards: ``model``, where each rank has but a shard of it.
-            moved: Names of frozen parameters that the caller moves by the private gradient.
 
         Raises:
             ValueError: A phase's sensitivity is not the clipper's.
@@ -94,23 +82,11 @@ class PrivacyEngine:
         self._last_step = plan.steps if last_step is None else last_step
         self._model, self._ledger, self._randomness = model, ledger, randomness
         self._ranks, self._shards, self.views = ranks, shards, randomness.views
-        mechanism, self._stream = plan.mechanism, stream
-        self._sampler = mechanism.sampler(
-            plan.event().sample_rate, randomness.sampling, randomness.group_key
-        )
-        self._noise = mechanism.noise(randomness.noise)
-        self._noise.restore(history or {})
-        options = ClippingOptions(
-            max_grad_norm=plan.phases[0].max_grad_norm,
-            clipping=plan.clipping,
-            engine=engine,
-            groups=groups,
-            memory_mb=memory_mb,
-            loss_scale=loss_scale,
-            compilation=compilation,
-            shards=shards,
-            moved=moved,
-        )
+        self._sampler = plan.mechanism.sampler(plan.event().sample_rate, randomness)
+        self._noise, self._stream = plan.mechanism.noise(randomness, history or {}), stream
+        norm = plan.phases[0].max_grad_norm
+        options = options or ClippingOptions(max_grad_norm=norm)
+        options = replace(options, max_grad_norm=norm, clipping=plan.clipping, shards=shards)
         self._clipper = PhasedClipper(model, plan, step=steps_taken, options=options)
         self._open_step = self._entered = False
         self._resources = ExitStack()
@@ -185,8 +161,7 @@ class PrivacyEngine:
         noise_std = self.plan.event().noise_multiplier * sensitivity
         step, ranks = self.steps_taken, self._ranks
         sums = self._shards or dict(self._model.named_parameters())
-        device = self._randomness.noise.device
-        meter = SignalMeter(device) if step < SIGNAL_STEPS else None
+        meter = SignalMeter(self._randomness.noise.device) if step < SIGNAL_STEPS else None
         self._noise.add(sums, noise_std, step=step, meter=meter, ranks=ranks)
         gradients = [local(p.grad) for p in self._clipper.parameters if p.grad is not None]
         released = gradients if self._shards is None else self._shards.fingerprint(gradients)

@@ -180,9 +180,6 @@ class IndependentNoise:
         """Returns nothing: no step's noise depends on another's."""
         return {}
 
-    def restore(self, history: Mapping[str, Tensor]) -> None:
-        """There is nothing to restore."""
-
 
 class WholeSums:
     """The sums in ``grad`` of parameters that each rank holds whole."""

@@ -382,12 +382,12 @@ class PrivateRun:
             last_step=last_step,
             stream=stream,
             history=history,
-            engine=privacy.engine,
-            groups=privacy.groups,
-            memory_mb=privacy.clipper_memory_mb,
-            loss_scale=loss_scale,
-            compilation=compilation_of(session.training_set),
+            options=replace(
+                privacy.clipping_options(),
+                loss_scale=loss_scale,
+                compilation=compilation_of(session.training_set),
+                moved=moved,
+            ),
             ranks=session.ranks,
             shards=session.shards,
-            moved=moved,
         )

@@ -14,6 +14,7 @@ from dpft.audit.base import AuditConfig
 from dpft.cli.list import expand
 from dpft.cli.main import SUBCOMMANDS
 from dpft.config import schema
+from dpft.config.account import POLYMORPHIC as ACCOUNT
 from dpft.config.account import AccountConfig
 from dpft.config.doctor import DoctorConfig
 from dpft.config.hydra_errors import register_resolver
@@ -70,7 +71,7 @@ NEEDED = {
 
 def loaded(name: str, overrides: list[str]) -> object:
     register_resolver()
-    plain = dict.fromkeys(("account", "export", "report", "doctor", "list"), {})
+    plain = dict.fromkeys(("export", "report", "doctor", "list"), {}) | {"account": ACCOUNT}
     of_task = dict.fromkeys(("eval", "generate", "tokenizer"), schema.TASK)
     polymorphic = {**plain, **of_task, "audit": AUDIT}.get(name, schema.POLYMORPHIC)
     with initialize_config_dir(str(CONF), version_base="1.3"):

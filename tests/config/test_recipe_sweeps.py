@@ -11,6 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
 from dpft.cli.train import CONFIG, POLYMORPHIC
+from dpft.config.account import POLYMORPHIC as ACCOUNT
 from dpft.config.account import AccountConfig
 from dpft.config.hydra_errors import register_resolver
 from dpft.config.load import load
@@ -118,7 +119,11 @@ def test_figure_3_has_both_plots_over_the_same_batch_sizes_at_fixed_steps() -> N
     path = config_directory() / "experiment/li2022_figure3.yaml"
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
         config = compose("train", overrides=["experiment=li2022_figure3", "privacy.eps=3"])
-        left = load(compose("account", overrides=command(path, "account")), AccountConfig)
+        left = load(
+            compose("account", overrides=command(path, "account")),
+            AccountConfig,
+            polymorphic=ACCOUNT,
+        )
         right = load(compose("report", overrides=command(path, "report")), ReportConfig)
     assert right.signal_to_noise
     ten_epochs = planned_steps(epochs=10, num_examples=42061, expected_batch_size=1024)

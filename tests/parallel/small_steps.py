@@ -15,7 +15,11 @@ from dpft.parallel.local import whole
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
+from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.mechanisms.banded import Banded
+from dpft.privacy.mechanisms.base import Mechanism
+from dpft.privacy.mechanisms.dp_sgd import DPSGD
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
 from dpft.privacy.step_log import NoLedger
@@ -56,6 +60,15 @@ class Case:
     noise_multiplier: float = 1e-7
     """So little that what is left is the clipped sum."""
     steps: int = 2
+    bands: int = 1
+    """Of the noise; above 1 it hangs together, and groups take turns."""
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Of the bands."""
+        if self.bands == 1:
+            return DPSGD()
+        return Banded(bands=self.bands, coefficients=(0.7, *[0.4] * (self.bands - 1)))
 
     @property
     def shape(self) -> Shape:
@@ -142,15 +155,18 @@ def plan_of(method: Method, case: Case) -> PrivacyPlan:
         )
         for phase in method.phases(case.steps, lambda epochs: 1)
     )
+    batch = 12 if case.bands == 1 else 6
     return PrivacyPlan(
         noise_multiplier=case.noise_multiplier,
-        sample_rate=case.sample_rate,
+        sample_rate=case.sample_rate if case.bands == 1 else case.mechanism.rate(batch / 24),
         steps=case.steps,
         delta=0.01,
         num_examples=24,
-        expected_batch_size=12,
+        expected_batch_size=batch,
         clipping="flat",
         phases=phases,
+        mechanism=case.mechanism,
+        sampler=case.mechanism.sampler_name,
     )
 
 
@@ -182,7 +198,7 @@ def private_engine(
         plan=plan,
         ledger=NoLedger(),
         randomness=seeded(ranks.rank),
-        engine=case.engine,
+        options=ClippingOptions(max_grad_norm=1.0, engine=case.engine),
         ranks=ranks,
         shards=shards,
     )

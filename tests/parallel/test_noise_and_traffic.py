@@ -46,6 +46,21 @@ def test_any_number_of_ranks_draws_the_same_bits_of_noise() -> None:
             assert is_equal(answer.gradients, alone.gradients)
 
 
+BANDED = Case(noise_multiplier=1e5, steps=5, bands=3)
+"""So much noise that it is all there is to see."""
+
+
+def test_noise_that_hangs_together_has_the_same_bits_on_any_number_of_ranks() -> None:
+    """Each stretch's history lies on the rank that adds its noise, step after step."""
+    (alone,) = on_ranks(in_small_blocks, 1, BANDED)
+    for size in (2, 4):
+        for answer in on_ranks(in_small_blocks, size, BANDED):
+            for step in range(BANDED.steps):
+                for name, gradient in alone.gradients[step].items():
+                    found = answer.gradients[step][name]
+                    torch.testing.assert_close(found, gradient, rtol=2e-6, atol=1e-3)
+
+
 SUMMANDS = torch.tensor([1.0, 1e-7, 0.1, 1 / 3])
 """What each of four ranks has in every coordinate; their sum is no float32."""
 

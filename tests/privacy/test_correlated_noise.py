@@ -20,6 +20,10 @@ def stream(seed: int = 5):
     return make_randomness(CPU, noise_seed=seed).noise
 
 
+def correlated(coefficients=COEFFICIENTS, history=None) -> CorrelatedNoise:
+    return CorrelatedNoise(stream(), coefficients, history or {})
+
+
 def taken(noise, steps: int, *, size: int = 64, start: int = 0) -> np.ndarray:
     """The released noise of some steps, on sums of nothing, over ``STD``; shape (steps, size)."""
     rows = []
@@ -47,7 +51,7 @@ def fresh_gaussians(steps: int, size: int = 64) -> np.ndarray:
 
 
 def test_c_times_the_noise_is_the_fresh_gaussians_of_each_step():
-    noise = CorrelatedNoise(stream(), COEFFICIENTS)
+    noise = correlated()
     released, expected = taken(noise, 6), by_hand(fresh_gaussians(6))
     assert np.abs(released - expected).max() <= grid(STD) / STD / 2 * 1.001
     # of unrounded noise, not of what was released: a grid is 1e-6 of a standard deviation
@@ -58,7 +62,7 @@ def test_c_times_the_noise_is_the_fresh_gaussians_of_each_step():
 
 def test_the_noise_has_the_covariance_of_the_inverse_matrix():
     """Of 40,000 coordinates: an entry's sampling error is at most 0.03 of the largest."""
-    released = taken(CorrelatedNoise(stream(), COEFFICIENTS), 5, size=40_000)
+    released = taken(correlated(), 5, size=40_000)
     matrix = sum(c * np.eye(5, k=-lag) for lag, c in enumerate(COEFFICIENTS))
     inverse = np.linalg.inv(matrix)
     expected = inverse @ inverse.T
@@ -69,22 +73,22 @@ def test_the_noise_has_the_covariance_of_the_inverse_matrix():
 
 def test_one_band_is_independent_noise():
     alone = taken(IndependentNoise(stream()), 3)
-    assert np.array_equal(taken(CorrelatedNoise(stream(), (1.0,)), 3), alone)
-    assert CorrelatedNoise(stream(), (1.0,)).history() == {} == IndependentNoise(stream()).history()
+    assert np.array_equal(taken(correlated((1.0,)), 3), alone)
+    assert correlated((1.0,)).history() == {} == IndependentNoise(stream()).history()
 
 
 @pytest.mark.parametrize("before", [0, 1, 3])
 def test_a_stream_goes_on_from_its_history_as_if_it_had_never_stopped(before):
-    whole = CorrelatedNoise(stream(), COEFFICIENTS)
+    whole = correlated()
     expected = taken(whole, 6)
-    first = CorrelatedNoise(stream(), COEFFICIENTS)
+    first = correlated()
     if before:
         taken(first, before)
-    second = CorrelatedNoise(stream(), COEFFICIENTS)
-    second.restore({name: rows.clone() for name, rows in first.history().items()})
+    kept = {name: rows.clone() for name, rows in first.history().items()}
+    second = correlated(history=kept)
     assert np.array_equal(taken(second, 6 - before, start=before), expected[before:])
     if before:
-        fresh = taken(CorrelatedNoise(stream(), COEFFICIENTS), 6 - before, start=before)
+        fresh = taken(correlated(), 6 - before, start=before)
         assert not np.array_equal(fresh, expected[before:])
 
 
@@ -107,7 +111,7 @@ def test_a_number_has_the_same_bits_in_whatever_stretch_it_lies(monkeypatch):
 
     found = []
     for edges in ((0, 101), (0, 7, 40, 63, 101), (0, 39, 101)):
-        noise = CorrelatedNoise(stream(), COEFFICIENTS)
+        noise = correlated()
         for step in range(4):
             values = torch.zeros(101, dtype=torch.float64)
             noise.add(Cut(values, *edges), STD, step=step)

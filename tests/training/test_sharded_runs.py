@@ -62,6 +62,21 @@ def test_a_run_that_goes_on_is_bit_identical_to_an_undisturbed_one(
     assert read_ledger(broken.folder / LEDGER).steps == 5
 
 
+@pytest.mark.parametrize("shard_size", slow_but([2], [2, None]))
+def test_noise_that_hangs_together_goes_on_from_each_ranks_own_history(
+    shard_size: int | None, tmp_path: Path
+) -> None:
+    """In shards and whole: the same bits, and nothing of it left at the end."""
+    case = replace(LONG, bands=2, shard_size=shard_size)
+    broken = broken_off(tmp_path / "broken", 2, case)
+    (path,) = checkpoints(broken.folder / CHECKPOINTS)
+    assert len(list(path.glob("noise-*-of-00002.safetensors"))) == 2
+    undisturbed = replace(broken, folder=made(tmp_path / "whole"), goes_on=False)
+    check_alike([*on_ranks(train_on, 2, undisturbed), *on_ranks(train_on, 2, broken)])
+    assert read_ledger(broken.folder / LEDGER).streams == (5,)
+    assert not list(broken.folder.rglob("noise*"))
+
+
 AFTERWARDS = {
     "more ranks": (4, 2),
     "other shards": (2, 1),

@@ -100,6 +100,7 @@ OF_CHECKPOINTS: dict[str, tuple[str, str]] = {
     "OPTIMIZER": ("The optimizer's state, in the same way.", ""),
     "STATE": ("What the run is bound to.", ""),
     "KEYS": ("The run's secret keys; gone once the next checkpoint is whole.", ""),
+    "HISTORY": ("Noise of `mechanism=banded` that later noise takes back; gone with the keys.", ""),
 }
 NOT_FILES = {
     "PRIVATE",  # the folder itself

@@ -155,6 +155,7 @@ SECTIONS: dict[str, str] = {
     "model": "Which model, and from where.",
     "method": "What of the model trains.",
     "privacy": "What is promised, and how it is kept.",
+    "mechanism": "How draws and noise of the steps hang together.",
     "train": "Batches, steps, learning rate, numbers and the device.",
     "optimizer": "How the gradient moves the weights.",
     "scheduler": "How the learning rate changes over the steps.",
@@ -196,6 +197,11 @@ private run but for its noise: clipped, and not private. Either report begins by
     "train": """
 The section `train` has the batches, steps and learning rate, and what changes speed and memory
 only. A file of `conf/train/task` replaces defaults that do not suit a task.
+""",
+    "mechanism": """
+A mechanism says how units are drawn and how the noise of a step hangs together with that of others:
+not at all (`dp_sgd`), or so that later steps take a part of it back (`banded`). What it costs
+follows from it, and `dpft account` takes the same keys.
 """,
     "optimizer": """
 Optimizers are fed the private gradient: the noisy sum over the expected batch size. All that they

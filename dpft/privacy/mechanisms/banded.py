@@ -44,9 +44,9 @@ from dpft.privacy.mechanisms.base import (
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from torch import Tensor
 
-    from dpft.privacy.noise import NoiseStream
-    from dpft.privacy.sampling import SamplingStream
+    from dpft.privacy.randomness import Randomness
 
 logger = logging.getLogger(__name__)
 MOST_BANDS = 64
@@ -93,17 +93,19 @@ class Banded(Mechanism):
         """Returns b times as many."""
         return compositions * self.bands
 
-    def sampler(self, rate: float, stream: "SamplingStream", group_key: bytes) -> Sampler:
+    def sampler(self, rate: float, randomness: "Randomness") -> Sampler:
         """Returns the sampler of cyclic Poisson draws."""
         from dpft.privacy.sampling import CyclicPoissonSampler
 
-        return CyclicPoissonSampler(rate, stream, groups=self.bands, key=group_key)
+        return CyclicPoissonSampler(
+            rate, randomness.sampling, groups=self.bands, key=randomness.group_key
+        )
 
-    def noise(self, stream: "NoiseStream") -> StepNoise:
+    def noise(self, randomness: "Randomness", history: "Mapping[str, Tensor]") -> StepNoise:
         """Returns the noise of ``correlated_noise``."""
         from dpft.privacy.correlated_noise import CorrelatedNoise
 
-        return CorrelatedNoise(stream, self.coefficients)
+        return CorrelatedNoise(randomness.noise, self.coefficients, history)
 
     def history_numbers(self, numbers: int) -> int:
         """Returns b - 1 for each that trains: the last vectors x."""

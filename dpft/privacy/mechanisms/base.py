@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from dpft.parallel.ranks import Ranks
     from dpft.parallel.reductions import StepSums
-    from dpft.privacy.noise import NoiseStream
-    from dpft.privacy.sampling import SamplingStream
+    from dpft.privacy.randomness import Randomness
     from dpft.privacy.signal_to_noise import SignalMeter
 
 STREAM = "stream"
@@ -62,9 +61,6 @@ class StepNoise(Protocol):
 
     def history(self) -> "dict[str, Tensor]":
         """Returns what of earlier noise the next step's depends on, this rank's share; secret."""
-
-    def restore(self, history: "Mapping[str, Tensor]") -> None:
-        """Goes on from what ``history`` returned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,18 +114,22 @@ class Mechanism(ABC):
         """Returns the most steps of one stream that so many compositions bound."""
 
     @abstractmethod
-    def sampler(self, rate: float, stream: "SamplingStream", group_key: bytes) -> Sampler:
+    def sampler(self, rate: float, randomness: "Randomness") -> Sampler:
         """Returns what draws each step's units.
 
         Args:
             rate: As ``rate`` returns it.
-            stream: Secret words for each step, which age.
-            group_key: A secret that stays the same for a stream, and goes with its keys.
+            randomness: Its ``sampling`` ages with the steps; its ``group_key`` stays for a stream.
         """
 
     @abstractmethod
-    def noise(self, stream: "NoiseStream") -> StepNoise:
-        """Returns what adds each step's noise, at the beginning of a stream."""
+    def noise(self, randomness: "Randomness", history: "Mapping[str, Tensor]") -> StepNoise:
+        """Returns what adds each step's noise.
+
+        Args:
+            randomness: Its ``noise`` ages with the steps.
+            history: As ``StepNoise.history`` returned it; empty: a stream begins.
+        """
 
     def history_numbers(self, numbers: int) -> int:
         """Returns how many float64 numbers ``StepNoise.history`` holds of so many that train."""

@@ -1,6 +1,6 @@
 """DP-SGD (Abadi et al. 2016): Poisson draws, and noise of each step that knows no other's."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,8 +14,9 @@ from dpft.privacy.mechanisms.base import (
 )
 
 if TYPE_CHECKING:
-    from dpft.privacy.noise import NoiseStream
-    from dpft.privacy.sampling import SamplingStream
+    from torch import Tensor
+
+    from dpft.privacy.randomness import Randomness
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +35,17 @@ class DPSGD(Mechanism):
         """Returns as many."""
         return compositions
 
-    def sampler(self, rate: float, stream: "SamplingStream", group_key: bytes) -> Sampler:
+    def sampler(self, rate: float, randomness: "Randomness") -> Sampler:
         """Returns the sampler of Poisson draws."""
         from dpft.privacy.sampling import PoissonSampler
 
-        return PoissonSampler(rate, stream)
+        return PoissonSampler(rate, randomness.sampling)
 
-    def noise(self, stream: "NoiseStream") -> StepNoise:
+    def noise(self, randomness: "Randomness", history: "Mapping[str, Tensor]") -> StepNoise:
         """Returns the noise of ``noise.add_noise``."""
         from dpft.privacy.noise import IndependentNoise
 
-        return IndependentNoise(stream)
+        return IndependentNoise(randomness.noise)
 
     def facts(self, steps: int) -> dict[str, Any]:
         """Returns nothing: reports name a mechanism where it is another."""

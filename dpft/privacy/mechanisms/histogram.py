@@ -13,13 +13,17 @@ published is 43.73); and k, m and N are enforced, not assumed.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
 from dpft.privacy.accounting.gdp import gaussian_epsilon, gaussian_mu
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MECHANISM = "gaussian_histogram"
 """Its name in a ledger."""
@@ -149,3 +153,57 @@ def noise_std_for(*, eps: float, l2_cap: float, delta: float) -> float:
     """
     digits = Context(prec=6, rounding=ROUND_CEILING)
     return float(digits.create_decimal(Decimal(repr(l2_cap / gaussian_mu(eps, delta / 2)))))
+
+
+def released(
+    words: Sequence[str],
+    counts: "NDArray[np.float64]",
+    mechanism: GaussianHistogram,
+    key: bytes,
+) -> list[tuple[str, int]]:
+    """Returns the words whose noisy count reaches the threshold, and these counts, rounded.
+
+    Args:
+        words: Every word that any record has, each once.
+        counts: The count of each; a unit moves them by at most the mechanism's caps. Shape
+            (len(words),).
+        mechanism: How much noise, and which threshold.
+        key: 32 secret bytes, used for this release alone.
+
+    Returns:
+        Words and counts of at least 1, the largest first, equal ones by the word: nothing of it
+        depends on the order in which the words were given but the noise, which no one knows.
+
+    Guarantees:
+        A word of one unit alone passes with a probability of at most the threshold's delta over N:
+        a count that the grid rounded up to the threshold does not pass.
+    """
+    import numpy as np
+
+    from dpft.privacy.noise import grid
+
+    noisy = noisy_counts(counts, mechanism.noise_std, key)
+    kept = np.flatnonzero(noisy >= mechanism.threshold + grid(mechanism.noise_std)).tolist()
+    found = [(words[at], max(1, round(float(noisy[at])))) for at in kept]
+    return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+
+
+def noisy_counts(
+    counts: "NDArray[np.float64]", noise_std: float, key: bytes
+) -> "NDArray[np.float64]":
+    """Returns the counts with N(0, noise_std^2) added to each, on the noise's grid.
+
+    The noise is that of training steps: ChaCha20, float64, rounded once, with the count.
+    """
+    import torch
+
+    from dpft.privacy.keys import AgingKey
+    from dpft.privacy.noise import NoiseStream, add_noise
+
+    if not len(counts):
+        return counts
+    held = torch.nn.Parameter(torch.zeros(len(counts), dtype=torch.float64))
+    held.grad = torch.tensor(counts, dtype=torch.float64)
+    add_noise([held], noise_std, NoiseStream(torch.device("cpu"), AgingKey(key)))
+    noisy: NDArray[np.float64] = held.grad.numpy()
+    return noisy

@@ -24,13 +24,13 @@ from dpft.files import check_writable, read_file, sync_tree, write_text
 from dpft.links import refuse_links
 from dpft.privacy.accounting.rounding import up
 from dpft.privacy.histogram_config import NOT_PRIVATE
-from dpft.privacy.histograms import released
 from dpft.privacy.keys import secret_key
 from dpft.privacy.ledger import Ledger
 from dpft.privacy.mechanisms.histogram import (
     GaussianHistogram,
     histogram_of,
     noise_std_for,
+    released,
 )
 from dpft.privacy.plan import HistogramPlan, write_plan
 from dpft.reports.accounting.epsilon import delta_warnings

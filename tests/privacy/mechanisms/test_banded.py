@@ -194,7 +194,7 @@ def test_a_unit_moves_disjoint_rows_by_the_sensitivity_each_time(bands, steps, s
     """Twin data sets, with and without a unit: C G over the real sampler's draws."""
     mechanism = banded(min(bands, steps))
     randomness = make_randomness(CPU, noise_seed=seed)
-    sampler = mechanism.sampler(0.9, randomness.sampling, randomness.group_key)
+    sampler = mechanism.sampler(0.9, randomness)
     drawn = [sampler.draw(5, step=step) for step in range(steps)]
     unit = seed % 5
     joined = [step for step, members in enumerate(drawn) if unit in members]

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from dpft.privacy.histograms import noisy_counts, released
 from dpft.privacy.keys import secret_key
-from dpft.privacy.mechanisms.histogram import GaussianHistogram
+from dpft.privacy.mechanisms.histogram import GaussianHistogram, noisy_counts, released
 from dpft.privacy.noise import grid
 
 KEY = secret_key("histogram", 7)
@@ -61,5 +60,5 @@ def test_a_count_that_the_grid_rounds_up_to_the_threshold_does_not_pass(
     at = quiet.threshold
     spacing = grid(quiet.noise_std)
     counts = np.array([at, at + 0.49 * spacing, at + spacing])
-    monkeypatch.setattr("dpft.privacy.histograms.noisy_counts", lambda *_: counts)
+    monkeypatch.setattr("dpft.privacy.mechanisms.histogram.noisy_counts", lambda *_: counts)
     assert [word for word, _ in released(["a", "b", "c"], counts, quiet, KEY)] == ["c"]
