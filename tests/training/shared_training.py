@@ -11,7 +11,6 @@ from dpft.methods.base import Method
 from dpft.parallel.local import whole
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shares import Share
-from dpft.privacy.mechanisms.banded import Banded
 from dpft.privacy.plan import ClippingPlan
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.training import loop as loop_module
@@ -42,8 +41,6 @@ class Training:
     """Whether a run without noise clips."""
     changed_record: bool = False
     """Whether a record is another one than it was."""
-    coefficients: tuple[float, ...] = ()
-    """Of banded noise; none of independent noise."""
 
 
 def train_on(ranks: Ranks, run: Training) -> Weights:
@@ -56,10 +53,6 @@ def train_on(ranks: Ranks, run: Training) -> Weights:
         die_after(run.broken_after)
     session = session_of(ranks, run, method, model)
     plan = plan_of(method, run.case)
-    if run.coefficients:
-        banded = Banded(bands=len(run.coefficients), coefficients=run.coefficients)
-        batch = plan.num_examples // banded.bands
-        plan = replace(plan, mechanism=banded, expected_batch_size=batch, sample_rate=1.0)
     point = ranks.first(find_resume_point, run.folder) if run.goes_on else None
     train_privately(session, plan, privacy(), epsilon_after=spent, resume_point=point)
     return weights_of(model)
