@@ -85,6 +85,10 @@ def test_the_noise_of_steps_is_kept_as_long_as_keys_are_and_no_longer(tmp_path, 
     kill(monkeypatch, folder, "before the ledger is closed", keep=3)
     (kept,) = histories(folder)
     assert kept.parent.name == "step-00000005" and kept.stat().st_mode & 0o777 == 0o600
+    group_key = json.loads(kept.with_name(KEYS).read_text())["group_key"]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    for form in (group_key.encode(), bytes.fromhex(group_key)):
+        assert {path for path in files if form in path.read_bytes()} <= {kept.with_name(KEYS)}
     go(folder, resume_point=find_resume_point(folder))
     assert not histories(folder)
 

@@ -106,6 +106,8 @@ def privacy_record(
         "ledger": {"lines": ledger.lines, "head": ledger.head},
         **parameter_record(counts),
     }
+    if "participations" in record:  # those of the plan, of which streams that broke off have more
+        record["participations"] = accounting.mechanism.steps
     if curve is not None:
         record["epsilon_curve"] = asdict(curve)
     if not self_check:

@@ -104,8 +104,12 @@ def _of_ledger(privacy: Mapping[str, Any], ledger: LedgerRecord) -> Iterator[Fac
     yield "ledger.lines", lodged.get("lines"), ledger.lines
     yield "ledger.head", lodged.get("head"), ledger.head
     yield "steps_taken", privacy.get("steps_taken"), ledger.steps
-    assert ledger.plan is not None
-    yield "private", privacy.get("private"), not ledger.plan.reproducible
+    plan = ledger.plan
+    assert plan is not None
+    yield "private", privacy.get("private"), not plan.reproducible
+    if "participations" in privacy and isinstance(plan, PrivacyPlan):
+        known = plan.event(ledger.streams or (1,)).steps
+        yield "participations", privacy["participations"], known
 
 
 def _of_plan(privacy: Mapping[str, Any], ledger: LedgerRecord) -> Iterator[Fact]:

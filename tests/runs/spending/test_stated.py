@@ -96,6 +96,10 @@ def test_streams_that_cost_what_is_planned_have_its_epsilon_and_no_others(
     assert plan.event(record.streams).steps == cost
     if is_planned:
         assert read_ended_ledger(run) is not None
+        edit(run, participations=cost)
+        assert read_ended_ledger(run) is not None
+        edit(run, participations=cost - 1)
+        assert f"must be {cost}" in refused(run, "participations")
     else:
         edit(run, epsilon=0.9, epsilons={"rdp": 1.0})
         assert "must be 1.0" in refused(run, "epsilon")
