@@ -209,7 +209,6 @@ class PrivateRun:
             stands = ledger.steps
             journal = self._journal(held, ledger, stands)
             if broken.counted_steps > stands:
-                # Of a stream of its own: it may have been the first one of another than the last.
                 at = min(stands, self.plan.steps - 1)
                 journal.count_abandoned_step(self.plan.entry_at(at, stream=stands))
                 stands = ledger.steps

@@ -15,6 +15,7 @@ from dpft.privacy.mechanisms.banded import Banded
 from dpft.privacy.spending import Noise, steps_taken
 from dpft.run_folder import HISTORY, KEYS
 from dpft.runs.spending.spent_run import read_spent
+from dpft.training import loop as loop_module
 from dpft.training.private_run import train_privately
 from dpft.training.resume import find_resume_point
 from tests.slowness import slow_but
@@ -140,6 +141,18 @@ def test_an_abandoned_step_is_of_a_stream_of_its_own(tmp_path, monkeypatch):
     go(folder, resume_point=find_resume_point(folder), overspend=True)
     record = read_run_ledger(folder)
     assert record.streams == (3, 1, 3) and steps_taken(record, folder) == {COST: 2 + 1 + 2}
+
+
+def test_an_abandoned_step_of_the_last_stream_stays_within_the_budget(tmp_path, monkeypatch):
+    """Four steps cost two of three, and the two after them one, whoever abandons the last."""
+    folder = tmp_path / "run"
+    kill_at(monkeypatch, folder, (loop_module, "check_weights", 4))
+    broken = {"resume_point": find_resume_point(folder), "micro_batch_size": 3, "eps": 1.0}
+    kill_at(monkeypatch, folder, (Ledger, "append", 2), **broken)
+    go(folder, resume_point=find_resume_point(folder), eps=1.0)
+    record = read_ledger(folder / "ledger.jsonl")
+    assert (record.streams, record.closed) == ((4, 2), True)
+    assert steps_taken(record, folder) == {COST: 3}
 
 
 def test_a_torn_line_may_be_of_another_stream(tmp_path, monkeypatch):
