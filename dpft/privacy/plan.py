@@ -164,11 +164,10 @@ class PrivacyPlan(ClippingPlan):
     def may_end_after(self, streams: Sequence[int]) -> bool:
         """Returns whether streams of so many steps are a whole run's.
 
-        One that broke off may end with fewer steps than planned, which cost as much: a stream's
-        last ones cost what ``steps_within`` would.
+        One that broke off may end with fewer steps than planned, which cost as much.
         """
         cost, planned = map(self.mechanism.compositions, (streams, (self.steps,)))
-        return sum(streams) >= self.steps or (len(streams) > 1 and cost >= planned)
+        return cost >= planned
 
     def as_independent(self) -> SampledGaussian:
         """Returns steps of independent noise that leave as much of it in the last weights."""

@@ -155,6 +155,18 @@ def test_an_abandoned_step_of_the_last_stream_stays_within_the_budget(tmp_path, 
     assert steps_taken(record, folder) == {COST: 3}
 
 
+def test_each_stream_that_ended_is_paid_for_by_itself(tmp_path, monkeypatch):
+    """Two streams of a step each cost two of three, so that a third one has two steps."""
+    folder, settings = tmp_path / "run", {"eps": 1.0}
+    for _ in range(2):
+        kill_at(monkeypatch, folder, (PrivacyEngine, "draw", 2), **settings)
+        point = find_resume_point(folder)
+        settings |= {"resume_point": point, "micro_batch_size": 3}
+    go(folder, **settings)
+    record = read_ledger(folder / "ledger.jsonl")
+    assert record.streams == (1, 1, 2) and steps_taken(record, folder) == {COST: 3}
+
+
 def test_a_torn_line_may_be_of_another_stream(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     kill(monkeypatch, folder, "inside the ledger's write")
@@ -171,7 +183,8 @@ def test_a_run_that_broke_off_ends_with_fewer_steps_that_cost_as_many(tmp_path, 
     assert record.streams == (3, 2) and record.closed
     check_ledger(record, six)
     assert read_spent(str(folder)).taken == {COST: 3}
-    assert not six.may_end_after((5,)) and not six.may_end_after((2, 2)), "they were cut"
+    assert six.may_end_after((5,)), "where nothing was left for another stream"
+    assert not six.may_end_after((4,)) and not six.may_end_after((2, 2)), "they were cut"
 
 
 def test_a_run_that_began_a_stream_is_replayed_in_it(tmp_path, monkeypatch, caplog):
