@@ -20,6 +20,7 @@ from dpft.errors import DpftError
 from dpft.files import sync_folder
 from dpft.privacy.completeness import read_journal
 from dpft.privacy.ledger import Ledger
+from dpft.privacy.mechanisms.base import STREAM
 from dpft.privacy.step_log import Released
 
 
@@ -75,7 +76,8 @@ class JournaledLedger:
         """
         step, is_in_ledger = self.position + 1, self.position < self.ledger.steps
         mark = gradients if isinstance(gradients, Mapping) else _fingerprint(gradients)
-        entry = {"step": step, **mark, **self._environment}
+        stream = {STREAM: mechanism[STREAM]} if STREAM in mechanism else {}
+        entry = {"step": step, **mark, **self._environment, **stream}
         known = self._expected.get(step)
         # Also one whose ledger line a crash prevented: the same noise on another sum would give
         # that sum away to whoever sees the journal.
@@ -95,11 +97,14 @@ class JournaledLedger:
         was a crash, or somebody cut the ledger's last line, cannot be told, so it counts.
 
         Args:
-            mechanism: What the ledger says of it.
+            mechanism: What the ledger says of it, of a stream of its own where the journal does not
+                know of which it was.
         """
         step = self.ledger.steps + 1
         if step not in self._expected:
             self._write({"step": step, "abandoned": True})
+        known = self._expected.get(step, {})
+        mechanism = {**mechanism, **{name: known[name] for name in (STREAM,) if name in known}}
         self.ledger.append(step, mechanism)
         self.position = step
 

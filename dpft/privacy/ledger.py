@@ -303,7 +303,8 @@ def read_ledger(path: Path) -> LedgerRecord:
 def check_ledger(record: LedgerRecord, plan: PrivacyPlan) -> None:
     """Refuses a ledger that is not that of a finished run of ``plan``.
 
-    Steps that were taken again with new noise after a crash make it longer than the plan.
+    Steps that were taken again with new noise after a crash make it longer than the plan, or
+    shorter, where a stream that broke off cost more steps than it took.
 
     Raises:
         StateError: It is of another plan, is not closed, or has fewer steps.
@@ -313,7 +314,7 @@ def check_ledger(record: LedgerRecord, plan: PrivacyPlan) -> None:
             "the ledger's first line must hold the plan of the run, got another; it was changed"
             " since. Put the ledger back as it was."
         )
-    if not record.closed or record.steps < plan.steps:
+    if not record.closed or not plan.may_end_after(record.streams):
         raise StateError(
             f"the ledger must hold {plan.steps} steps and be closed, got {record.steps} steps"
             f"{'' if record.closed else ', not closed'}; it was changed since. Put the ledger back"

@@ -6,7 +6,7 @@ nothing here depends on data.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
@@ -161,6 +161,14 @@ class PrivacyPlan(ClippingPlan):
             delta=self.delta,
         )
 
+    def may_end_after(self, streams: Sequence[int]) -> bool:
+        """Returns whether streams of so many steps are a whole run's.
+
+        One that broke off may end with fewer steps than planned, which cost as much.
+        """
+        cost, planned = map(self.mechanism.compositions, (streams, (self.steps,)))
+        return cost >= planned
+
     def as_independent(self) -> SampledGaussian:
         """Returns steps of independent noise that leave as much of it in the last weights."""
         factor = self.mechanism.last_noise([1.0] * self.steps)
@@ -219,6 +227,10 @@ class HistogramPlan:
     def phase_starts(self) -> tuple[int, ...]:
         """Returns the first step of its one phase."""
         return (0,)
+
+    def may_end_after(self, streams: Sequence[int]) -> bool:
+        """Returns whether its step was taken."""
+        return sum(streams) >= self.steps
 
     def entry_at(self, step: int) -> dict[str, Any]:
         """Returns what the ledger says of its one step."""

@@ -42,7 +42,7 @@ def steps_taken(
 
     A step whose line is torn, or that only the journal has, counts. What it was is not known, so it
     takes the least noise and the largest sample rate of the whole lines, and the most that a
-    threshold took of delta, under which no step of the run cost more.
+    threshold took of delta, and a stream of its own, under which no step of the run cost more.
 
     Args:
         record: What the ledger says.
@@ -60,8 +60,7 @@ def steps_taken(
         noise = _noise(entry, mechanism, path, record.line_of(step))
         streams.setdefault(noise, Counter())[entry.get(STREAM)] += 1
     if record.counted_steps > record.steps:
-        last = record.mechanisms[-1].get(STREAM) if record.mechanisms else None
-        streams.setdefault(_costliest(streams, path, planned), Counter())[last] += 1
+        streams.setdefault(_costliest(streams, path, planned), Counter())["another"] += 1
     return {
         noise: mechanism.compositions(taken.values()) for noise, taken in sorted(streams.items())
     }

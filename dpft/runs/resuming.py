@@ -34,6 +34,7 @@ from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import world
 from dpft.parallel.processes import is_restarted, remember, remembered
 from dpft.parallel.submitted import submitted_job
+from dpft.privacy.mechanisms.base import Chosen, Mechanism, MechanismConfig
 from dpft.privacy.plan import PrivacyPlan, write_plan
 from dpft.privacy.planning import make_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
@@ -170,6 +171,7 @@ def restored_plan(
         record=config.task.unit_definition,
         delta_rule=config.task.default_delta,
         tokenizer=spent_before(tokenizer_of(config)),
+        mechanism=_of_plan(config.mechanism, bound.mechanism),
     )
     _check_asked(guarantee, bound)
     if replace(bound, calibration=None, delta_source=own.delta_source) != own:
@@ -177,6 +179,18 @@ def restored_plan(
         names = ", ".join(key for key in changed if key != "calibration")
         _refuse_edited("the plan that the run is bound to", f"another {names}")
     return RunPlan(size=size, steps=steps, phases=phases, privacy=bound)
+
+
+def _of_plan(config: MechanismConfig, bound: Mechanism) -> MechanismConfig:
+    """Returns what chooses the mechanism of a plan: another machine may round it apart.
+
+    Raises:
+        InputError: The configuration is of another one.
+    """
+    same = type(bound) is config.makes
+    if not same or (config.is_settled and config.settled(bound) != config):
+        _refuse_edited(f"the mechanism of its plan, {bound.name}", f"{config}")
+    return Chosen(name=bound.name, mechanism=bound)
 
 
 def _check_asked(guarantee: DifferentialPrivacy, bound: PrivacyPlan) -> None:

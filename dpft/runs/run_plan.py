@@ -136,8 +136,7 @@ def plan_run(
         return plan_without_noise(config, size, steps, phases)
     tokenizer = tokenizer_of(config)
     if guarantee.total_eps is not None:
-        total = sum(phase.steps for phase in phases)
-        guarantee = _within_total(config, guarantee, tokenizer, size.num_examples, total)
+        guarantee = _within_total(config, guarantee, tokenizer, size.num_examples, phases)
     plan = make_plan(
         guarantee,
         num_examples=size.num_examples,
@@ -204,7 +203,7 @@ def _within_total(
     guarantee: DifferentialPrivacy,
     tokenizer: SpentRun | None,
     num_examples: int,
-    steps: int,
+    phases: tuple[MethodPhase, ...],
 ) -> DifferentialPrivacy:
     """Returns the guarantee with the noise that what its tokenizer spent leaves for the training.
 
@@ -220,10 +219,15 @@ def _within_total(
     delta = guarantee.delta
     if delta is None:
         delta = default_delta(num_examples, config.task.default_delta)
-    batch = config.train.batch_size(num_examples)
-    mechanism = config.mechanism.choose(
-        Numbers(num_examples=num_examples, expected_batch_size=batch, steps=steps, delta=delta)
+    batch, steps = config.train.batch_size(num_examples), sum(phase.steps for phase in phases)
+    numbers = Numbers(
+        num_examples=num_examples,
+        expected_batch_size=batch,
+        steps=steps,
+        delta=delta,
+        weights=lambda: last_weights_of(config, phases),
     )
+    mechanism = config.mechanism.choose(numbers)
     noise = noise_beside(
         tokenizer,
         total_eps=guarantee.total_eps,

@@ -24,8 +24,7 @@ from dpft.privacy.clipping.choices import LossScale
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.frozen_state import ReleasedState, check_same, digests_of
 from dpft.privacy.journal import JournaledLedger, ReplayError
-from dpft.privacy.ledger import Ledger, LedgerRecord
-from dpft.privacy.mechanisms.base import STREAM
+from dpft.privacy.ledger import Ledger
 from dpft.privacy.plan import PrivacyPlan, write_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
@@ -207,8 +206,8 @@ class PrivateRun:
             stands = ledger.steps
             journal = self._journal(held, ledger, stands)
             if broken.counted_steps > stands:
-                at, last_stream = min(stands, self.plan.steps - 1), _stream_of(broken, stands)
-                journal.count_abandoned_step(self.plan.entry_at(at, stream=last_stream))
+                at = min(stands, self.plan.steps - 1)
+                journal.count_abandoned_step(self.plan.entry_at(at, stream=stands))
                 stands = ledger.steps
             secrets = self._fresh_keys(stands, step=done)
             stream, history = stands, None
@@ -390,8 +389,3 @@ class PrivateRun:
             ranks=session.ranks,
             shards=session.shards,
         )
-
-
-def _stream_of(ledger: LedgerRecord, step: int) -> int:
-    """Returns the stream that step ``step`` of the ledger (counted from 1) is in; 0 of none."""
-    return int(ledger.mechanisms[step - 1].get(STREAM, 0)) if step else 0

@@ -97,3 +97,8 @@ def test_trust_rule_4_each_source_draws_from_the_key_of_its_own_purpose_and_step
             assert moved == [n == place or (n == 3 and name == "dropout") for n in range(4)]
             late = AgingKey(keys[name].at(3), step=3)
             assert drawn(sources(keys | {name: late}), 3) == base
+
+
+def test_a_new_stream_has_groups_of_its_own():
+    keys = [make_randomness(CPU, 1, after=steps).group_key for steps in (0, 3, 4)]
+    assert len({*keys, make_randomness(CPU).group_key}) == 4

@@ -14,6 +14,7 @@ from dpft.privacy.ledger import read_ledger
 from dpft.privacy.mechanisms.base import MECHANISMS, Mechanism, MechanismConfig, Numbers
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
 from dpft.privacy.plan import PrivacyPlan
+from tests.stories.test_resume import broken
 from tests.stories.tiny import EVALUATION, SETTING, Workspace, make_workspace
 
 RUN = (
@@ -60,6 +61,23 @@ def test_banded_noise_from_train_to_report(workspace: Workspace) -> None:
     report = (folder / "report.md").read_text()
     assert "cyclic_poisson sampling, 5 steps taken of 5 planned" in report
     assert "| steps that a unit is in | 3 at most, which are what costs |" in report
+
+
+def test_a_run_that_broke_off_goes_on_in_its_stream(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_for = ("mechanism=banded", "privacy.noise_multiplier=null", "privacy.eps=4")
+    outcome = broken(workspace, monkeypatch, "cut", KeyboardInterrupt(), *asked_for)
+    assert outcome.code == 130 and "resume=cut" in outcome.err
+    path = workspace.root / "cut" / "config.yaml"
+    asked = path.read_text()
+    path.write_text(asked.replace("bands: auto", "bands: 4"))
+    assert "must go on with the mechanism of its plan" in workspace.refusal("train", "resume=cut")
+    path.write_text(asked)
+    resumed = workspace.run("train", "resume=cut")
+    assert resumed.code == 0, resumed.err
+    record = read_ledger(workspace.root / "cut" / "ledger.jsonl")
+    assert (record.streams, record.closed) == ((5,), True)
 
 
 def test_numbers_alone_cost_the_same(workspace: Workspace) -> None:

@@ -10,10 +10,12 @@ import pytest
 from dpft.errors import StateError
 from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.engine import PrivacyEngine
-from dpft.privacy.ledger import hash_of, read_ledger
+from dpft.privacy.ledger import Ledger, check_ledger, hash_of, read_ledger
 from dpft.privacy.mechanisms.banded import Banded
 from dpft.privacy.spending import Noise, steps_taken
 from dpft.run_folder import HISTORY, KEYS
+from dpft.runs.spending.spent_run import read_spent
+from dpft.training import loop as loop_module
 from dpft.training.private_run import train_privately
 from dpft.training.resume import find_resume_point
 from tests.slowness import slow_but
@@ -40,6 +42,15 @@ def kill(monkeypatch, folder, moment, **settings):
     folder.mkdir(exist_ok=True)
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, wrap(getattr(owner, name)))
+        with pytest.raises(Killed):
+            go(folder, **settings)
+
+
+def kill_at(monkeypatch, folder, moment, **settings):
+    owner, name, call = moment
+    folder.mkdir(exist_ok=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, on_call(call, die)(getattr(owner, name)))
         with pytest.raises(Killed):
             go(folder, **settings)
 
@@ -75,6 +86,10 @@ def test_the_noise_of_steps_is_kept_as_long_as_keys_are_and_no_longer(tmp_path, 
     kill(monkeypatch, folder, "before the ledger is closed", keep=3)
     (kept,) = histories(folder)
     assert kept.parent.name == "step-00000005" and kept.stat().st_mode & 0o777 == 0o600
+    group_key = json.loads(kept.with_name(KEYS).read_text())["group_key"]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    for form in (group_key.encode(), bytes.fromhex(group_key)):
+        assert {path for path in files if form in path.read_bytes()} <= {kept.with_name(KEYS)}
     go(folder, resume_point=find_resume_point(folder))
     assert not histories(folder)
 
@@ -115,15 +130,61 @@ def test_a_break_that_draws_anew_begins_a_stream_and_each_is_paid_for(tmp_path, 
     assert [path.name for path in (folder / "private/checkpoints").iterdir()] == ["step-00000004"]
 
 
-def test_an_abandoned_step_is_of_the_stream_before(tmp_path, monkeypatch):
-    """Steps 1 to 3 and what may have been the fourth, then three of a new stream."""
+def test_an_abandoned_step_is_of_a_stream_of_its_own(tmp_path, monkeypatch):
+    """Three steps, the first of a stream that has no line, then three of a third one."""
     folder = tmp_path / "run"
-    kill(monkeypatch, folder, "between journal and ledger")
+    kill_at(monkeypatch, folder, (PrivacyEngine, "draw", 4))
     assert steps_taken(read_run_ledger(folder), folder) == {COST: 2}
-    resume_point = find_resume_point(folder)
-    go(folder, resume_point=resume_point, micro_batch_size=3, overspend=True)
+    resumed = {"resume_point": find_resume_point(folder), "overspend": True}
+    kill_at(monkeypatch, folder, (Ledger, "append", 1), **resumed, micro_batch_size=3)
+    assert steps_taken(read_run_ledger(folder), folder) == {COST: 2 + 1}
+    go(folder, resume_point=find_resume_point(folder), overspend=True)
     record = read_run_ledger(folder)
-    assert record.streams == (4, 3) and steps_taken(record, folder) == {COST: 4}
+    assert record.streams == (3, 1, 3) and steps_taken(record, folder) == {COST: 2 + 1 + 2}
+
+
+def test_an_abandoned_step_of_the_last_stream_stays_within_the_budget(tmp_path, monkeypatch):
+    """Four steps cost two of three, and the two after them one, whoever abandons the last."""
+    folder = tmp_path / "run"
+    kill_at(monkeypatch, folder, (loop_module, "check_weights", 4))
+    broken = {"resume_point": find_resume_point(folder), "micro_batch_size": 3, "eps": 1.0}
+    kill_at(monkeypatch, folder, (Ledger, "append", 2), **broken)
+    go(folder, resume_point=find_resume_point(folder), eps=1.0)
+    record = read_ledger(folder / "ledger.jsonl")
+    assert (record.streams, record.closed) == ((4, 2), True)
+    assert steps_taken(record, folder) == {COST: 3}
+
+
+def test_each_stream_that_ended_is_paid_for_by_itself(tmp_path, monkeypatch):
+    """Two streams of a step each cost two of three, so that a third one has two steps."""
+    folder, settings = tmp_path / "run", {"eps": 1.0}
+    for _ in range(2):
+        kill_at(monkeypatch, folder, (PrivacyEngine, "draw", 2), **settings)
+        point = find_resume_point(folder)
+        settings |= {"resume_point": point, "micro_batch_size": 3}
+    go(folder, **settings)
+    record = read_ledger(folder / "ledger.jsonl")
+    assert record.streams == (1, 1, 2) and steps_taken(record, folder) == {COST: 3}
+
+
+def test_a_torn_line_may_be_of_another_stream(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    kill(monkeypatch, folder, "inside the ledger's write")
+    shutil.rmtree(folder / "private")
+    assert steps_taken(read_run_ledger(folder), folder) == {COST: 2 + 1}
+
+
+def test_a_run_that_broke_off_ends_with_fewer_steps_that_cost_as_many(tmp_path, monkeypatch):
+    """Six steps cost three; three of them cost two, and what is left are two more."""
+    folder, six = tmp_path / "run", replace(PLAN, steps=6, phases=plan(steps=6).phases)
+    kill_at(monkeypatch, folder, (PrivacyEngine, "draw", 4), of=six)
+    go(folder, resume_point=find_resume_point(folder), micro_batch_size=3, eps=1.0, of=six)
+    record = read_ledger(folder / "ledger.jsonl")
+    assert record.streams == (3, 2) and record.closed
+    check_ledger(record, six)
+    assert read_spent(str(folder)).taken == {COST: 3}
+    assert six.may_end_after((5,)), "where nothing was left for another stream"
+    assert not six.may_end_after((4,)) and not six.may_end_after((2, 2)), "they were cut"
 
 
 def test_a_run_that_began_a_stream_is_replayed_in_it(tmp_path, monkeypatch, caplog):

@@ -203,6 +203,18 @@ class MechanismConfig(ABC):
         return self
 
 
+@dataclass(frozen=True, kw_only=True)
+class Chosen(MechanismConfig):
+    """Chooses the one that a plan has already."""
+
+    name: str
+    mechanism: Mechanism
+
+    def choose(self, numbers: Numbers) -> Mechanism:
+        """Returns it."""
+        return self.mechanism
+
+
 MECHANISMS: Registry[type[MechanismConfig]] = Registry(
     "dpft.privacy.mechanisms", key="mechanism.name"
 )

@@ -5,6 +5,8 @@ rule 6). It is rebuilt from the plan and the ledger: steps that the ledger holds
 that are accounted for.
 """
 
+from dataclasses import replace
+
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.accounting.signal import noise_warnings
@@ -118,6 +120,9 @@ def private_run(
         warnings.append(NOT_CHECKED)
     if steps_kept is not None and steps_kept != ledger.steps:
         warnings.append(_taken_again(ledger.steps, steps_kept))
+    if promise.participations is not None:
+        # of the steps taken, of which streams that broke off have more than were planned
+        promise = replace(promise, participations=accounting.mechanism.steps)
     return joined(
         PrivateRun,
         promise,

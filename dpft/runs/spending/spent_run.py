@@ -98,7 +98,7 @@ def read_spent(folder: str, *, trial: bool = False) -> SpentRun:
             f"{folder} is of dpft tune: its ledger holds one of a secret number of runs, so no"
             f" epsilon follows from it; the whole search's stands in {PRIVACY}."
         )
-    if ledger.closed and ledger.counted_steps < plan.steps:
+    if ledger.closed and not plan.may_end_after(ledger.streams):
         raise StateError(
             f"{path / LEDGER} is closed and must hold the {plan.steps} planned steps at"
             f" least, got {ledger.counted_steps}: lines were cut, and a closing line was written"

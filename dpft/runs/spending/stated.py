@@ -109,8 +109,12 @@ def _of_ledger(privacy: Stated, ledger: LedgerRecord) -> Iterator[Fact]:
     yield "ledger.lines", privacy.ledger.lines, ledger.lines
     yield "ledger.head", privacy.ledger.head, ledger.head
     yield "steps_taken", privacy.steps_taken, ledger.steps
-    assert ledger.plan is not None
-    yield "private", privacy.private, not ledger.plan.reproducible
+    plan = ledger.plan
+    assert plan is not None
+    yield "private", privacy.private, not plan.reproducible
+    stated = privacy.participations if isinstance(privacy, PrivateRun) else None
+    if stated is not None and isinstance(plan, PrivacyPlan):
+        yield "participations", stated, plan.event(ledger.streams or (1,)).steps
 
 
 def _of_plan(privacy: Stated, ledger: LedgerRecord) -> Iterator[Fact]:
@@ -136,7 +140,7 @@ def _of_accountants(folder: Path, privacy: Stated, ledger: LedgerRecord) -> Iter
     calibration = plan.calibration
     if plan.is_trial or _is_of_search(privacy):
         yield from _of_search(folder, privacy, plan)
-    elif calibration is not None and ledger.steps == plan.steps:
+    elif calibration is not None and plan.event(ledger.streams or (1,)) == plan.event():
         yield "accountant", privacy.accountant, calibration.accountant
         yield "epsilon", epsilon, calibration.epsilon
     else:

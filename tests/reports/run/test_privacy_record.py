@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -7,6 +8,7 @@ from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport
 from dpft.privacy.ledger import LedgerRecord
+from dpft.privacy.mechanisms.banded import Banded
 from dpft.privacy.plan import Phase, PrivacyPlan, default_delta
 from dpft.records.bounds import Interval, NoAnswer
 from dpft.records.form import as_json, joined
@@ -246,3 +248,19 @@ def test_a_run_whose_clipper_was_not_checked_says_so() -> None:
     )
     assert unchecked.warnings[-1].startswith("privacy.self_check=false: ")
     assert not any("self_check" in warning for warning in record()["warnings"])
+
+
+def test_steps_that_a_unit_is_in_are_those_of_the_ledgers_streams() -> None:
+    """Of seven steps in two streams of two bands, 2 + 2; the plan alone would have 3 of five."""
+    banded = Banded(bands=2, coefficients=(0.8, 0.6))
+    given = plan()
+    phase = replace(given.phases[0], steps=5)
+    rate = banded.rate(given.expected_batch_size / given.num_examples)
+    own = replace(given, mechanism=banded, steps=5, sample_rate=rate, phases=(phase,))
+    mechanism = own.event((4, 3))
+    made = private_run(
+        own, replace(accounting(), mechanism=mechanism), LEDGER, COUNTS, origin=Origin(**ORIGIN),
+        reproducible=False, size_source="privacy.num_examples",
+    )  # fmt: skip
+    assert (made.participations, made.steps) == (4, 5)
+    assert own.mechanism.facts(5)["participations"] == 3

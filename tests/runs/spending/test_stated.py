@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dpft.errors import StateError
-from dpft.privacy.ledger import Ledger
+from dpft.privacy.ledger import Ledger, read_ledger
+from dpft.privacy.mechanisms.banded import Banded
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.privacy.plan import HistogramPlan, write_plan
 from dpft.records.ledger import Calibration
@@ -78,6 +79,35 @@ def test_an_edit_that_contradicts_the_ledger_or_the_file_itself_is_refused(
 ) -> None:
     edit(run, **changes)
     refused(run, name)
+
+
+@pytest.mark.parametrize(
+    ("begins", "cost", "is_planned"),
+    [((0, 0, 0, 0, 0), 3, True), ((0, 1, 2, 2, 2), 4, False), ((0, 0, 0, 0, 4, 4), 3, True)],
+)
+def test_streams_that_cost_what_is_planned_have_its_epsilon_and_no_others(
+    tmp_path: Path, begins: tuple[int, ...], cost: int, is_planned: bool
+) -> None:
+    banded = Banded(bands=2, coefficients=(0.8, 0.6))
+    plan = make_plan(
+        mechanism=banded, sample_rate=2 * BATCH / SIZE, sampler=banded.sampler_name,
+        calibration=CALIBRATION,
+    )  # fmt: skip
+    entries = [plan.entry_at(0, stream=stream) for stream in begins]
+    run = make_run(tmp_path / "run", *entries, plan=plan, eps=1.0)
+    record = read_ledger(run / "ledger.jsonl")
+    assert plan.event(record.streams).steps == cost
+    if is_planned:
+        assert read_ended_ledger(run) is not None
+        edit(run, participations=cost)
+        assert read_ended_ledger(run) is not None
+        edit(run, participations=cost - 1)
+        assert f"must be {cost}" in refused(run, "participations")
+    else:
+        edit(run, epsilon=0.9, epsilons={"rdp": 1.0})
+        assert "must be 1.0" in refused(run, "epsilon")
+        edit(run, epsilon=9.0, epsilons={"rdp": 9.0})
+        assert read_ended_ledger(run) is not None
 
 
 def test_a_private_runs_file_states_an_epsilon(run: Path) -> None:
