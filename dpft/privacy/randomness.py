@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dpft.privacy.cipher import KEY_BYTES
 from dpft.privacy.dropout import DropoutStream
 from dpft.privacy.keys import AgingKey, secret_key
 from dpft.privacy.noise import NoiseStream
@@ -100,7 +101,8 @@ def restore_randomness(
     """
     step = int(state["step"])
     keys = {name: AgingKey(bytes.fromhex(state["keys"][name]), step) for name in PURPOSES}
-    group_key = bytes.fromhex(state["group_key"])
+    # one that has none is of a run whose draws know no groups
+    group_key = bytes.fromhex(state["group_key"]) if "group_key" in state else bytes(KEY_BYTES)
     return Randomness(
         keys, device, group_key=group_key, reproducible=noise_seed is not None, rank=rank
     )

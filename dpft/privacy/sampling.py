@@ -132,7 +132,7 @@ class CyclicPoissonSampler:
         """
         self._poisson = PoissonSampler(rate, stream)
         self._groups, self._key = groups, key
-        self._known: dict[int, NDArray[np.uint16]] = {}
+        self._known: dict[int, NDArray[np.unsignedinteger]] = {}
 
     def draw(self, num_units: int, *, step: int) -> list[int]:
         """Returns the indices of one logical batch, ascending, as ``PoissonSampler.draw``."""
@@ -145,5 +145,5 @@ class CyclicPoissonSampler:
         if chunk not in self._known:
             bits = keystream(self._key, Address(Purpose.GROUPS, block=chunk), _WORD_BYTES * GROUPED)
             words = np.frombuffer(bits, dtype=np.uint64) % np.uint64(self._groups)
-            self._known[chunk] = words.astype(np.uint16)
+            self._known[chunk] = words.astype(np.min_scalar_type(self._groups - 1))
         return int(self._known[chunk][place])

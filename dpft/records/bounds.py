@@ -24,6 +24,7 @@ Sampler = Annotated[
         choices=(
             "poisson",
             "cyclic_poisson",
+            "mixed",
             "none",
         )
     ),

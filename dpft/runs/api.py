@@ -293,7 +293,9 @@ def account(overrides: Sequence[str] = (), **settings: Any) -> Figures:
             ' dpft.account(["run=RUN"]) or dpft.account(run=RUN).'
         )
     given = {key: as_text(value) for key, value in settings.items()}
+    chosen = given.pop("mechanism") if isinstance(given.get("mechanism"), str) else None
     words = checked_words(overrides, None)
+    words += [] if chosen is None else [f"mechanism={chosen}"]
     if words:
         composed = ACCOUNT_COMMAND.compose(words).values
         given = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True)) | given

@@ -265,8 +265,8 @@ class BandedConfig(MechanismConfig):
         """
         if numbers.eps is None:
             raise InputError(
-                "mechanism.bands=auto needs privacy.eps, got a noise multiplier: of one multiplier"
-                " more bands cost more; give mechanism.bands=N."
+                "mechanism.bands=auto needs privacy.eps, got none: it compares numbers of bands at"
+                " one epsilon; give mechanism.bands=N."
             )
         target, found, bands = self._target(numbers), [], 1
         most = min(numbers.num_examples / numbers.expected_batch_size, numbers.steps, MOST_BANDS)

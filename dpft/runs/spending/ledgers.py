@@ -9,7 +9,7 @@ from dpft.config.account import AccountConfig
 from dpft.errors import InputError
 from dpft.privacy.accounting import Accountants, EpsilonBound
 from dpft.privacy.accounting.rounding import delta_up, up
-from dpft.privacy.plan import SAMPLER, PrivacyPlan
+from dpft.privacy.plan import NO_SAMPLING, SAMPLER, PrivacyPlan
 from dpft.privacy.spending import Noise
 from dpft.privacy.witness import check_witnessed
 from dpft.records.costs import CostOfRuns, LedgerAsRead, RunCost, SimpleComposition, StepsOfNoise
@@ -29,6 +29,8 @@ from dpft.runs.spending.bounds import (
 )
 from dpft.runs.spending.spent_run import CLOSING_LINE, SpentRun, find_ledgers, read_spent
 
+MIXED = "mixed"
+"""The sampler of runs that drew units in several ways."""
 SAME_DATA = (
     "dpft cannot see which data a run was trained on: this epsilon holds if these runs, and no"
     " others, were trained on the same data"
@@ -193,7 +195,7 @@ def together_record(
         accountant=together.accountant,
         epsilons=together.epsilons,
         warnings=tuple(together.warnings),
-        sampler=SAMPLER,
+        sampler=_sampler_of([run for run, _ in runs]),
         simple_composition=_added_up(runs),
         same_data=SAME_DATA,
         left_out=tuple(left_out),
@@ -229,6 +231,12 @@ def _copies(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> list[str]:
         for folders in named.values()
         if len(folders) > 1
     ]
+
+
+def _sampler_of(runs: Sequence[SpentRun]) -> str:
+    """Returns how the trainings among some runs drew units, where they did so alike."""
+    samplers = {run.plan.sampler for run in runs if run.plan.sampler != NO_SAMPLING}
+    return samplers.pop() if len(samplers) == 1 else MIXED if samplers else NO_SAMPLING
 
 
 def _added_up(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> SimpleComposition:
