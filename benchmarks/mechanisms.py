@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.tables import markdown_table
-from dpft.reports.run.run_record import read_record
+from dpft.reports.run.run_record import read_run
 
 EPSILONS, SEEDS = (1, 3, 8), (0, 1, 2)
 MECHANISMS = {"dp_sgd": ["mechanism=dp_sgd"], "banded": ["mechanism=banded"]}
@@ -46,7 +46,8 @@ def settings(data: Path, model: Path) -> dict[str, Setting]:
             title="E2E, embedded model, all weights, perplexity of 200 validation records",
             words=(
                 "experiment=e2e_tiny", f"task.data_dir={data / 'e2e'}", "eval.split=validation",
-                "task.metrics=[perplexity]", "eval.limit=200", "train.expected_batch_size=64",
+                "task.metrics=[perplexity]", "eval.limit=200", "eval.split_is_public=true",
+                "train.expected_batch_size=64",
             ),
             metric="perplexity",
             better="lower",
@@ -94,7 +95,7 @@ def score(run: Run, setting: Setting, options: argparse.Namespace) -> float:
             f"train.seed={run.seed}", f"hydra.run.dir={folder}",
         ]  # fmt: skip
         subprocess.run([sys.executable, "-m", "dpft", "train", *words], check=True)
-    return read_record(folder).evaluations[-1].metrics[setting.metric]
+    return read_run(folder).evaluations[-1].metrics[setting.metric]
 
 
 def best_rate(
