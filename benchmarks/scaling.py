@@ -26,7 +26,7 @@ from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.keys import AgingKey
 from dpft.privacy.noise import BLOCK, BlockNoise, NoiseStream
 from dpft.training.activations import Activations, trace_activations
-from dpft.training.optimizers import AdamW
+from dpft.training.optimizers.adamw import AdamW
 from dpft.training.rank_memory import RankShapes, StepShapes, memory_by_phase, peak_of, rank_shapes
 
 RESULTS = Path(__file__).parent / "scaling.md"

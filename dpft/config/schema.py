@@ -24,7 +24,8 @@ from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
 from dpft.reports.run.reference_map import Reference, ReferenceMap
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.corpus import CHUNKS
-from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
+from dpft.training.optimizers import OptimizerConfig, optimizer_class
+from dpft.training.schedules import SchedulerConfig
 from dpft.training.trackers.base import TRACKING, NoTracking, TrackingConfig
 from dpft.training.training_config import DeviceConfig, TrainingConfig
 
@@ -243,6 +244,26 @@ def check_white_box(method: Method, audit: CanaryConfig) -> None:
         )
 
 
+def check_noise_known(method: Method, privacy: PrivacyConfig, optimizer: OptimizerConfig) -> None:
+    """Refuses an optimizer that takes the noise out of squared gradients, where it is not known.
+
+    Raises:
+        InputError: There is no noise, or not the same in each number that moves.
+    """
+    if not optimizer.needs_noise_std:
+        return
+    if privacy.guarantee is None:
+        raise InputError(
+            f"optimizer={optimizer.name} needs privacy=dp, whose noise it takes out of its second"
+            f" moment, got privacy={privacy.name}; choose optimizer=adamw."
+        )
+    if not method.has_own_noise:
+        raise InputError(
+            f"optimizer={optimizer.name} needs a method whose noise is in the gradient of the"
+            f" weights themselves, got method={method.name}; choose optimizer=adamw."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(CrossChecked):
     """A run, config.yaml in its folder."""
@@ -280,6 +301,7 @@ class TrainConfig(CrossChecked):
         (("privacy", "model", "train"), check_compile),
         (("method", "model"), check_start),
         (("method", "audit"), check_white_box),
+        (("method", "privacy", "optimizer"), check_noise_known),
         (("task", "audit"), check_exposure),
     )
 

@@ -163,6 +163,11 @@ class PrivacyPlan(ClippingPlan):
             delta=self.delta,
         )
 
+    def noise_std_at(self, step: int) -> float:
+        """Returns the noise in each number of the gradient of step ``step`` (counted from 0)."""
+        noise = self.mechanism().noise_multiplier * self.phase_at(step).sensitivity
+        return noise / self.expected_batch_size
+
     def mechanism_at(self, step: int) -> dict[str, str | float]:
         """Returns what the ledger says of step ``step`` (counted from 0)."""
         mechanism = self.mechanism()

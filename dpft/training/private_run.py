@@ -129,7 +129,9 @@ class PrivateRun:
         with ExitStack() as held:
             opened = ranks.first(self._open, held, resume_point, reseeds=reseeds)
             journal, own_start = (None, None) if opened is None else opened
-            training_state = prepare_training_state(session, self.plan.steps, resume_point)
+            training_state = prepare_training_state(
+                session, self.plan.steps, resume_point, noise_std_at=self.plan.noise_std_at
+            )
             start = share_start(own_start, training_state, ranks)
             done, last_step, goes_on = start.done, start.last_step, start.goes_on
             seed, device = self.privacy.noise_seed, session.training_set.device

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from dpft.methods.base import Method, MethodPhase
 from dpft.parallel.ranks import ALONE, Ranks
@@ -24,22 +25,18 @@ from dpft.parallel.shares import Share
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.witness import Handover
 from dpft.run_folder import CHECKPOINTS
+from dpft.training.bias_corrected_adam import tell_noise
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
 from dpft.training.compiling import private_cache
 from dpft.training.diagnostics import Diagnostics
 from dpft.training.learning_rates import learning_rate_factor, learning_rate_of
 from dpft.training.listeners import PublicStep, StepEvaluation, StepListener
 from dpft.training.loop import StepEngine, StepStatistics, TrainingSet, train
-from dpft.training.optimizers import (
-    OptimizerConfig,
-    SchedulerConfig,
-    check_works_on_shards,
-    make_optimizer,
-    make_scheduler,
-)
+from dpft.training.optimizers import OptimizerConfig, check_works_on_shards, make_optimizer
 from dpft.training.progress import StepProgress
 from dpft.training.replicas import check_equal, gathered
 from dpft.training.resume import ResumePoint
+from dpft.training.schedules import SchedulerConfig, make_scheduler
 from dpft.training.termination import TERMINATED, termination_requests
 from dpft.training.training_config import TrainingConfig
 from dpft.training.training_state import TrainingState
@@ -103,7 +100,11 @@ class Session:
 
 
 def prepare_training_state(
-    session: Session, steps: int, resume_point: ResumePoint | None
+    session: Session,
+    steps: int,
+    resume_point: ResumePoint | None,
+    *,
+    noise_std_at: Callable[[int], float] | None = None,
 ) -> TrainingState:
     """Returns model, optimizer and schedule as they are before the next step.
 
@@ -115,6 +116,8 @@ def prepare_training_state(
         steps: How many are planned.
         resume_point: Where the run goes on from, on the first process; None: it begins, or this is
             another process.
+        noise_std_at: Standard deviation of the noise in each number of the gradient of a step
+            (counted from 0); None: there is none, or no step is taken.
 
     Raises:
         InputError: The optimizer cannot work on shards.
@@ -129,10 +132,17 @@ def prepare_training_state(
         session.optimizer,
         learning_rate=session.settings.peak_learning_rate,
         weight_decay=session.settings.weight_decay,
+        model=session.model,
     )
     factor = learning_rate_factor(session.phases, session.settings.peak_learning_rate)
     scheduler = make_scheduler(optimizer, session.scheduler, steps=steps, factor=factor)
     training_state = TrainingState(model=session.model, optimizer=optimizer, scheduler=scheduler)
+    if session.optimizer.needs_noise_std and noise_std_at is not None:
+
+        def tell(optimizer: Optimizer, *_: Any) -> None:
+            tell_noise(optimizer, noise_std_at(scheduler.last_epoch))
+
+        optimizer.register_step_pre_hook(tell)
 
     def path() -> str | None:
         return None if resume_point is None else str(resume_point.checkpoint.path.absolute())

@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+ON_HOST = ("step", "noise_moment")
+"""Numbers of an optimizer that it reads itself, so that no device has to be asked for them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
@@ -60,7 +63,7 @@ def restore_optimizer(training_state: TrainingState, tensors: Mapping[str, Tenso
     for label, tensor in tensors.items():
         name, key = label.rsplit("/", 1)
         parameter = named[name]
-        moved = tensor if key == "step" else tensor.to(parameter.device)
+        moved = tensor if key in ON_HOST else tensor.to(parameter.device)
         training_state.optimizer.state[parameter][key] = moved
 
 

@@ -12,13 +12,9 @@ from dpft.parallel.local import cut_like, whole
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
-from dpft.training.optimizers import (
-    AdamW,
-    OptimizerConfig,
-    SchedulerConfig,
-    make_optimizer,
-    make_scheduler,
-)
+from dpft.training.optimizers import OptimizerConfig, make_optimizer
+from dpft.training.optimizers.adamw import AdamW
+from dpft.training.schedules import SchedulerConfig, make_scheduler
 from dpft.training.training_state import TrainingState, model_state, optimizer_state
 from tests.training.toy import tiny_model
 

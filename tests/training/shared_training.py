@@ -15,10 +15,12 @@ from dpft.privacy.plan import ClippingPlan
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.training import loop as loop_module
 from dpft.training.loop import TrainingSet
-from dpft.training.optimizers import SGD, AdamW, SchedulerConfig
+from dpft.training.optimizers.adamw import AdamW
+from dpft.training.optimizers.sgd import SGD
 from dpft.training.ordinary import Clipped, train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.resume import find_resume_point
+from dpft.training.schedules import SchedulerConfig
 from dpft.training.session import Session
 from dpft.training.training_config import TrainingConfig
 from tests.parallel.small_steps import NORM, Case, plan_of, prepared, records, sharded

@@ -10,7 +10,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.training.activations import Activations
-from dpft.training.optimizers import SGD, Adafactor, AdamW, OptimizerConfig
+from dpft.training.optimizers import OptimizerConfig
+from dpft.training.optimizers.adafactor import Adafactor
+from dpft.training.optimizers.adamw import AdamW
+from dpft.training.optimizers.sgd import SGD
 from dpft.training.rank_memory import (
     PARTS,
     PHASES,

@@ -13,13 +13,10 @@ from dpft.parallel.ranks import ALONE, Ranks
 from dpft.run_folder import KEYS, STATE
 from dpft.training import checkpoint_tensors
 from dpft.training.checkpoint import checkpoints, read_checkpoint
-from dpft.training.optimizers import (
-    SGD,
-    Adafactor,
-    AdamW,
-    OptimizerConfig,
-    check_works_on_shards,
-)
+from dpft.training.optimizers import OptimizerConfig, check_works_on_shards
+from dpft.training.optimizers.adafactor import Adafactor
+from dpft.training.optimizers.adamw import AdamW
+from dpft.training.optimizers.sgd import SGD
 from tests.parallel.forked import LOST, on_ranks
 from tests.slowness import slow_but
 from tests.training.sharded_states import (
