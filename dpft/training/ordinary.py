@@ -31,11 +31,17 @@ from dpft.privacy.randomness import make_randomness, restore_randomness
 from dpft.privacy.sampling import PoissonSampler
 from dpft.privacy.views import ViewStream
 from dpft.run_folder import CHECKPOINTS
+from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.compiling import compilation_of, compiled_calls
 from dpft.training.replicas import Start, share_start
 from dpft.training.resume import CLIPPING, ResumePoint
-from dpft.training.session import Session, prepare_training_state, take_steps
+from dpft.training.session import (
+    Session,
+    prepare_training_state,
+    put_released_in_place,
+    take_steps,
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ def train_ordinarily(
     resume_point: ResumePoint | None = None,
     *,
     clipped: Clipped | None = None,
-) -> None:
+) -> WeightAverage | None:
     """Takes ``steps`` non-private steps, without noise; leaves checkpoint and model.
 
     Args:
@@ -61,6 +67,9 @@ def train_ordinarily(
         resume_point: Where the run broke off, to go on from there; None: it begins, or this is not
             the first process.
         clipped: What is drawn and how each gradient is clipped; None: ordinary training.
+
+    Returns:
+        As ``put_released_in_place``.
 
     Raises:
         RunError: A weight is no longer finite.
@@ -87,8 +96,10 @@ def train_ordinarily(
             goes_on=goes_on,
             max_grad_norm=None if clipped is None else clipped.plan.one_max_grad_norm,
         )
+    average = put_released_in_place(training_state)
     session.ranks.first(session.save_model)
     session.ranks.first(delete_generator_states, session.folder / CHECKPOINTS)
+    return average
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
 from dpft.privacy.step_log import NoLedger, StepLog
 from dpft.run_folder import CHECKPOINTS, JOURNAL, LEDGER, private_path
+from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.compiling import compilation_of
 from dpft.training.listeners import HeadWitness
@@ -40,7 +41,12 @@ from dpft.training.resume import (
     frozen_digests,
     promises,
 )
-from dpft.training.session import Session, prepare_training_state, take_steps
+from dpft.training.session import (
+    Session,
+    prepare_training_state,
+    put_released_in_place,
+    take_steps,
+)
 from dpft.training.training_state import (
     TrainingState,
     moved_while_frozen,
@@ -57,7 +63,7 @@ def train_privately(
     *,
     epsilon_after: Callable[[int], SpentEpsilon],
     resume_point: ResumePoint | None = None,
-) -> None:
+) -> WeightAverage | None:
     """Takes the plan's steps; leaves ledger, checkpoint and model in the run's folder.
 
     Where a step that is taken again does not come out as it was, all processes go back to the
@@ -71,6 +77,9 @@ def train_privately(
         resume_point: Where the run broke off, to go on from there; None: it begins, or this is not
             the first process.
 
+    Returns:
+        As ``put_released_in_place``.
+
     Raises:
         InputError: The folder has a ledger already and the run is not to go on.
         RunError: A weight is no longer finite, or what nothing moves is not what it was.
@@ -78,14 +87,13 @@ def train_privately(
     """
     run = PrivateRun(session=session, plan=plan, privacy=privacy, epsilon_after=epsilon_after)
     try:
-        run.take_steps(resume_point)
-        return
+        return run.take_steps(resume_point)
     except (ReplayError, SaidElsewhere) as error:
         if isinstance(error, SaidElsewhere) and error.kind != ReplayError.__name__:
             raise
         logger.warning("%s", error)
     broken_off = session.ranks.first(find_resume_point, session.folder)
-    run.take_steps(broken_off, reseeds=True)
+    return run.take_steps(broken_off, reseeds=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +122,17 @@ class PrivateRun:
             fused_head=loss_head_of(session.model) is not None,
         )
 
-    def take_steps(self, resume_point: ResumePoint | None, *, reseeds: bool = False) -> None:
+    def take_steps(
+        self, resume_point: ResumePoint | None, *, reseeds: bool = False
+    ) -> WeightAverage | None:
         """Takes the steps that are left, saves the model, closes the ledger and deletes the keys.
 
         Args:
             resume_point: As ``train_privately``.
             reseeds: Whether redone steps are to have new noise, though they could be replayed.
+
+        Returns:
+            As ``put_released_in_place``.
 
         Raises:
             ReplayError: A redone step would have the same noise and another sum; said on the first
@@ -169,7 +182,9 @@ class PrivateRun:
                 check_state=lambda: check_same(released.digests(), frozen or {}),
                 before_first_draw=lambda: None if journal is None else journal.ledger.begin(),
             )
+            average = put_released_in_place(training_state)
             ranks.first(close)
+            return average
 
     def _open(
         self, held: ExitStack, resume_point: ResumePoint | None, *, reseeds: bool

@@ -9,7 +9,7 @@ What a private run adds, and in which order, is in ``private_run``; what one wit
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from dpft.parallel.shares import Share
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.witness import Handover
 from dpft.run_folder import CHECKPOINTS
+from dpft.training.averaging import WeightAverage
 from dpft.training.bias_corrected_adam import tell_noise
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
 from dpft.training.compiling import private_cache
@@ -39,7 +40,7 @@ from dpft.training.resume import ResumePoint
 from dpft.training.schedules import SchedulerConfig, make_scheduler
 from dpft.training.termination import TERMINATED, termination_requests
 from dpft.training.training_config import TrainingConfig
-from dpft.training.training_state import TrainingState
+from dpft.training.training_state import TrainingState, optimized_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +138,9 @@ def prepare_training_state(
     factor = learning_rate_factor(session.phases, session.settings.peak_learning_rate)
     scheduler = make_scheduler(optimizer, session.scheduler, steps=steps, factor=factor)
     training_state = TrainingState(model=session.model, optimizer=optimizer, scheduler=scheduler)
+    if (averaging := session.settings.averaging) is not None:
+        average = WeightAverage(averaging, optimized_parameters(training_state), steps)
+        training_state = replace(training_state, average=average)
     if session.optimizer.needs_noise_std and noise_std_at is not None:
 
         def tell(optimizer: Optimizer, *_: Any) -> None:
@@ -254,9 +258,21 @@ def take_steps(
         )
 
 
+def put_released_in_place(training_state: TrainingState) -> WeightAverage | None:
+    """Gives the model, after the last step, the weights that are released.
+
+    Returns:
+        The average; where it is what is released, it has the last weights now. None: there is none.
+    """
+    average = training_state.average
+    if average is not None and average.averaging.released:
+        average.swap()
+    return average
+
+
 @dataclass(frozen=True, kw_only=True)
 class AfterStep:
-    """What a run does when its weights have moved, in this order: write down, save, show, end.
+    """What a run does when its weights have moved: average, write down, save, show, end.
 
     Listeners hear of a step before it is saved, so that a run killed in between goes on from a
     checkpoint of which they know every step.
@@ -292,6 +308,8 @@ class AfterStep:
             SaidElsewhere: So it did on the first process, or the checkpoint could not be written.
         """
         ranks, step, last_step = self.session.ranks, statistics.step, self.engine.steps
+        if self.training_state.average is not None:
+            self.training_state.average.update(step)
         (terminated,) = ranks.any(self.terminated())
         statistics, non_finite = gathered(statistics, self.engine.non_finite, ranks)
         every = self.session.settings.checkpoint_every

@@ -41,6 +41,8 @@ class Training:
     goes_on: bool = False
     clips: bool = False
     """Whether a run without noise clips."""
+    average: str = "none"
+    """Of the weights; the one that is released."""
     changed_record: bool = False
     """Whether a record is another one than it was."""
 
@@ -100,7 +102,9 @@ def session_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) ->
         method=method,
         phases=method.phases(run.case.steps, lambda epochs: 1),
         training_set=replace(records_of(run), share=Share(ranks.rank, ranks.size)),
-        settings=TrainingConfig(expected_batch_size=12, learning_rate=1e-2, checkpoint_every=2),
+        settings=TrainingConfig(
+            expected_batch_size=12, learning_rate=1e-2, checkpoint_every=2, average=run.average
+        ),
         optimizer=AdamW(),
         scheduler=SchedulerConfig(name="linear"),
         num_examples=24,

@@ -15,6 +15,7 @@ from dpft.training import checkpoint_tensors
 from dpft.training.checkpoint import checkpoints, read_checkpoint
 from dpft.training.optimizers import OptimizerConfig, check_works_on_shards
 from dpft.training.optimizers.adafactor import Adafactor
+from dpft.training.optimizers.adam_bc import AdamBC
 from dpft.training.optimizers.adamw import AdamW
 from dpft.training.optimizers.sgd import SGD
 from tests.parallel.forked import LOST, on_ranks
@@ -31,10 +32,10 @@ ADAM, MOMENTUM = AdamW(), SGD(momentum=0.9)
 WHOLE = (1, None)
 GRIDS = [WHOLE, (2, 2), (4, 2), (4, 4)]
 """How many ranks, and how many shards."""
-FAST = [(ADAM, WHOLE, (2, 2)), (MOMENTUM, (4, 2), WHOLE)]
+FAST = [(ADAM, WHOLE, (2, 2)), (MOMENTUM, (4, 2), WHOLE), (AdamBC(), (2, 2), WHOLE)]
 ALL = [
     (config, before, after)
-    for config in (ADAM, MOMENTUM, SGD())
+    for config in (ADAM, MOMENTUM, SGD(), AdamBC())
     for before in GRIDS
     for after in GRIDS
     if before != WHOLE or after != WHOLE

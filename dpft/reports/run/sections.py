@@ -133,9 +133,25 @@ def training_rows(config: Config, privacy: Config) -> list[Row]:
         ("learning rate", rate + ("; that of phase 1" if len(phases) > 1 else "")),
         ("weight decay", f"{config['train']['weight_decay']:g}"),
         ("optimizer", config["optimizer"]["name"]),
+        *_average_rows(config["train"]),
         *input_rows(config),
         ("precision", precision_note(config["train"].get("precision", "fp32"))),
     ]
+
+
+def _average_rows(train: Config) -> list[Row]:
+    """Returns which weights are released, where there is an average of them."""
+    kind = train.get("average", "none")
+    if kind == "none":
+        return []
+    over = {
+        "ema": f"an exponential average of every step's, decay at most {train['average_decay']:g}",
+        "tail": f"the mean of those of the last {train['average_tail']:.0%} of the steps",
+    }[kind]
+    released, other = over, "those of the last step"
+    if not train["average_released"]:
+        released, other = other, released
+    return [("weights released", f"as chosen before training, {released}; beside: {other}")]
 
 
 def _default_method_rows(config: Config) -> list[Row]:
