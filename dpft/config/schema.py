@@ -4,10 +4,11 @@ Every section is a dataclass of the room that uses it; this file only says which
 subcommand has. ``POLYMORPHIC`` names the sections whose class is chosen by their values.
 """
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
-from dpft.config.account import check_output
+from dpft.config.account import check_output, check_plot
 from dpft.config.convert import ClassChoice, CrossCheck, CrossChecked, by_name
 from dpft.data.canary_config import CanaryConfig
 from dpft.errors import InputError
@@ -352,11 +353,36 @@ def _refuse_resume(resume: str | None) -> None:
         )
 
 
+def _check_compute(privacy: PrivacyConfig, compute: float | None, to: str | None) -> None:
+    """Refuses a budget that there is nothing to be said of.
+
+    Raises:
+        InputError: There is no epsilon, no number of tokens, or no file to draw into.
+    """
+    if to is not None:
+        if compute is None:
+            raise InputError("to needs compute=TOKENS, got none; give it.")
+        check_plot(to)
+    if compute is None:
+        return
+    if not (compute > 0 and math.isfinite(compute)):
+        raise InputError(f"compute must be a positive number of tokens, got {compute:g}.")
+    if privacy.guarantee is None or privacy.guarantee.eps is None:
+        raise InputError(
+            "compute needs privacy.eps, the budget that noise is found for, got none; give it."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig(TrainCommand):
     """``dpft plan``, conf/plan.yaml, which takes all that train takes."""
 
     plan: PlanSettings = field(default_factory=PlanSettings)
+    compute: float | None = None
+    """Tokens that all steps together may read: the plan also says how they are best divided into
+    steps and batches, whatever ``train`` says of them."""
+    to: str | None = None
+    """File for the plot of ``compute``, .svg or .png."""
     output: str = "table"
     """table for people, or json: one object on stdout."""
 
@@ -364,6 +390,7 @@ class PlanConfig(TrainCommand):
         *TrainCommand.cross_checks,
         (("output",), check_output),
         (("resume",), _refuse_resume),
+        (("privacy", "compute", "to"), _check_compute),
     )
 
 

@@ -30,6 +30,7 @@ from dpft.privacy.randomness import make_randomness
 from dpft.reports.run.privacy_record import non_private_record, parameter_record, plan_record
 from dpft.runs.early import say_default_method
 from dpft.runs.modality.base import modality_of
+from dpft.runs.planned_compute import plan_compute
 from dpft.runs.planned_ranks import PlannedRanks, check_ranks, with_micro_batch_size
 from dpft.runs.run_cost import (
     check_micro_batch_tokens,
@@ -235,6 +236,14 @@ def describe_run(config: PlanConfig, *, is_shown: bool = False) -> PlannedRun:
             expected_batch_size=plan.privacy.expected_batch_size,
             trainable_parameters=record["trainable_parameters"],
         )
+        if config.compute is not None:
+            compute = plan_compute(
+                config,
+                plan.privacy,
+                tokens_per_example=length,
+                parameters=record["total_parameters"],
+            )
+            record["compute"] = dataclasses.asdict(compute)
     return PlannedRun(plan=plan, accounting=accounting, record=record)
 
 
