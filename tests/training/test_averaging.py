@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 from dpft.errors import InputError
 from dpft.methods.base import METHODS
 from dpft.run_folder import CHECKPOINTS
+from dpft.runs import scheduled_scores
 from dpft.training import loop as loop_module
 from dpft.training.averaging import Averaging, WeightAverage
 from dpft.training.checkpoint import checkpoints
@@ -264,3 +267,35 @@ def test_a_checkpoint_says_which_average_it_has(tmp_path) -> None:
 def test_a_bad_setting_is_refused_by_name(given: dict, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         TrainingConfig(**given)
+
+
+@pytest.mark.parametrize(("released", "stage"), [(True, "last"), (False, "average")])
+def test_both_weights_are_scored_and_the_model_keeps_those_that_are_released(
+    monkeypatch, released: bool, stage: str
+) -> None:
+    """The released ones last: their texts are the run's."""
+    weight = nn.Parameter(torch.ones(1))
+    config = averaging("tail", average_tail=1.0, average_released=released)
+    average = WeightAverage(config, [weight], 2)
+    average.update(1)
+    weight.data.fill_(3.0)
+    average.update(2)
+    if released:
+        average.swap()
+    seen = []
+    monkeypatch.setattr(
+        scheduled_scores,
+        "score",
+        lambda prepared, at, ranks: seen.append((at, weight.item())) or [],
+    )
+    prepared: Any = SimpleNamespace(division=SimpleNamespace(scored={"test": ["a record"]}))
+    assert scheduled_scores.score_with(average, prepared) == []
+    mean, last = 2.0, 3.0
+    values = (last, mean) if released else (mean, last)
+    assert seen == [(stage, values[0]), ("after", values[1])]
+    assert weight.item() == seen[-1][1]
+    seen.clear()
+    scheduled_scores.score_with(None, prepared)
+    nothing: Any = SimpleNamespace(division=SimpleNamespace(scored={}))
+    scheduled_scores.score_with(average, nothing)
+    assert [at for at, _ in seen] == ["after", "after"], "no average, or nothing to score"
