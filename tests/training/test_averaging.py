@@ -283,11 +283,12 @@ def test_both_weights_are_scored_and_the_model_keeps_those_that_are_released(
     if released:
         average.swap()
     seen = []
-    monkeypatch.setattr(
-        scheduled_scores,
-        "score",
-        lambda prepared, at, ranks: seen.append((at, weight.item())) or [],
-    )
+
+    def score(prepared, at, ranks):
+        seen.append((at, weight.item()))
+        return []
+
+    monkeypatch.setattr(scheduled_scores, "score", score)
     prepared: Any = SimpleNamespace(division=SimpleNamespace(scored={"test": ["a record"]}))
     assert scheduled_scores.score_with(average, prepared) == []
     mean, last = 2.0, 3.0

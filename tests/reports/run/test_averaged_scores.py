@@ -28,17 +28,17 @@ def test_the_released_weights_stand_last_whatever_order_they_were_written_in() -
         ({}, []),
         ({"average": "none"}, []),
         (
-            {"average": "tail", "average_tail": 0.25, "average_released": True},
+            {"average": "tail", "average_released": True},
             ["the mean of those of the last 25% of the steps; beside: those of the last step"],
         ),
         (
-            {"average": "ema", "average_decay": 0.9999, "average_released": False},
+            {"average": "ema", "average_released": False},
             ["those of the last step; beside: an exponential average of every step's, decay at"],
         ),
     ],
 )
 def test_which_weights_are_released_is_said(train: dict, words: list[str]) -> None:
-    rows = _average_rows(train)
+    rows = _average_rows({"average_decay": 0.9999, "average_tail": 0.25, **train})
     assert len(rows) == len(words)
     for (name, said), expected in zip(rows, words, strict=True):
         assert name == "weights released" and expected in said
