@@ -15,11 +15,15 @@ from dpft.run_folder import CHECKPOINTS
 from dpft.runs import scheduled_scores
 from dpft.training import loop as loop_module
 from dpft.training.averaging import Averaging, WeightAverage
-from dpft.training.checkpoint import checkpoints
+from dpft.training.checkpoint import checkpoints, restore_checkpoint, save_checkpoint
+from dpft.training.optimizers import make_optimizer
+from dpft.training.optimizers.sgd import SGD
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.resume import find_resume_point
+from dpft.training.schedules import SchedulerConfig, make_scheduler
 from dpft.training.training_config import TrainingConfig
+from dpft.training.training_state import TrainingState
 from tests.slowness import slow_but
 from tests.training.test_private_run import Killed, die, on_call
 from tests.training.toy import plan, privacy, session, spent, tiny_model
@@ -300,3 +304,16 @@ def test_both_weights_are_scored_and_the_model_keeps_those_that_are_released(
     nothing: Any = SimpleNamespace(division=SimpleNamespace(scored={}))
     scheduled_scores.score_with(average, nothing)
     assert [at for at, _ in seen] == ["after", "after"], "no average, or nothing to score"
+
+
+def test_going_back_to_before_the_first_step_forgets_the_average(tmp_path) -> None:
+    model = tiny_model()
+    optimizer = make_optimizer(model.parameters(), SGD(), learning_rate=0.1, weight_decay=0.0)
+    scheduler = make_scheduler(optimizer, SchedulerConfig(), steps=3)
+    average = WeightAverage(averaging("ema"), model.parameters(), 3)
+    state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler, average=average)
+    path = save_checkpoint(tmp_path / "checkpoints", 0, state)
+    average.update(1)
+    assert average.tensors
+    restore_checkpoint(path, state)
+    assert not average.tensors
