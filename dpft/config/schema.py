@@ -417,8 +417,8 @@ def _check_compute(
         )
     if mechanism.makes.has_streams:
         raise InputError(
-            f"compute needs mechanism=dp_sgd, whose noise it divides by, got {mechanism.name}; drop"
-            " one."
+            f"compute needs mechanism=dp_sgd, got mechanism={mechanism.name}: a budget is divided"
+            " by the noise of steps by themselves; drop one."
         )
 
 

@@ -1,6 +1,6 @@
 """``dpft plan compute=``: what is refused, what is printed, and what is drawn."""
 
-from dataclasses import asdict
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,12 +9,15 @@ import pytest
 from dpft.config.schema import _check_compute
 from dpft.errors import InputError
 from dpft.privacy.accounting import compute
+from dpft.privacy.mechanisms.banded import BandedConfig
+from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
 from dpft.records.form import as_json, parse
 from dpft.records.plans import PlannedCompute
 from dpft.reports.accounting.plan_table import _compute_lines
 from dpft.runs.planned_compute import plan_compute
 from tests.privacy.accounting.test_compute import limit_noise
+from tests.reports.accounting.test_plan_table import private
 from tests.training.toy import plan
 
 
@@ -43,13 +46,13 @@ def test_the_budget_is_priced_as_the_scaling_laws_do(planned) -> None:
 
 
 def test_the_table_names_the_advice_and_what_it_does_not_rest_on(planned) -> None:
-    lines = _compute_lines({"compute": asdict(planned[0])})
+    lines = _compute_lines(replace(private(), compute=planned[0]))
     text = " ".join(" ".join(lines).split())
     assert sum("advised" in line for line in lines if line.strip()[:1].isdigit()) == 1
     assert "1200 tokens, 10 an example, 7.2e+06 FLOPs" in text
     assert "a rule of dpft's" in text and "neither speaks of fine-tuning" in text
     assert "a model of 240 parameters" in text and "outside of what they measured" in text
-    assert _compute_lines({}) == []
+    assert _compute_lines(private()) == []
 
 
 def test_the_plot_has_three_numbers_of_steps_the_budget_and_the_advice(planned) -> None:
@@ -74,8 +77,13 @@ def test_the_plot_has_three_numbers_of_steps_the_budget_and_the_advice(planned) 
 )
 def test_what_nothing_can_be_said_of_is_refused(config, tokens, to, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        _check_compute(config, tokens, to)
+        _check_compute(DPSGDConfig(), config, tokens, to)
 
 
 def test_without_a_budget_nothing_is_asked() -> None:
-    _check_compute(NoPrivacy(name="none"), None, None)
+    _check_compute(BandedConfig(), NoPrivacy(name="none"), None, None)
+
+
+def test_divisions_are_of_independent_noise() -> None:
+    with pytest.raises(InputError, match="compute needs mechanism=dp_sgd, got mechanism=banded"):
+        _check_compute(BandedConfig(), privacy(eps=3.0), 1e6, None)

@@ -10,6 +10,9 @@ from torch import nn
 from dpft.config.schema import check_noise_known
 from dpft.errors import InputError
 from dpft.methods.base import METHODS
+from dpft.privacy.mechanisms.banded import BandedConfig
+from dpft.privacy.mechanisms.base import MechanismConfig
+from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
 from dpft.privacy.plan import Phase
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.training import bias_corrected_adam
@@ -186,17 +189,21 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "config", "sentence"),
+    ("mechanism", "method", "config", "sentence"),
     [
-        ("full", NoPrivacy(name="none"), "optimizer=adam_bc needs privacy=dp, .* privacy=none"),
-        ("rgp", privacy(), "optimizer=adam_bc needs a method whose noise .* method=rgp"),
+        (DPSGDConfig(), "full", NoPrivacy(name="none"), "needs privacy=dp, .* privacy=none"),
+        (DPSGDConfig(), "rgp", privacy(), "needs a method whose noise .* method=rgp"),
+        (BandedConfig(), "full", privacy(), "needs mechanism=dp_sgd, .* mechanism=banded"),
     ],
 )
-def test_it_is_refused_where_the_noise_is_not_known(method: str, config, sentence: str) -> None:
+def test_it_is_refused_where_the_noise_is_not_known(
+    mechanism: MechanismConfig, method: str, config, sentence: str
+) -> None:
     chosen = METHODS.named(method)(name=method)
-    with pytest.raises(InputError, match=sentence):
-        check_noise_known(chosen, config, AdamBC())
-    check_noise_known(chosen, config, AdamW())
+    with pytest.raises(InputError, match=f"optimizer=adam_bc {sentence}"):
+        check_noise_known(mechanism, chosen, config, AdamBC())
+    check_noise_known(mechanism, chosen, config, AdamW())
+    check_noise_known(DPSGDConfig(), METHODS.named("full")(name="full"), privacy(), AdamBC())
 
 
 @pytest.mark.parametrize("floor", [0.0, -1.0])

@@ -2,6 +2,8 @@
 
 import pytest
 
+from dpft.records.configuration import TrainSection
+from dpft.records.form import parse
 from dpft.records.scores import STAGES, ScoreEntry
 from dpft.reports.run.scores import score_tables
 from dpft.reports.run.sections import _average_rows
@@ -38,7 +40,8 @@ def test_the_released_weights_stand_last_whatever_order_they_were_written_in() -
     ],
 )
 def test_which_weights_are_released_is_said(train: dict, words: list[str]) -> None:
-    rows = _average_rows({"average_decay": 0.9999, "average_tail": 0.25, **train})
+    settings = {"learning_rate": 0.1, "weight_decay": 0.0, "average_decay": 0.9999}
+    rows = _average_rows(parse(settings | {"average_tail": 0.25} | train, TrainSection))
     assert len(rows) == len(words)
     for (name, said), expected in zip(rows, words, strict=True):
         assert name == "weights released" and expected in said
