@@ -71,7 +71,7 @@ def test_trust_rule_4_step_zero_is_saved_before_the_first_ledger_line(tmp_path, 
 
     def spy(folder, step, *args, **kwargs):
         there = read_ledger(tmp_path / "ledger.jsonl").lines
-        seen.append((step, kwargs["run"]["ledger"]["lines"], there))
+        seen.append((step, kwargs["run"].ledger.lines, there))
         return save(folder, step, *args, **kwargs)
 
     monkeypatch.setattr(session_module, "save_checkpoint", spy)
