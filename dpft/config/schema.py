@@ -297,9 +297,9 @@ def check_noise_known(
         )
     if mechanism.makes.has_streams:
         raise InputError(
-            f"optimizer={optimizer.name} needs mechanism=dp_sgd, whose steps have noise of one"
-            f" variance each, got mechanism={mechanism.name}, whose noise later steps take back in"
-            " part; choose optimizer=adamw."
+            f"optimizer={optimizer.name} needs mechanism=dp_sgd, whose noise has at each step the"
+            f" variance that it takes out, got mechanism={mechanism.name}, whose noise later steps"
+            " take back in part; choose optimizer=adamw."
         )
 
 

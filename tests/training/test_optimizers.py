@@ -12,7 +12,7 @@ from dpft.training.optimizers import OPTIMIZERS, OptimizerConfig, make_optimizer
 from dpft.training.optimizers.adafactor import Adafactor
 from dpft.training.optimizers.adamw import Adam, AdamW
 from dpft.training.optimizers.sgd import SGD
-from dpft.training.schedules import SchedulerConfig, make_scheduler
+from dpft.training.schedules import SchedulerConfig, make_scheduler, schedule_factors
 
 KINDS = {
     "adamw": torch.optim.AdamW,
@@ -235,3 +235,21 @@ def test_a_factor_holds_from_the_first_step_on() -> None:
 def test_a_bad_setting_is_refused_by_name(make, given: dict, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         make(**given)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "stays"),
+    [
+        *[(name, {"beta1": 0.7}, 0.7) for name in ("adam", "adamw", "adam_bc")],
+        *[("sgd", {"momentum": 0.8}, 0.8), ("sgd", {}, 0.0), ("adafactor", {}, 0.0)],
+        ("muon", {"momentum": 0.8, "beta1": 0.7}, 0.8),
+    ],
+)
+def test_each_says_how_much_of_a_gradient_stays(name: str, settings: dict, stays: float) -> None:
+    assert optimizer_class(name)(name=name, **settings).decay_of_mean == stays
+
+
+def test_the_factors_of_a_schedule_are_those_of_its_steps() -> None:
+    assert schedule_factors(SchedulerConfig(name="linear"), 4) == [1.0, 0.75, 0.5, 0.25]
+    warm = SchedulerConfig(name="constant", warmup_steps=2)
+    assert schedule_factors(warm, 4) == [0.0, 0.5, 1.0, 1.0]
