@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.tables import markdown_table
-from dpft.reports.run.run_record import read_record
+from dpft.reports.run.run_record import read_run
 
 EPSILONS, SEEDS = (1, 3, 8), (0, 1, 2)
 MECHANISMS = {"dp_sgd": ["mechanism=dp_sgd"], "banded": ["mechanism=banded"]}
@@ -94,7 +94,7 @@ def score(run: Run, setting: Setting, options: argparse.Namespace) -> float:
             f"train.seed={run.seed}", f"hydra.run.dir={folder}",
         ]  # fmt: skip
         subprocess.run([sys.executable, "-m", "dpft", "train", *words], check=True)
-    return read_record(folder).evaluations[-1].metrics[setting.metric]
+    return read_run(folder).evaluations[-1].metrics[setting.metric]
 
 
 def best_rate(

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.tables import markdown_table
+from dpft.records.promises import PrivateRun
 from dpft.reports.comparison.tables import parameters
-from dpft.reports.run.run_record import RunRecord, find_runs, read_record
+from dpft.reports.run.run_record import RunRecord, find_runs, read_run
 
 COLUMNS = ("method", "learning rate", "ε", "noise multiplier", "trainable", "share")
 
@@ -27,12 +28,11 @@ def table(runs: Sequence[RunRecord]) -> str:
 
 def _promise(run: RunRecord) -> list[str]:
     privacy, config = run.privacy, run.config
-    private = "epsilon" in privacy
     return [
-        config["method"]["name"],
-        f"{config['train']['learning_rate']:g}",
-        f"{privacy['epsilon']:.3f}" if private else "not private",
-        f"{privacy['noise_multiplier']:.3f}" if private else "",
+        config.method.name,
+        f"{config.train.learning_rate:g}",
+        f"{privacy.epsilon:.3f}" if isinstance(privacy, PrivateRun) else "not private",
+        f"{privacy.noise_multiplier:.3f}" if isinstance(privacy, PrivateRun) else "",
         *parameters(run),
     ]
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
     finished, _ = find_runs(parser.parse_args().folders)
-    print(table([read_record(folder) for folder in finished]))
+    print(table([read_run(folder) for folder in finished]))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@ from pathlib import Path
 
 from benchmarks.sweep import table
 from dpft.files import write_json
-from dpft.reports.run.run_record import find_runs, read_record
+from dpft.reports.run.run_record import find_runs, read_run
 from tests.reports.run import folders
 from tests.reports.run.test_report import non_private, private
 
@@ -19,7 +19,7 @@ def test_a_row_holds_the_promise_the_share_and_the_last_scores(tmp_path: Path) -
     kept = {**private(), "epsilon": 2.9981, "noise_multiplier": 0.7}
     first = write_run(tmp_path / "0", "lora", kept, 50.0)
     ordinary = write_run(tmp_path / "1", "full", non_private(), 60.0)
-    lines = table([read_record(first), read_record(ordinary)]).splitlines()
+    lines = table([read_run(first), read_run(ordinary)]).splitlines()
     assert lines[0].endswith("| trainable | share | bleu |")
     assert lines[2] == "| lora | 0.004 | 2.998 | 0.700 | 1,000 | 5.00% | 50.000 |"
     assert lines[3] == "| full | 0.004 | not private |  | 1,000 | 5.00% | 60.000 |"
