@@ -27,7 +27,7 @@ from dpft.parallel.parallel_config import SHARDED, WHOLE, ParallelConfig
 from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.keys import AgingKey
 from dpft.privacy.noise import BLOCK, BlockNoise, NoiseStream
-from dpft.training.optimizers import AdamW
+from dpft.training.optimizers.adamw import AdamW
 
 RESULTS = Path(__file__).parent / "scaling.md"
 DEVICES = (1, 8, 64, 256, 1024)

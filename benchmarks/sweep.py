@@ -28,12 +28,11 @@ def table(runs: Sequence[RunRecord]) -> str:
 
 def _promise(run: RunRecord) -> list[str]:
     privacy, config = run.privacy, run.config
-    private = isinstance(privacy, PrivateRun)
     return [
         config.method.name,
         f"{config.train.learning_rate:g}",
-        f"{privacy.epsilon:.3f}" if private else "not private",
-        f"{privacy.noise_multiplier:.3f}" if private else "",
+        f"{privacy.epsilon:.3f}" if isinstance(privacy, PrivateRun) else "not private",
+        f"{privacy.noise_multiplier:.3f}" if isinstance(privacy, PrivateRun) else "",
         *parameters(run),
     ]
 

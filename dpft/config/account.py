@@ -176,11 +176,7 @@ class AccountConfig:
             return
         if not self.curve and self.batch_sizes is None:
             raise InputError("to needs curve=true or batch_sizes=[...], got neither; give one.")
-        path = Path(self.to)
-        if path.suffix not in PLOTS:
-            raise InputError(f"to must be a file named *{' or *'.join(PLOTS)}, got {self.to!r}.")
-        if not path.parent.is_dir():
-            raise InputError(f"to must be in a folder that exists, got {self.to!r}; make it first.")
+        check_plot(self.to)
 
 
 _NUMBERS = (
@@ -234,6 +230,18 @@ def check_accountant(accountant: str) -> None:
     if accountant not in LEADING_ACCOUNTANTS:
         known = ", ".join(LEADING_ACCOUNTANTS)
         raise InputError(f"accountant must be one of {known}, got {accountant!r}.")
+
+
+def check_plot(to: str) -> None:
+    """Refuses a file that no plot can be written to.
+
+    Raises:
+        InputError: Its name says no format, or its folder does not exist.
+    """
+    if Path(to).suffix not in PLOTS:
+        raise InputError(f"to must be a file named *{' or *'.join(PLOTS)}, got {to!r}.")
+    if not Path(to).parent.is_dir():
+        raise InputError(f"to must be in a folder that exists, got {to!r}; make it first.")
 
 
 def check_output(output: str) -> None:

@@ -4,10 +4,11 @@ Every section is a dataclass of the room that uses it; this file only says which
 subcommand has. ``POLYMORPHIC`` names the sections whose class is chosen by their values.
 """
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
-from dpft.config.account import check_output
+from dpft.config.account import check_output, check_plot
 from dpft.config.convert import ClassChoice, CrossCheck, CrossChecked, by_name
 from dpft.data.canary_config import CanaryConfig
 from dpft.errors import InputError
@@ -26,7 +27,8 @@ from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
 from dpft.reports.run.reference_map import Reference, ReferenceMap
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.corpus import CHUNKS
-from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
+from dpft.training.optimizers import OptimizerConfig, optimizer_class
+from dpft.training.schedules import SchedulerConfig
 from dpft.training.trackers.base import TRACKING, NoTracking, TrackingConfig
 from dpft.training.training_config import DeviceConfig, TrainingConfig
 
@@ -273,6 +275,34 @@ def check_white_box(method: Method, audit: CanaryConfig) -> None:
         )
 
 
+def check_noise_known(
+    mechanism: MechanismConfig, method: Method, privacy: PrivacyConfig, optimizer: OptimizerConfig
+) -> None:
+    """Refuses an optimizer that takes the noise out of squared gradients, where it is not known.
+
+    Raises:
+        InputError: There is no noise, or not the same in each number that moves and each step.
+    """
+    if not optimizer.needs_noise_std:
+        return
+    if privacy.guarantee is None:
+        raise InputError(
+            f"optimizer={optimizer.name} needs privacy=dp, whose noise it takes out of its second"
+            f" moment, got privacy={privacy.name}; choose optimizer=adamw."
+        )
+    if not method.has_own_noise:
+        raise InputError(
+            f"optimizer={optimizer.name} needs a method whose noise is in the gradient of the"
+            f" weights themselves, got method={method.name}; choose optimizer=adamw."
+        )
+    if mechanism.makes.has_streams:
+        raise InputError(
+            f"optimizer={optimizer.name} needs mechanism=dp_sgd, whose noise has at each step the"
+            f" variance that it takes out, got mechanism={mechanism.name}, whose noise later steps"
+            " take back in part; choose optimizer=adamw."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(CrossChecked):
     """A run, config.yaml in its folder."""
@@ -313,6 +343,7 @@ class TrainConfig(CrossChecked):
         (("method", "model"), check_start),
         (("method", "audit"), check_white_box),
         (("mechanism", "privacy", "method", "train"), check_mechanism),
+        (("mechanism", "method", "privacy", "optimizer"), check_noise_known),
         (("task", "audit"), check_exposure),
     )
 
@@ -363,11 +394,44 @@ def _refuse_resume(resume: str | None) -> None:
         )
 
 
+def _check_compute(
+    mechanism: MechanismConfig, privacy: PrivacyConfig, compute: float | None, to: str | None
+) -> None:
+    """Refuses a budget that there is nothing to be said of.
+
+    Raises:
+        InputError: There is no epsilon, no number of tokens, or no file to draw into, or the noise
+            is not that of steps by themselves.
+    """
+    if to is not None:
+        if compute is None:
+            raise InputError("to needs compute=TOKENS, got none; give it.")
+        check_plot(to)
+    if compute is None:
+        return
+    if not (compute > 0 and math.isfinite(compute)):
+        raise InputError(f"compute must be a positive number of tokens, got {compute:g}.")
+    if privacy.guarantee is None or privacy.guarantee.eps is None:
+        raise InputError(
+            "compute needs privacy.eps, the budget that noise is found for, got none; give it."
+        )
+    if mechanism.makes.has_streams:
+        raise InputError(
+            f"compute needs mechanism=dp_sgd, got mechanism={mechanism.name}: a budget is divided"
+            " by the noise of steps by themselves; drop one."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig(TrainCommand):
     """``dpft plan``, conf/plan.yaml, which takes all that train takes."""
 
     plan: PlanSettings = field(default_factory=PlanSettings)
+    compute: float | None = None
+    """Tokens that all steps together may read: the plan also says how they are best divided into
+    steps and batches, whatever ``train`` says of them."""
+    to: str | None = None
+    """File for the plot of ``compute``, .svg or .png."""
     output: str = "table"
     """table for people, or json: one object on stdout."""
 
@@ -375,6 +439,7 @@ class PlanConfig(TrainCommand):
         *TrainCommand.cross_checks,
         (("output",), check_output),
         (("resume",), _refuse_resume),
+        (("mechanism", "privacy", "compute", "to"), _check_compute),
     )
 
 

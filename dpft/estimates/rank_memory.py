@@ -206,7 +206,7 @@ class RankShapes:
     largest_here: int
     """Of it, what lies here."""
     moments_here: int
-    """Numbers that the optimizer keeps in this process."""
+    """Numbers that the optimizer keeps in this process, and the average of weights."""
     traffic: Traffic
     """What passes between processes."""
 
@@ -217,7 +217,12 @@ class RankShapes:
 
 
 def rank_shapes(
-    model: nn.Module, config: ParallelConfig, processes: int, optimizer: OptimizerConfig
+    model: nn.Module,
+    config: ParallelConfig,
+    processes: int,
+    optimizer: OptimizerConfig,
+    *,
+    averages: bool = False,
 ) -> RankShapes:
     """Returns what the first process has; the others have as much, or a row less.
 
@@ -226,6 +231,7 @@ def rank_shapes(
         config: How the run is spread.
         processes: Over how many processes.
         optimizer: What moves the weights.
+        averages: Whether their average is kept, too.
     """
     shards = shard_size(config, processes)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -245,7 +251,8 @@ def rank_shapes(
         trained_here=sum(here[p] for p in trained),
         largest=max(p.numel() for p in trained),
         largest_here=max(here[p] for p in trained),
-        moments_here=sum(optimizer.state_numbers(_rows_here(p, shards)) for p in trained),
+        moments_here=averages * sum(here[p] for p in trained)
+        + sum(optimizer.state_numbers(_rows_here(p, shards)) for p in trained),
         traffic=Traffic.of(model, config, processes),
     )
 

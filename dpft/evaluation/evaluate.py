@@ -18,7 +18,7 @@ from dpft.evaluation.scored import OnProgress, Scored
 from dpft.evaluation.scoring import compute_metrics
 from dpft.generation.decoding import DecodeConfig
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.records.scores import ConfusedClasses, Prediction, ScoreEntry, Stage, split_note
+from dpft.records.scores import STAGES, ConfusedClasses, Prediction, ScoreEntry, Stage, split_note
 from dpft.tasks.base import Task
 from dpft.tasks.records import Record
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from dpft.data.encoding import Encoding
-
-STAGES = ("before", "after")
-"""Before or after fine-tuning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +39,7 @@ class Evaluation:
     examples: int
     """Distinct inputs scored."""
     stage: Stage
-    """before or after."""
+    """Of ``STAGES``."""
     metrics: dict[str, float]
     """Metric name to value, on the scales of metrics.json (docs/design.md, the run's folder)."""
     not_computed: dict[str, str]

@@ -64,6 +64,8 @@ class Method(ABC):
 
     saves_whole_model: ClassVar[bool] = True
     """Whether ``save`` leaves a model that ``from_pretrained`` loads; else it needs the base."""
+    has_own_noise: ClassVar[bool] = True
+    """Whether each number that the optimizer moves has the noise of a step in its own gradient."""
     required_init: ClassVar[str | None] = None
     """The only ``model.init`` it works with; None: any."""
 

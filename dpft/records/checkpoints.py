@@ -52,6 +52,8 @@ class CheckpointState(Versioned):
     """Steps that the weights had taken."""
     scheduler_step: int
     """Steps of the learning rate's schedule."""
+    average: Mapping[str, Any] | None = None
+    """Which average of the weights is among its tensors; absent where none is."""
     run: BoundRun
     """What the run is bound to."""
     shards: int | None = None

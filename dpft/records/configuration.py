@@ -96,6 +96,14 @@ class TrainSection(Section):
     """In which a model computed."""
     seed: int | None = None
     """Of the model's first weights."""
+    average: str | None = None
+    """Which average of the weights is taken; absent in files of dpft 0.2.0 or before."""
+    average_released: bool | None = None
+    """Whether it is what is released."""
+    average_decay: float | None = None
+    """Of ema."""
+    average_tail: float | None = None
+    """Share of the steps that tail averages."""
 
 
 @dataclass(frozen=True, kw_only=True)

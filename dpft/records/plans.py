@@ -116,6 +116,45 @@ class RunCosts(Ruled, Parameters):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedDivision:
+    """One way to divide a budget of compute into steps and batches."""
+
+    steps: AtLeastOne
+    """Noisy steps."""
+    expected_batch_size: AtLeastOne
+    """Of each."""
+    noise_multiplier: Positive
+    """The least that keeps within epsilon."""
+    noise_batch_ratio: Positive
+    """Noise multiplier over batch size (McKenna et al. 2025)."""
+    strength: Positive
+    """Length of all clipped gradients over the noise along one direction, at best."""
+    is_measured: bool
+    """Whether steps and ratio lie where McKenna et al. 2025 measured losses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedCompute:
+    """A budget of compute and what to do with it, with compute=."""
+
+    tokens: Positive
+    """That all steps may read together."""
+    tokens_per_example: AtLeastOne
+    """Tokens that an example is taken to have."""
+    model_parameters: AtLeastOne
+    """Of the whole model."""
+    flops: Positive
+    """6 * parameters * tokens."""
+    parameters_without_privacy: AtLeastOne
+    """Of the model that as much compute is best spent on when pre-training without privacy, at 20
+    tokens a parameter (Hoffmann et al. 2022); with privacy a smaller one is."""
+    divisions: tuple[PlannedDivision, ...]
+    """By steps."""
+    advised: PlannedDivision
+    """The one of most steps whose strength is at least 0.9 of the best."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrivatePlan(PlanPromise, WithTokenizer, RunCosts, Versioned):
     """A private run."""
 
@@ -124,6 +163,8 @@ class PrivatePlan(PlanPromise, WithTokenizer, RunCosts, Versioned):
     """
     signal_to_noise: Positive
     """Length of all clipped gradients of the run over that of its noise, at best."""
+    compute: PlannedCompute | None = None
+    """A budget of compute divided; with compute=."""
 
 
 @dataclass(frozen=True, kw_only=True)

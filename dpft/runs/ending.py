@@ -102,7 +102,7 @@ def _score_grid(table: ScoreTable, record: RunRecord) -> Grid:
     counted = f", {max(table.examples)} distinct inputs" if table.public else f", {PRIVATE_SPLIT}"
     return Grid(
         title=f"Scores on {table.task}, split {table.split}{counted}",
-        columns=["metric", *(f"{stage} training" for stage in table.stages)],
+        columns=["metric", *(each.replace("fine-tuning", "training") for each in table.headings)],
         rows=[
             (
                 f"{name} {about[name].arrow}".strip(),

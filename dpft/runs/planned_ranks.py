@@ -191,7 +191,8 @@ class PlannedRanks:
     @cached_property
     def _shapes(self) -> RankShapes:
         parallel, optimizer = self.config.parallel, self.config.optimizer
-        return rank_shapes(self._model, parallel, self._processes, optimizer)
+        averages = self.config.train.averaging is not None
+        return rank_shapes(self._model, parallel, self._processes, optimizer, averages=averages)
 
     @cached_property
     def _activations(self) -> Activations:

@@ -31,6 +31,7 @@ from dpft.records.plans import MeasuredTime, OpenPlan, PrivatePlan, RankMemory, 
 from dpft.reports.run.privacy_record import no_promise, parameters_of, promise_of
 from dpft.runs.early import say_default_method
 from dpft.runs.modality.base import modality_of
+from dpft.runs.planned_compute import plan_compute
 from dpft.runs.planned_ranks import PlannedRanks, check_ranks, with_micro_batch_size
 from dpft.runs.run_cost import (
     check_micro_batch_tokens,
@@ -224,9 +225,8 @@ def describe_run(config: PlanConfig, *, is_shown: bool = False) -> PlannedRun:
         estimated=estimated,
     )
     accounting = account_for_plan(config, plan)
-    return PlannedRun(
-        plan=plan, accounting=accounting, record=describe(config, plan, accounting, costs)
-    )
+    record = describe(config, plan, accounting, costs, tokens_per_example=length)
+    return PlannedRun(plan=plan, accounting=accounting, record=record)
 
 
 def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | None:
@@ -238,7 +238,12 @@ def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | No
 
 
 def describe(
-    config: PlanConfig, plan: RunPlan, accounting: AccountingReport | None, costs: RunCosts
+    config: PlanConfig,
+    plan: RunPlan,
+    accounting: AccountingReport | None,
+    costs: RunCosts,
+    *,
+    tokens_per_example: int,
 ) -> PrivatePlan | OpenPlan:
     """Returns what a plan promises and costs, and warns of a promise that says little."""
     if plan.privacy is None or accounting is None:
@@ -259,7 +264,23 @@ def describe(
         trainable_parameters=trained,
     )
     together = planned_with_tokenizer(config, plan.privacy, promise)
-    return joined(PrivatePlan, promise, together, costs, private=True, signal_to_noise=share)
+    compute = None
+    if config.compute is not None:
+        compute = plan_compute(
+            config,
+            plan.privacy,
+            tokens_per_example=tokens_per_example,
+            parameters=costs.total_parameters,
+        )
+    return joined(
+        PrivatePlan,
+        promise,
+        together,
+        costs,
+        private=True,
+        signal_to_noise=share,
+        compute=compute,
+    )
 
 
 def length_of_sample(

@@ -132,6 +132,7 @@ def prepare(
     else:
         model, new = prepare_model(config, architecture, head)
     counts = count_parameters(model, new)
+    config.optimizer.check_model(model)
     if plan.privacy is not None:
         warn_of_noise(plan.privacy, counts.trainable)
     if config.audit.white_box:

@@ -47,7 +47,7 @@ from dpft.runs.resuming import (
 )
 from dpft.runs.run_cost import foretell
 from dpft.runs.run_plan import RunPlan, plan_run, with_noise
-from dpft.runs.scheduled_scores import scheduled_scores, score
+from dpft.runs.scheduled_scores import scheduled_scores, score, score_with
 from dpft.runs.sharded_run import sharded
 from dpft.runs.sharding import check_sharding
 from dpft.runs.spending.spent_run import check_model, read_ended_ledger
@@ -292,7 +292,7 @@ def finish(
         scoring = time.monotonic() - began
         scheduled = scheduled_scores(prepared, folder, ranks)
         canaries = ranks.first(_white_box, prepared, folder) or ()
-        train(
+        average = train(
             config,
             plan,
             folder,
@@ -312,7 +312,7 @@ def finish(
         )
         if scheduled is not None:
             ranks.first(scheduled.publish)
-        evaluations = score(prepared, "after", ranks)
+        evaluations = score_with(average, prepared, ranks)
         if ranks.is_first:  # The others have ended: nothing here waits for them.
             evaluations += not_evaluated(config)
             ended = find_resume_point(folder) if plan.privacy is not None else None

@@ -23,7 +23,7 @@ from dpft.runs.spending.spent_run import SpentRun
 from dpft.runs.spending.with_tokenizer import noise_beside, spent_before, tokenizer_of
 from dpft.tasks.base import Task
 from dpft.training.learning_rates import learning_rate_factor
-from dpft.training.optimizers import schedule_factors
+from dpft.training.schedules import schedule_factors
 from dpft.training.training_config import LARGEST_DEFAULT_BATCH, TrainingConfig
 
 COUNTED = "counted in the data"

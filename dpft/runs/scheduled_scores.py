@@ -18,10 +18,11 @@ from dpft.evaluation.evaluate import Evaluation
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.records.form import read_record, write_record
-from dpft.records.scores import ScoresByStep, Stage, StepPoint, StepScores
+from dpft.records.scores import STAGES, ScoresByStep, Stage, StepPoint, StepScores
 from dpft.run_folder import PRIVATE_SCORES_BY_STEP, SCORES_BY_STEP, private_path
 from dpft.runs.evaluation import evaluate
 from dpft.runs.prepared_run import Prepared
+from dpft.training.averaging import WeightAverage
 from dpft.training.listeners import WINDOW, StepWindows
 
 logger = logging.getLogger(__name__)
@@ -153,17 +154,35 @@ def _read(path: Path) -> tuple[StepPoint, ...]:
     return read_record(path, ScoresByStep).points if path.exists() else ()
 
 
+def score_with(
+    average: WeightAverage | None, prepared: Prepared, ranks: Ranks = ALONE
+) -> list[Evaluation]:
+    """Returns the scores of the released weights, after those of the others where there are two.
+
+    Args:
+        average: Of the run's weights: it has those that are not released.
+        prepared: The run; its model has the released weights, and keeps them.
+        ranks: As for ``score``.
+    """
+    beside = []
+    if average is not None and prepared.division.scored:
+        average.swap()
+        beside = score(prepared, average.averaging.stage, ranks)
+        average.swap()
+    return [*beside, *score(prepared, "after", ranks)]
+
+
 def score(prepared: Prepared, stage: Stage, ranks: Ranks = ALONE) -> list[Evaluation]:
     """Returns the scores of a run's model before or after training; none where nothing is scored.
 
     Args:
         prepared: The run.
-        stage: "before" or "after" training.
+        stage: Of ``STAGES``.
         ranks: The run's processes, each of which reads a share of the records.
     """
     scored = prepared.division.scored
     if scored:
-        logger.info("evaluating %s fine-tuning", stage)
+        logger.info("evaluating %s", STAGES[stage])
     return evaluate(
         prepared.config,
         prepared.model,

@@ -27,6 +27,7 @@ from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
 from dpft.run_folder import CHECKPOINTS, KEYS, MODEL
 from dpft.runs.run_plan import RunPlan, warn_of_delta
 from dpft.runs.spent_epsilon import epsilon_so_far
+from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.listeners import StepEvaluation, StepListener
 from dpft.training.loop import TrainingSet
@@ -35,7 +36,7 @@ from dpft.training.private_run import train_privately
 from dpft.training.replicas import Start, share_start
 from dpft.training.resume import ResumePoint, check_promises
 from dpft.training.self_check import check_clipper
-from dpft.training.session import Session, prepare_training_state
+from dpft.training.session import Session, prepare_training_state, put_released_in_place
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ def train(
     evaluation: StepEvaluation | None = None,
     ranks: Ranks = ALONE,
     shards: ShardedModel | None = None,
-) -> None:
+) -> WeightAverage | None:
     """Takes every step that is left and saves the model; one that ended is only read back.
 
     Args:
@@ -131,6 +132,9 @@ def train(
         evaluation: Scores the model between steps.
         ranks: The run's processes.
         shards: ``model``, where each of them has but a shard of it.
+
+    Returns:
+        As ``put_released_in_place``.
     """
 
     def save_model() -> str:
@@ -170,13 +174,12 @@ def train(
         ended = Start(done=plan.steps, last_step=plan.steps, secrets={})
         share_start(ended, training_state, ranks)
         ranks.first(delete_generator_states, folder / CHECKPOINTS)
-        return
+        return put_released_in_place(training_state)
     if plan.privacy is None or guarantee is None:
         clips, unnoised = config.privacy.clips, plan.unnoised
         clipped = None if clips is None or unnoised is None else Clipped(unnoised, clips)
-        train_ordinarily(session, plan.steps, resume_point, clipped=clipped)
-        return
-    train_privately(
+        return train_ordinarily(session, plan.steps, resume_point, clipped=clipped)
+    return train_privately(
         session,
         plan.privacy,
         guarantee,

@@ -33,11 +33,17 @@ from dpft.privacy.views import ViewStream
 from dpft.records.checkpoints import BoundRun, ShuffledState
 from dpft.records.form import parse
 from dpft.run_folder import CHECKPOINTS
+from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.compiling import compilation_of, compiled_calls
 from dpft.training.replicas import Start, share_start
 from dpft.training.resume import ResumePoint
-from dpft.training.session import Session, prepare_training_state, take_steps
+from dpft.training.session import (
+    Session,
+    prepare_training_state,
+    put_released_in_place,
+    take_steps,
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ def train_ordinarily(
     resume_point: ResumePoint | None = None,
     *,
     clipped: Clipped | None = None,
-) -> None:
+) -> WeightAverage | None:
     """Takes ``steps`` non-private steps, without noise; leaves checkpoint and model.
 
     Args:
@@ -63,6 +69,9 @@ def train_ordinarily(
         resume_point: Where the run broke off, to go on from there; None: it begins, or this is not
             the first process.
         clipped: What is drawn and how each gradient is clipped; None: ordinary training.
+
+    Returns:
+        As ``put_released_in_place``.
 
     Raises:
         RunError: A weight is no longer finite.
@@ -89,8 +98,10 @@ def train_ordinarily(
             goes_on=goes_on,
             max_grad_norm=None if clipped is None else clipped.plan.one_max_grad_norm,
         )
+    average = put_released_in_place(training_state)
     session.ranks.first(session.save_model)
     session.ranks.first(delete_generator_states, session.folder / CHECKPOINTS)
+    return average
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from dpft.privacy.randomness import Randomness, make_randomness, restore_randomn
 from dpft.privacy.step_log import NoLedger, StepLog
 from dpft.records.checkpoints import BoundRun, KnownLedger
 from dpft.run_folder import CHECKPOINTS, JOURNAL, LEDGER, private_path
+from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import delete_generator_states, read_history
 from dpft.training.compiling import compilation_of
 from dpft.training.listeners import HeadWitness
@@ -44,7 +45,12 @@ from dpft.training.resume import (
     frozen_digests,
     promises,
 )
-from dpft.training.session import Session, prepare_training_state, take_steps
+from dpft.training.session import (
+    Session,
+    prepare_training_state,
+    put_released_in_place,
+    take_steps,
+)
 from dpft.training.training_state import TrainingState, moved_while_frozen, optimized_parameters
 
 logger = logging.getLogger(__name__)
@@ -57,7 +63,7 @@ def train_privately(
     *,
     epsilon_after: Callable[[int], SpentEpsilon],
     resume_point: ResumePoint | None = None,
-) -> None:
+) -> WeightAverage | None:
     """Takes the plan's steps; leaves ledger, checkpoint and model in the run's folder.
 
     Where a step that is taken again does not come out as it was, all processes go back to the
@@ -71,6 +77,9 @@ def train_privately(
         resume_point: Where the run broke off, to go on from there; None: it begins, or this is not
             the first process.
 
+    Returns:
+        As ``put_released_in_place``.
+
     Raises:
         InputError: The folder has a ledger already and the run is not to go on.
         RunError: A weight is no longer finite, or what nothing moves is not what it was.
@@ -78,14 +87,13 @@ def train_privately(
     """
     run = PrivateRun(session=session, plan=plan, privacy=privacy, epsilon_after=epsilon_after)
     try:
-        run.take_steps(resume_point)
-        return
+        return run.take_steps(resume_point)
     except (ReplayError, SaidElsewhere) as error:
         if isinstance(error, SaidElsewhere) and error.kind != ReplayError.__name__:
             raise
         logger.warning("%s", error)
     broken_off = session.ranks.first(find_resume_point, session.folder)
-    run.take_steps(broken_off, reseeds=True)
+    return run.take_steps(broken_off, reseeds=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +122,17 @@ class PrivateRun:
             fused_head=loss_head_of(session.model) is not None,
         )
 
-    def take_steps(self, resume_point: ResumePoint | None, *, reseeds: bool = False) -> None:
+    def take_steps(
+        self, resume_point: ResumePoint | None, *, reseeds: bool = False
+    ) -> WeightAverage | None:
         """Takes the steps that are left, saves the model, closes the ledger and deletes the keys.
 
         Args:
             resume_point: As ``train_privately``.
             reseeds: Whether redone steps are to have new noise, though they could be replayed.
+
+        Returns:
+            As ``put_released_in_place``.
 
         Raises:
             ReplayError: A redone step would have the same noise and another sum; said on the first
@@ -129,7 +142,9 @@ class PrivateRun:
         with ExitStack() as held:
             opened = ranks.first(self._open, held, resume_point, reseeds=reseeds)
             journal, own_start = (None, None) if opened is None else opened
-            training_state = prepare_training_state(session, self.plan.steps, resume_point)
+            training_state = prepare_training_state(
+                session, self.plan.steps, resume_point, noise_std_at=self.plan.noise_std_at
+            )
             start = share_start(own_start, training_state, ranks)
             done, last_step, goes_on = start.done, start.last_step, start.goes_on
             noise = start.stream, self._history(start.history)
@@ -169,7 +184,9 @@ class PrivateRun:
                 before_first_draw=lambda: None if journal is None else journal.ledger.begin(),
                 noise_history=engine.noise_history if self.plan.mechanism.has_streams else None,
             )
+            average = put_released_in_place(training_state)
             ranks.first(close)
+            return average
 
     def _open(
         self, held: ExitStack, resume_point: ResumePoint | None, *, reseeds: bool

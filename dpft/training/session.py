@@ -9,12 +9,13 @@ What a private run adds, and in which order, is in ``private_run``; what one wit
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from dpft.methods.base import Method, MethodPhase
 from dpft.parallel.ranks import ALONE, Ranks
@@ -23,24 +24,21 @@ from dpft.parallel.shares import Share
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.witness import Handover
 from dpft.run_folder import CHECKPOINTS
+from dpft.training.averaging import WeightAverage
+from dpft.training.bias_corrected_adam import tell_noise
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
 from dpft.training.compiling import private_cache
 from dpft.training.diagnostics import Diagnostics
 from dpft.training.learning_rates import learning_rate_factor, learning_rate_of
 from dpft.training.listeners import PublicStep, StepEvaluation, StepListener, StepProgress
 from dpft.training.loop import StepEngine, StepStatistics, TrainingSet, train
-from dpft.training.optimizers import (
-    OptimizerConfig,
-    SchedulerConfig,
-    check_works_on_shards,
-    make_optimizer,
-    make_scheduler,
-)
+from dpft.training.optimizers import OptimizerConfig, check_works_on_shards, make_optimizer
 from dpft.training.replicas import check_equal, gathered
 from dpft.training.resume import ResumePoint
+from dpft.training.schedules import SchedulerConfig, make_scheduler
 from dpft.training.termination import TERMINATED, termination_requests
 from dpft.training.training_config import TrainingConfig
-from dpft.training.training_state import TrainingState
+from dpft.training.training_state import TrainingState, optimized_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +99,11 @@ class Session:
 
 
 def prepare_training_state(
-    session: Session, steps: int, resume_point: ResumePoint | None
+    session: Session,
+    steps: int,
+    resume_point: ResumePoint | None,
+    *,
+    noise_std_at: Callable[[int], float] | None = None,
 ) -> TrainingState:
     """Returns model, optimizer and schedule as they are before the next step.
 
@@ -113,6 +115,8 @@ def prepare_training_state(
         steps: How many are planned.
         resume_point: Where the run goes on from, on the first process; None: it begins, or this is
             another process.
+        noise_std_at: Standard deviation of the noise in each number of the gradient of a step
+            (counted from 0); None: there is none, or no step is taken.
 
     Raises:
         InputError: The optimizer cannot work on shards.
@@ -127,10 +131,20 @@ def prepare_training_state(
         session.optimizer,
         learning_rate=session.settings.peak_learning_rate,
         weight_decay=session.settings.weight_decay,
+        model=session.model,
     )
     factor = learning_rate_factor(session.phases, session.settings.peak_learning_rate)
     scheduler = make_scheduler(optimizer, session.scheduler, steps=steps, factor=factor)
     training_state = TrainingState(model=session.model, optimizer=optimizer, scheduler=scheduler)
+    if (averaging := session.settings.averaging) is not None:
+        average = WeightAverage(averaging, optimized_parameters(training_state), steps)
+        training_state = replace(training_state, average=average)
+    if session.optimizer.needs_noise_std and noise_std_at is not None:
+
+        def tell(optimizer: Optimizer, *_: Any) -> None:
+            tell_noise(optimizer, noise_std_at(scheduler.last_epoch))
+
+        optimizer.register_step_pre_hook(tell)
 
     def path() -> str | None:
         return None if resume_point is None else str(resume_point.checkpoint.path.absolute())
@@ -248,9 +262,21 @@ def take_steps(
         )
 
 
+def put_released_in_place(training_state: TrainingState) -> WeightAverage | None:
+    """Gives the model, after the last step, the weights that are released.
+
+    Returns:
+        The average; where it is what is released, it has the last weights now. None: there is none.
+    """
+    average = training_state.average
+    if average is not None and average.averaging.released:
+        average.swap()
+    return average
+
+
 @dataclass(frozen=True, kw_only=True)
 class AfterStep:
-    """What a run does when its weights have moved, in this order: write down, save, show, end.
+    """What a run does when its weights have moved: average, write down, save, show, end.
 
     Listeners hear of a step before it is saved, so that a run killed in between goes on from a
     checkpoint of which they know every step.
@@ -286,6 +312,8 @@ class AfterStep:
             SaidElsewhere: So it did on the first process, or the checkpoint could not be written.
         """
         ranks, step, last_step = self.session.ranks, statistics.step, self.engine.steps
+        if self.training_state.average is not None:
+            self.training_state.average.update(step)
         (terminated,) = ranks.any(self.terminated())
         statistics, non_finite = gathered(statistics, self.engine.non_finite, ranks)
         every = self.session.settings.checkpoint_every

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from dpft.errors import InputError
 from dpft.privacy.clipping.choices import check_loss_scale
 from dpft.privacy.plan import planned_steps
+from dpft.training.averaging import AVERAGES, Averaging
 from dpft.training.precision import PRECISIONS
 
 if TYPE_CHECKING:
@@ -125,6 +126,18 @@ class TrainingConfig(DeviceConfig):
     adaptive_loss_scale: bool = False
     """For fp16 with privacy, the whole model in each process: loss_scale is where the scale starts,
     and noisy gradients, which epsilon covers, move it where they say that fewer are lost."""
+    average: str = "none"
+    """Average of the weights over the steps, scored beside the last ones: none, ema (recent steps
+    count more) or tail (the mean over the last steps). Costs no privacy, and memory for the
+    weights that train once more."""
+    average_released: bool = True
+    """Whether the average is what is released, where there is one; false: the last weights are.
+    Chosen before training: a choice by private scores would be one by data."""
+    average_decay: float = 0.9999
+    """For ema: the most that stays of the average at a step; at step t at most (1 + t) / (10 + t)
+    does, so that a short run forgets its beginning."""
+    average_tail: float = 0.5
+    """For tail: the share of all steps, the last ones, over which the mean is taken."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; null means one at the start and one at the end."""
     keep: int = 1
@@ -155,6 +168,14 @@ class TrainingConfig(DeviceConfig):
             raise InputError(
                 f"train.precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}."
             )
+        if self.average not in AVERAGES:
+            raise InputError(
+                f"train.average must be one of {', '.join(AVERAGES)}, got {self.average!r}."
+            )
+        if not 0 <= self.average_decay < 1:
+            raise InputError(f"train.average_decay must be in [0, 1), got {self.average_decay}.")
+        if not 0 < self.average_tail <= 1:
+            raise InputError(f"train.average_tail must be in (0, 1], got {self.average_tail}.")
         if self.adaptive_loss_scale and self.precision != "fp16":
             raise InputError(
                 "train.adaptive_loss_scale=true needs train.precision=fp16, got"
@@ -197,6 +218,18 @@ class TrainingConfig(DeviceConfig):
         if self.learning_rate is None:
             raise RuntimeError("peak_learning_rate must follow for_own_data.")
         return self.learning_rate
+
+    @property
+    def averaging(self) -> Averaging | None:
+        """The average of the weights that is taken; None: there is none."""
+        if self.average == "none":
+            return None
+        return Averaging(
+            kind=self.average,
+            decay=self.average_decay,
+            tail=self.average_tail,
+            released=self.average_released,
+        )
 
     @property
     def most_rows(self) -> int:

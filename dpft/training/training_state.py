@@ -8,6 +8,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from dpft.training.averaging import WeightAverage
+
+AVERAGE = "average"
+ON_HOST = ("step", "noise_moment")
+"""Numbers of an optimizer that it reads itself, so that no device has to be asked for them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
@@ -16,6 +22,8 @@ class TrainingState:
     model: nn.Module
     optimizer: Optimizer
     scheduler: LambdaLR
+    average: WeightAverage | None = None
+    """Of what the optimizer moves; None: none is asked for."""
 
 
 def optimized_parameters(training_state: TrainingState) -> list[nn.Parameter]:
@@ -42,26 +50,35 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def optimizer_state(training_state: TrainingState) -> dict[str, Tensor]:
-    """Returns the optimizer's tensors as ``<parameter name>/<key>``."""
+    """Returns the optimizer's tensors, and the average's, as ``<parameter name>/<key>``."""
     names: dict[Tensor, str] = {
         parameter: name for name, parameter in training_state.model.named_parameters()
     }
-    return {
+    state = {
         f"{names[parameter]}/{key}": value if isinstance(value, Tensor) else torch.as_tensor(value)
         for parameter, entries in training_state.optimizer.state.items()
         for key, value in entries.items()
     }
+    means = {} if training_state.average is None else training_state.average.tensors
+    return state | {f"{names[p]}/{AVERAGE}": tensor for p, tensor in means.items()}
 
 
 def restore_optimizer(training_state: TrainingState, tensors: Mapping[str, Tensor]) -> None:
-    """Gives the optimizer the tensors that ``optimizer_state`` returned, and no others."""
+    """Gives optimizer and average what ``optimizer_state`` returned, and nothing else."""
     named = dict(training_state.model.named_parameters())
+    average = training_state.average
     training_state.optimizer.state.clear()
+    if average is not None:
+        average.tensors.clear()
     for label, tensor in tensors.items():
         name, key = label.rsplit("/", 1)
         parameter = named[name]
-        moved = tensor if key == "step" else tensor.to(parameter.device)
-        training_state.optimizer.state[parameter][key] = moved
+        moved = tensor if key in ON_HOST else tensor.to(parameter.device)
+        if key == AVERAGE:
+            assert average is not None  # A checkpoint with another one was refused.
+            average.tensors[parameter] = moved
+        else:
+            training_state.optimizer.state[parameter][key] = moved
 
 
 def restore_scheduler(training_state: TrainingState, step: int) -> None:

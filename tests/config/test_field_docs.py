@@ -49,7 +49,7 @@ def classes() -> Iterator[type]:
     """Yields every dataclass whose fields are keys."""
     chosen = (METHODS, TASKS, TRACKING)
     waiting = [*ROOTS.values(), *(cls for names in chosen for cls in names.entries().values())]
-    waiting += [*PRIVACY_CHOICES.values(), *OPTIMIZERS.values(), CustomFields]
+    waiting += [*PRIVACY_CHOICES.values(), *OPTIMIZERS.entries().values(), CustomFields]
     seen: set[type] = set()
     while waiting:
         cls = waiting.pop()

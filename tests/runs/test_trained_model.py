@@ -20,7 +20,8 @@ from dpft.runs.task_model import head_of, prepare_model
 from dpft.runs.trained_model import TrainedModel, trained_model_of_run
 from dpft.tasks.base import TASKS, Task
 from dpft.tasks.records import LabeledExample
-from dpft.training.optimizers import SchedulerConfig, optimizer_class
+from dpft.training.optimizers import optimizer_class
+from dpft.training.schedules import SchedulerConfig
 from dpft.training.training_config import TrainingConfig
 from tests.models import small
 from tests.slowness import slow_but, slow_but_every

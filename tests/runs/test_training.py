@@ -142,7 +142,11 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
     monkeypatch.setattr(training, "train_privately", private)
     monkeypatch.setattr(training, "train_ordinarily", ordinary)
-    read = lambda *given: calls.append(("read back", given))  # noqa: E731
+
+    def read(*given: Any) -> SimpleNamespace:
+        calls.append(("read back", given))
+        return SimpleNamespace(average=None)
+
     monkeypatch.setattr(training, "prepare_training_state", read)
     return calls
 

@@ -12,14 +12,13 @@ from dpft.parallel.local import cut_like, whole
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.records.checkpoints import BoundRun
+from dpft.training.averaging import WeightAverage
+from dpft.training.bias_corrected_adam import BiasCorrectedAdam, tell_noise
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
-from dpft.training.optimizers import (
-    AdamW,
-    OptimizerConfig,
-    SchedulerConfig,
-    make_optimizer,
-    make_scheduler,
-)
+from dpft.training.optimizers import OptimizerConfig, make_optimizer
+from dpft.training.optimizers.adamw import AdamW
+from dpft.training.schedules import SchedulerConfig, make_scheduler
+from dpft.training.training_config import TrainingConfig
 from dpft.training.training_state import TrainingState, model_state, optimizer_state
 from tests.training.toy import tiny_model
 
@@ -30,6 +29,7 @@ class Contents:
 
     weights: dict[str, Tensor]
     moments: dict[str, Tensor]
+    """Those of the optimizer, and the average of weights."""
     schedule: int
     learning_rate: float
 
@@ -57,7 +57,11 @@ def state_on(
         model.parameters(), config or AdamW(), learning_rate=0.1, weight_decay=0.01
     )
     scheduler = make_scheduler(optimizer, SchedulerConfig(name="linear"), steps=10)
-    return TrainingState(model=model, optimizer=optimizer, scheduler=scheduler), shards
+    averaging = TrainingConfig(average="ema").averaging
+    assert averaging is not None
+    average = WeightAverage(averaging, model.parameters(), 10)
+    state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler, average=average)
+    return state, shards
 
 
 def take_steps(state: TrainingState, count: int) -> None:
@@ -67,8 +71,12 @@ def take_steps(state: TrainingState, count: int) -> None:
         for parameter in state.model.parameters():
             gradient = torch.randn(parameter.shape, generator=generator)
             parameter.grad = cut_like(parameter, gradient)
+        if isinstance(state.optimizer, BiasCorrectedAdam):
+            tell_noise(state.optimizer, 0.5)
         state.optimizer.step()
         state.scheduler.step()
+        assert state.average is not None
+        state.average.update(state.scheduler.last_epoch)
 
 
 def contents(state: TrainingState) -> Contents:

@@ -15,10 +15,12 @@ from dpft.privacy.plan import ClippingPlan
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.training import loop as loop_module
 from dpft.training.loop import TrainingSet
-from dpft.training.optimizers import SGD, AdamW, SchedulerConfig
+from dpft.training.optimizers.adamw import AdamW
+from dpft.training.optimizers.sgd import SGD
 from dpft.training.ordinary import Clipped, train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.resume import find_resume_point
+from dpft.training.schedules import SchedulerConfig
 from dpft.training.session import Session
 from dpft.training.training_config import TrainingConfig
 from tests.parallel.small_steps import NORM, Case, plan_of, prepared, records, sharded
@@ -39,6 +41,8 @@ class Training:
     goes_on: bool = False
     clips: bool = False
     """Whether a run without noise clips."""
+    average: str = "none"
+    """Of the weights; the one that is released."""
     changed_record: bool = False
     """Whether a record is another one than it was."""
 
@@ -98,7 +102,9 @@ def session_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) ->
         method=method,
         phases=method.phases(run.case.steps, lambda epochs: 1),
         training_set=replace(records_of(run), share=Share(ranks.rank, ranks.size)),
-        settings=TrainingConfig(expected_batch_size=12, learning_rate=1e-2, checkpoint_every=2),
+        settings=TrainingConfig(
+            expected_batch_size=12, learning_rate=1e-2, checkpoint_every=2, average=run.average
+        ),
         optimizer=AdamW(),
         scheduler=SchedulerConfig(name="linear"),
         num_examples=24,

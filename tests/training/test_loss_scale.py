@@ -17,7 +17,7 @@ from dpft.runs.sharding import check_sharding
 from dpft.training import loop as loop_module
 from dpft.training import loss_scale as module
 from dpft.training.loss_scale import WINDOW, AdaptiveLossScale
-from dpft.training.optimizers import AdamW
+from dpft.training.optimizers.adamw import AdamW
 from dpft.training.private_run import train_privately
 from dpft.training.resume import find_resume_point
 from dpft.training.training_config import TrainingConfig

@@ -5,25 +5,22 @@ import torch
 from torch import nn
 
 from dpft.errors import InputError
-from dpft.training import adafactor
-from dpft.training.optimizers import (
-    OPTIMIZERS,
-    SGD,
-    Adafactor,
-    Adam,
-    AdamW,
-    OptimizerConfig,
-    SchedulerConfig,
-    make_optimizer,
-    make_scheduler,
-    optimizer_class,
-)
+from dpft.training import t5_adafactor
+from dpft.training.bias_corrected_adam import BiasCorrectedAdam
+from dpft.training.muon_and_adamw import MuonAndAdamW
+from dpft.training.optimizers import OPTIMIZERS, OptimizerConfig, make_optimizer, optimizer_class
+from dpft.training.optimizers.adafactor import Adafactor
+from dpft.training.optimizers.adamw import Adam, AdamW
+from dpft.training.optimizers.sgd import SGD
+from dpft.training.schedules import SchedulerConfig, make_scheduler, schedule_factors
 
 KINDS = {
     "adamw": torch.optim.AdamW,
     "adam": torch.optim.Adam,
     "sgd": torch.optim.SGD,
-    "adafactor": adafactor.Adafactor,
+    "adafactor": t5_adafactor.Adafactor,
+    "adam_bc": BiasCorrectedAdam,
+    "muon": MuonAndAdamW,
 }
 GRADIENTS = ([3.0, -0.5], [1.0, 2.0])
 
@@ -113,11 +110,11 @@ def test_adafactor_is_given_its_own_settings() -> None:
     assert (group["min_dim_size_to_factor"], group["beta1"]) == (4, None)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZERS.entries())
 def test_an_optimizer_is_chosen_by_its_name(name: str) -> None:
     config = optimizer_class(name)()
     assert config.name == name
-    made = optimizer_of(nn.Parameter(torch.zeros(1)), config, weight_decay=0.25)
+    made = optimizer_of(nn.Parameter(torch.zeros(1, 1)), config, weight_decay=0.25)
     assert type(made) is KINDS[name]
     assert (made.param_groups[0]["lr"], made.param_groups[0]["weight_decay"]) == (0.1, 0.25)
 
@@ -209,7 +206,7 @@ def test_a_factor_holds_from_the_first_step_on() -> None:
         (
             optimizer_class,
             {"name": "lion"},
-            "optimizer.name must be one of adamw, adam, sgd, adafactor, got 'lion'",
+            "optimizer.name must be one of adafactor, adam, adam_bc, adamw, muon, sgd, got 'lion'",
         ),
         (AdamW, {"beta1": 1.0}, r"optimizer.beta1 must be in \[0, 1\), got 1.0"),
         (Adam, {"beta2": -0.1}, r"optimizer.beta2 must be in \[0, 1\), got -0.1"),
@@ -238,3 +235,21 @@ def test_a_factor_holds_from_the_first_step_on() -> None:
 def test_a_bad_setting_is_refused_by_name(make, given: dict, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         make(**given)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "stays"),
+    [
+        *[(name, {"beta1": 0.7}, 0.7) for name in ("adam", "adamw", "adam_bc")],
+        *[("sgd", {"momentum": 0.8}, 0.8), ("sgd", {}, 0.0), ("adafactor", {}, 0.0)],
+        ("muon", {"momentum": 0.8, "beta1": 0.7}, 0.8),
+    ],
+)
+def test_each_says_how_much_of_a_gradient_stays(name: str, settings: dict, stays: float) -> None:
+    assert optimizer_class(name)(name=name, **settings).decay_of_mean == stays
+
+
+def test_the_factors_of_a_schedule_are_those_of_its_steps() -> None:
+    assert schedule_factors(SchedulerConfig(name="linear"), 4) == [1.0, 0.75, 0.5, 0.25]
+    warm = SchedulerConfig(name="constant", warmup_steps=2)
+    assert schedule_factors(warm, 4) == [0.0, 0.5, 1.0, 1.0]

@@ -13,7 +13,7 @@ from dpft.privacy.ledger import read_ledger
 from dpft.run_folder import KEYS
 from dpft.training import session as session_module
 from dpft.training.checkpoint import checkpoints, read_checkpoint, save_checkpoint
-from dpft.training.optimizers import AdamW
+from dpft.training.optimizers.adamw import AdamW
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.resume import ResumePoint

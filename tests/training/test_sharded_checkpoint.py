@@ -14,13 +14,11 @@ from dpft.records.checkpoints import BoundRun
 from dpft.run_folder import KEYS, STATE
 from dpft.training import checkpoint_tensors
 from dpft.training.checkpoint import checkpoints, read_checkpoint
-from dpft.training.optimizers import (
-    SGD,
-    Adafactor,
-    AdamW,
-    OptimizerConfig,
-    check_works_on_shards,
-)
+from dpft.training.optimizers import OptimizerConfig, check_works_on_shards
+from dpft.training.optimizers.adafactor import Adafactor
+from dpft.training.optimizers.adam_bc import AdamBC
+from dpft.training.optimizers.adamw import AdamW
+from dpft.training.optimizers.sgd import SGD
 from tests.parallel.forked import LOST, on_ranks
 from tests.slowness import slow_but
 from tests.training.sharded_states import (
@@ -35,10 +33,10 @@ ADAM, MOMENTUM = AdamW(), SGD(momentum=0.9)
 WHOLE = (1, None)
 GRIDS = [WHOLE, (2, 2), (4, 2), (4, 4)]
 """How many ranks, and how many shards."""
-FAST = [(ADAM, WHOLE, (2, 2))]
+FAST = [(ADAM, WHOLE, (2, 2)), (AdamBC(), (2, 2), WHOLE)]
 ALL = [
     (config, before, after)
-    for config in (ADAM, MOMENTUM, SGD())
+    for config in (ADAM, MOMENTUM, SGD(), AdamBC())
     for before in GRIDS
     for after in GRIDS
     if before != WHOLE or after != WHOLE

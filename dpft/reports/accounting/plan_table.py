@@ -97,8 +97,45 @@ def plan_table(
             sampler=plan.sampler,
         )
         lines += ["", table, *_phase_lines(plan), *_signal_lines(record)]
-    lines += [*_cost_lines(record), *process_lines(record), "", summary_line(record)]
+    lines += [*_cost_lines(record), *process_lines(record), *_compute_lines(record)]
+    lines += ["", summary_line(record)]
     return "\n".join(lines)
+
+
+NOT_FITTED = (
+    "advised is the division of most steps that keeps 0.9 of the best signal, a rule of dpft's;"
+    " the losses that McKenna et al. 2025 (arXiv 2501.18914) interpolate from pre-training are not"
+    " in dpft"
+)
+SMALLER = (
+    "of that compute, pre-training without privacy is best spent on a model of {size}"
+    " parameters (Hoffmann et al. 2022), and with privacy on a smaller one (McKenna et al. 2025);"
+    " neither speaks of fine-tuning"
+)
+
+
+def _compute_lines(record: PrivatePlan | OpenPlan) -> list[str]:
+    """Returns how a budget of tokens is divided; nothing where none was given."""
+    if isinstance(record, OpenPlan) or record.compute is None:
+        return []
+    compute = record.compute
+    per_example, best = compute.tokens_per_example, compute.advised
+    lines = [
+        "",
+        f"{compute.tokens:g} tokens, {per_example} an example, {compute.flops:.2g} FLOPs:",
+        f"{'steps':>10}{'batch size':>12}{'noise':>10}{'noise/batch':>13}{'signal':>10}",
+    ]
+    for row in compute.divisions:
+        mark = "  advised" if row == best else ""
+        lines.append(
+            f"{row.steps:>10}{row.expected_batch_size:>12}{row.noise_multiplier:>10.4g}"
+            f"{row.noise_batch_ratio:>13.3g}{row.strength:>10.3g}{mark}"
+        )
+    size = float(f"{compute.parameters_without_privacy:.2g}")
+    notes = [NOT_FITTED, SMALLER.format(size=f"{size:,.0f}")]
+    if not best.is_measured:
+        notes.append("the advised steps and ratio are outside of what they measured")
+    return [*lines, *warning_lines(notes, label="note")]
 
 
 def summary_line(record: PrivatePlan | OpenPlan) -> str:

@@ -4,12 +4,13 @@ matplotlib is imported when a plot is drawn, without pyplot: no window, no globa
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpft.files import write_bytes
 from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, square_root_rule
+from dpft.privacy.accounting.compute import Budget, Division
 from dpft.privacy.accounting.summary import AccountingReport
 from dpft.records.bounds import Interval, NoAnswer
 
@@ -63,6 +64,52 @@ def plot_effective_noise(panels: Panels, path: Path) -> None:
             axes.loglog(rates, rule, "--", label="square-root rule")
             axes.legend(frameon=False)
         axes.set(xlabel="sample rate", ylabel="noise multiplier / sample rate", title=fixed)
+    _write(figure, path)
+
+
+def plot_noise_batch_ratio(
+    curves: Mapping[int, Sequence[BatchSizeNoise]],
+    found: Sequence[Division],
+    best: Division,
+    budget: Budget,
+    path: Path,
+) -> None:
+    """Draws the noise-batch ratio over batch sizes, at fixed steps and along a budget of tokens.
+
+    Args:
+        curves: Number of steps to the noise at each batch size, ascending.
+        found: Divisions of the budget.
+        best: The one that is advised.
+        budget: Of tokens and of privacy.
+        path: File to write; its suffix says what.
+    """
+    figure, (axes,) = _figure(1)
+    for steps, points in curves.items():
+        known = [
+            (point.expected_batch_size, point.noise_multiplier / point.expected_batch_size)
+            for point in points
+            if point.noise_multiplier is not None
+        ]
+        if known:
+            axes.loglog(*zip(*known, strict=True), marker=".", label=f"{steps:,} steps")
+    along = [(each.expected_batch_size, each.noise_batch_ratio) for each in found]
+    axes.loglog(*zip(*along, strict=True), "k--", marker="o", mfc="none", label="the budget")
+    axes.plot(
+        best.expected_batch_size, best.noise_batch_ratio, "k*", markersize=14, label="advised"
+    )
+    axes.annotate(
+        f"{best.steps:,} steps",
+        (best.expected_batch_size, best.noise_batch_ratio),
+        xytext=(8, 8),
+        textcoords="offset points",
+    )
+    axes.set(
+        xlabel="expected batch size",
+        ylabel="noise multiplier / batch size",
+        title=f"{budget.num_examples:,} examples, epsilon = {budget.eps:g},"
+        f" {budget.tokens:.3g} tokens",
+    )
+    axes.legend(frameon=False)
     _write(figure, path)
 
 

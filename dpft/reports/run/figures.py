@@ -142,7 +142,7 @@ def _main_score(config: RunConfiguration, tables: Sequence[ScoreTable]) -> list[
     key = main_metric(config, list(rows))
     if key is None or (after := rows[key][-1]) is None:
         return []
-    before = rows[key][0] if len(table.stages) > 1 else None
+    before = rows[key][0] if table.stages[0] == "before" else None
     words = metric_words(config, [key])[key]
     return [
         Figure(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dpft.evaluation.metrics.base import HIGHER, METRICS, MetricSpec
 from dpft.records.configuration import RunConfiguration
-from dpft.records.scores import ScoreEntry
+from dpft.records.scores import STAGES, ScoreEntry, Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class ScoreTable:
     task: str
     split: str
     public: bool
-    stages: list[str]
+    stages: list[Stage]
     examples: list[int]
     """Distinct inputs scored at each stage; none where their number is private."""
     rows: list[tuple[str, list[float | None]]]
@@ -44,11 +44,17 @@ class ScoreTable:
     digits: int | None
     """Significant digits that scores are rounded to; None: as they were computed."""
 
+    @property
+    def headings(self) -> list[str]:
+        """What stands above each column."""
+        return [STAGES[stage] for stage in self.stages]
+
 
 def score_tables(evaluations: Sequence[ScoreEntry]) -> list[ScoreTable]:
     """Returns a table for each task and split, in order of first occurrence."""
     splits: dict[tuple[str, str], list[ScoreEntry]] = {}
-    for entry in sorted(evaluations, key=lambda entry: entry.stage != "before"):
+    order = list(STAGES)
+    for entry in sorted(evaluations, key=lambda entry: order.index(entry.stage)):
         splits.setdefault((entry.task, entry.split), []).append(entry)
     return [_table(task, split, entries) for (task, split), entries in splits.items()]
 
@@ -96,7 +102,7 @@ def _not_computed(evaluations: Sequence[ScoreEntry]) -> dict[str, list[str]]:
     """Returns the metrics without a value; where one has, at another stage, its stage is named."""
     computed = {name for entry in evaluations for name in entry.metrics}
     reasons = {
-        f"{name} {entry.stage} fine-tuning" if name in computed else name: why
+        f"{name} {STAGES[entry.stage]}" if name in computed else name: why
         for entry in evaluations
         for name, why in entry.not_computed.items()
     }

@@ -137,7 +137,8 @@ def _points(
     points: list[tuple[int, float | None, Sequence[StepScores | ScoreEntry]]] = [
         (point.step, point.epsilon, point.evaluations) for point in by_step.points
     ]
-    points += [(*ends[entry.stage], [entry]) for entry in evaluations if entry.metrics]
+    shown = [entry for entry in evaluations if entry.metrics and entry.stage in ends]
+    points += [(*ends[entry.stage], [entry]) for entry in shown]
     return sorted(points, key=lambda point: point[0])
 
 

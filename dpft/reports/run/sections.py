@@ -10,7 +10,7 @@ from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import EXAMPLE
 from dpft.records.bounds import Answer, Interval, NoAnswer
-from dpft.records.configuration import RunConfiguration
+from dpft.records.configuration import RunConfiguration, TrainSection
 from dpft.records.form import as_json
 from dpft.records.privacy_file import RunPrivacy, guarantee
 from dpft.records.promises import OpenRun, PrivateRun, Selection
@@ -139,9 +139,24 @@ def training_rows(config: RunConfiguration, privacy: RunPrivacy) -> list[Row]:
         ("learning rate", rate + ("; that of phase 1" if len(phases) > 1 else "")),
         ("weight decay", f"{config.train.weight_decay:g}"),
         ("optimizer", config.optimizer.name),
+        *_average_rows(config.train),
         *input_rows(config),
         ("precision", precision_note(config.train.precision or "fp32")),
     ]
+
+
+def _average_rows(train: TrainSection) -> list[Row]:
+    """Returns which weights are released, where there is an average of them."""
+    if train.average in (None, "none"):
+        return []
+    over = {
+        "ema": f"an exponential average of every step's, decay at most {train.average_decay:g}",
+        "tail": f"the mean of those of the last {train.average_tail:.0%} of the steps",
+    }[train.average]
+    released, other = over, "those of the last step"
+    if not train.average_released:
+        released, other = other, released
+    return [("weights released", f"as chosen before training, {released}; beside: {other}")]
 
 
 def _default_method_rows(config: RunConfiguration) -> list[Row]:

@@ -40,7 +40,7 @@ def test_trust_rule_4_a_run_of_an_earlier_versions_linear_noise_is_told_to_hold_
 def test_a_training_stays_one_whatever_key_is_added_to_its_privacy_json(tmp_path):
     """With "mechanism" written into it, it was taken for a tokenizer's and lost its report."""
     write_json(tmp_path / "privacy.json", private() | {"mechanism": "none"})
-    with pytest.raises(StateError, match="mechanism is no key of it"):
+    with pytest.raises(StateError, match="mechanism must be an object"):
         read_privacy(tmp_path / "privacy.json")
     cut = {name: value for name, value in private().items() if name != "total_parameters"}
     write_json(tmp_path / "privacy.json", cut)
