@@ -163,6 +163,9 @@ class PrivatePlan(PlanPromise, WithTokenizer, RunCosts, Versioned):
     """
     signal_to_noise: Positive
     """Length of all clipped gradients of the run over that of its noise, at best."""
+    noise_in_last_weights: Positive | None = None
+    """Of noise that hangs together, over that of independent steps at the same epsilon, by RDP and
+    under the run's schedule and momentum; where epsilon is asked for."""
     compute: PlannedCompute | None = None
     """A budget of compute divided; with compute=."""
 

@@ -43,6 +43,7 @@ from dpft.runs.run_cost import (
 from dpft.runs.run_plan import (
     COUNTED,
     RunPlan,
+    noise_beside_independent,
     plan_run,
     warn_of_delta,
     warn_of_noise,
@@ -194,6 +195,9 @@ def describe_run(config: PlanConfig, *, is_shown: bool = False) -> PlannedRun:
     check_compiler(device, wanted=config.train.compile)
     config = with_micro_batch_size(config, architecture, head, device)
     plan = plan_run(config, count)
+    if plan.privacy is not None:
+        settled = config.mechanism.settled(plan.privacy.mechanism)
+        config = dataclasses.replace(config, mechanism=settled)
     ranks = PlannedRanks(
         config=config,
         architecture=architecture,
@@ -264,6 +268,7 @@ def describe(
         trainable_parameters=trained,
     )
     together = planned_with_tokenizer(config, plan.privacy, promise)
+    beside = noise_beside_independent(config, plan)
     compute = None
     if config.compute is not None:
         compute = plan_compute(
@@ -279,6 +284,7 @@ def describe(
         costs,
         private=True,
         signal_to_noise=share,
+        noise_in_last_weights=beside,
         compute=compute,
     )
 

@@ -16,6 +16,7 @@ from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multi
 from dpft.privacy.accounting.signal import noise_warnings
 from dpft.privacy.histogram_config import HistogramPrivacy
 from dpft.privacy.mechanisms.base import Numbers
+from dpft.privacy.mechanisms.dp_sgd import DPSGD
 from dpft.privacy.plan import CHUNK, ClippingPlan, PrivacyPlan, default_delta, planned_steps
 from dpft.privacy.privacy_config import DifferentialPrivacy, PrivacyConfig
 from dpft.reports.accounting.epsilon import delta_warnings
@@ -165,6 +166,31 @@ def last_weights_of(config: TrainConfig, phases: tuple[MethodPhase, ...]) -> lis
         later = rates[step] + momentum * later
         found[step] = later
     return found
+
+
+def noise_beside_independent(config: TrainConfig, plan: RunPlan) -> float | None:
+    """Returns the noise in the last weights over that of independent steps at the same epsilon.
+
+    None where steps are independent, or the noise was given. Both are calibrated by RDP, which is
+    quick and as loose of either.
+    """
+    guarantee, private = config.privacy.guarantee, plan.privacy
+    if guarantee is None or private is None or not private.mechanism.has_streams:
+        return None
+    if guarantee.eps is None:
+        return None
+    rate, steps = private.expected_batch_size / private.num_examples, private.steps
+    found = []
+    for mechanism in (private.mechanism, DPSGD()):
+        noise, _ = calibrate_noise_multiplier(
+            eps=guarantee.eps,
+            delta=private.delta,
+            sample_rate=mechanism.rate(rate),
+            steps=mechanism.compositions((steps,)),
+            accountant="rdp",
+        )
+        found.append(noise * mechanism.last_noise(last_weights_of(config, plan.phases)))
+    return found[0] / found[1]
 
 
 def with_noise(config: TrainConfig, noise_multiplier: float | None) -> TrainConfig:

@@ -196,9 +196,15 @@ def in_words(seconds: float) -> str:
 
 def _signal_lines(record: PrivatePlan) -> list[str]:
     """Returns how long a run's gradients are at best beside its noise, and what that means."""
-    share = record.signal_to_noise
+    share, beside = record.signal_to_noise, record.noise_in_last_weights
+    last = (
+        []
+        if beside is None
+        else [f"{'noise':<20}in the last weights {beside:.2f} of that of independent steps, by RDP"]
+    )
     return [
         "",
+        *last,
         f"{'signal to noise':<20}{share:.2g} at best, if all gradients of all steps point one way",
         *warning_lines(signal_notes(share), label="note"),
     ]

@@ -242,6 +242,7 @@ def test_auto_takes_the_bands_of_least_error():
     tried = config.candidates(Numbers(**small, eps=8.0))
     assert [mechanism.bands for mechanism, _ in tried] == [1, 2, 4, 8]
     errors = {mechanism.bands: error for mechanism, error in tried}
-    assert choose(small, eps=8.0).bands == min(errors, key=errors.__getitem__) > 1
+    near = [bands for bands, error in errors.items() if error <= 1.02**2 * min(errors.values())]
+    assert choose(small, eps=8.0).bands == min(near) > 1
     assert choose(small | {"steps": 1}, eps=8.0).bands == 1
     assert config.settled(banded(4)).bands == 4 and config.settled(banded(4)).is_settled
