@@ -139,7 +139,7 @@ class PrivacyPlan(ClippingPlan):
         if not self.noise_multiplier > 0:
             raise ValueError(f"noise_multiplier must be positive, got {self.noise_multiplier}.")
         if self.mechanism.has_streams:
-            if len({phase.method for phase in self.phases}) > 1 or len(self.phases) > 1:
+            if len(self.phases) > 1:
                 raise ValueError(f"mechanism={self.mechanism.name} must be of one phase.")
             rate = self.mechanism.rate(self.expected_batch_size / self.num_examples)
             if not math.isclose(self.sample_rate, rate, rel_tol=1e-9):

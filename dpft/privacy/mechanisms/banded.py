@@ -110,10 +110,6 @@ class Banded(Mechanism):
 
         return CorrelatedNoise(randomness.noise, self.coefficients, history)
 
-    def history_numbers(self, numbers: int) -> int:
-        """Returns b - 1 for each that trains: the last vectors x."""
-        return (self.bands - 1) * numbers
-
     def last_noise(self, weights: Sequence[float]) -> float:
         """Returns the root of the noise's variance in the last weights over that of b = 1."""
         target = last_weights(weights)

@@ -131,10 +131,6 @@ class Mechanism(ABC):
             history: As ``StepNoise.history`` returned it; empty: a stream begins.
         """
 
-    def history_numbers(self, numbers: int) -> int:
-        """Returns how many float64 numbers ``StepNoise.history`` holds of so many that train."""
-        return 0
-
     def last_noise(self, weights: Sequence[float]) -> float:
         """Returns the noise in the last weights over that of independent noise of one multiplier.
 
@@ -157,7 +153,7 @@ class Mechanism(ABC):
         return {"mechanism": self.written()} | ({} if cost == steps else {"participations": cost})
 
     def in_words(self, steps: int) -> str:
-        """Returns so many steps, and what of them costs, in words that follow a number of units."""
+        """Returns so many steps in words, and in how many of them a unit is, if not in all."""
         cost = self.compositions((steps,))
         if cost == steps:
             return f"{steps} steps"
@@ -190,7 +186,7 @@ class MechanismConfig(ABC):
 
     @property
     def history_numbers(self) -> int:
-        """Most numbers of earlier noise that are kept for one that trains."""
+        """Most float64 numbers of earlier noise that are kept for each that trains."""
         return 0
 
     @property
