@@ -12,9 +12,14 @@ __all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
 
 def run(config: SynthesizeConfig) -> None:
     """Makes the table in the folder that Hydra made, or goes on in the one ``resume`` names."""
-    from dpft.runs.answer import show
+    from dpft.records.form import json_text
+    from dpft.reports.terminal import show
     from dpft.synthesis.command import synthesize
 
-    answer = synthesize(config, run_folder() if config.resume is None else Path(config.resume))
-    if answer is not None:
-        show(answer, config.output)
+    found = synthesize(config, run_folder() if config.resume is None else Path(config.resume))
+    if found is None:
+        return
+    if config.output == "json":
+        print(json_text(found.record))
+    else:
+        show(found.parts)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from dpft.records.audits import Leakage
 from dpft.records.bounds import DeltaSource, Relation
 from dpft.records.form import Limits, Part, Rule, Rules
 from dpft.records.ledger import LedgerHead
@@ -16,6 +17,7 @@ from dpft.records.values import (
     Digest,
     NotNegative,
     Positive,
+    Probability,
     Versioned,
 )
 
@@ -111,3 +113,151 @@ class Synthesis(Versioned, SeedMarked):
     """Rows that were given up after all attempts."""
     columns: tuple[Column, ...]
     """The synthetic rows, column by column."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marginal:
+    """A column's values, binned, against real ones."""
+
+    name: str
+    """Its name."""
+    total_variation: Probability
+    """Of synthetic rows from the training rows."""
+    of_controls: Probability
+    """Of controls from the training rows: what it should be near."""
+    real: Mapping[str, Count]
+    """Training rows in each bin."""
+    synthetic: Mapping[str, Count]
+    """Synthetic rows in each bin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Associations:
+    """Cramér's V of every pair of columns."""
+
+    names: tuple[str, ...]
+    """Of the columns."""
+    real: tuple[tuple[float, ...], ...]
+    """Of the training rows."""
+    synthetic: tuple[tuple[float, ...], ...]
+    """Of the synthetic rows."""
+    mean_difference: NotNegative
+    """Mean over pairs of what the two are apart."""
+    of_controls: NotNegative
+    """The same of controls: what it should be near."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usefulness:
+    """Accuracy of classifiers of the label, tried on controls."""
+
+    label: str
+    """The column."""
+    taught: AtLeastOne
+    """Rows that each classifier learned from."""
+    tested: AtLeastOne
+    """Controls that it was tried on."""
+    commonest: Probability
+    """Of always saying the commonest class."""
+    logistic_synthetic: Probability
+    """Logistic regression, taught by synthetic rows."""
+    logistic_real: Probability
+    """The same, taught by as many real rows."""
+    boosting_synthetic: Probability
+    """Boosted trees, taught by synthetic rows."""
+    boosting_real: Probability
+    """The same, taught by as many real rows."""
+    guessed_of_training: Probability
+    """Labels of training rows that the boosted trees of synthetic rows guess."""
+    guessed_of_controls: Probability
+    """Those of controls: what it should be near."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextLikeness:
+    """The texts of a column against controls'."""
+
+    name: str
+    """The column."""
+    why_not: str | None = None
+    """Why they are not compared."""
+    told_apart: Probability | None = None
+    """Texts that a classifier tells from real ones; a coin tells half."""
+    p_value: Probability | None = None
+    """Probability that a coin does as well."""
+    divergence: Mapping[str, float] | None = None
+    """Jensen-Shannon divergence of n-grams from controls, in bits, by n."""
+    of_controls: Mapping[str, float] | None = None
+    """The same between two halves of the controls: what it should be near."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLeakage:
+    """What of the training rows stands in the synthetic ones."""
+
+    texts: Leakage
+    """By the text of a row."""
+    whole_rows_of_training: Probability
+    """Different training rows that are a synthetic one, in all columns."""
+    whole_rows_of_controls: Probability
+    """Different controls that are: what it should be near."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalKind:
+    """Different pieces of personal data of a kind."""
+
+    real: Count
+    """In the training rows."""
+    synthetic: Count
+    """In the synthetic rows."""
+    synthetic_that_are_real: Count
+    """In both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalData:
+    """Personal data in texts."""
+
+    by: str
+    """What looked for them."""
+    kinds: Mapping[str, PersonalKind]
+    """By their kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measures(Versioned):
+    """private/measures.json: synthetic rows against real ones, for the owner alone."""
+
+    synthetic: AtLeastOne
+    """Synthetic rows that were compared."""
+    training: AtLeastOne
+    """Training rows that were."""
+    controls: AtLeastOne
+    """Controls that were: rows that neither histogram nor model saw."""
+    marginals: tuple[Marginal, ...]
+    """Column by column."""
+    associations: Associations | None
+    """Pair by pair; null of one column."""
+    usefulness: Usefulness | str
+    """What classifiers learn; or why none is taught."""
+    texts: tuple[TextLikeness, ...]
+    """Columns of texts."""
+    leakage: RowLeakage
+    """Copies and long runs."""
+    personal: PersonalData | None
+    """Personal data; null without texts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynthesisAnswer(Versioned):
+    """Output of ``dpft synthesize output=json``."""
+
+    run: str
+    """Folder of the synthesis."""
+    to: str
+    """File of the synthetic rows."""
+    statement: Synthesis
+    """The public statement."""
+    measures: str | None
+    """The private file of what the owner is told; null without controls."""

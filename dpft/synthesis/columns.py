@@ -7,9 +7,8 @@ is read back without a choice, and is in range.
 >>> age = Whole(name="age", minimum=18, maximum=99)
 >>> age.read("42"), age.spell(42), age.pattern
 (42, '42', '(?:1[8-9]|[2-9][0-9])')
->>> age.read("17")
-Traceback (most recent call last):
-dpft.synthesis.columns.Misfit: must be from 18 to 99
+>>> age.longest, Flag(name="smoker", missing=True).options
+('18', (True, False, None))
 """
 
 import datetime

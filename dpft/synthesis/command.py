@@ -11,7 +11,7 @@ import hmac
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,83 +27,51 @@ from dpft.data.held_out import new_key
 from dpft.data.memory import Rows, rows_in_memory
 from dpft.errors import InputError, StateError
 from dpft.files import check_writable, read_json, write_json, write_text
-from dpft.kinds import OWN_DATA
 from dpft.links import refuse_links
-from dpft.models.architecture import read_architecture
 from dpft.models.loading import quiet_transformers
-from dpft.models.positions import max_positions
-from dpft.privacy.accounting import Accountants
-from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
-from dpft.privacy.accounting.search import smallest_noise
 from dpft.privacy.keys import secret_key
 from dpft.privacy.ledger import Ledger, read_ledger
-from dpft.privacy.mechanisms.histogram import GaussianCounts, noisy_counts
+from dpft.privacy.mechanisms.histogram import noisy_counts
 from dpft.privacy.plan import (
-    EXAMPLE,
-    GIVEN,
     HistogramPlan,
-    check_delta,
-    default_delta,
     write_plan,
 )
 from dpft.run_folder import LEDGER, MODEL, hold_run, private_path
 from dpft.runs import run as runs
-from dpft.runs.answer import Answer
-from dpft.runs.called_words import IN_MEMORY, TRAIN_COMMAND
+from dpft.runs.called_words import TRAIN_COMMAND
 from dpft.runs.exit_codes import crash_kept, say
 from dpft.runs.folder import has_begun
-from dpft.runs.trained_model import TrainedModel
-from dpft.synthesis.condition import Condition, allotted, plan_counts, shares
+from dpft.synthesis.condition import allotted, shares
 from dpft.synthesis.draft import draft_schema
-from dpft.synthesis.rows import RowFormat, check_tokenizer
-from dpft.synthesis.schema import Row, Schema, read_schema
+from dpft.synthesis.generator import forget_blocks, generate_rows
+from dpft.synthesis.outcome import Finished, finished, write_outcome
+from dpft.synthesis.plan import (
+    COUNTS,
+    DRAFTED,
+    GIVEN_COLUMN,
+    ROW_COLUMN,
+    SCHEMA_FILE,
+    SYNTHETIC,
+    TABLE_KEY,
+    TRAINING,
+    Budget,
+    PublicPart,
+    delta_source,
+    plan_budget,
+    public_part,
+    size_of,
+    task_words,
+    unit_definition,
+    with_chosen_training,
+)
+from dpft.synthesis.schema import Row, read_schema
 from dpft.synthesis.table import PrivateTable, read_table, source_rows
 
 logger = logging.getLogger(__name__)
-SCHEMA_FILE, COUNTS = "schema.yaml", "counts.json"
-TRAINING = "training"
-SYNTHETIC = "synthetic.csv"
-DRAFTED = "private/draft.schema.yaml"
-TABLE_KEY = "private/table_key"
-GIVEN_COLUMN, ROW_COLUMN = "__given__", "__row__"
-"""Columns of the records that the training reads: what of a row is given, and what is learned."""
 NO_COUNTS: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublicPart:
-    """What is known of a synthesis before a record is read."""
-
-    config: SynthesizeConfig
-    schema: Schema
-    rows: RowFormat
-    condition: Condition | None
-    max_prompt: int
-    """Most tokens of what is given."""
-    max_target: int
-    """Most tokens of what is written."""
-    tokenizer: Any
-
-    @property
-    def guarantee(self) -> SharedPrivacy | None:
-        """The promise; None without one."""
-        privacy = self.config.privacy
-        return privacy if isinstance(privacy, SharedPrivacy) else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """How much noise each part gets; all of it public."""
-
-    num_examples: int
-    source: str
-    delta: float | None = None
-    counts: GaussianCounts | None = None
-    noise_multiplier: float | None = None
-    """Of training; None without privacy."""
-
-
-def synthesize(config: SynthesizeConfig, folder: Path, rows: Rows | None = None) -> Answer | None:
+def synthesize(config: SynthesizeConfig, folder: Path, rows: Rows | None = None) -> Finished | None:
     """Makes a synthetic table of a private one, or goes on with one that broke off.
 
     Args:
@@ -133,7 +101,7 @@ def synthesize(config: SynthesizeConfig, folder: Path, rows: Rows | None = None)
 def _draft(config: SynthesizeConfig, folder: Path) -> None:
     """Writes a schema that the data suggest into private/, for its owner to go through."""
     check_writable(folder)
-    text = draft_schema(source_rows(config.data), unit=config.privacy.unit)
+    text = draft_schema(source_rows(config.data or ""), unit=config.privacy.unit)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(private_path(folder, DRAFTED), text, mode=0o600)
     name = "schema.yaml" if config.data is None else str(_beside(config.data)[0])
@@ -172,133 +140,7 @@ def schema_file(config: SynthesizeConfig) -> Path:
     return found
 
 
-def public_part(config: SynthesizeConfig, schema: Schema) -> PublicPart:
-    """Returns what follows from schema and configuration alone.
-
-    Raises:
-        InputError: Condition or model do not fit; before a record is read.
-    """
-    condition = Condition.of(schema, config.condition) if config.condition else None
-    rows = RowFormat(schema=schema, condition=config.condition, form=config.form)
-    if config.privacy.has_units and config.privacy.unit not in schema.named:
-        raise InputError(
-            f"the unit's column {config.privacy.unit} must be in the schema, too, as type: id or"
-            " type: drop."
-        )
-    task = TRAIN_COMMAND.compose(["task=custom", *_task_words(64), "privacy=none"])
-    known = TRAIN_COMMAND.load(task.values, task.words).task
-    trained = TrainedModel(architecture=read_architecture(config.model))
-    head = trained.head(known)
-    tokenizer = trained.processor(known, head)
-    check_tokenizer(tokenizer)
-    prompt, target = rows.longest(tokenizer)
-    positions = max_positions(trained.architecture.config())
-    if positions is not None and prompt + target + 2 > positions:
-        raise InputError(
-            f"the longest row that the schema allows has {prompt + target + 2} tokens, and"
-            f" model={config.model.name} has room for {positions}; lower max_tokens of its texts,"
-            " drop a column, or set form=array."
-        )
-    return PublicPart(
-        config=config,
-        schema=schema,
-        rows=rows,
-        condition=condition,
-        max_prompt=prompt,
-        max_target=target,
-        tokenizer=tokenizer,
-    )
-
-
-def _task_words(max_length: int) -> list[str]:
-    return [
-        f"task.prompt='{{{GIVEN_COLUMN}}}'",
-        f"task.target='{{{ROW_COLUMN}}}'",
-        f"task.max_length={max_length}",
-        *IN_MEMORY,
-    ]
-
-
-def size_of(part: PublicPart, table: PrivateTable) -> tuple[int, str]:
-    """Returns the public number of units, and who says it."""
-    given = part.config.privacy
-    if isinstance(given, SharedPrivacy | OpenSynthesis) and given.num_examples is not None:
-        return given.num_examples, "privacy.num_examples"
-    return table.num_units, "counted in the data"
-
-
-def with_chosen_training(config: SynthesizeConfig, num_examples: int) -> SynthesizeConfig:
-    """Returns the configuration with the batch, epochs and learning rate that null stands for."""
-    train = config.train.for_own_data(num_examples, method=config.method.name, own=True)
-    batch = train.batch_size(num_examples)
-    return replace(config, train=replace(train, expected_batch_size=batch))
-
-
-def plan_budget(part: PublicPart, table: PrivateTable) -> Budget:
-    """Returns how the noise is divided, from the number of units and configuration alone.
-
-    Raises:
-        InputError: The batch is larger than the data, delta promises nothing, the histogram would
-            be all noise, or epsilon is out of reach.
-    """
-    config, guarantee = part.config, part.guarantee
-    size, source = size_of(part, table)
-    if guarantee is None:
-        return Budget(num_examples=size, source=source)
-    delta = guarantee.delta
-    if delta is None:
-        delta = default_delta(size, OWN_DATA)
-    check_delta(delta, num_examples=size, allow_large=guarantee.allow_large_delta)
-    assert guarantee.eps is not None
-    counts = None
-    if part.condition is not None:
-        counts = plan_counts(part.condition, eps=guarantee.eps, share=guarantee.share, delta=delta)
-        part.condition.check_worth(counts, size)
-    steps = config.train.planned_steps(size)
-    rate = config.train.batch_size(size) / size
-    noise = training_noise(counts, eps=guarantee.eps, delta=delta, sample_rate=rate, steps=steps)
-    return Budget(
-        num_examples=size, source=source, delta=delta, counts=counts, noise_multiplier=noise
-    )
-
-
-def training_noise(
-    counts: GaussianCounts | None, *, eps: float, delta: float, sample_rate: float, steps: int
-) -> float:
-    """Returns the least noise of training with which it and the histogram keep within epsilon.
-
-    Args:
-        counts: The histogram; None: training has epsilon for itself.
-        eps: Of both together.
-        delta: Of both together.
-        sample_rate: Of training.
-        steps: Of training.
-
-    Raises:
-        InputError: No noise keeps within it.
-    """
-    before = []
-    if counts is not None:
-        noise = counts.noise_multiplier
-        before = [SampledGaussian(noise_multiplier=noise, sample_rate=1.0, steps=1, delta=delta)]
-
-    with Accountants() as accountants:
-
-        def together(noise_multiplier: float) -> float:
-            own = SampledGaussian(
-                noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=steps, delta=delta
-            )
-            found = accountants.evaluate("pld", Composition(parts=(own, *before)))
-            assert found.upper is not None
-            return found.upper
-
-        try:
-            return smallest_noise(together, eps, start=1.0)
-        except AccountantError as error:
-            raise InputError(f"privacy.eps={eps:g} is out of reach: {error}.") from error
-
-
-def _begin(config: SynthesizeConfig, folder: Path) -> Answer:
+def _begin(config: SynthesizeConfig, folder: Path) -> Finished:
     place = schema_file(config)
     part = public_part(config, read_schema(place))
     _refuse_used(folder)
@@ -321,7 +163,7 @@ def _begin(config: SynthesizeConfig, folder: Path) -> Answer:
         return _finish(part, table, budget, sides, folder)
 
 
-def _go_on(config: SynthesizeConfig, folder: Path) -> Answer:
+def _go_on(config: SynthesizeConfig, folder: Path) -> Finished:
     part = public_part(config, read_schema(folder / SCHEMA_FILE))
     with hold_run(folder):
         part, table = _with_table(part)
@@ -360,7 +202,7 @@ def _with_table(part: PublicPart) -> tuple[PublicPart, PrivateTable]:
     """Returns the table, and the public part with the training that goes with its public size."""
     config = part.config
     table = read_table(
-        source_rows(config.data), part.schema, unit=config.privacy.unit, invalid=config.invalid
+        source_rows(config.data or ""), part.schema, unit=config.privacy.unit, invalid=config.invalid
     )
     cut = tuple(None if row is None else part.rows.cut(row, part.tokenizer) for row in table.rows)
     table = replace(table, rows=cut)
@@ -374,10 +216,7 @@ def _finish(
     budget: Budget,
     sides: tuple[Sequence[int], Sequence[int]],
     folder: Path,
-) -> Answer:
-    from dpft.synthesis.generator import forget_blocks, generate_rows
-    from dpft.synthesis.outcome import write_outcome
-
+) -> Finished:
     kept, held = sides
     with _hint(folder):
         noisy = NO_COUNTS
@@ -393,16 +232,7 @@ def _finish(
         target = target_file(part.config, folder)
         write_outcome(part, table, budget, sides, drawn, folder, target)
         forget_blocks(folder)
-    return answer(folder, target)
-
-
-def answer(folder: Path, target: Path) -> Answer:
-    """Returns what the command prints of a synthesis."""
-    from dpft.synthesis.outcome import read_statement
-
-    said = read_statement(folder)
-    rows = [("synthetic rows", f"{said.rows} in {target}")]
-    return Answer(table="\n".join(f"{a}: {b}" for a, b in rows), record=said)
+    return finished(folder, target)
 
 
 @contextmanager
@@ -497,20 +327,6 @@ def _row(table: PrivateTable, at: int) -> Row:
     return row
 
 
-def delta_source(part: PublicPart) -> str:
-    """Returns ``GIVEN``, or the rule by which delta follows from the number of units."""
-    guarantee = part.guarantee
-    return OWN_DATA if guarantee is None or guarantee.delta is None else GIVEN
-
-
-def unit_definition(part: PublicPart) -> str:
-    """Returns what the unit is, in words that follow "the unit is"."""
-    privacy = part.config.privacy
-    if privacy.unit == EXAMPLE:
-        return "one row of the table"
-    return f"all rows with one value of {privacy.unit}"
-
-
 def _train(
     part: PublicPart, table: PrivateTable, budget: Budget, kept: Sequence[int], folder: Path
 ) -> None:
@@ -535,7 +351,7 @@ def _record(part: PublicPart, table: PrivateTable, at: int) -> dict[str, str]:
 
 def _training(part: PublicPart, budget: Budget) -> TrainCommand:
     config = part.config
-    words = ["task=custom", *_task_words(part.max_prompt + part.max_target + 2), "privacy=none"]
+    words = ["task=custom", *task_words(part.max_prompt + part.max_target + 2), "privacy=none"]
     composed = TRAIN_COMMAND.compose(words)
     plain: TrainCommand = TRAIN_COMMAND.load(composed.values, composed.words)
     assert isinstance(config.privacy, SharedPrivacy | OpenSynthesis)

@@ -24,6 +24,7 @@ from dpft.runs.progress import batch_progress
 from dpft.runs.saved_run import saved_run
 from dpft.runs.trained_model import trained_model_of_run
 from dpft.synthesis.decoding import RowConstraint, RowGrammar
+from dpft.synthesis.plan import GIVEN_COLUMN, TRAINING, PublicPart
 from dpft.synthesis.rows import RowFormat
 from dpft.synthesis.schema import Row
 from dpft.tasks.custom_texts import CustomTexts
@@ -126,7 +127,7 @@ class Writer:
         }
 
 
-def generate_rows(part: Any, cells: Sequence[Mapping[str, Any]], folder: Path) -> Drawn:
+def generate_rows(part: PublicPart, cells: Sequence[Mapping[str, Any]], folder: Path) -> Drawn:
     """Returns the synthetic rows, those that are done already among them.
 
     Args:
@@ -178,9 +179,7 @@ def _read_blocks(paths: Sequence[Path], rows: RowFormat) -> Drawn:
     return Drawn(rows=tuple(found), unparsed=unparsed, rejected=dict(rejected), left_out=left_out)
 
 
-def _writer(part: Any, folder: Path) -> Writer:
-    from dpft.synthesis.command import GIVEN_COLUMN, TRAINING
-
+def _writer(part: PublicPart, folder: Path) -> Writer:
     training = folder / TRAINING
     config = saved_run(str(training))
     trained = trained_model_of_run(training, config)

@@ -6,16 +6,15 @@ by themselves. Whatever compares them with real rows is private.
 
 import datetime
 import hashlib
-from collections import Counter
+import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from decimal import Decimal
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from dpft.data.writers import write_rows
 from dpft.errors import StateError
-from dpft.files import read_file
+from dpft.evaluation.samples import spread
+from dpft.files import read_file, write_text
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import NEIGHBORING_RELATION, PrivacyPlan
@@ -24,17 +23,28 @@ from dpft.records import synthesis as records
 from dpft.records.form import read_record, write_record
 from dpft.records.ledger import LedgerHead
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
-from dpft.run_folder import LEDGER
+from dpft.reports.terminal import Grid
+from dpft.run_folder import LEDGER, private_path
 from dpft.runs.spending.bounds import account_taken
 from dpft.runs.spending.spent_run import SpentRun, read_spent
-from dpft.synthesis.columns import Category, Column, Day, Flag, Identity, Number, Text
+from dpft.synthesis.columns import Identity
 from dpft.synthesis.generator import Drawn
+from dpft.synthesis.measures import Tables, measured
+from dpft.synthesis.page import private_page, public_page, terminal
+from dpft.synthesis.plan import (
+    SCHEMA_FILE,
+    TRAINING,
+    Budget,
+    PublicPart,
+    delta_source,
+    unit_definition,
+)
 from dpft.synthesis.schema import Row, Schema
+from dpft.synthesis.stretches import marginal
+from dpft.synthesis.table import PrivateTable
 
-STATEMENT, SCHEMA_FILE, TRAINING = "synthesis.json", "schema.yaml", "training"
-STRETCHES = 10
-"""Equal stretches of a range in which numbers and days are counted."""
-EXACT = "gaussian"
+STATEMENT, PAGE = "synthesis.json", "report.html"
+MEASURES, PRIVATE_PAGE = "private/measures.json", "private/report.html"
 
 
 def write_table(path: Path, schema: Schema, rows: Sequence[Row]) -> None:
@@ -63,50 +73,10 @@ def described(schema: Schema, rows: Sequence[Row]) -> tuple[records.Column, ...]
     )
 
 
-def marginal(column: Column, values: Sequence[Any]) -> dict[str, int]:
-    """Returns how often a column's values stand there, by value or by stretch of its range."""
-    there = [value for value in values if value is not None]
-    if isinstance(column, Category | Flag):
-        found = Counter(there)
-        options = [option for option in column.options if option is not None]
-        return {str(column.cell(option)): found[option] for option in options}
-    if isinstance(column, Text):
-        counts = Counter(len(value.split()) // 5 * 5 for value in there)
-        return {f"{least} to {least + 4} words": counts[least] for least in sorted(counts)}
-    places = Counter(stretch(column, value) for value in there)
-    return {stretch_name(column, at): places[at] for at in range(STRETCHES) if places[at]}
-
-
-def stretch(column: Column, value: Any) -> int:
-    """Returns which of ten equal stretches of its column's range a value is in, from 0."""
-    if isinstance(column, Day):
-        days: int = (value - column.first).days
-        return days * STRETCHES // _span_of_days(column)
-    assert isinstance(column, Number)
-    return int((Decimal(value) - column.low) * STRETCHES // _span(column))
-
-
-def stretch_name(column: Column, at: int) -> str:
-    """Returns where a stretch begins."""
-    if isinstance(column, Day):
-        days = -(-at * _span_of_days(column) // STRETCHES)
-        return f"from {column.first + datetime.timedelta(days=days)}"
-    assert isinstance(column, Number)
-    return f"from {column.low + at * _span(column) / STRETCHES:.{column.places + 1}f}"
-
-
-def _span(column: Number) -> Decimal:
-    return column.high - column.low + column.size
-
-
-def _span_of_days(column: Day) -> int:
-    return (column.last - column.first).days + 1
-
-
 def write_outcome(
-    part: Any,
-    table: Any,
-    budget: Any,
+    part: PublicPart,
+    table: PrivateTable,
+    budget: Budget,
     sides: tuple[Sequence[int], Sequence[int]],
     drawn: Drawn,
     folder: Path,
@@ -130,9 +100,63 @@ def write_outcome(
     spent = spent_parts(part, budget, folder)
     said = statement(part, budget, drawn, spent, folder, target)
     write_record(folder / STATEMENT, said)
+    schema = (folder / SCHEMA_FILE).read_text(encoding="utf-8")
+    write_text(folder / PAGE, public_page(said, schema))
+    kept, held = sides
+    if held:
+        measures = compared(part, table, kept, held, drawn.rows)
+        write_record(private_path(folder, MEASURES), measures, mode=0o600)
+        page = private_page(said, measures, dict(table.faults))
+        write_text(private_path(folder, PRIVATE_PAGE), page, mode=0o600)
 
 
-def spent_parts(part: Any, budget: Any, folder: Path) -> list[tuple[str, SpentRun]]:
+def compared(
+    part: PublicPart,
+    table: PrivateTable,
+    kept: Sequence[int],
+    held: Sequence[int],
+    rows: Sequence[Row],
+) -> records.Measures:
+    """Returns every measure of at most ``eval.limit`` rows of each kind."""
+    limit = part.config.eval.limit
+    sides = [[table.rows[at] for at in side] for side in (kept, held)]
+    training, controls = ([row for row in side if row is not None] for side in sides)
+    synthetic, training, controls = (
+        [each[at] for at in spread(len(each), limit)] for each in (rows, training, controls)
+    )
+    return measured(part.schema, Tables(synthetic=synthetic, training=training, controls=controls))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A synthesis that has ended, for people and for programs."""
+
+    parts: Sequence[Grid | str]
+    """What a terminal shows."""
+    record: records.SynthesisAnswer
+    target: Path
+    """The file of the synthetic rows."""
+
+
+def finished(folder: Path, target: Path) -> Finished:
+    """Returns what the command prints; what is private only to a terminal, not into a pipe."""
+    said = read_record(folder / STATEMENT, records.Synthesis)
+    path = folder / MEASURES
+    shown = path.exists() and sys.stdout.isatty()
+    measures = read_record(path, records.Measures) if shown else None
+    files = {"synthetic rows": str(target), "public page": str(folder / PAGE)}
+    if path.exists():
+        files["private page, for you alone"] = str(folder / PRIVATE_PAGE)
+    record = records.SynthesisAnswer(
+        run=str(folder),
+        to=str(target),
+        statement=said,
+        measures=str(path) if path.exists() else None,
+    )
+    return Finished(parts=terminal(said, measures, files), record=record, target=target)
+
+
+def spent_parts(part: PublicPart, budget: Budget, folder: Path) -> list[tuple[str, SpentRun]]:
     """Returns what each part spent, by its ledger, once that is known to be the planned one's.
 
     Raises:
@@ -149,7 +173,7 @@ def spent_parts(part: Any, budget: Any, folder: Path) -> list[tuple[str, SpentRu
         if isinstance(plan, PrivacyPlan):
             is_planned = plan.noise_multiplier == noise and plan.delta == budget.delta
         else:
-            noise = budget.counts.noise_multiplier
+            noise = None if budget.counts is None else budget.counts.noise_multiplier
             is_planned = run.ledger.mechanisms[0]["noise_multiplier"] == noise
         is_planned = is_planned and plan.num_examples == budget.num_examples
         if not is_planned or plan.unit != part.guarantee.unit or not run.ledger.closed:
@@ -161,16 +185,14 @@ def spent_parts(part: Any, budget: Any, folder: Path) -> list[tuple[str, SpentRu
 
 
 def statement(
-    part: Any,
-    budget: Any,
+    part: PublicPart,
+    budget: Budget,
     drawn: Drawn,
     spent: Sequence[tuple[str, SpentRun]],
     folder: Path,
     target: Path,
 ) -> records.Synthesis:
     """Returns the public statement."""
-    from dpft.synthesis.command import delta_source, unit_definition
-
     config, guarantee = part.config, part.guarantee
     said = records.Synthesis(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -195,7 +217,7 @@ def statement(
         left_out=drawn.left_out,
         columns=described(part.schema, drawn.rows),
     )
-    if guarantee is None:
+    if guarantee is None or budget.delta is None or guarantee.eps is None:
         return said
     taken = added_up(*(run.taken for _, run in spent))
     with Accountants() as accountants:
@@ -232,15 +254,6 @@ def statement(
         parts=parts,
         warnings=tuple(warnings),
     )
-
-
-def read_statement(folder: Path) -> records.Synthesis:
-    """Returns the public statement of a synthesis.
-
-    Raises:
-        StateError: It is damaged.
-    """
-    return read_record(folder / STATEMENT, records.Synthesis)
 
 
 def _digest(path: Path) -> str:

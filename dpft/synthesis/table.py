@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpft.data.held_out import split_held_out
-from dpft.data.memory import TRAIN, memory_rows
+from dpft.data.memory import MEMORY, TRAIN, memory_rows
 from dpft.data.readers import FORMATS, Row, file_rows
 from dpft.errors import InputError
 from dpft.privacy.plan import EXAMPLE
@@ -75,13 +75,13 @@ class PrivateTable:
         return digest.hexdigest()
 
 
-def source_rows(data: str | None) -> Iterator[Row]:
+def source_rows(data: str) -> Iterator[Row]:
     """Yields the rows of a file, or those that a program gave.
 
     Raises:
         InputError: There is no such file, or none of a known format; names file and line.
     """
-    if data is None:
+    if data == MEMORY:
         yield from memory_rows(TRAIN)
         return
     path = Path(data).expanduser()
