@@ -18,6 +18,7 @@ from dpft.methods.base import Method
 from dpft.models.source import ModelConfig
 from dpft.privacy.plan import CHUNK
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy, PrivacyConfig
+from dpft.run_folder import SYNTHESIS
 from dpft.training.optimizers import OptimizerConfig
 from dpft.training.schedules import SchedulerConfig
 from dpft.training.training_config import TrainingConfig
@@ -207,10 +208,6 @@ class SynthesizeConfig(CrossChecked):
         return self.schema == DRAFT
 
 
-CONFIGURATION = "synthesis.yaml"
-"""In a synthesis's folder: how it was asked for."""
-
-
 def expand(overrides: list[str]) -> list[str]:
     """Returns the words, with ``method=lora`` first where a large model is chosen and no method.
 
@@ -246,11 +243,11 @@ def saved_synthesis(folder: str) -> SynthesizeConfig:
     Raises:
         InputError: The folder is of none.
     """
-    path = Path(folder) / CONFIGURATION
+    path = Path(folder) / SYNTHESIS
     if not path.is_file():
         raise InputError(
             f"resume must be the folder of a dpft synthesize run, got {folder!r}, which has no"
-            f" {CONFIGURATION}; give the folder that it named."
+            f" {SYNTHESIS}; give the folder that it named."
         )
     found: SynthesizeConfig = load_saved(path, SynthesizeConfig, polymorphic=POLYMORPHIC)
     return found

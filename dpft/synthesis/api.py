@@ -110,7 +110,9 @@ def synthesize(
 def _word(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_word, value))}]"
-    return str(value).lower() if isinstance(value, bool | None) else as_word(value)
+    if value is None or isinstance(value, bool | float):
+        return "null" if value is None else str(value).lower()
+    return as_word(value)
 
 
 def _data_set(path: Path) -> "datasets.Dataset":

@@ -7,6 +7,7 @@ the training, a run of its own in ``training/``, which goes on as any run does; 
 ``resume=`` goes on with the first that is not done.
 """
 
+import hashlib
 import hmac
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,6 @@ from typing import Any
 from dpft.config.load import dump
 from dpft.config.schema import TrainCommand
 from dpft.config.synthesize import (
-    CONFIGURATION,
     OpenSynthesis,
     SharedPrivacy,
     SynthesizeConfig,
@@ -26,7 +26,7 @@ from dpft.config.synthesize import (
 from dpft.data.held_out import new_key
 from dpft.data.memory import Rows, rows_in_memory
 from dpft.errors import InputError, StateError
-from dpft.files import check_writable, read_json, write_json, write_text
+from dpft.files import check_writable, read_file, read_json, write_json, write_text
 from dpft.links import refuse_links
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.keys import secret_key
@@ -36,7 +36,7 @@ from dpft.privacy.plan import (
     HistogramPlan,
     write_plan,
 )
-from dpft.run_folder import LEDGER, MODEL, hold_run, private_path
+from dpft.run_folder import LEDGER, MODEL, SYNTHESIS, hold_run, private_path
 from dpft.runs import run as runs
 from dpft.runs.called_words import TRAIN_COMMAND
 from dpft.runs.exit_codes import crash_kept, say
@@ -158,7 +158,7 @@ def _begin(config: SynthesizeConfig, folder: Path) -> Finished:
         write_text(folder / SCHEMA_FILE, text)
         lines = f"{key.hex()}\n{table.fingerprint(key)}\n"
         write_text(private_path(folder, TABLE_KEY), lines, mode=0o600)
-        dump(replace(config, resume=None), folder / CONFIGURATION)
+        dump(replace(config, resume=None), folder / SYNTHESIS)
         logger.info("synthesis: %s", folder)
         return _finish(part, table, budget, sides, folder)
 
@@ -189,7 +189,7 @@ def target_file(config: SynthesizeConfig, folder: Path) -> Path:
 
 
 def _refuse_used(folder: Path) -> None:
-    for name in (CONFIGURATION, LEDGER, TRAINING):
+    for name in (SYNTHESIS, LEDGER, TRAINING):
         if (folder / name).exists():
             raise InputError(
                 f"{folder / name} exists: go on with it by dpft synthesize resume={folder}, or"
@@ -202,7 +202,10 @@ def _with_table(part: PublicPart) -> tuple[PublicPart, PrivateTable]:
     """Returns the table, and the public part with the training that goes with its public size."""
     config = part.config
     table = read_table(
-        source_rows(config.data or ""), part.schema, unit=config.privacy.unit, invalid=config.invalid
+        source_rows(config.data or ""),
+        part.schema,
+        unit=config.privacy.unit,
+        invalid=config.invalid,
     )
     cut = tuple(None if row is None else part.rows.cut(row, part.tokenizer) for row in table.rows)
     table = replace(table, rows=cut)
@@ -293,7 +296,7 @@ def _histogram(
         ledger.append(1, step)
         noisy = noisy_counts(counts, budget.counts.noise_std, key)
         write_json(path, {"counts": noisy.tolist(), "run_id": ledger.run_id, "head": ledger.head})
-        ledger.close()
+        ledger.close(released=_digest(path))
     return tuple(noisy.tolist())
 
 
@@ -313,12 +316,16 @@ def _kept_counts(path: Path, ledger: Path, budget: Budget) -> tuple[float, ...]:
     entry = {**budget.counts.entry()}
     if record.steps != 1 or any(record.mechanisms[0].get(key) != entry[key] for key in entry):
         raise StateError(f"{ledger} is of another histogram; put it back as it was.")
-    if len(found) != budget.counts.cells:
-        raise StateError(f"{path} has another number of cells; put it back as it was.")
+    if len(found) != budget.counts.cells or record.released not in (None, _digest(path)):
+        raise StateError(f"{path} is not what was released under noise; put it back as it was.")
     if not record.closed:
         with Ledger.reopen(ledger, record) as open_ledger:
-            open_ledger.close()
+            open_ledger.close(released=_digest(path))
     return tuple(map(float, found))
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(read_file(path)).hexdigest()
 
 
 def _row(table: PrivateTable, at: int) -> Row:

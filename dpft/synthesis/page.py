@@ -42,8 +42,9 @@ def headline(said: Synthesis) -> str:
     marked = "" if said.private else " **Reproducible: not private.**"
     return (
         f"The synthetic rows and the model are **(ε = {up(said.epsilon)}, δ ="
-        f" {delta_up(said.delta)})-differentially private** for {said.unit_definition}, of"
-        f" {said.num_examples} (histogram and training together, by {said.accountant}).{marked}"
+        f" {delta_up(said.delta)})-differentially private**, histogram and training together, by"
+        f" {said.accountant}. The unit is {said.unit_definition}; there are {said.num_examples}, which is taken as"
+        f" public.{marked}"
     )
 
 

@@ -18,7 +18,7 @@ from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
 from dpft.privacy.accounting.search import smallest_noise
 from dpft.privacy.mechanisms.histogram import GaussianCounts
-from dpft.privacy.plan import EXAMPLE, GIVEN, check_delta, default_delta
+from dpft.privacy.plan import GIVEN, check_delta, default_delta
 from dpft.runs.called_words import IN_MEMORY, TRAIN_COMMAND
 from dpft.runs.trained_model import TrainedModel
 from dpft.synthesis.condition import Condition, plan_counts
@@ -48,6 +48,8 @@ class PublicPart:
     max_target: int
     """Most tokens of what is written."""
     tokenizer: Any
+    record: str
+    """What a record is, in words that follow "one"."""
 
     @property
     def guarantee(self) -> SharedPrivacy | None:
@@ -103,6 +105,7 @@ def public_part(config: SynthesizeConfig, schema: Schema) -> PublicPart:
         max_prompt=prompt,
         max_target=target,
         tokenizer=tokenizer,
+        record=known.unit_definition,
     )
 
 
@@ -202,8 +205,6 @@ def delta_source(part: PublicPart) -> str:
 
 
 def unit_definition(part: PublicPart) -> str:
-    """Returns what the unit is, in words that follow "the unit is"."""
-    privacy = part.config.privacy
-    if privacy.unit == EXAMPLE:
-        return "one row of the table"
-    return f"all rows with one value of {privacy.unit}"
+    """Returns what the unit is, in words that follow "the unit is": the training's own."""
+    guarantee = part.guarantee
+    return f"one {part.record}" if guarantee is None else guarantee.unit_definition(part.record)
