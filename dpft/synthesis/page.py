@@ -43,8 +43,8 @@ def headline(said: Synthesis) -> str:
     return (
         f"The synthetic rows and the model are **(ε = {up(said.epsilon)}, δ ="
         f" {delta_up(said.delta)})-differentially private**, histogram and training together, by"
-        f" {said.accountant}. The unit is {said.unit_definition}; there are {said.num_examples}, which is taken as"
-        f" public.{marked}"
+        f" {said.accountant}. The unit is {said.unit_definition}; there are {said.num_examples},"
+        f" which is taken as public.{marked}"
     )
 
 
