@@ -47,10 +47,10 @@ COLUMNS = ("table", "rows from", "ε", "marginals, TV", "pairs, V", "label by tr
            "slot errors", "rows that parse", "minutes")  # fmt: skip
 NOTES = (
     f"E2E: {ROWS} of its 42,061 records as a table of eight categories and a text; label: eatType."
-    f" SST-2: {ROWS} of 67,349, label and sentence. The embedded model, {STEPS} steps of 128 rows, one"
-    " seed, on a loaded machine, so that minutes are no measure. TV: mean total variation of the"
-    " categories' shares from the training rows; V: mean difference of Cramér's V over pairs; trees:"
-    " accuracy on held-out rows of boosted trees taught by the rows (E2E: without the text);"
+    f" SST-2: {ROWS} of 67,349, label and sentence. The embedded model, {STEPS} steps of 128 rows,"
+    " one seed, on a loaded machine, so that minutes are no measure. TV: mean total variation of"
+    " the categories' shares from the training rows; V: mean difference of Cramér's V over pairs;"
+    " trees: accuracy on held-out rows of boosted trees taught by the rows (E2E: without the text);"
     " slot errors: of names and near places that a row has, those that its text lacks."
 )
 
@@ -215,11 +215,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("outputs/benchmark-synthesis"))
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    tables.add_options(parser, output=RESULTS)
     given = parser.parse_args(arguments)
     if not (given.work / "sst2.schema.yaml").exists():
         write_tables(given.data, given.work)
-    tables.write(given.output, TITLE, COLUMNS, measured(given.work), notes=NOTES)
+    writer = "`make synthesis-table DATA=DIR` (`python -m benchmarks.synthesis`)"
+    head = tables.heading(TITLE, given, writer=writer, notes=NOTES, columns=COLUMNS)
+    rows = "".join(f"| {' | '.join(row)} |\n" for row in measured(given.work))
+    tables.write(given.output, head + rows)
 
 
 if __name__ == "__main__":

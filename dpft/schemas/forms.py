@@ -13,6 +13,7 @@ from dpft.records import (
     ratings,
     scores,
     sweeps,
+    synthesis,
     vocabularies,
 )
 from dpft.schemas.generate import make_schema
@@ -65,6 +66,18 @@ FORMS: dict[str, tuple[Any, str, str]] = {
     "ratings": (ratings.RatingsReport, "Output of `dpft report ratings=… output=json`", ""),
     "report": (sweeps.RunsReport, "Output of `dpft report runs=… output=json`", ""),
     "scores_by_step": (scores.ScoresByStep, "scores_by_step.json of a run", ""),
+    "synthesis": (
+        synthesis.Synthesis,
+        "synthesis.json of a synthesis",
+        "What a synthesis promises: the epsilon of its histogram and its training together. Without"
+        " epsilon it was not private.",
+    ),
+    "synthesis_measures": (
+        synthesis.Measures,
+        "private/measures.json of a synthesis",
+        "Synthetic rows against real ones, for the owner alone.",
+    ),
+    "synthesize": (synthesis.SynthesisAnswer, "Output of `dpft synthesize output=json`", ""),
     "tokenizer": (
         vocabularies.PrivateVocabularyAnswer | vocabularies.OpenVocabularyAnswer,
         "Output of `dpft tokenizer output=json`",

@@ -44,7 +44,7 @@ from dpft.runs.folder import has_begun
 from dpft.synthesis.condition import allotted, shares
 from dpft.synthesis.draft import draft_schema
 from dpft.synthesis.generator import forget_blocks, generate_rows
-from dpft.synthesis.outcome import Finished, finished, write_outcome
+from dpft.synthesis.outcome import Finished, finished, is_whole, write_outcome
 from dpft.synthesis.plan import (
     COUNTS,
     DRAFTED,
@@ -164,6 +164,10 @@ def _begin(config: SynthesizeConfig, folder: Path) -> Finished:
 
 
 def _go_on(config: SynthesizeConfig, folder: Path) -> Finished:
+    target = target_file(config, folder)
+    if is_whole(folder, target):
+        logger.info("the synthesis in %s has ended; nothing is left to do", folder)
+        return finished(folder, target)
     part = public_part(config, read_schema(folder / SCHEMA_FILE))
     with hold_run(folder):
         part, table = _with_table(part)

@@ -100,14 +100,14 @@ def write_outcome(
     spent = spent_parts(part, budget, folder)
     said = statement(part, budget, drawn, spent, folder, target)
     write_record(folder / STATEMENT, said)
-    schema = (folder / SCHEMA_FILE).read_text(encoding="utf-8")
-    write_text(folder / PAGE, public_page(said, schema))
     kept, held = sides
     if held:
         measures = compared(part, table, kept, held, drawn.rows)
         write_record(private_path(folder, MEASURES), measures, mode=0o600)
         page = private_page(said, measures, dict(table.faults))
         write_text(private_path(folder, PRIVATE_PAGE), page, mode=0o600)
+    schema = (folder / SCHEMA_FILE).read_text(encoding="utf-8")
+    write_text(folder / PAGE, public_page(said, schema))
 
 
 def compared(
@@ -136,6 +136,14 @@ class Finished:
     record: records.SynthesisAnswer
     target: Path
     """The file of the synthetic rows."""
+
+
+def is_whole(folder: Path, target: Path) -> bool:
+    """Returns whether a synthesis has ended: its rows are there, as its last page says of them."""
+    if not (folder / PAGE).exists() or not target.exists():
+        return False
+    said = read_record(folder / STATEMENT, records.Synthesis)
+    return said.rows_sha256 == _digest(target)
 
 
 def finished(folder: Path, target: Path) -> Finished:

@@ -409,3 +409,43 @@ def test_a_block_that_holds_no_row_is_refused(tmp_path: Path) -> None:
     (tmp_path / "0.json").write_text('{"schema_version": 1, "rows": [["{", "x"]]}')
     with pytest.raises(StateError, match="remove it, and go on"):
         generator._read_blocks([tmp_path / "0.json"], RowFormat(schema=schema_of(SCHEMA)))
+
+
+def test_files_and_answer_are_as_their_schemas_have_them(
+    made: dpft.Synthesized, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from jsonschema import Draft202012Validator
+
+    from dpft.cli.main import main
+    from dpft.schemas import schema
+
+    assert main(["synthesize", f"resume={made.folder}", "output=json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    for name, content in {
+        "synthesis": json.loads((made.folder / "synthesis.json").read_text()),
+        "synthesis_measures": json.loads((made.folder / "private/measures.json").read_text()),
+        "synthesize": printed,
+    }.items():
+        assert [*Draft202012Validator(schema(name)).iter_errors(content)] == [], name
+    assert printed["statement"]["rows"] == 12
+    for line in (made.folder / "ledger.jsonl").read_text().splitlines():
+        assert [*Draft202012Validator(schema("ledger_line")).iter_errors(json.loads(line))] == []
+    assert main(["synthesize", f"resume={made.folder}"]) == 0
+    shown = capsys.readouterr().out
+    assert "differentially private" in shown and "private page, for you alone" in shown
+    assert "controls" not in shown, "a pipe is not told what is of private rows"
+
+
+def test_a_draft_lies_in_private_and_says_what_to_do(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from dpft.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(data, tmp_path / "other.csv")
+    words = ["synthesize", "data=other.csv", "model=tiny"]
+    assert main([*words, "schema=draft", "hydra.run.dir=drafts"]) == 0
+    path = tmp_path / "drafts/private/draft.schema.yaml"
+    assert path.stat().st_mode & 0o077 == 0 and "A DRAFT" in path.read_text()
+    assert [each.name for each in (tmp_path / "drafts").iterdir()] == ["private"]
+    assert main([*words, "privacy.eps=1"]) == 2
