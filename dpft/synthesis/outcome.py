@@ -24,7 +24,7 @@ from dpft.records.form import read_record, write_record
 from dpft.records.ledger import LedgerHead
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.terminal import Grid
-from dpft.run_folder import LEDGER, private_path
+from dpft.run_folder import LEDGER, PAGE, PRIVATE_PAGE, private_path
 from dpft.runs.spending.bounds import account_taken
 from dpft.runs.spending.spent_run import SpentRun, read_spent
 from dpft.synthesis.columns import Identity
@@ -43,8 +43,7 @@ from dpft.synthesis.schema import Row, Schema
 from dpft.synthesis.stretches import marginal
 from dpft.synthesis.table import PrivateTable
 
-STATEMENT, PAGE = "synthesis.json", "report.html"
-MEASURES, PRIVATE_PAGE = "private/measures.json", "private/report.html"
+STATEMENT, MEASURES = "synthesis.json", "private/measures.json"
 
 
 def write_table(path: Path, schema: Schema, rows: Sequence[Row]) -> None:

@@ -49,6 +49,7 @@ PUBLIC: dict[str, tuple[str, str]] = {
     "SYNTHETIC_AUDIT": ("What may be released of an audit of synthetic records.", ""),
 }
 PRIVATE: dict[str, tuple[str, str]] = {
+    "PRIVATE_PAGE": ("Of `dpft synthesize`: its rows against real ones.", ""),
     "LOCK": ("Held by the one process that writes the folder.", ""),
     "JOURNAL": (
         "The journal: each step with sums of its noisy gradient, by which a redone one is known.",
