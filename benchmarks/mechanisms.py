@@ -102,7 +102,7 @@ def take(run: Run, setting: Setting, folder: Path, device: str) -> None:
         *momentum, f"train.learning_rate={run.rate}", f"privacy.eps={run.eps}",
         f"train.seed={run.seed}", f"hydra.run.dir={folder}", f"train.device={device}",
     ]  # fmt: skip
-    log = folder.with_suffix(".log")
+    log = folder.parent / f"{folder.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         subprocess.run(
