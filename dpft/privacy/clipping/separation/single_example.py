@@ -33,15 +33,20 @@ from torch import Tensor, nn
 
 from dpft.batch_mixing import check_model
 from dpft.errors import InputError, RunError, is_out_of_memory
-from dpft.privacy.clipping.separation.arguments import batch_size_of, pick_rows, places_of_rows
-from dpft.privacy.clipping.separation.held_still import HeldStill
-from dpft.privacy.clipping.separation.kept_state import (
-    Buffers,
+from dpft.privacy.clipping.separation.deterministic import (
+    BufferSnapshot,
+    DeterministicMode,
     RandomState,
     evaluating,
-    state_kept,
+    state_preserved,
 )
-from dpft.privacy.clipping.separation.nested_values import named_tensors, sealed_types
+from dpft.privacy.clipping.separation.nested_values import (
+    batch_size_of,
+    named_tensors,
+    pick_rows,
+    places_of_rows,
+    sealed_types,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +62,11 @@ Forward = Callable[..., Any]
 RETURN_INSTEAD = "a tensor, tuple, dict, dataclass or ModelOutput"
 
 
-class RowsMixed(RunError):
+class ExamplesMixed(RunError):
     """What a model gives for one example changes with the others of its batch."""
 
 
-class NothingCompared(RowsMixed):
+class NothingCompared(ExamplesMixed):
     """It cannot be seen whether what a model gives for one example changes with the others."""
 
 
@@ -69,15 +74,15 @@ def check_modes(model: nn.Module) -> None:
     """Refuses layers that mix examples in the mode they are in, such as a batch norm that trains.
 
     Raises:
-        RowsMixed: There is such a layer.
+        ExamplesMixed: There is such a layer.
     """
     try:
         check_model(model)
     except InputError as error:
-        raise RowsMixed(str(error)) from error
+        raise ExamplesMixed(str(error)) from error
 
 
-def check_rows_alone(
+def check_single_examples(
     root: nn.Module, forward: Forward, arguments: Arguments, units: Tensor | None
 ) -> bool:
     """Runs every row, or every unit's rows, without the others; as ``mixed_output``.
@@ -99,7 +104,7 @@ def check_rows_alone(
     remedy = f"pass {name} tensors, or {RETURN_INSTEAD} of them"
     _check_is_open(arguments, remedy, f"given to {name}")
     try:
-        mixed, draws = mixed_output(root, forward, arguments, list(each_alone(units, count)))
+        mixed, draws = mixed_output(root, forward, arguments, list(rows_by_unit(units, count)))
     except NothingCompared:
         raise
     except Exception as error:
@@ -113,7 +118,7 @@ def check_rows_alone(
             "the batch in front, of any number of rows."
         ) from error
     if mixed is not None:
-        raise RowsMixed(
+        raise ExamplesMixed(
             f"the {mixed} of {name} for one example changes with the other examples "
             "of its batch, so no clipping bounds what one of them does; choose another model, or "
             "give the rows that belong together as units."
@@ -153,7 +158,7 @@ def mixed_output(
     Raises:
         NothingCompared: Some output cannot be compared, or none of those that can is a row's.
     """
-    with state_kept(root), torch.no_grad(), HeldStill():
+    with state_preserved(root), torch.no_grad(), DeterministicMode():
         trained = _Runs(root, forward, arguments)
         found = trained.first_mixed(companies)
         if found is not None and trained.draws:
@@ -224,7 +229,7 @@ class _Runs:
     def __init__(self, root: nn.Module, forward: Forward, arguments: Arguments) -> None:
         self._root, self._forward, self._arguments = root, forward, arguments
         self._count = batch_size_of(arguments)
-        self._buffers = Buffers(root)
+        self._buffers = BufferSnapshot(root)
         device = next((t.device for t in named_tensors(arguments).values()), torch.device("cpu"))
         self._random = RandomState.now(device)
         self._precise, self._with_graph = True, False
@@ -497,7 +502,7 @@ def _another_order(count: int, companies: Sequence[Tensor]) -> Tensor:
     return rows if not torch.equal(rows, torch.arange(count)) else rows.flip(0)
 
 
-def each_alone(units: Tensor | None, count: int) -> Iterator[Tensor]:
+def rows_by_unit(units: Tensor | None, count: int) -> Iterator[Tensor]:
     """Yields the rows of each unit, or each row by itself where units are not given.
 
     Args:

@@ -6,6 +6,7 @@ from torch import nn
 
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.clipping.engines.loss_checks import CheckSchedule
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 
@@ -73,3 +74,19 @@ def test_a_submodule_called_alone_is_looked_at_once():
         pytest.raises(RunError, match="depends on another example's loss or inputs"),
     ):
         clipper.accumulate(lambda: model[0](X - X.mean(0))[:, 0])
+
+
+def test_the_rule_is_public_and_counts_batches_of_a_kind():
+    kinds, due = CheckSchedule(), []
+    for number in range(1, 70):
+        if kinds.is_due("a"):
+            due.append(number)
+            kinds.note_checked(["a"])
+            assert not kinds.is_due("a")
+        kinds.count(["a"])
+    assert due == [1, 16, 32, 64] and kinds.is_due("b") and kinds.any_used
+
+
+def test_a_kind_whose_proof_failed_stays_due():
+    kinds = CheckSchedule()
+    assert kinds.is_due("a") and kinds.is_due("a") and not kinds.any_used

@@ -1,11 +1,11 @@
-"""Whether the loss of one example changes with the examples beside it.
+"""The cross-example leakage check: whether the loss of one example changes with those beside it.
 
 A loss divided by the tokens of its batch, a rank, a baseline that is a mean, inputs that were mixed
 before they reach the model: such a loss has no gradient through the other examples, and yet what
-one of them does changes it. So losses are computed once on all rows and on three choices of few of
-them (``few_rows``), in another order (``row_subset``), and must be the same. What the caller draws
-for all rows is kept, and each row gets its own again. Where losses cannot be computed on other rows
-in any of the ways that are tried, nothing is seen, and the batch is refused.
+one of them does changes it. So losses are computed once on all rows and on three small subsets of
+them in another order (``row_subset``), and must be the same. What the caller draws for all rows is
+kept, and each row gets its own again. Where losses cannot be computed on other rows in any of the
+ways that are tried, nothing is seen, and the batch is refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,10 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import RunError, is_out_of_memory
-from dpft.privacy.clipping.separation.held_still import Draws, HeldStill
-from dpft.privacy.clipping.separation.kept_state import RandomState, evaluating, state_kept
-from dpft.privacy.clipping.separation.root_calls import Meet, RootCalls, Survey
-from dpft.privacy.clipping.separation.row_subset import RowSubset
+from dpft.privacy.clipping.separation.deterministic import (
+    DeterministicMode,
+    Draws,
+    RandomState,
+    evaluating,
+    state_preserved,
+)
+from dpft.privacy.clipping.separation.row_subset import ModelCalls, OnCall, RowSubset, Survey
 
 ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-4}
 ROUNDING_IN_HALF = 3e-2
@@ -31,7 +35,7 @@ WHOLE: tuple[tuple[int, ...], ...] = (
 )
 """Numbers of the caller's tensors that are tried as no rows though they have as many entries."""
 LossFunction = Callable[[], Tensor]
-Quiet = Callable[[], AbstractContextManager[object]]
+Context = Callable[[], AbstractContextManager[object]]
 NOT_COMPARED = (
     "the losses cannot be computed on some of the batch's rows ({}), so that nobody can see "
     "whether one example's loss depends on the others; compute them by torch's functions from "
@@ -58,30 +62,9 @@ class NothingCompared(RunError):
         super().__init__(NOT_COMPARED.format(reason))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What is asked of losses in another company.
-
-    Attributes:
-        compute_losses: As the clipper was given it.
-        expected: Losses of all rows.
-        state: Random state that ``compute_losses`` is called with.
-        quiet: Makes the model run as it did in the survey.
-        precision: The coarsest dtype that the model computes in.
-        check_repeatable: Refuses losses that differ though the random state does not.
-    """
-
-    compute_losses: LossFunction
-    expected: Tensor
-    state: RandomState
-    quiet: Quiet
-    precision: torch.dtype
-    check_repeatable: Callable[[], object]
-
-
 @dataclass
-class Few:
-    """Losses of few rows of a batch.
+class SubsetLosses:
+    """Losses of a few rows of a batch.
 
     Attributes:
         losses: Of the bare model, one of each row or of each unit.
@@ -98,24 +81,12 @@ class Few:
     draws: Draws | None = None
 
     def again(
-        self, calls: RootCalls, meet: Meet, quiet: Quiet
+        self, calls: ModelCalls, on_call: OnCall, around: Context
     ) -> AbstractContextManager[RowSubset]:
         """Makes the same rows run once more, with what was drawn for them."""
         if self.draws is not None:
             self.draws.again()
-        return calls.rehearsing(self.survey, meet, quiet, whole=self.whole, draws=self.draws)
-
-    def is_alike(self, expected: Tensor, precision: torch.dtype) -> bool:
-        """Whether these losses are those among all rows.
-
-        Args:
-            expected: Losses of all rows.
-            precision: The coarsest dtype that the model computes in.
-
-        Raises:
-            CannotBeCompared: That cannot be seen.
-        """
-        return _are_alike(self, expected, precision)
+        return calls.on_subset(self.survey, on_call, around, whole=self.whole, draws=self.draws)
 
     @property
     def fits(self) -> bool:
@@ -126,81 +97,112 @@ class Few:
         number = len(self.survey.rows)
         return len(losses) in (number, number if units is None else len(units.unique()))
 
+    def agree_with(self, expected: Tensor, precision: torch.dtype) -> bool:
+        """Whether these losses are those among all rows.
 
-class LossCompany:
-    """Computes losses in another company of rows."""
+        Raises:
+            CannotBeCompared: The model's inputs for these rows have another shape.
+        """
+        survey, got = self.survey, self.losses.detach()
+        if survey.every_unit is not None and len(expected) != survey.count:
+            # Where the units of these rows are among all units, both in ascending order.
+            assert survey.units is not None
+            every = survey.every_unit.cpu().unique()
+            places: Tensor | None = torch.searchsorted(every, survey.units.unique())
+        else:
+            if self.inputs and self.inputs[0].shape[1:] != survey.inputs[0].shape[1:]:
+                # Cut to the longest of them, and sorted perhaps: each is one of those, then.
+                return all(bool(_near(loss, expected, expected, precision).any()) for loss in got)
+            if not self.inputs and survey.compared is not None:
+                raise CannotBeCompared("nothing shows that rows took the place of others")
+            places = survey.rows
+            if self.inputs:
+                places = _places_among(self.inputs[0].detach(), survey)
+        if places is not None and survey.compared is not None:
+            got, places = got[survey.compared.to(got.device)], places[survey.compared]
+        return places is not None and _same(got, expected, places, precision)
 
-    def __init__(self, model: nn.Module, calls: RootCalls) -> None:
-        """Prepares for a model whose calls are watched."""
-        self._model, self._calls = model, calls
 
-    def compare(self, survey: Survey, question: Question) -> Few | None:
-        """Returns losses of few rows, which are those among all rows, as on two more choices.
+@dataclass(frozen=True, kw_only=True)
+class CrossExampleCheck:
+    """Compares the losses of some rows with those of all rows.
+
+    Attributes:
+        model_calls: The calls of the model, which are watched.
+        compute_losses: As the clipper was given it.
+        expected: Losses of all rows.
+        state: Random state that ``compute_losses`` is called with.
+        deterministic: Makes the model run as it did in the survey.
+        precision: The coarsest dtype that the model computes in.
+        check_repeatable: Refuses losses that differ though the random state does not.
+    """
+
+    model_calls: ModelCalls
+    compute_losses: LossFunction
+    expected: Tensor
+    state: RandomState
+    deterministic: Context
+    precision: torch.dtype
+    check_repeatable: Callable[[], object]
+
+    def compare(self, survey: Survey) -> SubsetLosses | None:
+        """Returns losses of few rows, which are those among all rows, as on two more subsets.
 
         None where the batch is one row or unit, of which nothing says more than it does itself,
         and it does not run again.
 
         Args:
             survey: Of all rows.
-            question: What is asked.
 
         Raises:
             RunError: They are not, or that cannot be seen.
         """
-        draws = None
+        check, draws = self, None
         if survey.drawn:
-            draws, expected = self._with_draws(question)
-            question = replace(question, expected=expected)
-        if _is_one_company(survey, question.expected):
-            return next(self._readings(survey, question, draws), None)
+            # What the caller draws in a way that is not known here differs from run to run, and
+            # so is refused.
+            draws = Draws()
+            self.state.restore()
+            with self.model_calls.recording(draws, self.deterministic):
+                check = replace(self, expected=self.compute_losses().detach())
+        if survey.every_unit is not None:
+            is_one = bool((survey.every_unit == survey.every_unit[0]).all())
+        else:
+            is_one = survey.count == 1 and check.expected.shape == (1,)
+        if is_one:
+            return next(check._readings(survey, draws), None)
         # One graph at a time: the last is the one that is gone on with.
-        for other in survey.others(question.expected):
-            self._alike(other, question, draws)
-        return self._alike(survey, question, draws)
+        for other in survey.others(check.expected):
+            check._agreeing(other, draws)
+        return check._agreeing(survey, draws)
 
-    def _with_draws(self, question: Question) -> tuple[Draws, Tensor]:
-        """Returns what the caller draws for all rows, and the losses with that.
-
-        What it draws in a way that is not known here differs from run to run, and so is refused.
-        """
-        draws = Draws()
-        question.state.restore()
-        with self._calls.recording(draws, question.quiet):
-            expected = question.compute_losses().detach()
-        return draws, expected
-
-    def _alike(self, survey: Survey, question: Question, draws: Draws | None) -> Few:
+    def _agreeing(self, survey: Survey, draws: Draws | None) -> SubsetLosses:
         """Returns losses of the survey's rows in a reading in which they are those among all.
 
         Raises:
             RunError: There is no such reading, or none says anything.
         """
-        first = next(self._readings(survey, question, draws), None)
+        first = next(self._readings(survey, draws), None)
         if first is None:
             raise NothingCompared("fewer do not run")
         reason = ""
         try:
-            if first.is_alike(question.expected, question.precision):
+            if first.agree_with(self.expected, self.precision):
                 return first
         except CannotBeCompared as error:
             reason = str(error)
-        question.check_repeatable()
+        self.check_repeatable()
         # Where fewer rows would not run at all, something else than rows was cut.
         ran = first.survey.compared is None
-        for few in self._readings(first.survey, question, draws, as_tables=ran):
+        for subset in self._readings(first.survey, draws, as_tables=ran):
             with suppress(CannotBeCompared):
-                if few.is_alike(question.expected, question.precision):
-                    return few
+                if subset.agree_with(self.expected, self.precision):
+                    return subset
         raise NothingCompared(reason) if reason else RunError(COUPLED)
 
     def _readings(
-        self,
-        survey: Survey,
-        question: Question,
-        draws: Draws | None,
-        *,
-        as_tables: bool = False,
-    ) -> Iterator[Few]:
+        self, survey: Survey, draws: Draws | None, *, as_tables: bool = False
+    ) -> Iterator[SubsetLosses]:
         """Yields losses of few rows: all that may be rows taken for them, or all but one.
 
         Where fewer rows do not fit in another order (a packed sequence wants the longest first),
@@ -219,101 +221,70 @@ class LossCompany:
         for whole, taken in tried:
             if whole and whole[-1] >= met:
                 continue
-            question.state.restore()
+            self.state.restore()
             if draws is not None:
                 draws.again()
-            calls = self._calls.rehearsing(
+            calls = self.model_calls.on_subset(
                 taken,
                 lambda _: False,
-                question.quiet,
+                self.deterministic,
                 whole=whole,
                 as_tables=as_tables,
                 draws=draws,
             )
-            few = None
+            found = None
             with calls as subset:
                 try:
-                    losses = question.compute_losses()
-                    few = Few(losses, taken, whole, self._calls.inputs, draws)
+                    losses = self.compute_losses()
+                    found = SubsetLosses(losses, taken, whole, self.model_calls.inputs, draws)
                 except Exception as error:
                     if is_out_of_memory(error):
                         raise
             # What runs between two of them must see all rows again.
-            if few is not None and few.fits:
-                yield few
+            if found is not None and found.fits:
+                yield found
             met = max(met, subset.met)
 
-    def check_without_the_model(self, compute_losses: LossFunction, state: RandomState) -> None:
-        """Computes losses on two halves of the rows, where the model itself is not called.
 
-        Raises:
-            RunError: They are others, or that cannot be seen.
-        """
-        try:
-            with state_kept(self._model), torch.no_grad(), HeldStill():
-                alike = self._halves_alike(compute_losses, state)
-                if not alike and state.was_left:
-                    with evaluating(self._model):
-                        alike = self._halves_alike(compute_losses, state)
-        except CannotBeCompared as reason:
-            raise NothingCompared(str(reason)) from reason
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            # Its message may tell the records' lengths.
-            raise NothingCompared("fewer do not run") from error
-        if not alike:
-            raise RunError(COUPLED)
-
-    def _halves_alike(self, compute_losses: LossFunction, state: RandomState) -> bool:
-        state.restore()
-        expected = compute_losses()
-        count = len(expected)
-        for start in range(min(count, 2)):
-            rows = torch.arange(count)[start::2].flip(0)
-            subset = RowSubset([*self._model.parameters(), *self._model.buffers()])
-            subset.choose(rows, count=count)
-            state.restore()
-            with subset:
-                got = compute_losses()
-            if got.shape != (len(rows),):
-                raise CannotBeCompared("their number does not follow")
-            if not _same(got, expected, rows, got.dtype):
-                return False
-        return True
-
-
-def _is_one_company(survey: Survey, losses: Tensor) -> bool:
-    """Whether all rows of a batch are one row or one unit, with nobody beside it."""
-    if survey.every_unit is not None:
-        return bool((survey.every_unit == survey.every_unit[0]).all())
-    return survey.count == 1 and losses.shape == (1,)
-
-
-def _are_alike(few: Few, expected: Tensor, precision: torch.dtype) -> bool:
-    """Whether losses of few rows are those among all losses.
+def check_halves(model: nn.Module, compute_losses: LossFunction, state: RandomState) -> None:
+    """Compares losses of two halves of the rows, where the model itself is not called.
 
     Raises:
-        CannotBeCompared: The model's inputs for these rows have another shape.
+        RunError: They are others than among all, or that cannot be seen.
     """
-    survey, got = few.survey, few.losses.detach()
-    if survey.every_unit is not None and len(expected) != survey.count:
-        places = _places_of_units(survey.units, survey.every_unit)
-    else:
-        if few.inputs and few.inputs[0].shape[1:] != survey.inputs[0].shape[1:]:
-            # Cut to the longest of them, and sorted perhaps: each is one of those, then.
-            return all(bool(_near(loss, expected, expected, precision).any()) for loss in got)
-        if not few.inputs and survey.compared is not None:
-            raise CannotBeCompared("nothing shows that rows took the place of others")
-        places = _places_among(few.inputs[0].detach(), survey) if few.inputs else survey.rows
-    if places is not None and survey.compared is not None:
-        got, places = got[survey.compared.to(got.device)], places[survey.compared]
-    return places is not None and _same(got, expected, places, precision)
+    try:
+        with state_preserved(model), torch.no_grad(), DeterministicMode():
+            alike = _halves_alike(model, compute_losses, state)
+            if not alike and state.was_left:
+                with evaluating(model):
+                    alike = _halves_alike(model, compute_losses, state)
+    except CannotBeCompared as reason:
+        raise NothingCompared(str(reason)) from reason
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        # Its message may tell the records' lengths.
+        raise NothingCompared("fewer do not run") from error
+    if not alike:
+        raise RunError(COUPLED)
 
 
-def _places_of_units(some: Tensor | None, every: Tensor) -> Tensor | None:
-    """Returns where the units of some rows are among all units, both in ascending order."""
-    return None if some is None else torch.searchsorted(every.cpu().unique(), some.unique())
+def _halves_alike(model: nn.Module, compute_losses: LossFunction, state: RandomState) -> bool:
+    state.restore()
+    expected = compute_losses()
+    count = len(expected)
+    for start in range(min(count, 2)):
+        rows = torch.arange(count)[start::2].flip(0)
+        subset = RowSubset([*model.parameters(), *model.buffers()])
+        subset.choose(rows, count=count)
+        state.restore()
+        with subset:
+            got = compute_losses()
+        if got.shape != (len(rows),):
+            raise CannotBeCompared("their number does not follow")
+        if not _same(got, expected, rows, got.dtype):
+            return False
+    return True
 
 
 def _places_among(given: Tensor, survey: Survey) -> Tensor | None:
@@ -346,13 +317,10 @@ def _first_places(rows: Tensor, everyone: Tensor) -> Tensor | None:
 
 def _rows_alike(one: Tensor, other: Tensor) -> Tensor:
     """Returns which rows are the same, shape (n,)."""
+    same = one == other
     if one.is_floating_point():
-        return (
-            torch.isclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
-            .reshape(len(one), -1)
-            .all(1)
-        )
-    return (one == other).reshape(len(one), -1).all(1)
+        same = torch.isclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
+    return same.reshape(len(one), -1).all(1)
 
 
 def _same(got: Tensor, expected: Tensor, places: Tensor, precision: torch.dtype) -> bool:

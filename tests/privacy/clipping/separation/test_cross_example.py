@@ -8,9 +8,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.separation.kept_state import RandomState
-from dpft.privacy.clipping.separation.loss_company import LossCompany, NothingCompared, Question
-from dpft.privacy.clipping.separation.root_calls import RootCalls
+from dpft.privacy.clipping.separation.cross_example import (
+    CrossExampleCheck,
+    NothingCompared,
+    check_halves,
+)
+from dpft.privacy.clipping.separation.deterministic import RandomState
+from dpft.privacy.clipping.separation.row_subset import ModelCalls
 
 G = torch.Generator().manual_seed(0)
 X, LABELS = torch.randn(6, 3, generator=G), torch.tensor([0, 1, 2, 3, 4, 5])
@@ -27,22 +31,23 @@ def compared(losses_of):
     """
     torch.manual_seed(0)
     model = nn.Linear(3, 6)
-    calls = RootCalls(model)
+    calls = ModelCalls(model)
     model.forward = calls.watched(lambda x: nn.Linear.forward(model, x))
-    state, company = RandomState.now(CPU), LossCompany(model, calls)
+    state = RandomState.now(CPU)
     compute = lambda: losses_of(model)  # noqa: E731
     with calls.training(lambda _: True, None):
         expected = compute().detach()
     calls.survey.choose(expected)
-    question = Question(
+    check = CrossExampleCheck(
+        model_calls=calls,
         compute_losses=compute,
         expected=expected,
         state=state,
-        quiet=nullcontext,
+        deterministic=nullcontext,
         precision=torch.float32,
         check_repeatable=lambda: None,
     )
-    return company.compare(calls.survey, question)
+    return check.compare(calls.survey)
 
 
 def nll(model, x=X, **options):
@@ -111,7 +116,7 @@ def test_a_function_that_keeps_its_rows_from_being_taken_is_refused():
 
 def test_submodules_called_alone_are_compared_on_halves():
     layer = nn.Linear(3, 1)
-    company, state = LossCompany(nn.Sequential(layer), RootCalls(layer)), RandomState.now(CPU)
-    company.check_without_the_model(lambda: layer(X)[:, 0], state)
+    model, state = nn.Sequential(layer), RandomState.now(CPU)
+    check_halves(model, lambda: layer(X)[:, 0], state)
     with pytest.raises(RunError, match="depends on another example's loss or inputs"):
-        company.check_without_the_model(lambda: layer(X - X.mean(0))[:, 0], state)
+        check_halves(model, lambda: layer(X - X.mean(0))[:, 0], state)

@@ -6,10 +6,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.separation.rows_alone import (
-    check_rows_alone,
-    each_alone,
+from dpft.privacy.clipping.separation.single_example import (
+    check_single_examples,
     mixed_output,
+    rows_by_unit,
 )
 
 D = 3
@@ -29,7 +29,7 @@ class Mixing(nn.Module):
 
 
 def mixed_place(model, x=X, units=None):
-    return mixed_output(model, model.forward, ((x,), {}), list(each_alone(units, len(x))))[0]
+    return mixed_output(model, model.forward, ((x,), {}), list(rows_by_unit(units, len(x))))[0]
 
 
 def later_rows_read_the_fourth(x):
@@ -83,7 +83,7 @@ def test_rows_of_one_unit_may_depend_on_each_other():
     model = Mixing(lambda x: x - x.view(-1, 3, D).mean(1).repeat_interleave(3, 0))
     assert mixed_place(model) == "output ['mixed']"
     # All at once in another order would tear the units apart.
-    place, _ = mixed_output(model, model.forward, ((X,), {}), list(each_alone(units, 6)))
+    place, _ = mixed_output(model, model.forward, ((X,), {}), list(rows_by_unit(units, 6)))
     assert place is None
 
 
@@ -93,7 +93,7 @@ def test_an_argument_with_as_many_entries_as_rows_may_be_none():
             return x.sum(1, keepdim=True) * weights.sum()
 
     model, weights = Weighted(), torch.arange(6.0)
-    alone = list(each_alone(None, 6))
+    alone = list(rows_by_unit(None, 6))
     assert mixed_output(model, model.forward, ((X, weights), {}), alone)[0] is None
 
 
@@ -108,7 +108,7 @@ def test_a_model_that_squeezes_a_batch_of_one_runs_each_row_beside_itself():
 def test_the_refusal_names_the_place():
     mixing = Mixing(MIXES["mean"])
     with pytest.raises(RunError, match=r"output \['mixed'\] of Mixing for one example changes"):
-        check_rows_alone(mixing, mixing.forward, ((X,), {}), None)
+        check_single_examples(mixing, mixing.forward, ((X,), {}), None)
 
 
 def test_a_model_for_batches_of_one_size_is_run_on_as_many_rows_of_which_some_are_others():
