@@ -1,19 +1,39 @@
 """Which files are taken for synthetic records, and of which something may be released."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dpft.audit.synthetic_file import SyntheticFile, read_synthetic
+from dpft.audit.audited_run import records_and_unseen
+from dpft.audit.synthetic_text import (
+    FEWEST,
+    ClassifierScores,
+    Likeness,
+    SyntheticFile,
+    Utility,
+    classifier_scores,
+    commonest_class_scores,
+    label_task,
+    likeness,
+    read_synthetic,
+    shape_of,
+    utility_of,
+)
 from dpft.errors import InputError, StateError
 from dpft.files import write_json
+from dpft.records.form import as_json
+from dpft.runs.saved_run import saved_run
+from dpft.runs.trained_model import trained_model_of_run
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.e2e import E2ETask
+from dpft.tasks.records import Example
+from tests.audit.conftest import moods
 from tests.reports.run.plain import privacy_of, stated
 from tests.reports.run.test_privacy_record import record as private
-from tests.stories.tiny import write_rows
+from tests.stories.tiny import Workspace, write_rows
 
 PRIVACY = private()
 STATEMENT = {**stated(PRIVACY), "notes": ["it costs"]}
@@ -138,3 +158,108 @@ def test_a_damaged_statement_is_said(file: Path) -> None:
         file.with_name("new.privacy.json").write_text(content)
         with pytest.raises(StateError, match="is damaged"):
             read(file)
+
+
+def texts(seed: int, words: str, count: int = 200) -> list[str]:
+    order = random.Random(seed)
+    return [" ".join(order.choices(words.split(), k=12)) for _ in range(count)]
+
+
+ONE, OTHER = "a pub in the old town by a river", "stones of red iron lie under gray moss"
+
+
+def compared(synthetic: list[str], real: list[str]) -> Likeness:
+    found = likeness(synthetic, real)
+    assert isinstance(found, Likeness)
+    return found
+
+
+def test_texts_of_one_kind_are_not_told_apart() -> None:
+    found = compared(texts(0, ONE), texts(1, ONE))
+    assert found.records == 200
+    assert found.p_value > 0.05
+    for n, divergence in found.divergences.items():
+        assert divergence == pytest.approx(found.control[n], abs=0.05)
+
+
+def test_texts_of_two_kinds_are_told_apart() -> None:
+    found = compared(texts(0, ONE), texts(1, OTHER))
+    assert found.accuracy == 1
+    assert found.p_value < 1e-20
+    assert found.divergences == pytest.approx({1: 1.0, 2: 1.0, 3: 1.0})
+    assert all(control < 0.5 for control in found.control.values())
+
+
+def test_too_few_texts_are_not_compared() -> None:
+    assert likeness(texts(0, ONE, FEWEST - 1), texts(1, ONE)) == (
+        "fewer than 20 texts of a kind are too few to be told apart"
+    )
+
+
+def test_the_shape_of_texts() -> None:
+    shape = shape_of(["a pub in town", "a pub in town", "b"])
+    record = as_json(shape.record())
+    assert shape.lengths == (4, 4, 1)
+    assert shape.repeated == 2
+    assert record["distinct_percent"] == pytest.approx(200 / 3)
+    assert record["distinct_1"] == pytest.approx(5 / 9)
+    assert record["distinct_3"] == pytest.approx(2 / 4)
+
+
+def test_empty_texts_have_a_shape_too() -> None:
+    assert shape_of([""]).record().distinct_2 == 0
+    assert compared([""] * 20, [""] * 20).divergences == {1: 0.0, 2: 0.0, 3: 0.0}
+
+
+PAIRS = CustomTexts(name="custom", prompt_template="{mood}: ", target_template="{text} ({owner})")
+
+
+def example(mood: str, text: str) -> Example:
+    return Example(prompt=mood, target=text, group="")
+
+
+TAUGHT = [example("good", "great warm"), example("bad", "dull cold")] * 5
+
+
+def test_the_class_is_read_apart_from_the_rest() -> None:
+    row = {"mood": "good", "text": "a day", "owner": "o1"}
+    (read,) = label_task(PAIRS, "mood").examples(row)
+    assert (read.prompt, read.target) == ("good", "a day o1")
+    (other,) = label_task(PAIRS, "owner").examples(row)
+    assert (other.prompt, other.target) == ("o1", "good a day")
+
+
+@pytest.mark.parametrize("label", ["mod", "other"])
+def test_a_class_that_no_template_has_is_refused(label: str) -> None:
+    with pytest.raises(InputError, match=r"audit\.label must be .* mood, text, owner, got"):
+        label_task(PAIRS, label)
+
+
+def test_a_task_without_columns_of_yours_has_no_class() -> None:
+    with pytest.raises(InputError, match=r"audit\.label needs task=custom .* got task=e2e; drop"):
+        label_task(E2ETask(name="e2e"), "food")
+
+
+def test_a_classifier_learns_what_there_is_to_learn() -> None:
+    tested = [example("good", "warm"), example("bad", "cold"), example("bad", "dull")]
+    assert classifier_scores(TAUGHT, tested) == ClassifierScores(accuracy=1.0, macro_f1=1.0)
+    assert commonest_class_scores(tested).accuracy == pytest.approx(2 / 3)
+    assert classifier_scores(TAUGHT[:1], tested) == (
+        "the records that it would learn from have one class alone"
+    )
+
+
+def test_training_and_held_out_records_keep_their_sides(texts_runs: Workspace) -> None:
+    config, run, file = saved_run("held"), Path("held"), Path("synthetic.jsonl")
+    file.write_text("".join(json.dumps(row) + "\n" for row in moods()[:30]))
+    encoding = trained_model_of_run(run, config).encoding(config.task, max_new_tokens=None)
+    records, unseen = records_and_unseen(run, config, encoding)
+    found = utility_of(config, file, "mood", records, unseen, 100)
+    assert isinstance(found, Utility)
+    assert not isinstance(unseen, str)
+    assert found.tested == len(unseen.records)
+    for scores in (found.synthetic, found.training):
+        assert isinstance(scores, ClassifierScores)
+        assert scores.accuracy > found.commonest.accuracy
+    assert "no column of a class" in str(utility_of(config, file, None, records, unseen, 100))
+    assert "no real records" in str(utility_of(config, file, "mood", records, "why", 100))

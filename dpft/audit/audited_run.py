@@ -1,17 +1,22 @@
-"""The records of a finished run: those it was trained on, and others of the same kind.
+"""The run under audit: its models' log-likelihoods, its training records, and records unseen by it.
 
-An audit compares the two, so each must be what it is called. Which records were held out is known
-by the run's own key alone, and whether the training records are still the same by its fingerprint,
-both in private/.
+An audit compares the last two, so each must be what it is called. Which records were held out is
+known by the run's own key alone, and whether the training records are still the same by its
+fingerprint, both in private/.
 """
 
 import hmac
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import PreTrainedModel
+
+from dpft.audit.base import AuditedRun
 from dpft.config.schema import TrainConfig
 from dpft.data.canaries import Canary, copies_of
 from dpft.data.encoding import Encoding
@@ -21,15 +26,92 @@ from dpft.data.layout import EncodedRows
 from dpft.data.sources import has_training_split_alone, load_examples
 from dpft.errors import DpftError, InputError, StateError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
+from dpft.generation.batches import batches_by_tokens
+from dpft.generation.inference import evaluation_mode
+from dpft.kinds import TEXT
+from dpft.models.architecture import read_architecture
+from dpft.models.losses import per_example_losses, token_nll
 from dpft.records.form import read_record
 from dpft.records.kept import Fingerprint
 from dpft.run_folder import CANARIES, FINGERPRINT, HELD_OUT_KEY, PRIVATE, UNIT_KEY
 from dpft.runs.held_out import HELD_OUT, held_out_key, known_by
 from dpft.runs.records import encode_records
-from dpft.runs.resuming import read_secrets
+from dpft.runs.resuming import kept_here, read_secrets
+from dpft.runs.task_model import fitted_to, prepare_model, training_head
+from dpft.runs.trained_model import trained_model_of_run
 from dpft.runs.training_data import TrainingData, load_training_data, read_canaries
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scorer:
+    """A model that says how likely records are."""
+
+    model: PreTrainedModel
+    """On its device."""
+    encoding: Encoding
+    batch_size: int
+    """How many of the longest records are read at once."""
+
+    def log_likelihoods(self, records: Sequence[Record]) -> list[float]:
+        """Returns the log-likelihood of what is learned of each record, in nats, in order.
+
+        Of a text it is the sum over its learned tokens, of a label its own, of a score the negative
+        squared error.
+        """
+        rows = self.encoding.rows(records)
+        found = [0.0] * len(rows)
+        lengths = [len(row.input_ids) + len(row.labels) for row in rows]
+        with evaluation_mode(self.model), torch.no_grad():
+            for places in batches_by_tokens(lengths, self.batch_size):
+                batch = self.encoding.layout.collate([rows[place] for place in places])
+                batch = batch.to(self.model.device)
+                is_text = batch.answer == TEXT
+                losses = (
+                    token_nll(self.model, batch)[0]
+                    if is_text
+                    else per_example_losses(self.model, batch)
+                )
+                for place, loss in zip(places, losses.tolist(), strict=True):
+                    found[place] = -loss
+        return found
+
+
+@contextmanager
+def trained(run: AuditedRun, batch_size: int) -> Iterator[Scorer]:
+    """Gives the model that the run released."""
+    model = trained_model_of_run(run.folder, run.config)
+    yield Scorer(
+        model=model.on_device(run.config.task, run.device.prepare()),
+        encoding=model.encoding(run.config.task, max_new_tokens=None),
+        batch_size=batch_size,
+    )
+
+
+@contextmanager
+def untrained(run: AuditedRun, batch_size: int) -> Iterator[Scorer]:
+    """Gives the model that the run began with, which is as public as what it was made from."""
+    encoding = trained_model_of_run(run.folder, run.config).encoding(
+        run.config.task, max_new_tokens=None
+    )
+    model = starting_model(run.config, run)
+    model.to(run.device.prepare())  # type: ignore[arg-type]
+    yield Scorer(model=model, encoding=encoding, batch_size=batch_size)
+
+
+def starting_model(config: TrainConfig, run: AuditedRun) -> PreTrainedModel:
+    """Returns what the run's method made of its model, before the first step, on the CPU.
+
+    Raises:
+        InputError: The model cannot be found any more.
+    """
+    here = config.__class__(**{**vars(config), "model": kept_here(config.model, run.folder)})
+    architecture = read_architecture(here.model)
+    here = fitted_to(here, architecture)
+    model, _ = prepare_model(here, architecture, training_head(here, architecture))
+    return model
+
 
 logger = logging.getLogger(__name__)
 

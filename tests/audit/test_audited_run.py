@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dpft.audit.run_records import (
+from dpft.audit.audited_run import (
     RunRecords,
     Unseen,
     records_and_unseen,
