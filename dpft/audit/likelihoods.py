@@ -16,8 +16,7 @@ from dpft.kinds import TEXT
 from dpft.models.architecture import read_architecture
 from dpft.models.losses import per_example_losses, token_nll
 from dpft.runs.resuming import kept_here
-from dpft.runs.task_model import fitted_to, prepare_model, training_head
-from dpft.runs.trained_model import trained_model_of_run
+from dpft.runs.task_model import fitted_to, prepare_model, trained_model_of_run, training_head
 from dpft.tasks.records import Record
 
 

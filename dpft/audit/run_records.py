@@ -24,10 +24,16 @@ from dpft.evaluation.eval_config import eval_split_is_public, reads_training_spl
 from dpft.records.form import read_record
 from dpft.records.kept import Fingerprint
 from dpft.run_folder import CANARIES, FINGERPRINT, HELD_OUT_KEY, PRIVATE, UNIT_KEY
-from dpft.runs.held_out import HELD_OUT, held_out_key, known_by
-from dpft.runs.records import encode_records
+from dpft.runs.held_out import (
+    HELD_OUT,
+    TrainingData,
+    held_out_key,
+    known_by,
+    load_training_data,
+    read_canaries,
+)
 from dpft.runs.resuming import read_secrets
-from dpft.runs.training_data import TrainingData, load_training_data, read_canaries
+from dpft.runs.training_records import encode_records
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import Record
 

@@ -18,7 +18,7 @@ from dpft.data.sources import load_examples
 from dpft.errors import InputError
 from dpft.evaluation.samples import spread
 from dpft.records.audits import ClassifierScores, Utility
-from dpft.runs.training_data import load_training_data
+from dpft.runs.held_out import load_training_data
 from dpft.tasks.base import Task
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.records import Example, Record, are_texts
