@@ -5,7 +5,7 @@ al. 2022 has: of each label the words that the model holds for likeliest at the 
 label's own records; of all ways to take one for each label those that classify the records best
 without training. The best are then to be trained and compared (experiment=li2022_label_words).
 
-    python -m dpft.runs.tuning.label_words task=sst2 task.data_dir=DIR model=roberta-base
+    python -m dpft.runs.label_words task=sst2 task.data_dir=DIR model=roberta-base
 
 Records are those of ``eval.split``, which must be public: a choice by private records costs
 epsilon (Li et al. 2022, Appendix N), and this one is accounted nowhere.

@@ -20,14 +20,14 @@ from dpft.reports.accounting.epsilon import (
     warning_lines,
 )
 from dpft.runs.answer import Answer
-from dpft.runs.spending.bounds import (
+from dpft.runs.composition import (
     account_for_spent,
     account_together,
     check_head,
     check_same_unit,
     tokenizers_beside,
 )
-from dpft.runs.spending.spent_run import CLOSING_LINE, SpentRun, find_ledgers, read_spent
+from dpft.runs.saved_run import CLOSING_LINE, SpentRun, find_ledgers, read_spent
 
 MIXED = "mixed"
 """The sampler of runs that drew units in several ways."""

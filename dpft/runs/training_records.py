@@ -26,8 +26,7 @@ from dpft.memory import return_freed_memory
 from dpft.privacy.keys import secret_key
 from dpft.privacy.plan import EXAMPLE
 from dpft.run_folder import DATA_SUMMARY, private_path
-from dpft.runs.held_out import Division
-from dpft.runs.training_data import TrainingData
+from dpft.runs.held_out import Division, TrainingData
 from dpft.tasks.base import REFUSED, Task
 from dpft.tasks.records import Record
 from dpft.training.loop import TrainingSet

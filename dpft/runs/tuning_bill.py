@@ -21,9 +21,9 @@ from dpft.records.configuration import SavedConfiguration, read_saved
 from dpft.records.form import write_record
 from dpft.records.sweeps import Bill, Bound, BoundedRun, NoBound, TuningBill, UnboundedRun
 from dpft.run_folder import CONFIGURATION, LEDGER, TUNE_CONFIGURATION, TUNING, TUNING_BILL
-from dpft.runs.spending.bounds import account_for_spent, account_together
-from dpft.runs.spending.spent_run import SpentRun, read_spent
-from dpft.runs.tuning.search import read_search
+from dpft.runs.composition import account_for_spent, account_together
+from dpft.runs.saved_run import SpentRun, read_spent
+from dpft.runs.tuning import read_search
 
 SUM = "sum of epsilons"
 logger = logging.getLogger(__name__)
