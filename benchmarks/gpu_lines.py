@@ -16,6 +16,8 @@ class Given:
     """Whether small shapes and few repetitions do."""
     folder: str
     """Where lines write."""
+    threads: int = 1
+    """Of the processor, for each line."""
 
     def place(self, name: str) -> Path:
         """Returns a folder for a line, made."""

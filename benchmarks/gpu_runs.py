@@ -104,7 +104,6 @@ WAYS: Mapping[str, Sequence[str]] = {
 
 def determinism(given: Given, *, ways: Sequence[str]) -> Verdict:
     """Takes runs twice, for the same bits, and once on the CPU, for nearly the same weights."""
-    torch.set_num_threads(4)
     different, far = [], {}
     for way in ways[: 2 if given.quick else None]:
         words = training(given, *WAYS[way], SEEDED)
