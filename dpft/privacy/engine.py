@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from dpft.parallel.local import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.shards import ShardedModel
+from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.clipping.engines.base import LossFunction
-from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.dropout import private_dropout
 from dpft.privacy.phased_clipper import PhasedClipper
 from dpft.privacy.plan import PrivacyPlan

@@ -35,7 +35,7 @@ from dpft.privacy.accounting.compute import (
 )
 from dpft.privacy.accounting.signal import signal_share
 from dpft.privacy.accounting.summary import AccountingReport, account
-from dpft.privacy.clipping.options import ClippingOptions
+from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.noise import add_noise
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.randomness import make_randomness

@@ -15,7 +15,7 @@ from dpft.parallel.local import whole
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
-from dpft.privacy.clipping.options import ClippingOptions
+from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.mechanisms.banded import Banded
 from dpft.privacy.mechanisms.base import Mechanism

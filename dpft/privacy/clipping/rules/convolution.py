@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_input, conv2d_input
 
-from dpft.privacy.clipping.costs import instantiated_is_smaller
+from dpft.privacy.clipping.choices import instantiated_is_smaller
 from dpft.privacy.clipping.patch_use import PatchUse, Window
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.linear import for_product, sum_dtype

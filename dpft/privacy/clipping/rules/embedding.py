@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dpft.errors import InputError
-from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.recorder import Recorder, Tap
 from dpft.privacy.clipping.rules.linear import as_sequence
 from dpft.privacy.clipping.rules.whole_batch import on_the_whole_batch
-from dpft.privacy.clipping.traced import Tap
 from dpft.privacy.clipping.uses import RowsUse
 
 

@@ -19,11 +19,10 @@ from transformers.pytorch_utils import Conv1D
 
 from dpft.fused_head import LossHead
 from dpft.head_losses import token_losses
-from dpft.privacy.clipping.head_use import HeadProduct, HeadUse, SeenChunks
-from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.heads import HeadProduct, RecomputedHead, SeenChunks
+from dpft.privacy.clipping.recorder import Recorder, Tap
 from dpft.privacy.clipping.squares import in_norm_dtype
-from dpft.privacy.clipping.traced import Tap
-from dpft.privacy.clipping.uses import GradientUse, OuterUse
+from dpft.privacy.clipping.uses import GradientUse, OuterProduct
 from dpft.vocabulary_chunks import Chunk, Targets
 
 
@@ -53,7 +52,7 @@ def linear_forward(layer: nn.Linear, recorder: Recorder) -> Callable[[Tensor], T
 
     def record(inputs: Tensor | None, backprops: Tensor) -> None:
         if layer.weight.requires_grad and inputs is not None:
-            use = OuterUse(as_sequence(backprops), as_sequence(inputs))
+            use = OuterProduct(as_sequence(backprops), as_sequence(inputs))
             recorder.record(layer, "weight", use)
         _record_bias(layer, backprops, recorder)
 
@@ -72,7 +71,7 @@ def conv1d_forward(layer: Conv1D, recorder: Recorder) -> Callable[[Tensor], Tens
 
     def record(inputs: Tensor | None, backprops: Tensor) -> None:
         if layer.weight.requires_grad and inputs is not None:
-            use = OuterUse(as_sequence(inputs), as_sequence(backprops))
+            use = OuterProduct(as_sequence(inputs), as_sequence(backprops))
             recorder.record(layer, "weight", use)
         _record_bias(layer, backprops, recorder)
 
@@ -199,5 +198,5 @@ class _Recording:
     def report(self, hidden: Tensor, targets: Targets, factors: Tensor) -> None:
         """Records the use."""
         product = HeadProduct(self._layer.weight, targets, self._seen)
-        use = HeadUse(in_norm_dtype(factors), hidden, product)
+        use = RecomputedHead(in_norm_dtype(factors), hidden, product)
         self._recorder.record(self._layer, "weight", use)

@@ -13,10 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.recorder import Recorder, Tap
 from dpft.privacy.clipping.rules.linear import for_normalization, sum_dtype
 from dpft.privacy.clipping.rules.whole_batch import expanded
-from dpft.privacy.clipping.traced import Tap
 from dpft.privacy.clipping.uses import GradientUse
 
 
