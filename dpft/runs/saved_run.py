@@ -22,7 +22,7 @@ from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.errors import DpftError, InputError, StateError
 from dpft.links import refuse_links
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
-from dpft.privacy.accounting.membership import shown_epsilon
+from dpft.privacy.accounting.interpretation import shown_epsilon
 from dpft.privacy.completeness import check_lodged, knows_the_end, read_run_ledger
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.mechanisms.histogram import histogram_of
