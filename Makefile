@@ -43,7 +43,7 @@ recipes: setup ## Train, score and report every recipe of conf/experiment in sma
 	$(PYTEST) --dist load tests/stories/test_every_recipe.py
 
 fuzz: setup ## Try 10,000 crafted models with and without a fused head against the clipper (10 minutes).
-	DPFT_FUZZ_MODELS=10000 $(PYTEST) --dist load tests/privacy/clipping/test_head_use.py
+	DPFT_FUZZ_MODELS=10000 $(PYTEST) --dist load tests/privacy/clipping/test_heads.py
 
 test-full: setup ## Run the whole test suite, slow tests included.
 	$(PYTEST)

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from dpft.fused_head import LossHead
-from dpft.privacy.clipping.options import ClippingOptions
+from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
 from dpft.records.plans import EstimatedTime
