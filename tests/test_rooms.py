@@ -144,7 +144,7 @@ def test_what_stands_outside_the_rooms_imports_none_of_them() -> None:
     ("room", "source"),
     [
         ("privacy", "from dpft.training import loop"),
-        ("models", "def late():\n    import dpft.data.collation"),
+        ("models", "def late():\n    import dpft.data.batches"),
         ("data", "from dpft.tasks import e2e"),
         ("training", 'importlib.import_module(f"dpft.cli.{name}")'),
     ],

@@ -35,9 +35,8 @@ from scipy.special import log_ndtr
 from dpft.audit.audited_run import Scorer
 from dpft.audit.base import Finding
 from dpft.audit.plots import exposure_histogram
-from dpft.data.canaries import Canary, SuffixTokens, suffix_tokens
-from dpft.data.canary_config import FEWEST_SUFFIXES
-from dpft.data.packed_records import pieces
+from dpft.data.canaries import FEWEST_SUFFIXES, Canary, SuffixTokens, suffix_tokens
+from dpft.data.training_records import pieces
 from dpft.errors import InputError
 from dpft.generation.inference import evaluation_mode
 from dpft.kinds import SEQ2SEQ

@@ -37,10 +37,15 @@ from dpft.audit.audited_run import (
 )
 from dpft.audit.base import CONTINUATION, SPANS, needed
 from dpft.audit.text_overlap import METHOD, PromptSets, prompt_sets, whole_text
-from dpft.data.corpus_rows import MEAN_SPAN, NOISE_DENSITY, CorpusEncoding, public_bits
+from dpft.data.corpus_rows import (
+    MEAN_SPAN,
+    NOISE_DENSITY,
+    CorpusEncoding,
+    hidden_spans,
+    public_bits,
+)
 from dpft.data.encoding import TokenEncoding
 from dpft.data.tokenization import TokenizedExample
-from dpft.data.views import hidden_spans
 from dpft.errors import InputError
 from dpft.evaluation.samples import spread
 from dpft.evaluation.scored import OnProgress, counter

@@ -20,9 +20,8 @@ import numpy as np
 from dpft.audit.audited_run import RunRecords, Unseen
 from dpft.audit.text_overlap import NearDuplicates, words_of, written_text
 from dpft.config.schema import TrainConfig
-from dpft.data.prompts import split_files
-from dpft.data.readers import FORMATS, file_rows
-from dpft.data.rows import examples_of, row_values
+from dpft.data.raw_rows import FORMATS, file_rows
+from dpft.data.rows import examples_of, row_values, split_files
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
 from dpft.evaluation.samples import spread

@@ -11,10 +11,10 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from dpft.data.local_forms import LocalForm
-from dpft.data.memory import TRAIN
-from dpft.data.readers import (
+from dpft.data.raw_rows import (
     FORMATS,
+    TRAIN,
+    LocalForm,
     Reader,
     Row,
     csv_rows,

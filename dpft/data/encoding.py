@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from dpft.data.collation import TextLayout
-from dpft.data.layout import EncodedRows, Layout
+from dpft.data.batches import EncodedRows, Layout, TextLayout, View
 from dpft.data.token_rows import Block, Lists, TokenRows, ends_of, numbered
 from dpft.data.tokenization import (
     TokenizedExample,
@@ -28,7 +27,6 @@ from dpft.data.tokenization import (
     tokenize,
     tokenize_prompts,
 )
-from dpft.data.views import View
 from dpft.kinds import IGNORED_LABEL, SEQ2SEQ
 from dpft.tasks.records import Example, Record
 

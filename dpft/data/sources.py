@@ -13,7 +13,7 @@ import os
 import tempfile
 import urllib.request
 from collections.abc import Iterator, Sequence
-from importlib import resources
+from importlib import import_module, resources
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -21,9 +21,18 @@ from urllib.parse import urlsplit
 
 from huggingface_hub import constants
 
-from dpft.data.local_forms import local_form
-from dpft.data.memory import MEMORY, TRAIN, held_splits, memory_rows
-from dpft.data.readers import FORMATS, FaultyRow, Row, file_rows, read_rows
+from dpft.data.raw_rows import (
+    FORMATS,
+    MEMORY,
+    TRAIN,
+    FaultyRow,
+    LocalForm,
+    Row,
+    file_rows,
+    held_splits,
+    memory_rows,
+    read_rows,
+)
 from dpft.data.rows import FaultyRows, examples_of, set_apart, unit_of
 from dpft.errors import InputError, note_records_read
 from dpft.hub import hub_is_reachable
@@ -101,6 +110,23 @@ def _store(content: bytes, path: Path) -> None:
 LETTERS_PER_TOKEN = 256
 """Letters of a text that are kept for each token of ``task.longest``, and for each chunk of a text.
 Public. The longest tokens of the vocabularies in use have 128, so that what is cut had no room."""
+
+
+_FORMS = {
+    "celeba": "dpft.data.images.files:CELEBA_FORM",
+    "cifar": "dpft.data.images.files:CIFAR_FORM",
+    "corpus": "dpft.data.corpora:FORM",
+    "digits": "dpft.data.images.files:DIGITS_FORM",
+    "images": "dpft.data.images.files:IMAGES_FORM",
+}
+"""Data on disk in a form of their own, not a table a split (``Task.local_form``): where each is."""
+
+
+def local_form(name: str) -> LocalForm:
+    """Returns a form by what ``Task.local_form`` calls it."""
+    module, _, attribute = _FORMS[name].partition(":")
+    form: LocalForm = getattr(import_module(module), attribute)
+    return form
 
 
 def load_examples(task: Task, split: str) -> list[Record]:

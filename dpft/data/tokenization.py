@@ -12,7 +12,7 @@ from typing import TypeGuard, cast
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from dpft.data.packed_records import pieces
+from dpft.data.training_records import pieces
 from dpft.errors import InputError
 from dpft.kinds import IGNORED_LABEL
 from dpft.tasks.records import Example

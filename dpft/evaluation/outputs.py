@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from dpft.data.batches import Batch
 from dpft.data.corpus_rows import CorpusEncoding
 from dpft.data.encoding import Encoding, TextEncoding
-from dpft.data.layout import Batch
 from dpft.errors import InputError
 from dpft.evaluation.groups import Group
 from dpft.generation.batches import batches_by_tokens

@@ -27,7 +27,7 @@ from dpft.kinds import (
 
 
 class Batch(Protocol):
-    """What losses read of a batch, such as a ``dpft.data.collation.Batch``."""
+    """What losses read of a batch, such as a ``dpft.data.batches.Batch``."""
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:

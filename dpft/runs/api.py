@@ -21,9 +21,8 @@ from dpft.config.keys import in_keys
 from dpft.config.listing import naming_recipe
 from dpft.config.load import from_values
 from dpft.config.words import given_text
-from dpft.data.memory import MEMORY, TRAIN, Rows, Splits, rows_in_memory
-from dpft.data.prompts import PROMPTS
-from dpft.data.readers import file_rows
+from dpft.data.raw_rows import MEMORY, TRAIN, Rows, Splits, file_rows, rows_in_memory
+from dpft.data.rows import PROMPTS
 from dpft.errors import DpftError, InputError
 from dpft.evaluation.evaluate import Evaluation
 from dpft.models.loading import quiet_transformers

@@ -25,7 +25,7 @@ from dpft.config.load import load
 from dpft.config.schema import EvaluateConfig, GenerateConfig, PlanConfig, TrainCommand
 from dpft.config.tune import TuneCommand
 from dpft.config.words import Words, given_overrides, given_text
-from dpft.data.memory import MEMORY
+from dpft.data.raw_rows import MEMORY
 from dpft.errors import InputError
 from dpft.files import check_writable
 from dpft.links import refuse_links

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpft.config.schema import GenerateConfig, TrainConfig
-from dpft.data.memory import MEMORY
-from dpft.data.prompts import load_prompts, refuse_records
-from dpft.data.writers import WRITERS, write_rows
+from dpft.data.raw_rows import MEMORY, WRITERS, write_rows
+from dpft.data.rows import load_prompts, refuse_records
 from dpft.errors import InputError, RunError
 from dpft.evaluation.groups import Group
 from dpft.evaluation.outputs import ModelOutputs

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpft.config.schema import EvaluateConfig, TrainConfig
-from dpft.data.held_out import fingerprint, new_key, split_held_out
 from dpft.data.sources import has_split, has_training_split_alone, load_examples
+from dpft.data.training_records import new_key, records_fingerprint, split_held_out
 from dpft.errors import InputError
 from dpft.evaluation.evaluate import Evaluation
 from dpft.files import write_text
@@ -168,7 +168,7 @@ def _units(data: TrainingData) -> Iterable[str]:
 
 def known_by(data: TrainingData, key: bytes) -> str:
     """Returns what tells these records and their units from any others; as secret as the key."""
-    return fingerprint(data.examples, _units(data), key)
+    return records_fingerprint(data.examples, _units(data), key)
 
 
 def held_out_key(run: Path) -> tuple[bytes, str]:

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
 from dpft.config.schema import TrainConfig
-from dpft.data.layout import Layout
+from dpft.data.batches import Layout
 from dpft.data.token_rows import TokenRows
 from dpft.errors import InputError
 from dpft.estimates.step_time import (

@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from dpft.config.schema import PlanConfig, TrainConfig
+from dpft.data.batches import Layout
 from dpft.data.encoding import Encoding
-from dpft.data.layout import Layout
 from dpft.errors import InputError
 from dpft.fused_head import fuse_head
 from dpft.generation.decoding import DecodeConfig

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dpft.config.schema import TrainConfig
-from dpft.data.layout import Layout
+from dpft.data.batches import Layout
 from dpft.errors import StateError
 from dpft.files import share, sync_tree
 from dpft.methods.base import Method

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from dpft.config.schema import TrainConfig
 from dpft.data.canaries import Canary
-from dpft.data.packed_records import PackedRecords
 from dpft.data.sources import read_examples
+from dpft.data.training_records import PackedRecords
 from dpft.records.canaries import KeptCanaries, KeptCanary
 from dpft.records.form import read_record, write_record
 from dpft.run_folder import CANARIES, private_audit_path

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from dpft.data.batches import Batch
 from dpft.data.canaries import COIN, Canary
 from dpft.data.encoding import Encoding
-from dpft.data.layout import Batch
 from dpft.errors import InputError, StateError
 from dpft.files import write_text
 from dpft.generation.inference import evaluation_mode

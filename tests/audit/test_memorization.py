@@ -29,7 +29,7 @@ from dpft.audit.memorization import (
     scores_of,
     t5_words,
 )
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
 from dpft.data.corpus_rows import CorpusEncoding
 from dpft.data.encoding import TextEncoding
 from dpft.errors import InputError

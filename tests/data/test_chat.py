@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from dpft.data.batches import TextLayout
 from dpft.data.chat import ChatEncoding
-from dpft.data.collation import TextLayout
 from dpft.errors import InputError
 from dpft.kinds import IGNORED_LABEL
 from dpft.models.source import EMBEDDED_MODEL

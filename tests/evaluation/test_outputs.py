@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
+from dpft.data.classification_rows import LabelWordEncoding, SentenceEncoding, label_word_ids
 from dpft.data.encoding import TextEncoding
-from dpft.data.label_words import LabelWordEncoding, label_word_ids
-from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.evaluate import evaluate_model

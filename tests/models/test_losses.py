@@ -13,8 +13,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from dpft.data.collation import TextLayout
-from dpft.data.layout import Batch
+from dpft.data.batches import Batch, TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT
 from dpft.models.losses import answer_logits, per_example_losses, token_nll

@@ -7,9 +7,8 @@ from omegaconf import OmegaConf
 from torch import nn
 from transformers import AutoTokenizer, BertModel, GPT2Config, GPT2LMHeadModel
 
+from dpft.data.classification_rows import LabelWordEncoding, SentenceEncoding
 from dpft.data.encoding import Encoding, TextEncoding
-from dpft.data.label_words import LabelWordEncoding
-from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
