@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+EMBEDDED_SAMPLE = Path(__file__).parents[1] / "models" / "embedded" / "sample"
+"""Folder of the sample data that ship with dpft: train, validation and test as .jsonl.gz."""
 BYTE_ORDER_MARK = "\ufeff"
 # The library's own limit, 131,072 letters in a cell, is below a long document.
 csv.field_size_limit(sys.maxsize)

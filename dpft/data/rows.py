@@ -11,12 +11,19 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dpft.data.raw_rows import FORMATS, MEMORY, FaultyRow, Row, file_rows, memory_rows
+from dpft.data.raw_rows import (
+    EMBEDDED_SAMPLE,
+    FORMATS,
+    MEMORY,
+    FaultyRow,
+    Row,
+    file_rows,
+    memory_rows,
+)
 from dpft.errors import InputError
 from dpft.tasks.base import SKIPPED, SPLITS, Task, TextTask
 from dpft.tasks.records import Example, Record, is_unicode
@@ -313,8 +320,7 @@ def refuse_records(task: Task, file: str) -> bool:
 def split_files(task: Task) -> list[Path]:
     """Returns the files on this machine that the task's splits are read from."""
     if task.effective_source == "embedded":
-        sample = resources.files("dpft") / "models" / "embedded" / "sample"
-        return [Path(str(entry)) for entry in sample.iterdir() if entry.is_file()]
+        return [entry for entry in EMBEDDED_SAMPLE.iterdir() if entry.is_file()]
     if task.data_dir is None:
         return []
     place = Path(task.data_dir).expanduser()

@@ -13,7 +13,7 @@ import os
 import tempfile
 import urllib.request
 from collections.abc import Iterator, Sequence
-from importlib import import_module, resources
+from importlib import import_module
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from huggingface_hub import constants
 
 from dpft.data.raw_rows import (
+    EMBEDDED_SAMPLE,
     FORMATS,
     MEMORY,
     TRAIN,
@@ -325,9 +326,7 @@ def _embedded_rows(task: Task, split: str) -> Iterator[Row]:
     if task.local_form is not None:
         yield from local_form(task.local_form).rows(task, split)
         return
-    sample = resources.files("dpft") / "models" / "embedded" / "sample"
-    with resources.as_file(sample) as folder:
-        yield from file_rows(_split_file(folder, split))
+    yield from file_rows(_split_file(EMBEDDED_SAMPLE, split))
 
 
 def _split_file(folder: Path, split: str) -> Path:

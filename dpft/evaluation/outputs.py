@@ -19,8 +19,8 @@ from dpft.generation.batches import batches_by_tokens
 from dpft.generation.decoding import DecodeConfig, Draws, generate_texts
 from dpft.generation.inference import evaluation_mode
 from dpft.kinds import SEQ2SEQ
+from dpft.models.architecture import max_positions
 from dpft.models.losses import answer_values, token_hits, token_nll
-from dpft.models.positions import max_positions
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shares import in_turn, put_together
 from dpft.tasks.image_records import LabeledImage

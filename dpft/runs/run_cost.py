@@ -27,8 +27,7 @@ from dpft.estimates.step_time import (
 from dpft.kinds import Head
 from dpft.methods.base import input_embeddings
 from dpft.models.architecture import Architecture
-from dpft.models.loading import meta_model, new_names
-from dpft.models.vocabulary import grow_as_planned
+from dpft.models.loading import grow_as_planned, meta_model, new_names
 from dpft.records.plans import EstimatedTime
 from dpft.reports.accounting.plan_table import in_words
 from dpft.runs.run_plan import RunPlan

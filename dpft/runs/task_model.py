@@ -24,9 +24,8 @@ from dpft.models.checkpoint_rows import (
     RowsOfModel,
     checkpoint_rows,
 )
-from dpft.models.loading import new_names, seeded
+from dpft.models.loading import grow_as_planned, load_with_tokens, new_names, seeded
 from dpft.models.source import loading_errors
-from dpft.models.vocabulary import grow_as_planned, load_with_tokens
 from dpft.privacy.clipping.wide import WIDE_ROWS
 from dpft.runs.modality.base import modality_of
 from dpft.tasks.base import Task

@@ -14,8 +14,7 @@ from dpft.kinds import Head
 from dpft.methods.base import Method
 from dpft.methods.base_folder import base_folder
 from dpft.models.architecture import Architecture, read_architecture
-from dpft.models.loading import new_names
-from dpft.models.vocabulary import load_with_tokens
+from dpft.models.loading import load_with_tokens, new_names
 from dpft.run_folder import MODEL
 from dpft.runs.modality.base import modality_of
 from dpft.runs.task_model import encoding_of, head_of

@@ -13,7 +13,7 @@ from dpft.data.classification_rows import (
 )
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ
-from dpft.models.embedded import MODEL_DIRECTORY
+from dpft.models.source import EMBEDDED_MODEL
 from dpft.tasks.records import LabeledExample
 from dpft.tasks.templates import Template
 from tests.data.conftest import letter_tokenizer
@@ -218,7 +218,7 @@ def test_a_label_word_is_one_token_with_the_blank_before_it(bert):
 
 
 def test_a_byte_level_tokenizer_that_puts_a_blank_before_every_text_has_the_word_with_it():
-    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIRECTORY)
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
     (word,) = label_word_ids(("low",), tokenizer, after_blank=True)
     assert tokenizer.convert_ids_to_tokens([word]) == ["\u0120low"]
 

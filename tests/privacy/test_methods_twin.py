@@ -30,8 +30,8 @@ from dpft.kinds import (
     TEXT,
 )
 from dpft.methods.base import METHODS, Method
+from dpft.models.heads import PooledClassifier
 from dpft.models.losses import per_example_losses
-from dpft.models.pooling import PooledClassifier
 from dpft.privacy.clipping import PerExampleClipper
 from tests.privacy.clipping.oracle import total_norm
 from tests.slowness import slow_but

@@ -13,10 +13,9 @@ from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.architecture import Architecture, read_architecture
-from dpft.models.loading import load_model, load_tokenizer
+from dpft.models.loading import add_tokens, load_model, load_tokenizer
 from dpft.models.losses import answer_logits
 from dpft.models.source import EMBEDDED_MODEL, ModelConfig
-from dpft.models.vocabulary import add_tokens
 from dpft.runs.configuring import checked_overrides
 from dpft.runs.modality.text import check_lengths
 from dpft.runs.task_model import (

@@ -15,7 +15,7 @@ from dpft.errors import InputError
 from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
 from dpft.evaluation.metrics.needs import missing_folder
 from dpft.evaluation.metrics_config import MetricsConfig
-from dpft.models.positions import max_positions
+from dpft.models.architecture import max_positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -15,11 +15,14 @@ from dpft.data.corpus_rows import CorpusEncoding
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
-from dpft.models.architecture import Architecture
+from dpft.models.architecture import (
+    Architecture,
+    max_positions,
+    takes_position_ids,
+    takes_token_types,
+)
 from dpft.models.heads import language_kind, padding_id
-from dpft.models.loading import language_head, load_tokenizer, meta_model
-from dpft.models.positions import max_positions, takes_position_ids, takes_token_types
-from dpft.models.vocabulary import add_tokens, known_tokens
+from dpft.models.loading import add_tokens, known_tokens, language_head, load_tokenizer, meta_model
 from dpft.runs.modality.base import MODALITIES, Modality
 from dpft.tasks.base import SeqToSeqTask, Task, TextualTask
 from dpft.tasks.classification import CLS, ClassificationTask

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from random import Random
 
-from dpft.models.embedded.pretraining_domains import DOMAINS, Domain, Fact
-from dpft.models.embedded.pretraining_names import draw, name, person, place, word
+from benchmarks.embedded.pretraining_domains import DOMAINS, Domain, Fact
+from benchmarks.embedded.pretraining_names import draw, name, person, place, word
 
 NAME_KEYS = "name|name|name|name|title|called|who|what|subject"
 NOUN_KEYS = "Type|type|kind|category|is a"

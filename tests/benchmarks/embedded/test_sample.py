@@ -4,17 +4,18 @@ import re
 
 import pytest
 
-from dpft.models.embedded import SAMPLE_DIRECTORY, sample, sample_grammar
-from dpft.models.embedded import pretraining_domains as domains
-from dpft.models.embedded import pretraining_grammar as grammar
-from dpft.models.embedded import pretraining_names as inventories
-from dpft.models.embedded import pretraining_words as words
+from benchmarks.embedded import pretraining_domains as domains
+from benchmarks.embedded import pretraining_grammar as grammar
+from benchmarks.embedded import pretraining_names as inventories
+from benchmarks.embedded import pretraining_words as words
+from benchmarks.embedded import sample, sample_grammar
+from dpft.data.raw_rows import EMBEDDED_SAMPLE
 
 
 @pytest.fixture(scope="module")
 def shipped():
     return {
-        split: gzip.decompress((SAMPLE_DIRECTORY / f"{split}.jsonl.gz").read_bytes())
+        split: gzip.decompress((EMBEDDED_SAMPLE / f"{split}.jsonl.gz").read_bytes())
         for split in ("train", "validation", "test")
     }
 

@@ -1,6 +1,6 @@
 """Rebuilds the embedded sample's three files, the same bytes each time.
 
-python -m dpft.models.embedded.sample --output DIR
+python -m benchmarks.embedded.sample --output DIR
 """
 
 import argparse
@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
-from dpft.models.embedded import SAMPLE_DIRECTORY
-from dpft.models.embedded.sample_grammar import Row, split
+from benchmarks.embedded.sample_grammar import Row, split
+from dpft.data.raw_rows import EMBEDDED_SAMPLE
 
 SEED = 11
 NUM_TRAIN_EXAMPLES = 8000
@@ -52,7 +52,7 @@ def write(output: Path) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Runs the rebuild from the command line."""
     parser = argparse.ArgumentParser(description="Rebuild the embedded sample.")
-    parser.add_argument("--output", type=Path, default=SAMPLE_DIRECTORY)
+    parser.add_argument("--output", type=Path, default=EMBEDDED_SAMPLE)
     write(parser.parse_args(argv).output)
 
 

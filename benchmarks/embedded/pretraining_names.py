@@ -7,7 +7,7 @@ at random instead of being picked from a list. ``draw`` turns a kind such as ``@
 from collections.abc import Callable
 from random import Random
 
-from dpft.models.embedded import pretraining_words
+from benchmarks.embedded import pretraining_words
 
 
 def _words(text: str) -> tuple[str, ...]:

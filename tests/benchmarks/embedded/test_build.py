@@ -7,23 +7,24 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dpft.models.embedded import MODEL_DIRECTORY, build
+from benchmarks.embedded import build
+from dpft.models.source import EMBEDDED_MODEL
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return AutoTokenizer.from_pretrained(MODEL_DIRECTORY, local_files_only=True)
+    return AutoTokenizer.from_pretrained(EMBEDDED_MODEL, local_files_only=True)
 
 
 @pytest.fixture(scope="module")
 def model():
     return AutoModelForCausalLM.from_pretrained(
-        MODEL_DIRECTORY, local_files_only=True, dtype=torch.float32
+        EMBEDDED_MODEL, local_files_only=True, dtype=torch.float32
     ).eval()
 
 
 def test_the_folder_is_under_ten_megabytes():
-    assert sum(f.stat().st_size for f in MODEL_DIRECTORY.rglob("*") if f.is_file()) < 10e6
+    assert sum(f.stat().st_size for f in EMBEDDED_MODEL.rglob("*") if f.is_file()) < 10e6
 
 
 def test_the_model_is_a_tied_gpt2_of_one_to_four_million_parameters(model):
@@ -38,7 +39,7 @@ def test_the_model_loads_in_float32_and_has_no_dropout(model):
 
 
 def test_the_weights_are_stored_as_safetensors_alone():
-    stored = {f.name for f in MODEL_DIRECTORY.iterdir()}
+    stored = {f.name for f in EMBEDDED_MODEL.iterdir()}
     assert "model.safetensors" in stored
     assert not {name for name in stored if name.endswith((".bin", ".pt", ".pkl"))}
 
@@ -52,7 +53,7 @@ def test_end_of_text_begins_ends_and_pads(tokenizer, model):
 @settings(deadline=None, max_examples=100)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_the_tokenizer_round_trips_any_text(text):
-    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIRECTORY, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL, local_files_only=True)
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -104,10 +105,10 @@ def test_a_miniature_build_writes_a_folder_that_loads(tmp_path):
 
 def test_the_shipped_folder_fits_the_shipped_recipe():
     recipe = build.Recipe()
-    config = json.loads((MODEL_DIRECTORY / "config.json").read_text())
+    config = json.loads((EMBEDDED_MODEL / "config.json").read_text())
     shape = (config["n_embd"], config["n_layer"], config["n_head"], config["n_positions"])
     assert shape == (recipe.width, recipe.layers, recipe.heads, recipe.positions)
-    with safe_open(MODEL_DIRECTORY / "model.safetensors", "pt") as weights:
+    with safe_open(EMBEDDED_MODEL / "model.safetensors", "pt") as weights:
         assert weights.get_tensor("transformer.wte.weight").shape == (
             recipe.vocabulary_size,
             recipe.width,

@@ -1,6 +1,6 @@
 """Rebuilds the embedded model: its tokenizer and its public, non-private pre-training.
 
-    python -m dpft.models.embedded.build --output DIR
+    python -m benchmarks.embedded.build --output DIR
 
 Everything is drawn from one seed; with the same thread count and library versions the same
 weights come out. The stored weights are float16, to keep the folder small.
@@ -20,11 +20,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from benchmarks.embedded.initialization import start_near_copying
+from benchmarks.embedded.pretraining_grammar import Passage, drill, passage
+from benchmarks.embedded.pretraining_words import EVERYDAY
 from dpft.kinds import IGNORED_LABEL
-from dpft.models.embedded import MODEL_DIRECTORY
-from dpft.models.embedded.initialization import start_near_copying
-from dpft.models.embedded.pretraining_grammar import Passage, drill, passage
-from dpft.models.embedded.pretraining_words import EVERYDAY
+from dpft.models.source import EMBEDDED_MODEL
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ def build(output: Path, recipe: Recipe) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Runs the build from the command line."""
     parser = argparse.ArgumentParser(description="Rebuild the embedded model.")
-    parser.add_argument("--output", type=Path, default=MODEL_DIRECTORY)
+    parser.add_argument("--output", type=Path, default=EMBEDDED_MODEL)
     parser.add_argument("--steps", type=int, default=Recipe.steps)
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--threads", type=int, default=Recipe.threads)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dpft.models.embedded.initialization import start_near_copying
+from benchmarks.embedded.initialization import start_near_copying
 
 
 @pytest.fixture(scope="module")
