@@ -28,7 +28,7 @@ from dpft.audit.trade_off import (
     roc_curve,
 )
 from dpft.errors import InputError
-from dpft.evaluation.samples import spread
+from dpft.evaluation.predictions import spread
 from dpft.privacy.plan import EXAMPLE
 from dpft.records.audits import AllowedAttack, Attack, MembershipAudit, OperatingPoints
 from dpft.records.promises import OpenRun

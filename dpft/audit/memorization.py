@@ -47,8 +47,8 @@ from dpft.data.corpus_rows import (
 from dpft.data.encoding import TokenEncoding
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
-from dpft.evaluation.samples import spread
-from dpft.evaluation.scored import OnProgress, counter
+from dpft.evaluation.answers import OnProgress, counter
+from dpft.evaluation.predictions import spread
 from dpft.generation.batches import batches_by_tokens
 from dpft.generation.continuations import Beginning, continuations
 from dpft.generation.inference import evaluation_mode

@@ -36,7 +36,7 @@ from dpft.audit.text_overlap import (
     written_text,
 )
 from dpft.config.schema import TrainConfig
-from dpft.evaluation.samples import spread
+from dpft.evaluation.predictions import spread
 from dpft.files import write_text
 from dpft.models.loading import quiet_transformers
 from dpft.records import audits

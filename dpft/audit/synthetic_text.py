@@ -24,7 +24,7 @@ from dpft.data.raw_rows import FORMATS, file_rows
 from dpft.data.rows import examples_of, row_values, split_files
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
-from dpft.evaluation.samples import spread
+from dpft.evaluation.predictions import spread
 from dpft.records import audits
 from dpft.records.audits import ClassifierScores, Utility
 from dpft.records.privacy_file import (

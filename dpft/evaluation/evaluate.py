@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
-from dpft.evaluation.answers import answers_of
-from dpft.evaluation.eval_config import EvalConfig
-from dpft.evaluation.metrics_config import MetricsConfig
-from dpft.evaluation.samples import sample_records
-from dpft.evaluation.scored import OnProgress, Scored
+from dpft.evaluation.answers import OnProgress, Scored, answers_of
+from dpft.evaluation.eval_config import EvalConfig, MetricsConfig
+from dpft.evaluation.predictions import sample_records
 from dpft.evaluation.scoring import compute_metrics
 from dpft.generation.decoding import DecodeConfig
 from dpft.parallel.ranks import ALONE, Ranks

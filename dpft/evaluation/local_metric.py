@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import evaluate
 
+from dpft.evaluation.eval_config import MetricsConfig
 from dpft.evaluation.metrics.base import (
     ATTRIBUTES,
     LABELS,
@@ -19,7 +20,6 @@ from dpft.evaluation.metrics.base import (
     TEXTS,
     MetricSpec,
 )
-from dpft.evaluation.metrics_config import MetricsConfig
 
 FEATURES = {
     TEXTS: datasets.Features(

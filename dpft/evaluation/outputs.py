@@ -14,7 +14,6 @@ from dpft.data.batches import Batch
 from dpft.data.corpus_rows import CorpusEncoding
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.errors import InputError
-from dpft.evaluation.groups import Group
 from dpft.generation.batches import batches_by_tokens
 from dpft.generation.decoding import DecodeConfig, Draws, generate_texts
 from dpft.generation.inference import evaluation_mode
@@ -63,20 +62,20 @@ class ModelOutputs:
 
     def texts(
         self,
-        groups: Sequence[Group],
+        examples: Sequence[Example],
         decode: DecodeConfig,
         on_batch: Callable[[int], None],
         draws: Draws | None = None,
     ) -> list[str]:
-        """Returns the model's text for each group.
+        """Returns the model's text for the prompt of each example.
 
         A prompt is cut to ``max_length``, or shorter where the model's positions end before
         prompt and answer do.
 
         Args:
-            groups: Inputs; their examples share a prompt.
+            examples: One of each distinct input; their targets are not read.
             decode: How a text is chosen.
-            on_batch: Called after each batch with the number of groups it held.
+            on_batch: Called after each batch with the number of examples it held.
             draws: As ``generate_texts``.
 
         Raises:
@@ -89,13 +88,13 @@ class ModelOutputs:
         written = 0 if encoding.layout.kind == SEQ2SEQ else decode.max_new_tokens
         room = encoding.max_length + written
         positions = max_positions(self.model.config)
-        mine = in_turn(len(groups), self.ranks)
+        mine = in_turn(len(examples), self.ranks)
         prompts = encoding.prompts(
-            [groups[at].examples[0] for at in mine],
+            [examples[at] for at in mine],
             max_length=room if positions is None else min(positions - self.extra_positions, room),
             max_new_tokens=decode.max_new_tokens,
         )
-        places = range(len(groups)) if draws is None else draws.places
+        places = range(len(examples)) if draws is None else draws.places
         own = Draws(
             places=[places[at] for at in mine], attempt=0 if draws is None else draws.attempt
         )

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
-from dpft.evaluation.metrics.needs import missing_folder
-from dpft.evaluation.metrics_config import MetricsConfig
+from dpft.evaluation.eval_config import MetricsConfig
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, missing_folder, register
 from dpft.models.architecture import max_positions
 
 if TYPE_CHECKING:

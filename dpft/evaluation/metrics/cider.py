@@ -7,10 +7,9 @@ The library's own tokenizer needs Java and writes texts into its folder in site-
 
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, NotComputed, register
-from dpft.evaluation.metrics.needs import missing_modules
+from dpft.evaluation.eval_config import MetricsConfig
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, NotComputed, missing_modules, register
 from dpft.evaluation.metrics.tokens import ptb_tokens
-from dpft.evaluation.metrics_config import MetricsConfig
 
 
 def cider(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:

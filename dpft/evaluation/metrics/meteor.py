@@ -15,10 +15,16 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, NotComputed, register
-from dpft.evaluation.metrics.needs import missing_java, missing_modules
+from dpft.evaluation.eval_config import MetricsConfig
+from dpft.evaluation.metrics.base import (
+    TEXTS,
+    MetricSpec,
+    NotComputed,
+    missing_java,
+    missing_modules,
+    register,
+)
 from dpft.evaluation.metrics.tokens import ptb_tokens
-from dpft.evaluation.metrics_config import MetricsConfig
 
 SEPARATOR = " ||| "
 # A crash report or a performance file could hold texts; the encoding must not be the machine's.

@@ -16,10 +16,9 @@ pycocoevalcap with Java to 3e-5, 18 of them to 1e-6: TGen 0.68502 (published 0.6
 
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
-from dpft.evaluation.metrics.needs import missing_modules
+from dpft.evaluation.eval_config import MetricsConfig
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, missing_modules, register
 from dpft.evaluation.metrics.tokens import ptb_tokens
-from dpft.evaluation.metrics_config import MetricsConfig
 
 BETA = 1.2
 """Weight of recall against precision in ``rouge_l``, coco-caption's."""
