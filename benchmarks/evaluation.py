@@ -27,8 +27,7 @@ from dpft.data.encoding import TextEncoding
 from dpft.data.sources import load_examples
 from dpft.evaluation.answers import Group, group_examples
 from dpft.evaluation.outputs import ModelOutputs
-from dpft.generation.batches import batches_by_tokens
-from dpft.generation.decoding import DecodeConfig
+from dpft.generation.decoding import DecodeConfig, batches_by_tokens
 from dpft.models.losses import per_example_losses
 from dpft.runs.called_words import EVALUATE_COMMAND
 from dpft.runs.configuring import evaluate_configuration

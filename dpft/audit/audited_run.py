@@ -26,8 +26,7 @@ from dpft.data.token_rows import fingerprint
 from dpft.data.training_records import split_held_out
 from dpft.errors import DpftError, InputError, StateError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
-from dpft.generation.batches import batches_by_tokens
-from dpft.generation.inference import evaluation_mode
+from dpft.generation.decoding import batches_by_tokens, evaluation_mode
 from dpft.kinds import TEXT
 from dpft.models.architecture import read_architecture
 from dpft.models.losses import per_example_losses, token_nll

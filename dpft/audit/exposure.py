@@ -38,7 +38,7 @@ from dpft.audit.plots import exposure_histogram
 from dpft.data.canaries import FEWEST_SUFFIXES, Canary, SuffixTokens, suffix_tokens
 from dpft.data.training_records import pieces
 from dpft.errors import InputError
-from dpft.generation.inference import evaluation_mode
+from dpft.generation.decoding import evaluation_mode
 from dpft.kinds import SEQ2SEQ
 from dpft.models.losses import token_logits
 from dpft.privacy.plan import EXAMPLE

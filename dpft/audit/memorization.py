@@ -49,9 +49,8 @@ from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.evaluation.answers import OnProgress, counter
 from dpft.evaluation.predictions import spread
-from dpft.generation.batches import batches_by_tokens
 from dpft.generation.continuations import Beginning, continuations
-from dpft.generation.inference import evaluation_mode
+from dpft.generation.decoding import batches_by_tokens, evaluation_mode
 from dpft.kinds import IGNORED_LABEL, MASKED, SEQ2SEQ
 from dpft.models.loading import quiet_transformers
 from dpft.models.losses import token_logits

@@ -14,9 +14,13 @@ from dpft.data.batches import Batch
 from dpft.data.corpus_rows import CorpusEncoding
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.errors import InputError
-from dpft.generation.batches import batches_by_tokens
-from dpft.generation.decoding import DecodeConfig, Draws, generate_texts
-from dpft.generation.inference import evaluation_mode
+from dpft.generation.decoding import (
+    DecodeConfig,
+    Draws,
+    batches_by_tokens,
+    evaluation_mode,
+    generate_texts,
+)
 from dpft.kinds import SEQ2SEQ
 from dpft.models.architecture import max_positions
 from dpft.models.losses import answer_values, token_hits, token_nll

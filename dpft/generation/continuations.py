@@ -10,9 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from dpft.generation.batches import batches_by_tokens
-from dpft.generation.decoding import DecodeConfig, generation_settings, padded
-from dpft.generation.inference import evaluation_mode, generation_defaults
+from dpft.generation.decoding import (
+    DecodeConfig,
+    batches_by_tokens,
+    evaluation_mode,
+    generation_defaults,
+    generation_settings,
+    padded,
+)
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase

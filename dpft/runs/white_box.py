@@ -30,7 +30,7 @@ from dpft.data.canaries import COIN, Canary
 from dpft.data.encoding import Encoding
 from dpft.errors import InputError, StateError
 from dpft.files import write_text
-from dpft.generation.inference import evaluation_mode
+from dpft.generation.decoding import evaluation_mode
 from dpft.models.losses import per_example_losses
 from dpft.records.form import parse
 from dpft.records.kept import WhiteBoxLine

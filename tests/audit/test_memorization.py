@@ -36,8 +36,7 @@ from dpft.errors import InputError
 from dpft.kinds import CAUSAL, MASKED, SEQ2SEQ, TEXT
 from dpft.records.form import as_json
 from dpft.tasks.records import Example
-from dpft.tokenizers.pieces import Pieces
-from dpft.tokenizers.saving import save_tokenizer
+from dpft.tokenizers.pieces import Pieces, save_tokenizer
 from dpft.training.training_config import DeviceConfig
 from tests.models import small
 from tests.slowness import slow_but

@@ -20,8 +20,7 @@ from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, IGNORED_LABEL, MASKED, SEQ2SEQ
 from dpft.tasks.records import Example
-from dpft.tokenizers.pieces import Pieces
-from dpft.tokenizers.saving import save_tokenizer
+from dpft.tokenizers.pieces import Pieces, save_tokenizer
 from tests.models import small
 
 LETTERS = "abcdefghij"

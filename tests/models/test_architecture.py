@@ -34,8 +34,7 @@ from dpft.models.architecture import (
 from dpft.models.heads import fresh_model
 from dpft.models.loading import language_head, load_model, load_tokenizer, meta_model
 from dpft.models.source import MEAN, ModelConfig
-from dpft.tokenizers.pieces import Pieces
-from dpft.tokenizers.saving import save_tokenizer
+from dpft.tokenizers.pieces import Pieces, save_tokenizer
 from tests.models import small
 
 CLASSES = Head(kind=CLASSIFIER, labels=("no", "yes", "maybe"))

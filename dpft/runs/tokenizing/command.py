@@ -66,8 +66,7 @@ from dpft.runs.tokenizing.outcome import (
 )
 from dpft.tasks.records import text_of
 from dpft.tokenizers.histogram import RESOLUTION, Caps, WordHistogram, count_words
-from dpft.tokenizers.pieces import VocabularyError, train_pieces
-from dpft.tokenizers.saving import is_special, save_tokenizer
+from dpft.tokenizers.pieces import VocabularyError, is_special, save_tokenizer, train_pieces
 
 logger = logging.getLogger(__name__)
 DEFINITION = "tokenizer.json"
