@@ -24,7 +24,7 @@ LEVELS = (
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 ALLOWED_BETWEEN_EQUALS = {
     ("data", "dpft.tasks.base"),
-    ("data", "dpft.tasks.image_records"),
+    ("data", "dpft.tasks.records"),
     ("data", "dpft.tasks.records"),
     ("reports", "dpft.evaluation.metrics.base"),
 }

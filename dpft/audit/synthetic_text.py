@@ -36,7 +36,7 @@ from dpft.records.privacy_file import (
 )
 from dpft.runs.training_data import load_training_data
 from dpft.tasks.base import Task, TextTask
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import CustomTexts
 from dpft.tasks.records import Example, Record, are_texts
 
 READABLE_BY_ALL = 0o004

@@ -26,8 +26,7 @@ from typing import Any, TypeVar, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dpft.tasks.image_records import LabeledImage
-from dpft.tasks.records import Example, Record
+from dpft.tasks.records import Example, LabeledImage, Record
 
 TOGETHER = 4096
 """Records that are packed, and encoded, at once: enough for every core to have some thousands."""

@@ -27,9 +27,8 @@ from dpft.evaluation.scoring import Columns
 from dpft.generation.decoding import DecodeConfig
 from dpft.records.scores import Prediction
 from dpft.tasks.base import LabelTask, Task, TextTask
-from dpft.tasks.image_records import LabeledImage
 from dpft.tasks.image_task import ImageTask
-from dpft.tasks.records import Example, LabeledExample, Record, are_texts
+from dpft.tasks.records import Example, LabeledExample, LabeledImage, Record, are_texts
 
 if TYPE_CHECKING:
     from dpft.evaluation.outputs import ModelOutputs

@@ -26,8 +26,7 @@ from dpft.models.architecture import max_positions
 from dpft.models.losses import answer_values, token_hits, token_nll
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shares import in_turn, put_together
-from dpft.tasks.image_records import LabeledImage
-from dpft.tasks.records import Example, LabeledExample, Record
+from dpft.tasks.records import Example, LabeledExample, LabeledImage, Record
 
 
 class Likelihoods(NamedTuple):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from dpft.errors import InputError
 from dpft.methods.base import Method, is_new
-from dpft.methods.base_folder import save_base
 from dpft.methods.parts import norm_parameters, train_only
 
 if TYPE_CHECKING:
@@ -113,14 +112,14 @@ class BottleneckMethod(Method):
 
     def save(self, model: "PreTrainedModel", folder: Path) -> None:
         """Writes what was trained and the settings, and the base where no other place holds it."""
-        from dpft.methods.added_files import save_trained
+        from dpft.methods.adapter_files import save_base, save_trained
 
         save_trained(model, folder, asdict(self))
         save_base(model, folder, is_added=lambda name: ".adapter." in name)
 
     def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
         """Returns a fresh base model with the adapters that ``save`` wrote, by their settings."""
-        from dpft.methods.added_files import load_settings, load_trained
+        from dpft.methods.adapter_files import load_settings, load_trained
 
         settings = load_settings(folder)
         if settings.get("name") != self.name:

@@ -36,7 +36,7 @@ from dpft.runs.sharding import cut, loading_device
 from dpft.runs.together import check_alike, check_same_model
 from dpft.runs.trained_model import TrainedModel, trained_model_of_run
 from dpft.tasks.base import Task, TextTask
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import CustomTexts
 from dpft.tasks.records import Example
 
 Prompt = tuple[Mapping[str, Any], Example]

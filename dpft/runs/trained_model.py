@@ -11,8 +11,8 @@ from dpft.config.schema import TrainConfig
 from dpft.data.encoding import Encoding
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.kinds import Head
+from dpft.methods.adapter_files import base_folder
 from dpft.methods.base import Method
-from dpft.methods.base_folder import base_folder
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import load_with_tokens, new_names
 from dpft.run_folder import MODEL

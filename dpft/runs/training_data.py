@@ -19,8 +19,7 @@ from dpft.records.canaries import KeptCanaries, KeptCanary
 from dpft.records.form import read_record, write_record
 from dpft.run_folder import CANARIES, private_audit_path
 from dpft.tasks.base import Task, TextualTask
-from dpft.tasks.image_records import LabeledImage
-from dpft.tasks.records import Example, LabeledExample, Record
+from dpft.tasks.records import Example, LabeledExample, LabeledImage, Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from dpft.errors import InputError
 from dpft.kinds import ATTRIBUTES, LABELS
 from dpft.tasks.base import LabelTask
 from dpft.tasks.classification import check_classes, class_number
-from dpft.tasks.image_records import ImagePlace, LabeledImage
+from dpft.tasks.records import ImagePlace, LabeledImage
 
 IMAGE = "image"
 AUGMENTATIONS = "augmentations"

@@ -24,8 +24,7 @@ from dpft.data.sources import (
     read_examples,
 )
 from dpft.errors import InputError
-from dpft.tasks.custom_labels import CustomLabels
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import CustomLabels, CustomTexts
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
 from dpft.tasks.records import LabeledExample

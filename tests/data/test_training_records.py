@@ -19,7 +19,7 @@ from dpft.data.training_records import (
     records_fingerprint,
     split_held_out,
 )
-from dpft.tasks.custom_chats import ChatExample, Message
+from dpft.tasks.custom import ChatExample, Message
 from dpft.tasks.records import Example, LabeledExample, Record
 
 CHAT = ChatExample(

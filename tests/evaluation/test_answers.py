@@ -15,10 +15,8 @@ from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS
 from dpft.evaluation.scoring import compute_metrics
 from dpft.generation.decoding import DecodeConfig
 from dpft.tasks.celeba import CelebA
-from dpft.tasks.glue import GlueTask
-from dpft.tasks.glue_texts import GlueTexts
-from dpft.tasks.image_records import ImagePlace, LabeledImage
-from dpft.tasks.records import Example, LabeledExample
+from dpft.tasks.glue import GlueTask, GlueTexts
+from dpft.tasks.records import Example, ImagePlace, LabeledExample, LabeledImage
 from tests.evaluation.letters import LetterTask, example
 
 EXAMPLES = [example(*pair) for pair in [("a b", "c d e"), ("f", "g h"), ("a b", "c"), ("h", "a")]]

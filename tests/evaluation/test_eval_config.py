@@ -14,7 +14,7 @@ from dpft.evaluation.eval_config import (
     eval_split_is_public,
     reads_training_split,
 )
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import CustomTexts
 from tests.config.test_conf import loaded
 from tests.evaluation.letters import LetterTask
 

@@ -29,7 +29,7 @@ from dpft.runs.task_model import (
 from dpft.runs.trained_model import TrainedModel
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.corpus import CorpusTask
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import CustomTexts
 from dpft.tasks.personachat import TOKENS
 from dpft.tasks.records import LabeledExample
 from dpft.training.self_check import check_independence

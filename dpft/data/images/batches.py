@@ -21,7 +21,7 @@ from dpft.data.encoding import Encoding
 from dpft.data.images.decoding import BrokenImage, Decoder, Examined, ImageForm, Pixels, grid
 from dpft.errors import RunError
 from dpft.kinds import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER
-from dpft.tasks.image_records import ImagePlace, LabeledImage
+from dpft.tasks.records import ImagePlace, LabeledImage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

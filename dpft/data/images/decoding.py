@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpft.errors import InputError
-from dpft.tasks.image_records import ImagePlace
+from dpft.tasks.records import ImagePlace
 
 Pixels = NDArray[np.uint8]
 Made = TypeVar("Made")

@@ -27,8 +27,7 @@ from dpft.runs.modality.base import MODALITIES, Modality
 from dpft.tasks.base import SeqToSeqTask, Task, TextualTask
 from dpft.tasks.classification import CLS, ClassificationTask
 from dpft.tasks.corpus import SPANS, CorpusTask
-from dpft.tasks.custom_chats import CustomChats
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import CustomChats, CustomTexts
 from dpft.tasks.records import LabeledExample
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from dpft.data.images.decoding import ImageForm
 from dpft.data.token_rows import fingerprint
 from dpft.errors import RunError
 from dpft.kinds import ATTRIBUTES
-from dpft.tasks.image_records import ImagePlace, LabeledImage
+from dpft.tasks.records import ImagePlace, LabeledImage
 from tests.data.images import made
 
 FORM = ImageForm(channels=3, height=16, width=16)
