@@ -33,12 +33,17 @@ from dpft.models.losses import per_example_losses, token_nll
 from dpft.records.form import read_record
 from dpft.records.kept import Fingerprint
 from dpft.run_folder import CANARIES, FINGERPRINT, HELD_OUT_KEY, PRIVATE, UNIT_KEY
-from dpft.runs.held_out import HELD_OUT, held_out_key, known_by
-from dpft.runs.records import encode_records
+from dpft.runs.held_out import (
+    HELD_OUT,
+    TrainingData,
+    held_out_key,
+    known_by,
+    load_training_data,
+    read_canaries,
+)
 from dpft.runs.resuming import kept_here, read_secrets
-from dpft.runs.task_model import fitted_to, prepare_model, training_head
-from dpft.runs.trained_model import trained_model_of_run
-from dpft.runs.training_data import TrainingData, load_training_data, read_canaries
+from dpft.runs.task_model import fitted_to, prepare_model, trained_model_of_run, training_head
+from dpft.runs.training_records import encode_records
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import Record
 

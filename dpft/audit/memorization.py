@@ -60,7 +60,7 @@ from dpft.reports.terminal import Grid
 from dpft.run_folder import MEMORIZATION, hold_run, private_audit_path
 from dpft.runs.progress import batch_progress
 from dpft.runs.saved_run import saved_run
-from dpft.runs.trained_model import TrainedModel, trained_model_of_run
+from dpft.runs.task_model import TrainedModel, trained_model_of_run
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import Example
 from dpft.training.training_config import DeviceConfig

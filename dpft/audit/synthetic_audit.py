@@ -54,7 +54,7 @@ from dpft.run_folder import (
     private_audit_path,
 )
 from dpft.runs.saved_run import saved_run
-from dpft.runs.trained_model import trained_model_of_run
+from dpft.runs.task_model import trained_model_of_run
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import Example
 from dpft.training.training_config import DeviceConfig

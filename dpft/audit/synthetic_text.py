@@ -34,7 +34,7 @@ from dpft.records.privacy_file import (
     read_statement,
     spent_on,
 )
-from dpft.runs.training_data import load_training_data
+from dpft.runs.held_out import load_training_data
 from dpft.tasks.base import Task, TextTask
 from dpft.tasks.custom import CustomTexts
 from dpft.tasks.records import Example, Record, are_texts

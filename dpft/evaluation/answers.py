@@ -1,9 +1,9 @@
 """Answers of a split to be scored: of a model or of a file, as texts, labels or attributes.
 
 Texts are grouped: one is written for each distinct input, and compared to all of its references.
-Labels and attributes are not: each record is scored apart. `answers_of` gives what a task's answers
-are; its methods choose what is scored and return `Scored`, the predictions and the columns that
-metrics read.
+Labels and attributes are not: each record is scored apart. `ANSWERS` has the three kinds; their
+methods choose what is scored and return `Scored`, the predictions and the columns that metrics
+read.
 """
 
 from abc import ABC, abstractmethod
@@ -84,11 +84,6 @@ def group_examples(examples: Sequence[Example], *, limit: int | None = None) -> 
         members.setdefault(example.group, []).append(example)
     groups = [Group(input=name, examples=tuple(found)) for name, found in members.items()]
     return groups[:limit]
-
-
-def answers_of(task: Task) -> "Answers":
-    """Returns how a task is scored, by ``Task.answers``."""
-    return {TEXTS: TextAnswers, LABELS: LabelAnswers, ATTRIBUTES: AttributeAnswers}[task.answers]()
 
 
 class Answers(ABC):
@@ -316,3 +311,11 @@ def counter(task: str, total: int, on_progress: OnProgress | None) -> Callable[[
             on_progress(task, done, total)
 
     return count
+
+
+ANSWERS: dict[str, Answers] = {
+    TEXTS: TextAnswers(),
+    LABELS: LabelAnswers(),
+    ATTRIBUTES: AttributeAnswers(),
+}
+"""How a task is scored, by ``Task.answers``."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
-from dpft.evaluation.answers import OnProgress, Scored, answers_of
+from dpft.evaluation.answers import ANSWERS, OnProgress, Scored
 from dpft.evaluation.eval_config import EvalConfig, MetricsConfig
 from dpft.evaluation.predictions import sample_records
 from dpft.evaluation.scoring import compute_metrics
@@ -110,7 +110,7 @@ def evaluate_model(
         extra_positions=extra_positions,
         ranks=ranks,
     )
-    answers = answers_of(task)
+    answers = ANSWERS[task.answers]
     chosen = answers.to_score(task, examples, config, name)
     scored = answers.of_model(task, chosen, outputs, decode, on_progress)
     if not ranks.is_first:
@@ -186,7 +186,7 @@ def inputs_of(task: Task, examples: Sequence[Record]) -> list[str]:
         task: The task the examples are of.
         examples: A split, or a part of one.
     """
-    return answers_of(task).inputs(task, examples)
+    return ANSWERS[task.answers].inputs(task, examples)
 
 
 def score_predictions(
@@ -217,7 +217,7 @@ def score_predictions(
             inputs differ.
     """
     name = split or config.split
-    answers = answers_of(task)
+    answers = ANSWERS[task.answers]
     chosen = answers.to_score(task, examples, config, name)
     _check_count(predictions, len(chosen), name)
     scored = answers.of_file(task, chosen, predictions)

@@ -18,9 +18,9 @@ from dpft.config.schema import TrainConfig
 from dpft.data.canaries import CanaryConfig
 from dpft.data.encoding import Encoding
 from dpft.errors import InputError, StateError
+from dpft.runs.held_out import load_training_data
 from dpft.runs.saved_run import saved_run
-from dpft.runs.trained_model import trained_model_of_run
-from dpft.runs.training_data import load_training_data
+from dpft.runs.task_model import trained_model_of_run
 from tests.audit.conftest import RECORDS
 from tests.stories.tiny import TEST, TRAIN, Workspace
 

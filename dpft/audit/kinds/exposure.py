@@ -12,7 +12,7 @@ from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, expect
 from dpft.data.canaries import EXPOSURE, Canary
 from dpft.errors import InputError
 from dpft.run_folder import CANARIES
-from dpft.runs.training_data import read_canaries
+from dpft.runs.held_out import read_canaries
 
 if TYPE_CHECKING:
     from dpft.audit.audited_run import Scorer

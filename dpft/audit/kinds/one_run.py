@@ -14,7 +14,7 @@ from dpft.errors import InputError
 from dpft.records.privacy_file import RunPrivacy
 from dpft.records.promises import OpenRun
 from dpft.run_folder import CANARIES
-from dpft.runs.training_data import read_canaries
+from dpft.runs.held_out import read_canaries
 
 if TYPE_CHECKING:
     from dpft.audit.one_run import View

@@ -23,7 +23,7 @@ from dpft.models.architecture import (
 )
 from dpft.models.heads import language_kind, padding_id
 from dpft.models.loading import add_tokens, known_tokens, language_head, load_tokenizer, meta_model
-from dpft.runs.modality.base import MODALITIES, Modality
+from dpft.runs.modality import MODALITIES, Modality
 from dpft.tasks.base import SeqToSeqTask, Task, TextualTask
 from dpft.tasks.classification import CLS, ClassificationTask
 from dpft.tasks.corpus import SPANS, CorpusTask
