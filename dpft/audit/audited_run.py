@@ -185,11 +185,6 @@ def records_and_unseen(
 ) -> tuple[RunRecords | str, Unseen | str]:
     """Returns the training records and others, or of either why they are not there, in words.
 
-    Args:
-        run: As ``read_run_records``.
-        config: As ``read_run_records``.
-        encoding: As ``read_run_records``.
-
     Raises:
         StateError: A file in private/ is damaged.
     """

@@ -231,9 +231,6 @@ def suffix_scores(
         canary: Of the secret sharer.
         words: The sub-vocabulary.
         on_scored: Called after each batch with how many suffixes it was the last word of.
-
-    Raises:
-        InputError: As ``suffix_tokens``.
     """
     table = suffix_tokens(scorer.encoding, task, canary, words)
     everything = np.zeros(1)

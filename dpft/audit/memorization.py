@@ -231,9 +231,6 @@ def cut_records(
         prefix_tokens: That the model is given, where it writes on.
         continuation_tokens: Most that it is to write of a row.
         rows: Of each record the numbers of the rows that are asked about; None: all.
-
-    Raises:
-        InputError: As ``hidden_of``.
     """
     spans = hidden_of(hidden, encoding) == SPANS
     made, counts = encoding.rows_in_chunks(records)

@@ -259,11 +259,7 @@ def check_suffixes_learned(
     task: Task,
     encoding: "Encoding",
 ) -> None:
-    """Refuses canaries that ``audit=exposure`` could not look for in the trained model.
-
-    Raises:
-        InputError: As ``suffix_tokens``.
-    """
+    """Refuses canaries that ``audit=exposure`` could not look for in the trained model."""
     exposed = [canary for canary in canaries if canary.kind == EXPOSURE]
     words = vocabulary(config, whole_words(tokenizer)) if exposed else []
     for canary in exposed:

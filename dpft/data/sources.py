@@ -148,16 +148,7 @@ def load_examples(task: Task, split: str) -> list[Record]:
 
 
 def load_with_units(task: Task, split: str, column: str) -> tuple[list[Record], list[str]]:
-    """Returns every example of a split and, in a second list, the privacy unit of each.
-
-    Args:
-        task: As ``load_examples``.
-        split: As ``load_examples``.
-        column: As ``read_examples``.
-
-    Raises:
-        InputError: As ``read_examples``.
-    """
+    """Returns every example of a split and, in a second list, the privacy unit of each."""
     read = [each for each in read_examples(task, split, column) if each.record is not None]
     return [each.record for each in read if each.record], [each.unit for each in read]
 

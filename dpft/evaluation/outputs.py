@@ -133,12 +133,7 @@ class ModelOutputs:
     def next_tokens(
         self, examples: Sequence[Example], on_batch: Callable[[int], None]
     ) -> NextTokens:
-        """Returns how many tokens of each example's target the model holds for the likeliest.
-
-        Args:
-            examples: As ``likelihoods``.
-            on_batch: As ``likelihoods``.
-        """
+        """Returns how many tokens of each example's target the model holds for the likeliest."""
         return NextTokens(*self._of_targets(token_hits, examples, on_batch))
 
     def _of_targets(

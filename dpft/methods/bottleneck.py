@@ -94,11 +94,7 @@ class BottleneckMethod(Method):
         return self.insert(model)
 
     def insert(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        """Returns the model with adapters in it.
-
-        Raises:
-            InputError: As ``adapt``.
-        """
+        """Returns the model with adapters in it."""
         from dpft.methods.adapter_layers import AdaptedProjection, output_width
 
         projections = self._projections(model)

@@ -405,9 +405,6 @@ class TextTask(TextualTask):
         Args:
             row: Column name to value; every name in ``given_columns`` is present, or none where
                 whole records are written from nothing.
-
-        Raises:
-            InputError: As ``examples``.
         """
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
