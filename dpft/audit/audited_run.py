@@ -150,11 +150,6 @@ class RunRecords:
 def read_run_records(run: Path, config: TrainConfig, encoding: Encoding) -> RunRecords:
     """Returns the records that a run was trained on, and others.
 
-    Args:
-        run: The run's folder.
-        config: The run's configuration.
-        encoding: How its records became rows.
-
     Raises:
         InputError: The training records cannot be read, or are not those of the run, or which they
             are is not known for want of a key in private/.

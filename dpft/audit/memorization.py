@@ -103,10 +103,6 @@ class MemorizationScores:
 def scores_of(rows: Sequence[Sequence[Attempt]], *, records: int) -> MemorizationScores:
     """Returns the scores of attempts at some rows, at least one, each with one stretch or more.
 
-    Args:
-        rows: Of each row its stretches.
-        records: How many records the rows are of.
-
     Guarantees:
         ``exact_match`` is at most ``token_accuracy``, and a distance in tokens is 0 exactly where
         a row matches.
@@ -189,10 +185,6 @@ class CutRow:
 
 def hidden_of(asked: str | None, encoding: TokenEncoding) -> str:
     """Returns what a model is to write, ``CONTINUATION`` or ``SPANS``.
-
-    Args:
-        asked: One of them; None: whichever it has learned.
-        encoding: How records became rows in training.
 
     Raises:
         InputError: The model has not learned to write it.
@@ -399,14 +391,6 @@ def audit_memorization(
     device: DeviceConfig,
 ) -> MemorizationResult:
     """Writes on a run's records with its model, and writes the scores into the run's private/.
-
-    Args:
-        run: The folder of a run whose training has ended.
-        hidden: What the model is to write; None: what it has learned.
-        prefix_tokens: That it is given of a record.
-        continuation_tokens: Most that it is to write.
-        limit: Most records of each set.
-        device: Where the model runs.
 
     Raises:
         InputError: The run cannot be read, or its model writes no texts, or its records are not

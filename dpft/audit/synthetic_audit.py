@@ -379,13 +379,6 @@ def audit_synthetic(
 ) -> SyntheticResult:
     """Compares synthetic records with a run's, and writes a private page and one to release.
 
-    Args:
-        run: The folder of a run whose training has ended.
-        synthetic: What ``dpft generate`` wrote with its model.
-        limit: Most records of each kind that are compared.
-        label: Column of a class, by which a classifier is taught; None: none is.
-        device: How many threads; no model is run.
-
     Raises:
         InputError: The run cannot be read, or its model writes no texts; or the synthetic records
             cannot be read, or are another run's; or a library is missing.

@@ -69,12 +69,6 @@ def read_synthetic(
 ) -> SyntheticFile:
     """Returns the records of a file, once they are known to be synthetic as far as it can be seen.
 
-    Args:
-        run: The folder of the run that wrote them.
-        task: The run's task, whose rows they are.
-        file: As ``dpft generate`` wrote it.
-        privacy: The run's privacy.json; None where it has none.
-
     Raises:
         InputError: The file is missing, empty or of another format, has a faulty row, holds the
             run's own records, or is another run's.
@@ -198,14 +192,6 @@ def utility_of(
 ) -> Utility | str:
     """Returns what classifiers learn of synthetic and of training records, or why none is taught.
 
-    Args:
-        config: The run's.
-        file: The synthetic records.
-        label: The column of the class; None: there is none.
-        records: Which records the run was trained on, or why that is not known.
-        unseen: Which others there are, or why there are none.
-        limit: Most records of each kind.
-
     Raises:
         InputError: As ``label_task``, or the files cannot be read so.
     """
@@ -238,10 +224,6 @@ def utility_of(
 def label_task(task: Task, label: str) -> CustomTexts:
     """Returns the task that reads the class of a row as its prompt, and its text as its target.
 
-    Args:
-        task: Of a run.
-        label: The column of the class, as the templates name it.
-
     Raises:
         InputError: The task is not of your own templates, or none of them has the column, or no
             other one.
@@ -271,12 +253,7 @@ def label_task(task: Task, label: str) -> CustomTexts:
 def classifier_scores(
     taught: Sequence[Example], tested: Sequence[Example]
 ) -> ClassifierScores | str:
-    """Returns how a classifier does on some records, or why there is none, in words.
-
-    Args:
-        taught: Records of ``label_task`` that it learns from.
-        tested: Real ones that it was not taught by.
-    """
+    """Returns how a classifier does on some records, or why there is none, in words."""
     from sklearn.metrics import accuracy_score, f1_score
 
     if len({_class_of(record) for record in taught}) < 2:

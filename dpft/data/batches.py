@@ -116,11 +116,7 @@ class Layout(ABC):
 
     @abstractmethod
     def collate(self, rows: Sequence[Any]) -> Batch:
-        """Returns the rows as one batch.
-
-        Args:
-            rows: At least one row.
-        """
+        """Returns the rows as one batch."""
 
     def for_training(self, *, multiple: int, longest: int) -> Self:
         """Returns it as training has it, which may pad to a multiple, at most to ``longest``."""
@@ -268,11 +264,7 @@ class TextLayout(Layout):
         return synthetic_rows(self, count, longest, vocab_size=size, ragged=ragged)
 
     def collate(self, rows: Sequence[TokenizedExample]) -> Batch:
-        """Returns the rows as one batch, padded on the right to ``padded_length``.
-
-        Args:
-            rows: At least one row.
-        """
+        """Returns the rows as one batch, padded on the right to ``padded_length``."""
         inputs = self._inputs(rows)
         if self.answer == TEXT:
             labels, decoder = self._text(rows, len(inputs["input_ids"][0]))
@@ -333,13 +325,6 @@ def synthetic_rows(
 
     A model is tried on them before any record is touched: they need no tokenizer, and hold nothing
     of the data but the layout.
-
-    Args:
-        layout: Says what a row's labels are.
-        count: How many.
-        longest: Tokens of the longest.
-        vocab_size: Tokens are below it.
-        ragged: Whether the others are shorter.
     """
     generator = torch.Generator().manual_seed(0)
     rows = []

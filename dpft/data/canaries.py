@@ -95,10 +95,6 @@ class CanaryConfig:
 
         Every canary with a coin counts, whatever its coin says: the number tells of none.
 
-        Args:
-            num_examples: The public number without them.
-            units: Whether all copies of a canary are one unit's.
-
         Raises:
             InputError: There would be more of them than of examples.
         """
@@ -148,12 +144,7 @@ class Canary:
 
 
 def whole_words(tokenizer: "PreTrainedTokenizerBase", *, first: bool = True) -> list[str]:
-    """Returns the words of a vocabulary that are one token each after a blank, sorted.
-
-    Args:
-        tokenizer: Whose vocabulary it is.
-        first: Whether they must be one token at the beginning of a text, too.
-    """
+    """Returns the words of a vocabulary that are one token each after a blank, sorted."""
     ids = range(len(tokenizer))
     texts = sorted({_text(tokenizer, [one]) for one in ids})
     words = [text for text in texts if text.isascii() and text.isalpha() and text.islower()]
@@ -176,11 +167,6 @@ def make_canaries(
     config: CanaryConfig, tokenizer: "PreTrainedTokenizerBase", key: bytes
 ) -> list[Canary]:
     """Returns a run's canaries, those that are left out among them.
-
-    Args:
-        config: How many of which kind.
-        tokenizer: Whose words they are made of.
-        key: Secret; 32 bytes.
 
     Raises:
         InputError: Too few words of the tokenizer survive a round trip.
@@ -226,12 +212,6 @@ def suffix_tokens(
     encoding: "Encoding", task: Task, canary: Canary, words: Sequence[str]
 ) -> SuffixTokens:
     """Returns how the suffixes that a canary could have had lie in its row.
-
-    Args:
-        encoding: How the task's records become rows.
-        task: Of the run.
-        canary: Of the secret sharer.
-        words: The sub-vocabulary.
 
     Raises:
         InputError: The model does not learn each word of a suffix as one token at one place.

@@ -143,12 +143,7 @@ class ChatEncoding(TextEncoding):
         return whole[len(prompt) :]
 
     def _written(self, messages: list[dict[str, str]], *, asks: bool) -> str:
-        """Returns the messages as the template writes them.
-
-        Args:
-            messages: At least one.
-            asks: Whether what asks for an answer follows.
-        """
+        """Returns the messages as the template writes them."""
         try:
             written = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=asks

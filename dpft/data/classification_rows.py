@@ -149,11 +149,6 @@ class LabelWordEncoding(TokenEncoding):
 def cut_longest(pieces: Sequence[Piece], ids: Sequence[list[int]], room: int) -> list[list[int]]:
     """Returns the pieces' tokens cut to ``room``: the longest text loses its end first.
 
-    Args:
-        pieces: Say which of them are the record's own texts.
-        ids: Tokens of each piece.
-        room: Most tokens in all.
-
     Raises:
         InputError: The template alone is longer.
     """
@@ -183,12 +178,6 @@ def label_word_ids(
     words: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, after_blank: bool
 ) -> tuple[int, ...]:
     """Returns the token of each label word, as it stands in the template.
-
-    Args:
-        words: The label words.
-        tokenizer: The model's.
-        after_blank: Whether a blank stands before the mask; byte-level tokenizers have tokens of
-            their own for such words.
 
     Raises:
         InputError: A word splits into pieces, is unknown, or shares its token with another.

@@ -46,9 +46,6 @@ def corpus_files(task: Task) -> dict[str, list[Path]]:
     folders, unless it holds files or folders that have the name of a split: train.txt,
     train.1.jsonl.gz, train/. Then nothing else may lie beside these.
 
-    Args:
-        task: Its ``data_dir`` is given.
-
     Raises:
         InputError: There is no such place, or it holds no files, or a file that cannot be one of a
             corpus.

@@ -94,14 +94,7 @@ class MaskedTokens(View):
 def hidden_spans(
     length: int, *, density: float, mean_span: float, bits: Bits
 ) -> list[tuple[int, int]]:
-    """Returns where T5's hidden spans of a text begin and end, in order; the last one ends it.
-
-    Args:
-        length: Tokens of the text.
-        density: Share of them that are hidden.
-        mean_span: Tokens of a span on average.
-        bits: What the places are drawn by.
-    """
+    """Returns where T5's hidden spans of a text begin and end, in order; the last one ends it."""
     hidden, count = noise_of(length, density=density, mean_span=mean_span)
     words = np.frombuffer(bits(WORD_BYTES * length), np.uint64)
     kept = _segments(length - hidden, count, words[hidden:])

@@ -145,9 +145,6 @@ class Encoding(ABC):
     def rows(self, examples: Sequence[Any]) -> Sequence[Any]:
         """Returns each record as a row, in order.
 
-        Args:
-            examples: Records of the kind the task makes.
-
         Raises:
             InputError: ``max_length`` leaves no room for what must not be cut.
         """

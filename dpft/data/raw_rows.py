@@ -258,10 +258,6 @@ FORMATS: dict[str, Reader] = {
 def file_rows(path: Path, formats: Mapping[str, Reader] | None = None) -> Iterator[Row]:
     """Yields a file's rows, not yet checked.
 
-    Args:
-        path: The file.
-        formats: As ``read_rows``.
-
     Raises:
         InputError: It cannot be read; names file and line.
     """

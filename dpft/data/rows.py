@@ -123,12 +123,7 @@ def _lines(before: str, fault: str, lines: Sequence[str]) -> str:
 
 
 def set_apart(examples: Sequence[Record], taken: set[str]) -> Sequence[Record]:
-    """Returns a row's examples, their groups renamed where an earlier row has them: "… (2)".
-
-    Args:
-        examples: Of one row.
-        taken: Groups of the rows before; those of this row join them.
-    """
+    """Returns a row's examples, their groups renamed where an earlier row has them: "… (2)"."""
     texts = [example for example in examples if isinstance(example, Example)]
     names = {group: _unused(group, taken) for group in {example.group for example in texts}}
     taken.update(names.values())
@@ -203,11 +198,6 @@ def _named_by(key: str, row: Row, column: str) -> str:
     """Returns the end of the error of a missing column that a configuration key names.
 
     What stands for a column's name may be a record: the first one, in a file without a header.
-
-    Args:
-        key: The key.
-        row: The row.
-        column: What the key calls the column.
     """
     names, hint = f"{len(row.values)} columns under other names", "correct the one or the other"
     if sys.stderr.isatty():
@@ -263,10 +253,6 @@ PROMPTS = "prompts"
 
 def load_prompts(task: TextTask, file: str) -> list[tuple[dict[str, Any], Example]]:
     """Returns each row's prompt columns, and the prompt that the task makes of them.
-
-    Args:
-        task: Says what a row means.
-        file: A file in one of the formats that ``task.data_dir`` may hold, or ``MEMORY``.
 
     Raises:
         InputError: The file is missing, empty or of another format, or has a faulty row; the

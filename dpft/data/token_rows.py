@@ -270,13 +270,7 @@ def words_of(columns: Sequence[Lists]) -> bytes:
 
 
 def fingerprint(rows: Sequence[Any], units: Sequence[Sequence[int]] | None, key: bytes) -> str:
-    """Returns a keyed hash of the records in their order, and of whose they are.
-
-    Args:
-        rows: The records, encoded.
-        units: Positions in ``rows`` of each unit's records; None: each is a unit of its own.
-        key: Secret.
-    """
+    """Returns a keyed hash of the records in their order, and of whose they are."""
     digest = hmac.new(key, digestmod=hashlib.sha256)
     for content in encoded_rows(rows).content():
         digest.update(content)

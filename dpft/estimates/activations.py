@@ -124,16 +124,7 @@ def trace_activations(
     precision: str = "fp32",
     recomputes: bool = False,
 ) -> Activations:
-    """Returns what a micro-batch of longest records would keep.
-
-    Args:
-        model: After ``Method.prepare``, on ``meta``; it is left on fake tensors.
-        rows: Examples.
-        length: Tokens of each.
-        layout: How rows lie in a batch.
-        precision: As in training.
-        recomputes: Whether its blocks are computed again in the backward pass.
-    """
+    """Returns what a micro-batch of longest records would keep."""
     trace, fake = _Trace(model), FakeTensorMode(allow_non_fake_inputs=True)
     for module in model.modules():
         if hasattr(module, "gradient_checkpointing"):

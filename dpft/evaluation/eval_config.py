@@ -123,12 +123,7 @@ def check_held_out(task: Task, config: EvalConfig) -> None:
 
 
 def reads_training_split(task: Task, config: EvalConfig) -> bool:
-    """Returns whether the split, or a part of it, is the training split or a part of that.
-
-    Args:
-        task: The task, with its source.
-        config: ``split``.
-    """
+    """Returns whether the split, or a part of it, is the training split or a part of that."""
     training = {"train", *task.parts("train")}
     # On the hub a part may be a slice or a sum of splits: train[:100], validation+train, all.
     return config.split == "train" or any(
@@ -142,10 +137,6 @@ def eval_split_is_public(task: Task, config: EvalConfig) -> bool:
     A training split never is, nor one with a part of it, nor what is held out of one. Else the
     user's word counts, if given; else a published task's split is public when all its parts were
     read from where they are published, and local files are not.
-
-    Args:
-        task: The task, with its source.
-        config: ``split``, ``split_is_public`` and ``held_out``.
     """
     if config.held_out is not None or reads_training_split(task, config):
         return False

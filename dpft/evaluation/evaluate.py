@@ -180,12 +180,7 @@ def mean_of(evaluations: Sequence[Evaluation], split: str) -> Evaluation:
 
 
 def inputs_of(task: Task, examples: Sequence[Record]) -> list[str]:
-    """Returns a split's inputs in the words by which a file of predictions names them.
-
-    Args:
-        task: The task the examples are of.
-        examples: A split, or a part of one.
-    """
+    """Returns a split's inputs in the words by which a file of predictions names them."""
     return ANSWERS[task.answers].inputs(task, examples)
 
 

@@ -84,11 +84,6 @@ def compute(
         No text touches the disk: ``evaluate`` would else write the columns to its cache, and the
         references may be private (docs/design.md, rule 11).
 
-    Args:
-        spec: The metric.
-        columns: Columns of equal length, of the metric's kind.
-        settings: For a metric that reads them.
-
     Raises:
         NotComputed: The metric has no value on these columns.
     """

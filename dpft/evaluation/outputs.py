@@ -121,10 +121,6 @@ class ModelOutputs:
 
         The prompt's own tokens do not count, also where a model learned to write them.
 
-        Args:
-            examples: Records of the split.
-            on_batch: Called after each batch with the number of examples it held.
-
         Returns:
             One entry per example, in no particular order.
         """
@@ -157,10 +153,6 @@ class ModelOutputs:
         self, examples: Sequence[LabeledExample | LabeledImage], on_batch: Callable[[int], None]
     ) -> list[list[float]]:
         """Returns what the model says to each record, in order.
-
-        Args:
-            examples: Records of the split; their labels are not read.
-            on_batch: Called after each batch with the number of examples it held.
 
         Returns:
             For each record the probabilities of the label words or classes, or one number.

@@ -32,13 +32,7 @@ class _Row(NamedTuple):
 def write_predictions(
     path: Path, predictions: Sequence[Prediction], *, private: bool = False
 ) -> None:
-    """Writes the predictions as JSON lines, under a temporary name first.
-
-    Args:
-        path: The file; its folder exists.
-        predictions: One per input.
-        private: Only the owner may read the file, from its first byte on.
-    """
+    """Writes the predictions as JSON lines, under a temporary name first."""
     write_jsonl(path, map(as_json, predictions), mode=0o600 if private else 0o644)
 
 
@@ -225,27 +219,13 @@ _ESCAPES = str.maketrans(
 def write_samples(
     path: Path, predictions: Sequence[Prediction], *, heading: str, note: str = "", private: bool
 ) -> None:
-    """Writes samples.md, under a temporary name first.
-
-    Args:
-        path: The file; its folder exists.
-        predictions: One per input, in the order of the split.
-        heading: What was scored.
-        note: A sentence to stand above the samples.
-        private: Only the owner may read the file, from its first byte on.
-    """
+    """Writes samples.md, under a temporary name first."""
     text = render_samples(predictions, heading=heading, note=note)
     write_text(path, text, mode=0o600 if private else 0o644)
 
 
 def render_samples(predictions: Sequence[Prediction], *, heading: str, note: str = "") -> str:
-    """Returns the Markdown of some predictions.
-
-    Args:
-        predictions: One per input, in the order of the split.
-        heading: What was scored.
-        note: A sentence to stand above the samples.
-    """
+    """Returns the Markdown of some predictions."""
     places = spread(len(predictions))
     rows = [f"| {place + 1} | {' | '.join(_cells(predictions[place]))} |" for place in places]
     return "\n".join(
@@ -264,11 +244,7 @@ def render_samples(predictions: Sequence[Prediction], *, heading: str, note: str
 
 
 def sample_records(predictions: Sequence[Prediction]) -> tuple[Sample, ...]:
-    """Returns a few inputs, what the model wrote and one reference each, for metrics.json.
-
-    Args:
-        predictions: One per input of a public split, in its order.
-    """
+    """Returns a few inputs, what the model wrote and one reference each, for metrics.json."""
     chosen = [predictions[place] for place in spread(len(predictions), SHOWN_ON_PAGE)]
     return tuple(
         Sample(

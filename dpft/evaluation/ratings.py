@@ -63,11 +63,6 @@ class SheetRow:
 def choose_inputs(count: int, items: int, *, seed: int) -> list[int]:
     """Returns the positions of the inputs to rate, in the order of the sheet.
 
-    Args:
-        count: Distinct inputs there are.
-        items: Inputs to choose.
-        seed: The same seed chooses the same inputs.
-
     Raises:
         InputError: There are fewer inputs.
     """
@@ -81,10 +76,6 @@ def choose_inputs(count: int, items: int, *, seed: int) -> list[int]:
 
 def sheet_rows(items: Sequence[Item], *, seed: int) -> list[SheetRow]:
     """Returns the rows of the sheet, the responses of each item shuffled.
-
-    Args:
-        items: In the order of the sheet.
-        seed: The same seed shuffles alike.
 
     Guarantees:
         The order in which an item's mapping names the systems does not matter.
@@ -131,13 +122,7 @@ def formula_safe(text: str) -> str:
 
 
 def sheet_key(rows: Sequence[SheetRow], systems: Sequence[str], **about: Any) -> SheetKey:
-    """Returns the content of the key file: the system of each response, and none of the texts.
-
-    Args:
-        rows: The sheet's.
-        systems: In the order of reports.
-        about: What else a ``SheetKey`` tells of the sheet.
-    """
+    """Returns the content of the key file: the system of each response, and none of the texts."""
     responses = {row.response_id: RatedResponse(item=row.item, system=row.system) for row in rows}
     return SheetKey(**about, scale=SCALE, systems=tuple(systems), responses=responses)
 
@@ -210,10 +195,6 @@ def read_ratings(paths: Sequence[Path], key: Key) -> Ratings:
     """Returns the ratings on the filled sheets, which together hold every row of the key.
 
     A rater is whom the column ``rater`` names; where it is empty, the file stands for one.
-
-    Args:
-        paths: Copies or parts of one sheet, each with the raters' entries.
-        key: The sheet's key.
 
     Raises:
         InputError: A file is no such sheet, a row is changed or missing or is rated twice by one

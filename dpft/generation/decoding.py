@@ -56,9 +56,6 @@ def evaluation_mode(model: "nn.Module") -> Iterator[None]:
     """Puts the model in eval mode, and every module back in the mode it was in.
 
     ``model.train()`` alone would also wake modules that were frozen in eval mode.
-
-    Args:
-        model: Any module.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -75,10 +72,6 @@ def generation_defaults(model: "nn.Module", defaults: "GenerationConfig") -> Ite
 
     transformers fills what a call leaves open from ``model.generation_config``, where a checkpoint
     may ship a repetition penalty, suppressed tokens or a minimum length of its own.
-
-    Args:
-        model: A language model, or a wrapper around one (peft).
-        defaults: Settings to fill from meanwhile.
     """
     owners = [vars(module) for module in model.modules() if "generation_config" in vars(module)]
     saved = [attributes["generation_config"] for attributes in owners]

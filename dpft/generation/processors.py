@@ -64,13 +64,7 @@ def uniforms(root: int, places: Sequence[int], length: int, *, attempt: int = 0)
 
 
 def nucleus_processors(draws: Tensor, *, top_p: float, temperature: float) -> LogitsProcessorList:
-    """Returns what makes transformers' greedy search sample from the nucleus.
-
-    Args:
-        draws: What ``uniforms`` returned, shape (b, length), for one call of ``generate``.
-        top_p: The likeliest tokens that hold this much of the probability are the nucleus.
-        temperature: What the logits are divided by.
-    """
+    """Returns what makes transformers' greedy search sample from the nucleus."""
     cut = [TemperatureLogitsWarper(temperature), TopPLogitsWarper(top_p)]
     return LogitsProcessorList([*cut, _Choice(draws)])
 
@@ -92,13 +86,7 @@ class _Choice(LogitsProcessor):
 
 
 def repetition_processors(before: int, *, ngram: int, penalty: float) -> LogitsProcessorList:
-    """Returns what keeps texts from repeating themselves; an empty list where all may be repeated.
-
-    Args:
-        before: Tokens of a row that were not written: the padded prompt, or a decoder's first one.
-        ngram: No run of so many tokens is written twice; 0: any may be.
-        penalty: What makes tokens that were written less likely; 1: nothing.
-    """
+    """Returns what keeps texts from repeating themselves; an empty list where all may repeat."""
     found: list[LogitsProcessor] = []
     if penalty != 1:
         found.append(_OfWritten(RepetitionPenaltyLogitsProcessor(penalty), before))
@@ -114,12 +102,7 @@ class _OfWritten(LogitsProcessor):
         self._inner, self._before = inner, before
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Returns the logits, shape (b, v), as ``inner`` makes them of the written tokens.
-
-        Args:
-            input_ids: All tokens so far, shape (b, t).
-            scores: Logits of the next one, shape (b, v).
-        """
+        """Returns the logits, shape (b, v), as ``inner`` makes them of the written tokens."""
         written = input_ids[:, self._before :]
         if not written.shape[1]:
             return scores
@@ -166,12 +149,7 @@ class GapFilling(LogitsProcessor):
         self._longest = [(max_new_tokens - 1) // count - 1 for count in gaps]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Returns the logits, shape (b * k, v), with those of sentinels and end as they may follow.
-
-        Args:
-            input_ids: All tokens so far, shape (b * k, t).
-            scores: Logits of the next one, shape (b * k, v).
-        """
+        """Returns the logits, shape (b * k, v), with those of sentinels and end as they may follow."""
         beams = len(scores) // len(self._gaps)
         marks = [*self._sentinels, self._end]
         made = scores.clone()

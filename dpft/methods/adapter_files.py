@@ -143,10 +143,6 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     its folder. A base without either (``name_or_path`` empty: initialized at random) is saved
     under ``base/``, and named by that folder as ``address`` does. peft's README.md is a form to
     fill in; it stays where its ``base_model`` is a name on the hub, as its readers take it to be.
-
-    Args:
-        model: What ``wrap`` returned, trained.
-        folder: Made if need be.
     """
     adapted: Any = model
     folder = folder.resolve()
@@ -163,13 +159,7 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Returns a base model with a saved adapter on it, in eval mode, nothing trainable.
-
-    Args:
-        model: The base as the run began with it; loaded from ``base_folder(folder)`` if there is
-            one.
-        folder: What ``save_adapter`` wrote.
-    """
+    """Returns a base model with a saved adapter on it, in eval mode, nothing trainable."""
     from peft import PeftModel
 
     with _quiet():
@@ -178,12 +168,7 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 
 def relocate_adapter(folder: Path, to: Path) -> None:
-    """Makes a copied adapter's config name the base in it, if it has one, by its new place.
-
-    Args:
-        folder: The copy, where it lies now.
-        to: Where it will lie.
-    """
+    """Makes a copied adapter's config name the base in it, if it has one, by its new place."""
     if base_folder(folder) is None:
         return
     config = json.loads((folder / CONFIG).read_text())

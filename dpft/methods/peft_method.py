@@ -29,11 +29,6 @@ class PeftMethod(Method):
     ) -> "PeftConfig":
         """Returns a config made for this model.
 
-        Args:
-            model: The fresh model.
-            task: What peft calls the model's task; None where it has no name for it.
-            new_modules: Modules that are saved whole beside the adapter (``modules_to_save``).
-
         Raises:
             InputError: The settings do not fit the model.
         """

@@ -98,11 +98,7 @@ class Architecture:
     """What was read; ``config`` hands out copies of it."""
 
     def config(self, head: Head | None = None) -> PretrainedConfig:
-        """Returns a copy of what config.json says, which the caller may change.
-
-        Args:
-            head: What the model shall answer with, written into the copy; None: as was read.
-        """
+        """Returns a copy of what config.json says, which the caller may change."""
         config = copy.deepcopy(self.read)
         if head is not None:
             configure(config, head)

@@ -75,9 +75,6 @@ class CheckpointRows:
     def emptied(self, model: nn.Module) -> "RowsOfModel":
         """Moves a model's stand-ins to the meta device; what else it has is real, and stays.
 
-        Args:
-            model: Loaded with ``state``, whatever has been done to it since.
-
         Raises:
             NotInShards: Something was made of a stand-in.
         """

@@ -316,13 +316,6 @@ def load_with_tokens(
 
     A token that the model's own tokenizer knows has its row already, and keeps it.
 
-    Args:
-        architecture: Of the model.
-        head: What it answers with.
-        tokens: ``Task.special_tokens``.
-        seed: As in ``load_model``.
-        rows: As in ``load_model``.
-
     Raises:
         InputError: It cannot be found or understood, or mixes examples.
     """
@@ -340,12 +333,6 @@ def grow_as_planned(
 
     A plan needs no more than config.json: where there is no tokenizer, each row of the vocabulary
     is taken to be a token's.
-
-    Args:
-        loaded: The model, which may be on the meta device.
-        architecture: As in ``load_with_tokens``.
-        head: As in ``load_with_tokens``.
-        tokens: As in ``load_with_tokens``.
     """
     if not tokens:
         return
@@ -363,11 +350,6 @@ def known_tokens(
 ) -> tuple[str, ...]:
     """Returns a task's tokens, once the tokenizer is known to have them.
 
-    Args:
-        task: Its name, for the message.
-        tokens: Its tokens.
-        tokenizer: Of the model that does the task.
-
     Raises:
         InputError: It lacks one, as that of a run of another task does.
     """
@@ -384,10 +366,6 @@ def add_tokens(
     tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]
 ) -> dict[int, tuple[int, ...]]:
     """Makes tokens the tokenizer's own, those that it lacks, as special ones.
-
-    Args:
-        tokenizer: Is changed.
-        tokens: Such as ``<speaker1>``.
 
     Returns:
         The number of each token that is new, and the numbers of those that its name reads as.
@@ -409,10 +387,6 @@ def grow(model: PreTrainedModel, rows: int) -> None:
     """Gives the vocabulary of a model at least so many rows; it never shrinks.
 
     Tied weights stay tied, and a row that is new is undefined until ``start_rows``.
-
-    Args:
-        model: Not yet prepared by a method; it may be on the meta device.
-        rows: Rows of the embedding, such as the tokenizer's length.
     """
     if rows <= _table_of(model.get_input_embeddings()).shape[0]:
         return
@@ -425,10 +399,6 @@ def start_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]]) -> N
     """Gives tokens a row of their own, that of the embedding and that of an untied head.
 
     A row that a padded vocabulary already has is used.
-
-    Args:
-        model: As in ``grow``.
-        pieces: What ``add_tokens`` returned.
     """
     if not pieces:
         return

@@ -119,9 +119,6 @@ class CustomFields(OwnRows):
 def form_of(values: Mapping[str, Any]) -> frozenset[str] | None:
     """Returns the form that the given keys choose; None where none is given.
 
-    Args:
-        values: Configuration key to value; None: not given.
-
     Raises:
         InputError: They are keys of several forms, or a part of one's.
     """

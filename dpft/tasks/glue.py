@@ -68,9 +68,6 @@ class GlueFields(TextualTask):
         >>> GlueTask(name="rte", labels=("yes", "no"), objective="cls").label("1")
         1.0
 
-        Args:
-            value: A number, a number in digits, or a class's name.
-
         Raises:
             InputError: It is hidden (-1) or not one of the task's; the message does not quote it.
         """
@@ -148,9 +145,6 @@ class GlueTexts(GlueFields, SeqToSeqTask):
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
         """Returns the row's one example: its texts under their names, and its label's word.
 
-        Args:
-            row: The texts, and ``label``: the class's number or name, or the score.
-
         Raises:
             InputError: The label is hidden (-1) or not one of the task's.
         """
@@ -225,9 +219,6 @@ class GlueTask(GlueFields, ClassificationTask):
 
     def examples(self, row: Mapping[str, Any]) -> tuple[LabeledExample, ...]:
         """Returns the row's one example.
-
-        Args:
-            row: The texts, and ``label``: the class's number or name, or the score.
 
         Raises:
             InputError: The label is hidden (-1) or not one of the task's.

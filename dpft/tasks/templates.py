@@ -284,10 +284,6 @@ def _parts_of(text: str, key: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def text_of(value: Any, what: str) -> str:
     """Returns a value that is a text.
 
-    Args:
-        value: From a row.
-        what: The value in words, for messages.
-
     Raises:
         InputError: It is none, or holds what no one can encode (a lone surrogate of JSON).
     """
@@ -324,11 +320,6 @@ def objects_of(value: Any, what: str) -> tuple[Mapping[str, Any], ...]:
 
 def list_of(value: Any, what: str, values: str) -> list[Any]:
     """Returns a value that is a list.
-
-    Args:
-        value: From a row.
-        what: The value in words, for messages.
-        values: What it should hold, in words.
 
     Raises:
         InputError: It is none.

@@ -58,12 +58,7 @@ class WordHistogram:
 
 
 def bounded_counts(words: Iterable[str], caps: Caps) -> dict[str, int]:
-    """Returns what one unit adds to the count of each of its words, in multiples of ``RESOLUTION``.
-
-    Args:
-        words: The unit's, in their order.
-        caps: Hold for what is returned.
-    """
+    """Returns what one unit adds to the count of each of its words, in multiples of ``RESOLUTION``."""
     first = [word for word, _ in zip(words, range(caps.words), strict=False)]
     counts = {word: min(count, caps.linf) for word, count in Counter(first).items()}
     scale = _scale(counts.values(), caps.l2) / RESOLUTION

@@ -48,12 +48,6 @@ class VocabularyError(InputError):
 def train_pieces(histogram: Path, out: Path, *, vocab_size: int, algorithm: str) -> Pieces:
     """Returns the pieces that a process of its own makes of a histogram.
 
-    Args:
-        histogram: A word, a tab and its count in each line.
-        out: Where the process leaves the pieces.
-        vocab_size: How many there shall be.
-        algorithm: unigram, bpe or char.
-
     Raises:
         VocabularyError: The words do not allow so many, or ask for more.
         RunError: The process failed otherwise.
@@ -143,12 +137,6 @@ def save_tokenizer(folder: Path, pieces: Pieces, *, algorithm: str, sentinels: i
     """Writes the tokenizer's folder and returns how many tokens it has.
 
     The ids are T5's: 0 pads, 1 ends a text, 2 is unknown, then the pieces, then the sentinels.
-
-    Args:
-        folder: Made if need be.
-        pieces: Of the vocabulary.
-        algorithm: By which they were made: unigram, char, whose pieces are letters, or bpe.
-        sentinels: How many ``<extra_id_N>`` there are.
     """
     make = _bpe if algorithm == BPE else _unigram
     made = make(pieces, sentinels)

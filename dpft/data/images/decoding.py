@@ -182,11 +182,7 @@ BETWEEN = 255
 
 
 def grid(images: Pixels) -> bytes:
-    """Returns images in rows of ten, as PNG.
-
-    Args:
-        images: Shape (n, channels, height, width), at least one.
-    """
+    """Returns images in rows of ten, as PNG."""
     from PIL import Image
 
     rows, side = -(-len(images) // COLUMNS), SIDE + GAP

@@ -26,12 +26,7 @@ from dpft.tasks.records import ImagePlace
 
 
 def parquet_files(folder: Path, split: str) -> list[Path]:
-    """Returns a split's Parquet files: train.parquet, or data/train-00000-of-00002.parquet.
-
-    Args:
-        folder: Where they, or a folder ``data`` with them, may be.
-        split: Name of the split.
-    """
+    """Returns a split's Parquet files: train.parquet, or data/train-00000-of-00002.parquet."""
     found = [folder / f"{split}.parquet"]
     for place in (folder, folder / "data"):
         found += sorted(place.glob(f"{split}-*.parquet"))
@@ -40,10 +35,6 @@ def parquet_files(folder: Path, split: str) -> list[Path]:
 
 def parquet_rows(file: Path, names: Mapping[str, str]) -> Iterator[Row]:
     """Yields a file's rows, its columns under the names of the task.
-
-    Args:
-        file: The file.
-        names: Of columns as files may call them, to the task's own.
 
     Raises:
         InputError: It cannot be read.

@@ -119,13 +119,7 @@ def missing_java() -> str | None:
 
 
 def missing_folder(key: str, folder: str | None, example: str) -> str | None:
-    """Returns why there is no model folder; None where there is.
-
-    Args:
-        key: The configuration key that names it.
-        folder: Its value.
-        example: A model that would do.
-    """
+    """Returns why there is no model folder; None where there is."""
     if folder is None:
         return f"needs a model folder; set {key}=DIR (a download of {example}, say)"
     if not Path(folder).is_dir():

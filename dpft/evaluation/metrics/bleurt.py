@@ -30,11 +30,6 @@ def bleurt(
 ) -> float:
     """Returns the mean over inputs of the best reference's score, about -2..1.
 
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to, at least one.
-        settings: Which model.
-
     Raises:
         InputError: The folder holds no sequence classifier with one output.
     """

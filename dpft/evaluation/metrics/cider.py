@@ -15,10 +15,6 @@ from dpft.evaluation.metrics.tokens import ptb_tokens
 def cider(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns the mean CIDEr of the predictions, 0..10; 0 for a single input.
 
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to, at least one.
-
     Raises:
         NotComputed: No reference has a word.
     """

@@ -35,10 +35,6 @@ _METEOR = ("-", "-", "-stdio", "-l", "en", "-norm")
 def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns METEOR of the corpus over lower-cased tokens without punctuation, 0..1.
 
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to, at least one.
-
     Raises:
         NotComputed: The Java program cannot be started or breaks off.
     """
@@ -48,10 +44,6 @@ def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> f
 
 def meteor_plain(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns METEOR of the corpus over the texts as they are written, 0..1.
-
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to, at least one.
 
     Raises:
         NotComputed: The Java program cannot be started or breaks off.
@@ -103,11 +95,7 @@ def plain_line(prediction: str, references: Sequence[str]) -> str:
 
 
 def joined(texts: Sequence[str]) -> str:
-    """Returns the program's line for one input.
-
-    Args:
-        texts: The references, then the prediction; none holds a line end or |||.
-    """
+    """Returns the program's line for one input."""
     line = SEPARATOR.join(["SCORE", *texts])
     return line.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair is no text
 
