@@ -149,7 +149,7 @@ class GapFilling(LogitsProcessor):
         self._longest = [(max_new_tokens - 1) // count - 1 for count in gaps]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Returns the logits, shape (b * k, v), with those of sentinels and end as they may follow."""
+        """Returns the logits, shape (b * k, v); sentinels and end only where they may follow."""
         beams = len(scores) // len(self._gaps)
         marks = [*self._sentinels, self._end]
         made = scores.clone()

@@ -122,7 +122,7 @@ class Task(ABC):
 
     @classmethod
     def chosen(cls, values: Mapping[str, Any]) -> "type[Task]":
-        """Returns the class that these values of its keys stand for: this one, unless it has forms."""
+        """Returns the class that values of its keys stand for: this one, unless it has forms."""
         return cls
 
     @property
@@ -320,7 +320,7 @@ class TextualTask(Task):
         return min(self.typical_length, self.longest)
 
     def fitted(self, positions: int | None) -> Self:
-        """Returns the task with a length for its examples, that of the model where none is given."""
+        """Returns the task with a length of its examples: the model's where none is given."""
         if self.max_length is not None:
             return self
         longest = self.longest if positions is None else min(self.longest, positions)

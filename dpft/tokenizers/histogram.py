@@ -58,7 +58,7 @@ class WordHistogram:
 
 
 def bounded_counts(words: Iterable[str], caps: Caps) -> dict[str, int]:
-    """Returns what one unit adds to the count of each of its words, in multiples of ``RESOLUTION``."""
+    """Returns by how many ``RESOLUTION`` one unit raises the count of each of its words."""
     first = [word for word, _ in zip(words, range(caps.words), strict=False)]
     counts = {word: min(count, caps.linf) for word, count in Counter(first).items()}
     scale = _scale(counts.values(), caps.l2) / RESOLUTION
