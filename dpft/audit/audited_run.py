@@ -1,4 +1,4 @@
-"""The run under audit: its models' log-likelihoods, its training records, and records unseen by it.
+"""The run under audit: log-likelihoods by its models, its training records, and unseen records.
 
 An audit compares the last two, so each must be what it is called. Which records were held out is
 known by the run's own key alone, and whether the training records are still the same by its

@@ -1,4 +1,4 @@
-"""``dpft audit``: looks at a run, keeps what was found in its private/, and shows it."""
+"""``dpft audit``: audits a run, writes findings into its private/, and prints them."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""``audit=synthetic``: what synthetic records are worth, and what they hold of single records.
+"""The work of ``audit=synthetic``: usefulness and leakage of synthetic records, on two pages.
 
 Quality is measured on what a model wrote, against records that it was not trained on; leakage on
 training records, with the others as the control. What is told of the synthetic text alone, and

@@ -1,4 +1,4 @@
-"""Conversations to token ids, written by the model's own chat template.
+"""Conversations to token ids by the model's own chat template.
 
 The template says where an answer begins and what ends it, so that a model tuned on conversations
 reads them as it did before. A prompt's tokens are the same at training, where an answer follows,

@@ -1,4 +1,4 @@
-"""A corpus on disk: a file of texts, or a folder of such files under any names, in their order.
+"""A corpus on disk: a file of texts, or a folder of such files, read in the order of their names.
 
 Other local data are one table a split. A corpus comes as it was collected: hundreds of files in
 folders of their own, plain text among them. Each file is read as a stream, one after the other, in

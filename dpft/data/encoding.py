@@ -1,4 +1,4 @@
-"""From a task's records to the rows a kind of model reads: what every encoding is, and texts'.
+"""Encodings: from a task's records to rows of tokens; the base class and that of texts.
 
 Label words are in ``label_words``, sentences for a classifier in ``sentences``. Texts become token
 ids as ``tokenization.tokenize`` defines it, thousands of records in one go: a row is a chain of

@@ -1,4 +1,4 @@
-"""A task's examples, from wherever its rows are: hub, address, local files, memory, the sample.
+"""Examples of a task from their source: hub, URL, local files, memory, or the embedded sample.
 
 The one place where records enter dpft. Every fault of a file is one ``InputError`` that names file
 and line and never quotes the row: rows may be private, messages are not (docs/design.md, rule 7).

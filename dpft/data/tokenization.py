@@ -1,4 +1,4 @@
-"""Examples to token ids: one record, one sequence; never packed, never split.
+"""Tokenization: one example to one sequence of token ids; never packed, never split.
 
 Record, separator and target are tokenised apart, so that no token spans a boundary: the prompt's
 tokens are the same at training, where the target follows, and at generation, where it does not.

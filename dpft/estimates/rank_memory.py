@@ -1,4 +1,4 @@
-"""What each process of a run holds at its peak, and hands to the network in a step.
+"""Estimate of each process's peak memory, and of its network traffic in a step.
 
 From shapes alone: nothing is measured here. A process holds weights, gradients and the optimizer's
 state throughout; on top of them comes what one of four phases needs (``PHASES``), of which the

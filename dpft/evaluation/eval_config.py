@@ -1,4 +1,4 @@
-"""What is scored and by which models of metrics' own, and whether scores may be shown."""
+"""The sections ``eval`` and ``metrics``: which split is scored, and whether scores are public."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A model's, or a file's, scores on a split of a task.
+"""Evaluation: scores of a model, or of a file of predictions, on a split of a task.
 
 One prediction is written per distinct input and compared to all of the input's references.
 Metrics say what they read (texts, likelihoods); what nothing can supply, such as likelihoods for a

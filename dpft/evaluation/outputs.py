@@ -1,4 +1,4 @@
-"""What a model says about a split: its texts, its labels, the likelihood it gives to references.
+"""Model outputs on a split: generated texts, labels, and likelihoods of references.
 
 It stands apart from ``evaluate`` because it alone needs torch.
 """

@@ -1,4 +1,4 @@
-"""Metrics by name, over whatever there is to read: each gets a value or a reason why not."""
+"""Metrics computed by name over columns: each gets a value or a reason why it has none."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a model writes after the first tokens of a text, in tokens: greedy, so many and no more.
+"""Greedy continuations of token prefixes, as audits ask for them: at most so many tokens each.
 
 It stands beside ``decoding`` because an answer has a prompt and ends where the model ends it, and
 here a text is cut anywhere: of a seq2seq model's text the beginning may be in what its decoder has

@@ -1,4 +1,4 @@
-"""Prompts to texts: batched decoding whose texts do not depend on the batches.
+"""Decoding: prompts to texts in batches, which do not change the texts.
 
 Prompts of like lengths are together (`batches_by_tokens`) and padded on the left (on the right for
 a seq2seq model); the attention mask goes along and ``generate`` derives the position ids from it,

@@ -1,4 +1,4 @@
-"""What decoding adds to transformers' own: nucleus sampling, repetition, gaps, prompts read once.
+"""Logits processors of decoding: nucleus sampling, repetition, gaps; one prefill for all beams.
 
 - **Nucleus sampling** (Holtzman et al. 2020, arXiv 1904.09751): transformers' own draws for a whole
   batch from torch's global generator, so that a text would depend on the texts beside it, and

@@ -1,4 +1,4 @@
-"""What every fine-tuning method is: it makes a model ready and names what trains.
+"""Base of fine-tuning methods: prepares a model, and names the parameters that train.
 
 Adding a method is a module here whose class registers itself in ``METHODS``, a YAML in conf/method
 and a test. A run asks a method, in this order: ``prepare`` once; ``phases`` for its plan; then in

@@ -1,4 +1,4 @@
-"""Bottleneck adapters: where in a model they are put, whatever module an adapter is.
+"""Base of bottleneck-adapter methods: where in a model adapters are put.
 
 A block's output projections, after attention and after the feed-forward layer, are wrapped, so
 that an adapter acts before the residual is added (Houlsby et al. 2019, figure 2). The adapters

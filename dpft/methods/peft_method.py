@@ -1,4 +1,4 @@
-"""What the methods built on peft share: one adapter, trained on a frozen base and saved alone."""
+"""Base of methods built on peft: one adapter, trained on a frozen base and saved alone."""
 
 from abc import abstractmethod
 from collections.abc import Mapping

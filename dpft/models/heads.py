@@ -1,4 +1,4 @@
-"""The class of transformers for what a model answers with, and which weights are new in it.
+"""Model heads: the class of transformers for each kind, and which of its weights are new.
 
 A head that the checkpoint's own architecture lacks starts at random. It is part of the task, and is
 counted apart: ``new_parameters`` of privacy.json (docs/design.md, the run's folder).

@@ -1,4 +1,4 @@
-"""What every task is: configuration, column names, and the way from a row to an example.
+"""Base of tasks: configuration, column names, and the conversion of a row to examples.
 
 A task never reads a file; ``dpft.data.sources`` does, and hands it rows one at a time.
 """

@@ -1,4 +1,4 @@
-"""How often each word stands in the records, with a bound on what one unit can add.
+"""Word counts over records, with a bound on the contribution of one unit.
 
 Ponomareva et al. 2022, section 3.1: words are what blanks part, taken as they are. Of a unit, which
 is a record unless said otherwise, the first N words are counted, each at most m times; the counts

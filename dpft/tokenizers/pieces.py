@@ -1,4 +1,4 @@
-"""From words and their counts to a tokenizer: pieces by SentencePiece, and special tokens of T5.
+"""Tokenizers from word counts: pieces by SentencePiece, and T5's special tokens.
 
     python -m dpft.tokenizers.pieces HISTOGRAM.tsv PIECES.json VOCAB_SIZE ALGORITHM
 

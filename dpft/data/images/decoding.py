@@ -1,4 +1,4 @@
-"""From where an image is to its pixels: read, decoded and resized, by Pillow, in worker processes.
+"""Images to pixels: read, decoded and resized by Pillow, in worker processes.
 
 What becomes of an image depends on it and on public configuration alone. An image is decoded each
 time a batch needs it, so that no more of them are in memory than a batch has; all of them are

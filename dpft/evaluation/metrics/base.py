@@ -1,4 +1,4 @@
-"""What every metric is: a name, a plain function and the columns it reads.
+"""Base of metrics: name, function, the columns it reads, and the registry.
 
 A module of this package registers one metric, or a few that share their arithmetic. The function of
 a metric needs no library of Hugging Face; ``dpft.evaluation.local_metric`` wraps it.
