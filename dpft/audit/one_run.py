@@ -44,7 +44,7 @@ class View:
     scores: Sequence[float]
     """Of each canary, higher where it is more likely to have been trained on."""
     independent: bool = False
-    """Whether what is seen of one canary says nothing of another's coin (``independent``)."""
+    """Whether what is seen of one canary says nothing of another's coin."""
 
 
 @dataclass(frozen=True, kw_only=True)

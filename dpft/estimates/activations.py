@@ -1,4 +1,4 @@
-"""What a micro-batch keeps in memory, from a model's shapes: one forward pass without numbers.
+"""Estimate of the activation memory of a micro-batch, from a forward pass on fake tensors.
 
 The model runs on fake tensors, which have shapes and no values, so that what autograd saves for the
 backward pass is counted and not guessed: attention with its scores or without, dropout's masks,
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from dpft.data.layout import Layout
+from dpft.data.batches import Layout
 from dpft.estimates.step_time import NUMBER_BYTES, ModelShapes
 from dpft.fused_head import LossHead
 from dpft.head_losses import token_losses
@@ -124,16 +124,7 @@ def trace_activations(
     precision: str = "fp32",
     recomputes: bool = False,
 ) -> Activations:
-    """Returns what a micro-batch of longest records would keep.
-
-    Args:
-        model: After ``Method.prepare``, on ``meta``; it is left on fake tensors.
-        rows: Examples.
-        length: Tokens of each.
-        layout: How rows lie in a batch.
-        precision: As in training.
-        recomputes: Whether its blocks are computed again in the backward pass.
-    """
+    """Returns what a micro-batch of longest records would keep."""
     trace, fake = _Trace(model), FakeTensorMode(allow_non_fake_inputs=True)
     for module in model.modules():
         if hasattr(module, "gradient_checkpointing"):

@@ -1,4 +1,4 @@
-"""What training would take, from a model's shapes and a probe of the machine; an estimate.
+"""Estimate of training time, from a model's shapes and a probe of the machine.
 
 A token costs 2 operations forward for each weight it is multiplied with, 2 backward where a
 gradient goes through, and 2 for the gradient of a weight that trains; where gradients are clipped,

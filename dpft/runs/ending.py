@@ -14,8 +14,7 @@ from pathlib import Path
 
 from dpft.config.keys import quoted
 from dpft.config.schema import TrainConfig
-from dpft.data.memory import MEMORY
-from dpft.data.readers import file_rows
+from dpft.data.raw_rows import MEMORY, file_rows
 from dpft.evaluation.evaluate import Evaluation
 from dpft.kinds import NOTHING, PROMPTS
 from dpft.methods.base import ParameterCounts

@@ -24,8 +24,7 @@ from dpft.errors import InputError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
 from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, score_predictions
 from dpft.evaluation.metrics.base import metric_specs
-from dpft.evaluation.predictions import read_predictions, write_predictions
-from dpft.evaluation.samples import write_samples
+from dpft.evaluation.predictions import read_predictions, write_predictions, write_samples
 from dpft.files import write_bytes
 from dpft.links import refuse_links
 from dpft.models.architecture import read_architecture

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.config.schema import PlanConfig
-from dpft.data.layout import Layout
+from dpft.data.batches import Layout
 from dpft.errors import InputError
 from dpft.head_losses import losses_added_up
 from dpft.kinds import Head

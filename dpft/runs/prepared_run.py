@@ -15,9 +15,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dpft.config.schema import TrainConfig
+from dpft.data.batches import Layout
 from dpft.data.canaries import Canary, check_suffixes_learned, make_canaries
 from dpft.data.encoding import Encoding
-from dpft.data.layout import Layout
 from dpft.errors import Faults, InputError, StateError
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.files import share, sync_tree

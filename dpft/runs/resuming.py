@@ -26,8 +26,8 @@ from typing import Any, NoReturn
 from dpft.config.keys import copy_key, plain
 from dpft.config.load import from_values, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
-from dpft.data.fingerprint import fingerprint
-from dpft.data.memory import held_splits
+from dpft.data.raw_rows import held_splits
+from dpft.data.token_rows import fingerprint
 from dpft.errors import DpftError, InputError, StateError
 from dpft.links import refuse_links
 from dpft.models.source import ModelConfig

@@ -72,8 +72,7 @@ from dpft.runs.run_plan import PublicSize, size_of_data
 from dpft.runs.training_records import NOTE
 from dpft.tasks.records import text_of
 from dpft.tokenizers.histogram import RESOLUTION, Caps, WordHistogram, count_words
-from dpft.tokenizers.pieces import VocabularyError, train_pieces
-from dpft.tokenizers.saving import is_special, save_tokenizer
+from dpft.tokenizers.pieces import VocabularyError, is_special, save_tokenizer, train_pieces
 
 
 def as_lines(words: Iterable[tuple[str, int]]) -> str:

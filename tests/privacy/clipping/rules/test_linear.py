@@ -17,8 +17,7 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from dpft import vocabulary_chunks
-from dpft.data.collation import TextLayout, synthetic_rows
-from dpft.data.layout import Batch
+from dpft.data.batches import Batch, TextLayout, synthetic_rows
 from dpft.fused_head import fuse_head
 from dpft.kinds import CAUSAL, SEQ2SEQ
 from dpft.models.losses import per_example_losses
