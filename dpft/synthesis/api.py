@@ -11,13 +11,12 @@ import yaml
 
 from dpft.config.synthesize import SynthesizeConfig, configuration, expand
 from dpft.config.words import given_text
-from dpft.data.memory import MEMORY, Rows
-from dpft.data.readers import file_rows
+from dpft.data.raw_rows import MEMORY, Rows, file_rows
 from dpft.errors import InputError
 from dpft.models.loading import quiet_transformers
 from dpft.records.form import as_json
 from dpft.runs.answer import Figures
-from dpft.runs.called_words import Command, Folder, as_word, checked_words
+from dpft.runs.api import Command, Folder, as_word, checked_words
 from dpft.synthesis.command import synthesize as run
 
 if TYPE_CHECKING:

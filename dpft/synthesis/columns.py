@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from dpft.errors import InputError
 from dpft.synthesis.patterns import days, decimals, whole_numbers
 from dpft.tasks.records import is_unicode
-from dpft.tasks.values import spelled
+from dpft.tasks.templates import spelled
 
 Value = str | int | float | bool | Decimal | datetime.date | None
 """What a cell holds once it was read; None where it is missing."""

@@ -23,8 +23,8 @@ from dpft.config.synthesize import (
     SharedPrivacy,
     SynthesizeConfig,
 )
-from dpft.data.held_out import new_key
-from dpft.data.memory import Rows, rows_in_memory
+from dpft.data.raw_rows import Rows, rows_in_memory
+from dpft.data.training_records import new_key
 from dpft.errors import InputError, StateError
 from dpft.files import check_writable, read_file, read_json, write_json, write_text
 from dpft.links import refuse_links
@@ -38,7 +38,7 @@ from dpft.privacy.plan import (
 )
 from dpft.run_folder import LEDGER, MODEL, SYNTHESIS, hold_run, private_path
 from dpft.runs import run as runs
-from dpft.runs.called_words import TRAIN_COMMAND
+from dpft.runs.api import TRAIN_COMMAND
 from dpft.runs.exit_codes import crash_kept, say
 from dpft.runs.folder import has_begun
 from dpft.synthesis.condition import allotted, shares

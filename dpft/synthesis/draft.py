@@ -13,11 +13,11 @@ from typing import Any
 
 import yaml
 
-from dpft.data.readers import Row
+from dpft.data.raw_rows import Row
 from dpft.errors import InputError
 from dpft.privacy.plan import EXAMPLE
 from dpft.synthesis.columns import Day, Flag, Misfit
-from dpft.tasks.values import spelled
+from dpft.tasks.templates import spelled
 
 FEW_VALUES = 50
 """Different values of a column that may be a category."""

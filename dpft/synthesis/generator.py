@@ -19,15 +19,15 @@ from dpft.errors import StateError
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.files import read_json, write_json
 from dpft.generation.decoding import DecodeConfig, generate_texts
-from dpft.generation.nucleus import nucleus_processors, root_seed, uniforms
+from dpft.generation.processors import nucleus_processors, root_seed, uniforms
 from dpft.runs.progress import batch_progress
 from dpft.runs.saved_run import saved_run
-from dpft.runs.trained_model import trained_model_of_run
+from dpft.runs.task_model import trained_model_of_run
 from dpft.synthesis.decoding import RowConstraint, RowGrammar
 from dpft.synthesis.plan import GIVEN_COLUMN, TRAINING, PublicPart
 from dpft.synthesis.rows import RowFormat
 from dpft.synthesis.schema import Row
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import CustomTexts
 
 BLOCK = 1024
 BLOCKS = "blocks"

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpft.audit.leakage import leakage_of
-from dpft.audit.text_quality import likeness
+from dpft.audit.synthetic_text import likeness
+from dpft.audit.text_overlap import leakage_of
 from dpft.records import synthesis as records
 from dpft.synthesis.columns import Category, Column, Day, Flag, Number, Text
 from dpft.synthesis.personal import personal_data

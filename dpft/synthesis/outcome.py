@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpft.data.writers import write_rows
+from dpft.data.raw_rows import write_rows
 from dpft.errors import StateError
-from dpft.evaluation.samples import spread
+from dpft.evaluation.predictions import spread
 from dpft.files import read_file, write_text
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.noise import NOISE_SOURCE
@@ -25,8 +25,8 @@ from dpft.records.ledger import LedgerHead
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.terminal import Grid
 from dpft.run_folder import LEDGER, PAGE, PRIVATE_PAGE, private_path
-from dpft.runs.spending.bounds import account_taken
-from dpft.runs.spending.spent_run import SpentRun, read_spent
+from dpft.runs.composition import account_taken
+from dpft.runs.saved_run import SpentRun, read_spent
 from dpft.synthesis.columns import Identity
 from dpft.synthesis.generator import Drawn
 from dpft.synthesis.measures import Tables, measured

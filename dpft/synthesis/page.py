@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from dpft import __version__
-from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.synthesis import Associations, Marginal, Measures, Synthesis, Usefulness
 from dpft.reports.pages import render_html
 from dpft.reports.plots import COLORS, draw_svg
@@ -41,8 +41,8 @@ def headline(said: Synthesis) -> str:
         return NOT_PRIVATE
     marked = "" if said.private else " **Reproducible: not private.**"
     return (
-        f"The synthetic rows and the model are **(ε = {up(said.epsilon)}, δ ="
-        f" {delta_up(said.delta)})-differentially private**, histogram and training together, by"
+        f"The synthetic rows and the model are **(ε = {eps_text(said.epsilon)}, δ ="
+        f" {delta_text(said.delta)})-differentially private**, histogram and training together, by"
         f" {said.accountant}. The unit is {said.unit_definition}; there are {said.num_examples},"
         f" which is taken as public.{marked}"
     )
@@ -69,7 +69,7 @@ def public_page(said: Synthesis, schema: str) -> str:
     parts = [
         (
             part.name,
-            up(part.epsilon),
+            eps_text(part.epsilon),
             f"{part.noise_multiplier:.4g}",
             str(part.steps),
             part.ledger.head,

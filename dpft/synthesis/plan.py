@@ -12,15 +12,14 @@ from typing import Any
 from dpft.config.synthesize import OpenSynthesis, SharedPrivacy, SynthesizeConfig
 from dpft.errors import InputError
 from dpft.kinds import OWN_DATA
-from dpft.models.architecture import read_architecture
-from dpft.models.positions import max_positions
+from dpft.models.architecture import max_positions, read_architecture
 from dpft.privacy.accounting import Accountants
+from dpft.privacy.accounting.calibration import smallest_noise
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
-from dpft.privacy.accounting.search import smallest_noise
 from dpft.privacy.mechanisms.histogram import GaussianCounts
 from dpft.privacy.plan import GIVEN, check_delta, default_delta
-from dpft.runs.called_words import IN_MEMORY, TRAIN_COMMAND
-from dpft.runs.trained_model import TrainedModel
+from dpft.runs.api import IN_MEMORY, TRAIN_COMMAND
+from dpft.runs.task_model import TrainedModel
 from dpft.synthesis.condition import Condition, plan_counts
 from dpft.synthesis.rows import RowFormat, check_tokenizer
 from dpft.synthesis.schema import Schema

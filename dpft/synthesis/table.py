@@ -12,14 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpft.data.held_out import split_held_out
-from dpft.data.memory import MEMORY, TRAIN, memory_rows
-from dpft.data.readers import FORMATS, Row, file_rows
+from dpft.data.raw_rows import FORMATS, MEMORY, TRAIN, Row, file_rows, memory_rows
+from dpft.data.training_records import split_held_out
 from dpft.errors import InputError
 from dpft.privacy.plan import EXAMPLE
 from dpft.synthesis.schema import FaultyCell, Schema
 from dpft.synthesis.schema import Row as TableRow
-from dpft.tasks.values import spelled
+from dpft.tasks.templates import spelled
 
 FEWEST = 20
 """Rows, or units, below which there is nothing that could be learned and hidden."""

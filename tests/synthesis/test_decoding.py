@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from dpft.models.embedded import MODEL_DIRECTORY
+from dpft.models.source import EMBEDDED_MODEL
 from dpft.synthesis.decoding import RowConstraint, RowGrammar
 from dpft.synthesis.rows import RowFormat, count
 from dpft.synthesis.schema import schema_of
@@ -28,7 +28,7 @@ SCHEMA = schema_of(
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(MODEL_DIRECTORY)
+    return AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
 
 
 def written(grammar: RowGrammar, likes: torch.Tensor, rows: int, most: int) -> list[list[int]]:

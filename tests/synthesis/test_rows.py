@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from dpft.errors import InputError
-from dpft.models.embedded import MODEL_DIRECTORY
+from dpft.models.source import EMBEDDED_MODEL
 from dpft.synthesis.rows import RowFormat, check_tokenizer, count
 from dpft.synthesis.schema import schema_of
 
@@ -49,7 +49,7 @@ FORMATS = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(MODEL_DIRECTORY)
+    return AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
 
 
 @pytest.mark.parametrize("rows", FORMATS)

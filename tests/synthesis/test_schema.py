@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dpft.data.readers import Row
+from dpft.data.raw_rows import Row
 from dpft.errors import InputError
 from dpft.synthesis.draft import draft_schema
 from dpft.synthesis.schema import FaultyCell, read_schema, schema_of

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import dpft
-from dpft.data.memory import memory_rows
+from dpft.data.raw_rows import memory_rows
 from dpft.errors import InputError, StateError
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
