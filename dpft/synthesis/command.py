@@ -46,6 +46,7 @@ from dpft.synthesis.draft import draft_schema
 from dpft.synthesis.generator import forget_blocks, generate_rows
 from dpft.synthesis.outcome import Finished, finished, is_whole, write_outcome
 from dpft.synthesis.plan import (
+    ACCOUNTANT,
     COUNTS,
     DRAFTED,
     GIVEN_COLUMN,
@@ -374,6 +375,7 @@ def _training(part: PublicPart, budget: Budget) -> TrainCommand:
             noise_multiplier=budget.noise_multiplier,
             delta=budget.delta,
             num_examples=budget.num_examples,
+            accountant=ACCOUNTANT,
         )
     return replace(
         plain,

@@ -7,7 +7,7 @@ by themselves. Whatever compares them with real rows is private.
 import datetime
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,22 +16,23 @@ from dpft.errors import StateError
 from dpft.evaluation.predictions import spread
 from dpft.files import read_file, write_text
 from dpft.privacy.accounting import Accountants
+from dpft.privacy.accounting.mechanism import Composition
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import NEIGHBORING_RELATION, PrivacyPlan
-from dpft.privacy.spending import added_up
+from dpft.privacy.spending import Noise, added_up, as_mechanisms
 from dpft.records import synthesis as records
 from dpft.records.form import read_record, write_record
 from dpft.records.ledger import LedgerHead
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.terminal import Grid
 from dpft.run_folder import LEDGER, PAGE, PRIVATE_PAGE, private_path
-from dpft.runs.composition import account_taken
 from dpft.runs.saved_run import SpentRun, read_spent
 from dpft.synthesis.columns import Identity
 from dpft.synthesis.generator import Drawn
 from dpft.synthesis.measures import Tables, measured
 from dpft.synthesis.page import private_page, public_page, terminal
 from dpft.synthesis.plan import (
+    ACCOUNTANT,
     SCHEMA_FILE,
     TRAINING,
     Budget,
@@ -228,10 +229,8 @@ def statement(
         return said
     taken = added_up(*(run.taken for _, run in spent))
     with Accountants() as accountants:
-        whole = account_taken(taken, budget.delta, "pld", accountants)
-        alone = [
-            account_taken(run.taken, budget.delta, "pld", accountants).epsilon for _, run in spent
-        ]
+        whole = _epsilon(taken, budget.delta, accountants)
+        alone = [_epsilon(run.taken, budget.delta, accountants) for _, run in spent]
     parts = tuple(
         records.SynthesisPart(
             name=name,
@@ -245,22 +244,29 @@ def statement(
     )
     warnings = [NOT_PRIVATE_SEED] if guarantee.noise_seed is not None else []
     warnings += delta_warnings(budget.delta, budget.num_examples, source=delta_source(part))
-    if whole.epsilon > guarantee.eps:
+    if whole > guarantee.eps:
         warnings.append(
             f"more noisy steps were taken than planned, after a crash: epsilon is above the"
             f" {guarantee.eps:g} that was asked for"
         )
     return replace(
         said,
-        epsilon=whole.epsilon,
+        epsilon=whole,
         delta=budget.delta,
         delta_source=delta_source(part),
-        accountant=whole.accountant,
+        accountant=ACCOUNTANT,
         eps=guarantee.eps,
         share=None if budget.counts is None else guarantee.share,
         parts=parts,
         warnings=tuple(warnings),
     )
+
+
+def _epsilon(taken: Mapping[Noise, int], delta: float, accountants: Accountants) -> float:
+    parts = as_mechanisms(taken, delta)
+    found = accountants.evaluate(ACCOUNTANT, Composition(parts=parts)).upper
+    assert found is not None
+    return found
 
 
 def _digest(path: Path) -> str:

@@ -34,6 +34,10 @@ GIVEN_COLUMN, ROW_COLUMN = "__given__", "__row__"
 """Columns of the records that the training reads: what of a row is given, and what is learned."""
 
 
+ACCOUNTANT = "pld"
+"""Whose bound of both parts is kept within epsilon: the tightest that composes different noise."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PublicPart:
     """What is known of a synthesis before a record is read."""
@@ -187,7 +191,7 @@ def training_noise(
             own = SampledGaussian(
                 noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=steps, delta=delta
             )
-            found = accountants.evaluate("pld", Composition(parts=(own, *before)))
+            found = accountants.evaluate(ACCOUNTANT, Composition(parts=(own, *before)))
             assert found.upper is not None
             return found.upper
 

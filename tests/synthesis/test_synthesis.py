@@ -29,6 +29,11 @@ QUICK = ("model=tiny", "train.steps=2", "train.expected_batch_size=8", "train.nu
 EPS = 8.0
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _shared(shared_accounting: None) -> None:
+    """Every synthesis here shares its accountants."""
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("data")
