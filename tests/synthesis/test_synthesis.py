@@ -264,6 +264,16 @@ def test_other_rows_are_refused_when_it_goes_on(
         dpft.synthesize(overrides=[f"resume={tmp_path / 'run'}"])
 
 
+def test_a_finished_synthesis_without_its_ledger_is_refused(
+    made: dpft.Synthesized, tmp_path: Path
+) -> None:
+    for name in ("ledger.jsonl", "training/ledger.jsonl"):
+        folder = shutil.copytree(made.folder, tmp_path / name.replace("/", "-"))
+        (folder / name).unlink()
+        with pytest.raises(StateError, match="gone, or not the ledger"):
+            dpft.synthesize(overrides=[f"resume={folder}"])
+
+
 def test_another_synthesis_in_the_folder_is_refused(made: dpft.Synthesized, data: Path) -> None:
     with pytest.raises(InputError, match="go on with it by dpft synthesize resume="):
         dpft.synthesize(data, QUICK, privacy={"eps": EPS}, folder=made.folder)
