@@ -21,7 +21,7 @@ from dpft.audit.trade_off import TradeOff
 from dpft.data.canaries import Canary
 from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
 from dpft.records.form import joined
-from dpft.reports.run.audited import is_another_mechanism, is_contradicted, one_run_rows
+from dpft.reports.provenance import is_another_mechanism, is_contradicted, one_run_rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from dpft.audit.attack_curves import RocCurve, clopper_pearson
 from dpft.audit.guessing import LowerBound
 from dpft.audit.trade_off import GaussianTradeOff, TradeOff
-from dpft.reports.plots import COLORS, draw_svg
+from dpft.reports.pages import COLORS, draw_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,9 +17,8 @@ from dpft.audit.leakage import Leakage, allowed_share
 from dpft.audit.synthetic_result import OWNERS, Quality, SyntheticResult
 from dpft.audit.text_quality import MAUVE, Likeness, TextShape
 from dpft.records.audits import ClassifierScores
-from dpft.reports.pages import render_html
-from dpft.reports.plots import COLORS, draw_svg
-from dpft.reports.run.figures import tone_of
+from dpft.reports.pages import COLORS, draw_svg, render_html
+from dpft.reports.scores import tone_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

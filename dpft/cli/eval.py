@@ -61,7 +61,7 @@ def show(config: EvaluateConfig, evaluations: "Sequence[Evaluation]", folder: Pa
         folder: Where they were written.
     """
     from dpft.reports.pages import score
-    from dpft.reports.run.metrics_files import shown
+    from dpft.reports.run_record import shown
 
     public = eval_split_is_public(config.task, config.eval)
     is_table = config.output != "json"

@@ -38,11 +38,11 @@ from dpft.files import check_writable
 from dpft.links import refuse_links
 from dpft.models.loading import quiet_transformers
 from dpft.records.form import as_json
+from dpft.reports.terminal import Figures
 from dpft.run_folder import BASE_MODEL, CONFIGURATION, LOCK, PRIVATE, TUNING, hold_run, private_path
 from dpft.runs import run as runs
 from dpft.runs import tuning
 from dpft.runs.account_command import answer
-from dpft.runs.answer import Figures
 from dpft.runs.configuring import (
     checked_overrides,
     evaluate_configuration,

@@ -35,9 +35,13 @@ from dpft.parallel.silence import without_logging
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.records.form import read_record, write_record
 from dpft.records.scores import PRIVATE_SPLIT, STAGES, ScoresByStep, Stage, StepPoint, StepScores
-from dpft.reports.run.metrics_files import read_evaluations, read_own_evaluations, write_metrics
-from dpft.reports.run.report import write_report
-from dpft.reports.run.run_record import read_run
+from dpft.reports.report import write_report
+from dpft.reports.run_record import (
+    read_evaluations,
+    read_own_evaluations,
+    read_run,
+    write_metrics,
+)
 from dpft.run_folder import (
     CONFIGURATION,
     PREDICTIONS,

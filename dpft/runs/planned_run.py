@@ -1,4 +1,4 @@
-"""``dpft plan``: what a run would do and cost, without training; and the model sizes a budget allows.
+"""``dpft plan``: what a run would do and cost, without training; and a budget of compute.
 
 Needs no more of a model than its config.json; reads local data only to count it where no public
 number is configured.
@@ -49,8 +49,8 @@ from dpft.records.plans import (
     RankMemory,
     RunCosts,
 )
-from dpft.reports.accounting.plots import plot_noise_batch_ratio
-from dpft.reports.run.privacy_record import no_promise, parameters_of, promise_of
+from dpft.reports.epsilon import plot_noise_batch_ratio
+from dpft.reports.privacy_record import no_promise, parameters_of, promise_of
 from dpft.runs.composition import planned_with_tokenizer
 from dpft.runs.held_out import load_training_data
 from dpft.runs.modality import modality_of

@@ -40,7 +40,7 @@ from dpft.privacy.planning import make_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.records.form import read_record, write_record
 from dpft.records.kept import Fingerprint
-from dpft.reports.run.metrics_files import read_own_evaluations
+from dpft.reports.run_record import read_own_evaluations
 from dpft.run_folder import (
     AUDIT_KEY,
     BASE_MODEL,

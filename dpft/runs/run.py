@@ -39,8 +39,8 @@ from dpft.records.form import keys_of
 from dpft.records.privacy_file import RunPrivacy, read_privacy
 from dpft.records.promises import OpenRun, PrivateRun, StartingModel
 from dpft.released import check_released
-from dpft.reports.accounting.plan_table import in_words
-from dpft.reports.run.metrics_files import read_own_evaluations
+from dpft.reports.plan_table import in_words
+from dpft.reports.run_record import read_own_evaluations
 from dpft.run_folder import (
     AUDIT_KEY,
     CHECKPOINTS,

@@ -1,4 +1,4 @@
-"""What a run will take, foretold from public numbers: the time of its steps, the memory of its ranks.
+"""What a run will take, from public numbers: the time of its steps, the memory of its ranks.
 
 It follows from the model's shapes (its config.json is enough), ``task.max_length``, the
 configuration and a probe of the machine; ``dpft plan``, a run's first line and
@@ -52,7 +52,7 @@ from dpft.parallel.parallel_config import SHARDED, ParallelConfig, check_shards,
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.records.plans import EstimatedTime, PlannedProcesses, RankMemory
-from dpft.reports.accounting.plan_table import in_words
+from dpft.reports.plan_table import in_words
 from dpft.runs.run_plan import RunPlan, leading_accountant
 from dpft.runs.task_model import layout_of, training_head, with_fused_head
 from dpft.startup import PROBING, doing

@@ -1,4 +1,4 @@
-"""A run's plan from its configuration: sizes, phases, noise; and accounting beside a run that trains.
+"""A run's plan from its configuration: sizes, phases, noise; and accounting beside the training.
 
 Where all numbers of the plan stand in the configuration, the accountants begin with them in
 processes of their own, while libraries load and records are read (``early_calibration``); epsilon
@@ -30,8 +30,8 @@ from dpft.privacy.mechanisms.base import Numbers
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
 from dpft.privacy.plan import CHUNK, ClippingPlan, PrivacyPlan, default_delta, planned_steps
 from dpft.privacy.privacy_config import DifferentialPrivacy, PrivacyConfig
-from dpft.reports.accounting.epsilon import delta_warnings
-from dpft.reports.run.origin import with_kind
+from dpft.reports.epsilon import delta_warnings
+from dpft.reports.run_record import with_kind
 from dpft.runs.composition import noise_beside, spent_before, tokenizer_of
 from dpft.runs.saved_run import SpentRun
 from dpft.tasks.base import Task

@@ -36,8 +36,8 @@ from dpft.records.promises import PrivateRun
 from dpft.records.sweeps import Search
 from dpft.records.vocabularies import PrivateVocabulary
 from dpft.released import check_released
-from dpft.reports.run.report import write_report
-from dpft.reports.run.run_record import RunRecord, find_runs, read_run
+from dpft.reports.report import write_report
+from dpft.reports.run_record import RunRecord, find_runs, read_run
 from dpft.run_folder import (
     CONFIGURATION,
     HYDRA,

@@ -50,9 +50,10 @@ from dpft.records.vocabularies import (
     PrivateVocabulary,
     PrivateVocabularyAnswer,
 )
-from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
-from dpft.reports.run.origin import data_name
-from dpft.reports.tokenizer.report import table, write_tokenizer_report
+from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
+from dpft.reports.run_record import data_name
+from dpft.reports.terminal import Answer
+from dpft.reports.tokenizer_report import table, write_tokenizer_report
 from dpft.run_folder import (
     CONFIGURATION,
     DATA_SUMMARY,
@@ -65,7 +66,6 @@ from dpft.run_folder import (
     hold_run,
     private_path,
 )
-from dpft.runs.answer import Answer
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import WriteRequest, read_begun, refuse_used_folder, start_anew, write_begun
 from dpft.runs.run_plan import PublicSize, size_of_data

@@ -45,9 +45,9 @@ from dpft.records.privacy_file import read_privacy
 from dpft.records.promises import PrivateRun
 from dpft.records.scores import Metrics, TrialScore
 from dpft.records.sweeps import Search, Trial
-from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
-from dpft.reports.run.provenance import with_selection
-from dpft.reports.run.report import write_report
+from dpft.reports.epsilon import NOT_PRIVATE_SEED
+from dpft.reports.provenance import with_selection
+from dpft.reports.report import write_report
 from dpft.run_folder import (
     CHECKPOINTS,
     CONFIGURATION,

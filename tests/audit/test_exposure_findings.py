@@ -5,8 +5,8 @@ import math
 from dpft.audit.exposure import chance_bound
 from dpft.audit.exposure_findings import Exposed, finding
 from dpft.data.canaries import EXPOSURE, Canary
-from tests.reports.run.plain import privacy_of
-from tests.reports.run.test_privacy_record import record as private
+from tests.reports.plain import privacy_of
+from tests.reports.test_privacy_record import record as private
 
 PRIVACY = privacy_of({**private(), "epsilon": 1.0, "delta": 1e-6})
 

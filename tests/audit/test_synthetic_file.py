@@ -11,8 +11,8 @@ from dpft.errors import InputError, StateError
 from dpft.files import write_json
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.e2e import E2ETask
-from tests.reports.run.plain import privacy_of, stated
-from tests.reports.run.test_privacy_record import record as private
+from tests.reports.plain import privacy_of, stated
+from tests.reports.test_privacy_record import record as private
 from tests.stories.tiny import write_rows
 
 PRIVACY = private()

@@ -22,7 +22,7 @@ from dpft.config.schema import TrainCommand
 from dpft.errors import InputError
 from dpft.methods.two_phase import TwoPhase
 from dpft.privacy.privacy_config import NoPrivacy
-from dpft.reports.run.reference_map import Reference
+from dpft.reports.published import Reference
 from dpft.runs.configuring import without_recipes_promise
 from tests.slowness import slow, slow_but
 

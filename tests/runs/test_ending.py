@@ -29,8 +29,8 @@ from dpft.tasks.base import TextTask
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from tests.models import small
-from tests.reports.run.folders import write_run
-from tests.reports.run.test_report import entry, non_private, private
+from tests.reports.folders import write_run
+from tests.reports.test_report import entry, non_private, private
 from tests.slowness import slow_but
 
 E2E = E2ETask(name="e2e")

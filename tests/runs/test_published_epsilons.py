@@ -18,7 +18,7 @@ from dpft.config.location import config_directory
 from dpft.config.schema import TrainConfig
 from dpft.privacy.accounting import gdp
 from dpft.privacy.accounting.accountants import Accountants
-from dpft.reports.run.reference_map import Reference
+from dpft.reports.published import Reference
 from dpft.runs.run_plan import plan_run, with_batch_size
 from tests.slowness import slow_but
 

@@ -9,7 +9,7 @@ from dpft.config.listing import GROUPS
 from dpft.config.location import config_directory
 from dpft.evaluation.metrics import base
 from dpft.evaluation.metrics.base import METRICS, MetricSpec
-from dpft.reports.doctor.metrics import METRICS as NEEDS
+from dpft.reports.doctor import METRICS as NEEDS
 
 INTRO = """
 Scores stand in `metrics.json` under the key of their metric. `task.metrics=[NAME,NAME]` chooses the
