@@ -1,10 +1,9 @@
 from pathlib import Path
 
-from tests.reports.run import folders
-
 from benchmarks.sweep import table
 from dpft.files import write_json
 from dpft.reports.run_record import find_runs, read_run
+from tests.reports import folders
 from tests.reports.test_report import non_private, private
 
 
