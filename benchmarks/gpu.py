@@ -27,7 +27,7 @@ from benchmarks.gpu_rows import GROUPS, SETTINGS, Row, chosen, rows
 from benchmarks.interleave import Process, Timings
 from benchmarks.memory import OutOfMemory
 from benchmarks.workload import Pairs
-from dpft.compiler import missing_for_compile
+from dpft.machine import missing_for_compile
 
 RESULTS = Path(__file__).parent / "results-gpu.md"
 TITLE = "One device: private micro-batches against ordinary ones"

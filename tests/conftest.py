@@ -23,7 +23,7 @@ from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.defaults_list import Overrides
 from hydra.core.object_type import ObjectType
 
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.limits import Limits
 from dpft.privacy.accounting.mechanism import Epsilon

@@ -20,8 +20,7 @@ from dpft.audit.longest_runs import longest_runs
 from dpft.audit.near_duplicates import NearDuplicates
 from dpft.audit.words import words_of
 from dpft.records import audits
-from dpft.records.audits import CanariesInTexts
-from dpft.records.canaries import KeptCanaries
+from dpft.records.audits import CanariesInTexts, KeptCanaries
 from dpft.records.form import read_record
 from dpft.run_folder import CANARIES
 

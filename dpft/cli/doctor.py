@@ -6,10 +6,10 @@ Exits with 0 where dpft can train, and with 1 where something essential is missi
 
 from dataclasses import asdict
 
-from dpft.config.doctor import DoctorConfig
+from dpft.config.account import DoctorConfig
 from dpft.errors import RunError
 from dpft.records.form import json_text
-from dpft.records.machine import Check
+from dpft.records.plans import Check
 from dpft.reports.doctor import (
     can_train,
     compiler_check,

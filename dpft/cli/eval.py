@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpft.cli.hydra_record import run_folder, write_hydra_record
+from dpft.cli.subcommand import run_folder, write_hydra_record
 from dpft.config.schema import TASK, EvaluateConfig
 from dpft.evaluation.eval_config import eval_split_is_public
 from dpft.records.form import json_text

@@ -6,12 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpft.config.account import LATEX, ReportConfig
 from dpft.config.keys import quoted
-from dpft.config.report import LATEX, ReportConfig
 from dpft.evaluation.ratings import Key, Ratings, read_key, read_ratings
 from dpft.records.form import json_text
-from dpft.records.ratings import RatingsReport
-from dpft.records.scores import split_note
+from dpft.records.scores import RatingsReport, split_note
 from dpft.reports.comparison import Comparison, compare
 from dpft.reports.comparison_page import FILES, latex, markdown, record, write_comparison
 from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table

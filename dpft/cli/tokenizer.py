@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from dpft.cli.hydra_record import run_folder, write_hydra_record
-from dpft.config.schema import TASK
-from dpft.config.tokenizer import TokenizerCommand
+from dpft.cli.subcommand import run_folder, write_hydra_record
+from dpft.config.schema import TASK, TokenizerCommand
 from dpft.runs.configuring import tokenizer_configuration as configuration
 
 CONFIG = TokenizerCommand

@@ -26,7 +26,7 @@ from dpft.data.memory import MEMORY, TRAIN, held_splits, memory_rows
 from dpft.data.readers import FORMATS, FaultyRow, Row, file_rows, read_rows
 from dpft.data.rows import FaultyRows, examples_of, set_apart, unit_of
 from dpft.errors import InputError, note_records_read
-from dpft.hub import hub_is_reachable
+from dpft.machine import hub_is_reachable
 from dpft.tasks.base import MISSING, REFUSED, SPLITS, OwnRows, Task
 from dpft.tasks.records import Record, shortened
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from dpft.errors import InputError
 from dpft.evaluation.human import SCALE
 from dpft.records.form import parse
-from dpft.records.ratings import RatedResponse, SheetKey
+from dpft.records.scores import RatedResponse, SheetKey
 
 _NEEDED = ("item", "response_id", "rating")
 _DELIMITERS = (",", ";", "\t")

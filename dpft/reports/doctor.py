@@ -22,9 +22,8 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from dpft.compiler import missing_for_compile
-from dpft.memory import machine_memory
-from dpft.records.machine import Check, Doctor
+from dpft.machine import machine_memory, missing_for_compile
+from dpft.records.plans import Check, Doctor
 from dpft.reports.terminal import Grid
 
 OK: Final = "ok"
@@ -179,7 +178,7 @@ def outputs_check() -> Check:
 def hub_check() -> Check:
     """Returns whether the Hugging Face hub answers; it is given 5 seconds."""
     try:
-        from dpft.hub import hub_is_reachable
+        from dpft.machine import hub_is_reachable
     except ImportError:
         reachable = False
     else:

@@ -20,13 +20,15 @@ from dpft.privacy.accounting.over_steps import failures
 from dpft.privacy.accounting.rounding import DECIMALS, delta_up, round_up, up
 from dpft.privacy.accounting.summary import AccountingReport
 from dpft.privacy.plan import GIVEN, NEIGHBORING_RELATION, SAMPLER, default_delta
-from dpft.records.bounds import Answer, Interval, NoAnswer
 from dpft.records.costs import (
+    Answer,
     BatchSizePoint,
     CostAtSteps,
     CostOfBatchSizes,
     FixedEpochs,
     FixedSteps,
+    Interval,
+    NoAnswer,
 )
 from dpft.records.ledger import Calibration
 

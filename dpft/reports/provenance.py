@@ -14,8 +14,7 @@ from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.accounting.selection import TrialCount
 from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
 from dpft.records.configuration import RunConfiguration
-from dpft.records.heads import Handed, HandedFile
-from dpft.records.ledger import Calibration
+from dpft.records.ledger import Calibration, Handed, HandedFile
 from dpft.records.privacy_file import RunPrivacy, guarantee
 from dpft.records.promises import PrivateRun, Process, Selection, StartingModel
 

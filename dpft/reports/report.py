@@ -24,8 +24,7 @@ from dpft.records.configuration import ModelSection, RunConfiguration, TaskSecti
 from dpft.records.form import joined, keys_of
 from dpft.records.privacy_file import RunPrivacy, guarantee, has_noise
 from dpft.records.promises import GeneratedOpenly, GeneratedPrivately, OpenRun, PrivateRun
-from dpft.records.ratings import SheetDecoding
-from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry
+from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry, SheetDecoding
 from dpft.reports.pages import epsilon_plot, render_html, render_markdown
 from dpft.reports.provenance import alarms, audited_rows
 from dpft.reports.published import PUBLISHED_NOTE, published_table

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import EXAMPLE
-from dpft.records.bounds import Answer, Interval, NoAnswer
 from dpft.records.configuration import RunConfiguration, TrainSection
+from dpft.records.costs import Answer, Interval, NoAnswer
 from dpft.records.form import as_json
 from dpft.records.privacy_file import RunPrivacy, guarantee
 from dpft.records.promises import OpenRun, PrivateRun, Selection

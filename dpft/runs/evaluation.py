@@ -26,8 +26,7 @@ from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, scor
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.predictions import read_predictions, write_predictions
 from dpft.evaluation.samples import write_samples
-from dpft.files import write_bytes
-from dpft.links import refuse_links
+from dpft.files import refuse_links, write_bytes
 from dpft.models.architecture import read_architecture
 from dpft.parallel.processes import own_device, started
 from dpft.parallel.ranks import ALONE, Ranks

@@ -29,7 +29,7 @@ from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.fingerprint import fingerprint
 from dpft.data.memory import held_splits
 from dpft.errors import DpftError, InputError, StateError
-from dpft.links import refuse_links
+from dpft.files import refuse_links
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import world
 from dpft.parallel.processes import is_restarted, remember, remembered

@@ -24,8 +24,7 @@ from pathlib import Path
 from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError, note_records_read
-from dpft.files import check_writable
-from dpft.links import refuse_links
+from dpft.files import check_writable, refuse_links
 from dpft.models.loading import quiet_transformers
 from dpft.models.source import ModelConfig
 from dpft.parallel.processes import started

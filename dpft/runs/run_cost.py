@@ -40,7 +40,7 @@ from dpft.estimates.step_time import (
     probe_machine,
 )
 from dpft.kinds import Head
-from dpft.memory import usable_memory
+from dpft.machine import usable_memory
 from dpft.methods.base import input_embeddings
 from dpft.models.architecture import Architecture
 from dpft.models.loading import meta_model, new_names

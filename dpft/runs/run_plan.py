@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from dpft.config.load import published_size
 from dpft.config.schema import TrainCommand, TrainConfig
-from dpft.config.sizes import published_size
 from dpft.errors import InputError
 from dpft.kinds import LABELS
 from dpft.methods.base import MethodPhase

@@ -21,11 +21,10 @@ import numpy as np
 
 from dpft.config.keys import plain
 from dpft.config.load import dump
-from dpft.config.tokenizer import TokenizerCommand
+from dpft.config.schema import TokenizerCommand
 from dpft.data.sources import read_examples
 from dpft.errors import InputError, RunError, StateError
-from dpft.files import check_writable, read_file, sync_tree, write_text
-from dpft.links import refuse_links
+from dpft.files import check_writable, read_file, refuse_links, sync_tree, write_text
 from dpft.privacy.accounting.rounding import up
 from dpft.privacy.histogram_config import NOT_PRIVATE
 from dpft.privacy.keys import secret_key
@@ -42,14 +41,14 @@ from dpft.records.configuration import TaskSection, parse_configuration
 from dpft.records.form import keys_of, parse, write_record
 from dpft.records.ledger import GaussianHistogram as HistogramLine
 from dpft.records.ledger import HistogramNumbers, LedgerHead
-from dpft.records.privacy_file import read_vocabulary
-from dpft.records.promises import Begun
-from dpft.records.vocabularies import (
+from dpft.records.privacy_file import (
     OpenVocabulary,
     OpenVocabularyAnswer,
     PrivateVocabulary,
     PrivateVocabularyAnswer,
+    read_vocabulary,
 )
+from dpft.records.promises import Begun
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.run_record import data_name
 from dpft.reports.terminal import Answer

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dpft.data.collation import TextLayout
 from dpft.data.layout import Layout
 from dpft.errors import RunError
-from dpft.fused_head import loss_head_of
+from dpft.head_losses import loss_head_of
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.clipping.self_check import self_check

@@ -7,8 +7,7 @@ import pytest
 
 from dpft.audit.leakage import canaries_found
 from dpft.errors import StateError
-from dpft.records.audits import CanariesInTexts
-from dpft.records.canaries import KeptCanaries, KeptCanary
+from dpft.records.audits import CanariesInTexts, KeptCanaries, KeptCanary
 from dpft.records.form import as_json
 from dpft.run_folder import CANARIES, private_audit_path
 

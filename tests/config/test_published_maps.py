@@ -7,9 +7,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from dpft.config.hydra_errors import register_resolver
-from dpft.config.load import load, load_saved, to_yaml
-from dpft.config.location import config_directory
+from dpft.config.composing import register_resolver
+from dpft.config.load import config_directory, load, load_saved, to_yaml
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.errors import InputError
 from dpft.reports.published import ReferenceMap, published_table, saved_maps

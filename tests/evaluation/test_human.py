@@ -17,7 +17,7 @@ from dpft.evaluation.human import (
     sheet_text,
 )
 from dpft.generation.decoding import DecodeConfig
-from dpft.records.ratings import SheetDecoding
+from dpft.records.scores import SheetDecoding
 
 SYSTEMS = ("outputs/a", "outputs/b", "outputs/c", REFERENCE)
 TRICKY = [

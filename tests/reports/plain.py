@@ -11,8 +11,7 @@ from dpft.records.configuration import RunConfiguration, parse_configuration
 from dpft.records.form import as_json, parse
 from dpft.records.privacy_file import RunPrivacy
 from dpft.records.promises import OpenRun, PrivateRun
-from dpft.records.ratings import SheetDecoding
-from dpft.records.scores import ScoreEntry, ScoresByStep
+from dpft.records.scores import ScoreEntry, ScoresByStep, SheetDecoding
 from dpft.reports import report
 from dpft.reports.report import statement
 from dpft.reports.run_record import RunRecord, model_name

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpft import hub
+from dpft import machine
 from dpft.models import source
 from dpft.records.form import as_json
-from dpft.records.machine import Check
+from dpft.records.plans import Check
 from dpft.reports import doctor
 from dpft.reports.doctor import (
     MISSING,
@@ -112,7 +112,7 @@ def test_outputs_that_cannot_be_written_are_essential(tmp_path: Path) -> None:
 def test_a_hub_that_does_not_answer_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, reachable: bool, state: str
 ) -> None:
-    monkeypatch.setattr(hub, "hub_is_reachable", lambda: reachable)
+    monkeypatch.setattr(machine, "hub_is_reachable", lambda: reachable)
     assert doctor.hub_check().state == state
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport
-from dpft.records.bounds import Interval, NoAnswer
+from dpft.records.costs import Interval, NoAnswer
 from dpft.records.ledger import Calibration
 from dpft.reports.epsilon import accounting_table
 

@@ -9,7 +9,7 @@ import pytest
 from dpft.privacy.accounting.batch_sizes import BatchSizeNoise
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport
-from dpft.records.bounds import NoAnswer
+from dpft.records.costs import NoAnswer
 from dpft.records.form import as_json
 from dpft.reports.epsilon import (
     curve_table,

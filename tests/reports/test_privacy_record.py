@@ -10,7 +10,7 @@ from dpft.privacy.accounting.summary import AccountingReport
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.mechanisms.banded import Banded
 from dpft.privacy.plan import Phase, PrivacyPlan, default_delta
-from dpft.records.bounds import Interval, NoAnswer
+from dpft.records.costs import Interval, NoAnswer
 from dpft.records.form import as_json, joined
 from dpft.records.ledger import Calibration
 from dpft.records.promises import OpenRun, Origin

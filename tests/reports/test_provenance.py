@@ -9,7 +9,7 @@ import pytest
 from dpft.parallel.described import described, sharding
 from dpft.records.audits import GuessesInShort
 from dpft.records.form import parse
-from dpft.records.heads import HandedCounts, HandedFile
+from dpft.records.ledger import HandedCounts, HandedFile
 from dpft.records.promises import PrivateRun, Process
 from dpft.reports.provenance import (
     is_another_mechanism,

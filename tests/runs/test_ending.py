@@ -14,8 +14,7 @@ from transformers import PretrainedConfig, ViTConfig
 from dpft.cli.subcommand import Subcommand
 from dpft.config.composing import compose
 from dpft.config.keys import quoted
-from dpft.config.load import dump
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory, dump
 from dpft.errors import InputError
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.kinds import CAUSAL, MASKED, NOTHING, PROMPTS, SEQ2SEQ, TEXTS

@@ -12,9 +12,8 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from dpft.cli.train import CONFIG, POLYMORPHIC
-from dpft.config.hydra_errors import register_resolver
-from dpft.config.load import load
-from dpft.config.location import config_directory
+from dpft.config.composing import register_resolver
+from dpft.config.load import config_directory, load
 from dpft.config.schema import TrainConfig
 from dpft.privacy.accounting import gdp
 from dpft.privacy.accounting.accountants import Accountants

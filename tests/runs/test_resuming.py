@@ -16,7 +16,7 @@ from dpft.data.memory import rows_in_memory
 from dpft.errors import InputError, StateError
 from dpft.privacy.plan import write_plan
 from dpft.privacy.privacy_config import NoPrivacy
-from dpft.records.checkpoints import BoundRun
+from dpft.records.kept import BoundRun
 from dpft.reports.run_record import write_metrics
 from dpft.run_folder import AUDIT_KEY, FINGERPRINT, UNIT_KEY, private_path
 from dpft.runs import resuming

@@ -11,7 +11,7 @@ import yaml
 
 from dpft.privacy.accounting import Accountants, EpsilonBound, account
 from dpft.privacy.accounting.mechanism import SampledGaussian
-from dpft.records.sweeps import Bound, BoundedRun, UnboundedRun
+from dpft.records.costs import Bound, BoundedRun, UnboundedRun
 from dpft.runs import tuning_bill
 from dpft.runs.saved_run import SpentRun, read_spent
 from dpft.runs.tuning_bill import _alone_in_words, _bill, _swept, _words, write_tuning_bill

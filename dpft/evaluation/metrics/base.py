@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dpft.errors import InputError
 from dpft.evaluation.metrics_config import MetricsConfig
-from dpft.registration import Registry
+from dpft.kinds import Registry
 
 TEXTS = "texts"
 """Predictions and their references: columns ``predictions`` and ``references``."""

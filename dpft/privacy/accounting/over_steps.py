@@ -16,7 +16,7 @@ from dpft.privacy.accounting.mechanism import (
     SampledGaussian,
 )
 from dpft.privacy.accounting.summary import AccountingReport, account
-from dpft.records.bounds import NoAnswer
+from dpft.records.costs import NoAnswer
 
 POINTS = 16
 

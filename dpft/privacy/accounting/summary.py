@@ -21,7 +21,7 @@ from dpft.privacy.accounting.mechanism import (
     SampledGaussian,
 )
 from dpft.privacy.accounting.rounding import up
-from dpft.records.bounds import Answer, Interval, NoAnswer
+from dpft.records.costs import Answer, Interval, NoAnswer
 
 RDP_TOLERANCE = 0.03
 """A bound above RDP's by more than this is a numerical failure, not a tighter accountant."""

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from dpft.errors import RunError
-from dpft.head_losses import add_weight_gradient
+from dpft.head_losses import Chunk, Targets, add_weight_gradient, chunks
 from dpft.privacy.clipping.blocks import is_same_tensor
 from dpft.privacy.clipping.squares import LONGEST, Squares, in_norm_dtype, lengths
 from dpft.privacy.clipping.uses import SMALL, LazyUse, OuterUse
 from dpft.privacy.clipping.wide import squares_of_examples
-from dpft.vocabulary_chunks import Chunk, Targets, chunks
 
 
 @dataclass

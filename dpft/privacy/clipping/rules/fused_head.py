@@ -1,17 +1,15 @@
-"""Vocabulary heads that give losses in place of logits (``dpft.fused_head``)."""
+"""Vocabulary heads that give losses in place of logits (``dpft.head_losses``)."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from dpft.fused_head import LossHead
-from dpft.head_losses import token_losses
+from dpft.head_losses import Chunk, LossHead, Targets, token_losses
 from dpft.privacy.clipping.head_use import HeadProduct, HeadUse, SeenChunks
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.linear import linear_forward
 from dpft.privacy.clipping.squares import in_norm_dtype
-from dpft.vocabulary_chunks import Chunk, Targets
 
 
 def loss_head_forward(layer: LossHead, recorder: Recorder) -> Callable[..., Tensor]:
