@@ -1,4 +1,4 @@
-"""``dpft plan``: what a run would do and cost, without training; and a budget of compute.
+"""``dpft plan``: what a run would do and cost, without training; and sizes that a budget allows.
 
 Needs no more of a model than its config.json; reads local data only to count it where no public
 number is configured.

@@ -1,4 +1,4 @@
-"""What a run will take, from public numbers: the time of its steps, the memory of its ranks.
+"""What a run will take, foretold from public numbers: time of its steps, memory of its ranks.
 
 It follows from the model's shapes (its config.json is enough), ``task.max_length``, the
 configuration and a probe of the machine; ``dpft plan``, a run's first line and

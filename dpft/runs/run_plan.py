@@ -1,4 +1,4 @@
-"""A run's plan from its configuration: sizes, phases, noise; and accounting beside the training.
+"""A run's plan from its configuration: sizes, phases, noise; accounting beside a run that trains.
 
 Where all numbers of the plan stand in the configuration, the accountants begin with them in
 processes of their own, while libraries load and records are read (``early_calibration``); epsilon
