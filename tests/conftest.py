@@ -23,12 +23,12 @@ from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.defaults_list import Overrides
 from hydra.core.object_type import ObjectType
 
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.accountants import Limits
 from dpft.privacy.accounting.mechanism import Epsilon
 from dpft.records.form import as_json
-from dpft.reports import plots
+from dpft.reports import pages
 from tests import slowness
 
 # Set before torch or a Hugging Face library is imported, here and in every child process.
@@ -62,7 +62,7 @@ _attempts: list[str] = []
 def pytest_configure(config: pytest.Config) -> None:
     """Before any file of tests is imported: no slow case is made where none is asked for."""
     slowness.LEFT_OUT = config.option.markexpr == "not slow"
-    plots.epsilon_plot = drawn_once(plots.epsilon_plot)
+    pages.epsilon_plot = drawn_once(pages.epsilon_plot)
 
 
 def drawn_once(plot: Callable[[Any], Any]) -> Callable[[Any], Any]:
