@@ -77,7 +77,7 @@ COMMANDS = {
     "export": ("export", "run=copy"),
     "report": ("report", "copy"),
     "generate": ("generate", "run=copy", "prompts=data/test.jsonl"),
-    "train on": (*("train", *PRIVATE), "privacy.eps=8", "model.path=copy/model"),
+    "train on": ("train", *RUN, "model.path=copy/model"),
 }
 
 

@@ -21,7 +21,7 @@ SMALL = (
     "model.architecture.num_channels=3", "task.workers=0",
 )  # fmt: skip
 STEPS = ("train.steps=2", "train.expected_batch_size=24", "train.micro_batch_size=16")
-PRIVATE = ("privacy.allow_large_delta=true", *STEPS)
+PRIVATE = ("privacy.allow_large_delta=true", "privacy.accountant=rdp", *STEPS)
 GIVEN = "privacy.noise_multiplier=1"
 """Spares all runs but one their accountants, who search a noise for longer than a run takes."""
 RUNS = {
