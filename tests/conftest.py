@@ -26,7 +26,7 @@ from hydra.core.object_type import ObjectType
 from dpft.config.location import config_directory
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.limits import Limits
-from dpft.privacy.accounting.mechanism import Epsilon
+from dpft.privacy.accounting.mechanism import Epsilon, SampledGaussian
 from dpft.records.form import as_json
 from dpft.reports import plots
 from tests import slowness
@@ -149,20 +149,42 @@ class AnswersOfAllWorkers(dict[Any, Any]):
 
 
 @pytest.fixture(scope="module")
-def shared_accounting(accountants: Accountants) -> Iterator[None]:
-    """Lets every command share these accountants, whose start takes longer than a tiny run."""
-    with sharing(accountants):
+def shared_accounting(request: pytest.FixtureRequest, accountants: Accountants) -> Iterator[None]:
+    """Lets every command share these accountants, whose start takes longer than a tiny run.
+
+    A file of tests of what PRV says of a run says ``PRV_ITSELF = True``.
+    """
+    with sharing(accountants, prv_itself=getattr(request.module, "PRV_ITSELF", False)):
         yield
 
 
 @contextmanager
-def sharing(accountants: Accountants) -> Iterator[None]:
-    """Lets every command inside the block share these accountants."""
+def sharing(accountants: Accountants, *, prv_itself: bool = False) -> Iterator[None]:
+    """Lets every command inside the block share these accountants.
+
+    For PRV, which takes half as long as a tiny run to answer, PLD's bound stands in.
+    """
 
     def share(new: Accountants, _: Limits | None = None) -> None:
         vars(new).update(vars(accountants))
 
+    ask, begin = Accountants.evaluate, Accountants.prefetch
+
+    def evaluate(self: Accountants, name: str, mechanism: Any, **options: float) -> Epsilon:
+        if name != "prv" or not isinstance(mechanism, SampledGaussian):
+            return ask(self, name, mechanism, **options)
+        bound = ask(self, "pld", mechanism).upper
+        assert bound is not None
+        return Epsilon(lower=max(0.0, bound - 0.01), estimate=bound, upper=bound + 0.01)
+
+    def prefetch(self: Accountants, name: str, mechanism: Any, **options: float) -> None:
+        if name != "prv":
+            begin(self, name, mechanism, **options)
+
     with pytest.MonkeyPatch.context() as patch:
+        if not prv_itself:
+            patch.setattr(Accountants, "evaluate", evaluate)
+            patch.setattr(Accountants, "prefetch", prefetch)
         patch.setattr(Accountants, "__init__", share)
         patch.setattr(Accountants, "__exit__", lambda *_: None)
         patch.setattr(Accountants, "abandon", lambda own: setattr(own, "_abandoned", True))
@@ -171,33 +193,71 @@ def sharing(accountants: Accountants) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Lets runs of one shape share their self-check, a third of what a tiny run takes.
+    """Lets runs of one shape share their self-check and their proofs, half of what they take.
 
-    A file of tests that break what it proves says ``SELF_CHECKS_EACH_RUN = True``.
+    A file of tests that break what these prove says ``SELF_CHECKS_EACH_RUN = True``; one that does
+    not say so and expects a refusal fails.
     """
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "SELF_CHECKS_EACH_RUN", False):
+            from dpft.privacy.clipping.engines.patches import Patches
+            from dpft.privacy.clipping.engines.verdicts import Verdicts
             from dpft.runs import training
 
             patch.setattr(training, "check_clipper", _checked_once(training.check_clipper))
+            patch.setattr(Patches, "check_rows_alone", _alone_once(Patches.check_rows_alone))
+            patch.setattr(Verdicts, "widened", _proved_once(Verdicts.widened))
         yield
 
 
-_differences: dict[Any, float] = {}
+_known: dict[str, Any] = {}
+"""What was proved, by what it was proved of: models that differ in weights alone are one."""
+
+
+def _shape_of(model: Any) -> tuple[object, ...]:
+    parts = [(name, type(part)) for name, part in model.named_modules()]
+    weights = [(n, p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters()]
+    return (parts, weights, getattr(model, "config", None))
 
 
 def _checked_once(check: Callable[..., float]) -> Callable[..., float]:
-    """Returns a self-check that is made of the first of all models that differ in weights alone."""
-
     def check_once(model: Any, options: Any, **given: Any) -> float:
-        parts = [(name, type(part)) for name, part in model.named_modules()]
-        weights = [(n, p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters()]
-        key = repr((parts, weights, getattr(model, "config", None), options, given))
-        if key not in _differences:
-            _differences[key] = check(model, options, **given)
-        return _differences[key]
+        key = repr(("self-check", _shape_of(model), options, given))
+        if key not in _known:
+            _known[key] = check(model, options, **given)
+        return _known[key]
 
     return check_once
+
+
+def _alone_once(check: Callable[..., bool]) -> Callable[..., bool]:
+    def check_once(self: Any, arguments: Any, units: Any) -> bool:
+        from dpft.privacy.clipping.separation.signature import signature_of
+
+        kind = signature_of(self.model, arguments, units).kind
+        key = repr(("rows alone", _shape_of(self.model), kind))
+        if key not in _known:
+            _known[key] = check(self, arguments, units)
+        return _known[key]
+
+    return check_once
+
+
+def _proved_once(prove: Callable[..., Any]) -> Callable[..., Any]:
+    def prove_once(self: Any, asked: Any, few: Any) -> Any:
+        plans = self._plans
+        key = repr(
+            ("proof", _shape_of(self._model), self._backward.__qualname__, plans._key, few is None)
+        )
+        if key in _known and _known[key] is not None:
+            return _known[key]
+        verdict = prove(self, asked, few)
+        # A plan that had to be widened is so by this call, which the next one needs as well.
+        if repr(plans._key) in key:
+            _known[key] = verdict
+        return verdict
+
+    return prove_once
 
 
 @pytest.fixture(scope="session", autouse=True)

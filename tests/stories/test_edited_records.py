@@ -17,6 +17,8 @@ from tests.runs.spending.run_folders import edit
 from tests.stories.test_resume import RUN
 from tests.stories.tiny import Workspace, make_workspace
 
+RUN = (*RUN, "eval.enabled=false")
+PRV_ITSELF = True
 PRIVATE = [word for word in RUN if not word.startswith(("privacy.noise", "privacy.accountant"))]
 
 
