@@ -15,6 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from docs.tools import made
+from docs.tools.pages import site_markdown
 from dpft import __version__
 
 SHIM = "https://unpkg.com/iframe-worker/shim"
@@ -23,7 +24,6 @@ CLONED = "REPOSITORY"
 _CLONING = re.compile(rf"(?m)^git clone {CLONED}\b.*\n")
 _DISPLAY = re.compile(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', re.DOTALL)
 _INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
-_NOTES = re.compile(r"<!-- (?:show|exit|keep|check): [^\n]* -->\n?")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -40,8 +40,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, config: MkDocsConfig, **_: Any) -> str:
-    """Leaves out what is said to the program that runs the examples; names the repository."""
-    text = _NOTES.sub("", markdown)
+    """Sets commands apart from what they print; names the repository."""
+    text = site_markdown(markdown)
     return text.replace(CLONED, config.repo_url) if config.repo_url else _CLONING.sub("", text)
 
 

@@ -233,7 +233,7 @@ def examples(made: dict[str, str]) -> list[str]:
         block
         for path, text in made.items()
         if path.startswith("reference/commands/")
-        for block in re.findall(r"```bash\n(.*?)```", text, re.S)
+        for block in re.findall(r"```(?:bash|\{ \.bash \.no-copy \})\n(.*?)```", text, re.S)
     ]
     return [line.partition(" #")[0].strip() for block in blocks for line in block.splitlines()]
 

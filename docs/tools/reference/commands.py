@@ -5,7 +5,7 @@ from pathlib import Path
 
 from docs.tools.reference.key_tables import key_table
 from docs.tools.reference.keys import DocumentedKey, composed, keys_of_command
-from docs.tools.reference.markup import block, code, head, table
+from docs.tools.reference.markup import block, code, commands, head, table
 from docs.tools.reference.words import COMMANDS, SECTIONS
 from dpft.cli.main import SUBCOMMANDS
 from dpft.config.location import config_directory
@@ -28,7 +28,7 @@ def command_page(name: str) -> str:
         head(f"dpft {name}", sources, words.intro),
         f"**{SUBCOMMANDS[name].capitalize()}.**\n",
         block(f"dpft {name} [GROUP=OPTION ...] [KEY=VALUE ...]", "text"),
-        block("\n".join(words.examples), "bash"),
+        *commands(words.examples),
         *_groups(name),
         *_keys(name),
         "## Flags\n",

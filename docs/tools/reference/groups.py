@@ -8,7 +8,7 @@ import yaml
 
 from docs.tools.reference.key_tables import key_table
 from docs.tools.reference.keys import OWNERS, composed, keys_of_group, options_of
-from docs.tools.reference.markup import block, code, head, prose, table
+from docs.tools.reference.markup import code, commands, head, prose, table
 from docs.tools.reference.words import GROUPS
 from dpft.config.help_text import purpose, written
 from dpft.config.location import config_directory
@@ -95,7 +95,7 @@ def _option(group: str, option: str) -> str:
     parts += [f"{prose(text)}\n" for text in comments(file)]
     command = command_of(file)
     if command:
-        parts.append(block(command, "bash"))
+        parts += commands([command])
     parts.append(settings_table(file))
     return "\n".join(parts)
 

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from docs.tools.reference.groups import command_of, comments
-from docs.tools.reference.markup import block, code, head, prose, table
+from docs.tools.reference.markup import code, commands, head, prose, table
 from dpft.config.help_text import purpose
 from dpft.config.location import config_directory
 
@@ -47,7 +47,7 @@ def _recipe(file: Path) -> str:
     parts += [f"{prose(text)}\n" for text in comments(file)]
     command = command_of(file)
     if command:
-        parts.append(block(command, "bash"))
+        parts += commands([command])
     if content.get("reference"):
         parts += ["Published:\n", _rows(content["reference"])]
     parts += [_map(published) for published in content.get("reference_maps", ())]
