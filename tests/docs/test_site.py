@@ -14,7 +14,7 @@ from dpft import __version__
 pytest.importorskip("mkdocs", reason="what builds the site is not installed: make docs")
 ROOT = DOCS.parent
 BLOCK = re.compile(
-    r'<div class="([^"]*\bhighlight\b[^"]*)">(?:<span class="filename">.*?</span>)?<pre[^>]*>'
+    r'<div class="([^"]*\bhighlight\b[^"]*)">(<span class="filename">.*?</span>)?<pre[^>]*>'
     r"(?:<span></span>)?<code>(.*?)</code></pre>",
     re.DOTALL,
 )
@@ -43,11 +43,10 @@ def test_every_page_is_built_and_none_fetches_anything(site: Path) -> None:
 
 def commands_copied(page: Path) -> list[str]:
     """What a page's copy buttons of commands take: the text of the code, less spaces at its end."""
-    blocks = [found for found in BLOCK.findall(page.read_text()) if "no-copy" not in found[0]]
     return [
         html.unescape(re.sub(r"<[^>]*>", "", code)).rstrip()
-        for classes, code in blocks
-        if "language-bash" in classes.split()
+        for classes, file_name, code in BLOCK.findall(page.read_text())
+        if not file_name and "language-bash" in classes and "no-copy" not in classes
     ]
 
 
