@@ -22,7 +22,7 @@ def head(title: str, sources: Iterable[str], intro: str) -> str:
     """
     names = [code(source) if "/" in source else source for source in sources]
     of = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    return f"# {title}\n\n{intro.strip()}\n\n*Generated from {of} when the site is built.*\n"
+    return f"# {title}\n\n{intro.strip()}\n\n*Generated from {of}.*\n"
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
