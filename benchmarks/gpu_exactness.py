@@ -33,6 +33,7 @@ from dpft.errors import InputError
 from dpft.fused_head import fuse_head
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, IGNORED_LABEL, SEQ2SEQ, TEXT
 from dpft.methods.base import METHODS, Method
+from dpft.models.loading import checkpoint_activations
 from dpft.models.losses import per_example_losses
 from dpft.privacy.chacha20 import keystream_words
 from dpft.privacy.cipher import Address, Purpose, keystream
@@ -283,8 +284,7 @@ def _cases(
     fused = copy.deepcopy(model)
     if shape.layout.answer == TEXT and fuse_head(fused) is not None:
         yield "fused", by(fused)
-    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
-    enable({"use_reentrant": False})
+    checkpoint_activations(model)
     yield "checkpointing", by(model)
 
 

@@ -28,6 +28,7 @@ from dpft.estimates.rank_memory import (
 from dpft.kinds import Head
 from dpft.memory import usable_memory
 from dpft.models.architecture import Architecture
+from dpft.models.loading import checkpoint_activations
 from dpft.parallel.cutting import check_can_be_sharded
 from dpft.parallel.parallel_config import check_shards, world
 from dpft.records.plans import PlannedProcesses, RankMemory
@@ -181,7 +182,7 @@ class PlannedRanks:
         if clips is None:
             return None
         if self.config.model.gradient_checkpointing:
-            self._model.activation_checkpointing_enable()
+            checkpoint_activations(self._model)
         return clips.clipping_options().resolved(self._model).engine
 
     @cached_property

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,14 @@ from transformers import BertModel, GPT2Config, GPT2LMHeadModel, PreTrainedToken
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
 from dpft.models.architecture import Architecture, read_architecture
-from dpft.models.loading import language_head, load_model, load_tokenizer, meta_model, new_names
+from dpft.models.loading import (
+    checkpoint_activations,
+    language_head,
+    load_model,
+    load_tokenizer,
+    meta_model,
+    new_names,
+)
 from dpft.models.pooling import PooledClassifier
 from dpft.models.source import MEAN, ModelConfig
 from tests.models import small
@@ -209,3 +217,14 @@ def test_a_tokenizer_of_a_masked_model_needs_a_mask_and_no_end(tmp_path):
 def test_the_embedded_model_has_no_address_outside_this_installation() -> None:
     embedded = read_architecture(ModelConfig(name="tiny", embedded=True))
     assert load_model(embedded, seed=0).name_or_path == ""
+
+
+def test_checkpointing_goes_by_the_name_that_this_transformers_has():
+    called = []
+    older = SimpleNamespace(gradient_checkpointing_enable=called.append)
+    newer = SimpleNamespace(
+        gradient_checkpointing_enable=None, activation_checkpointing_enable=called.append
+    )
+    for model in (older, newer):
+        checkpoint_activations(model)
+    assert called == [{"use_reentrant": False}] * 2
