@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from benchmarks.gpu_lines import Given, Line, Verdict
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.fused_head import fuse_head

@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from benchmarks.shapes import NO_GPT2_DROPOUT, NO_TOKENS
 from benchmarks.worker import MAX_GRAD_NORM, answer, peak_bytes, timed
 from benchmarks.workload import HeadWorkload
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.fused_head import fuse_head
 from dpft.head_losses import losses_added_up

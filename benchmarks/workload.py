@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.shapes import SHAPES
 from dpft.models.loading import checkpoint_activations
-from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
+from dpft.privacy.clipping.choices import DEFAULT_MEMORY_MB
 
 LORA_RANK = 4
 

@@ -25,7 +25,7 @@ from hydra.core.object_type import ObjectType
 
 from dpft.config.location import config_directory
 from dpft.privacy.accounting import Accountants
-from dpft.privacy.accounting.limits import Limits
+from dpft.privacy.accounting.accountants import Limits
 from dpft.privacy.accounting.mechanism import Epsilon
 from dpft.records.form import as_json
 from dpft.reports import plots
@@ -177,9 +177,9 @@ def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "SELF_CHECKS_EACH_RUN", False):
-            from dpft.runs import training
+            from dpft.runs import prepared_run
 
-            patch.setattr(training, "check_clipper", _checked_once(training.check_clipper))
+            patch.setattr(prepared_run, "check_clipper", _checked_once(prepared_run.check_clipper))
         yield
 
 

@@ -1,4 +1,4 @@
-"""The plots of audits: exposure, ROC, lower bounds by numbers of guesses, trade-off curves."""
+"""The plots of audits: exposure, ROC and trade-off curves, lower bounds, lengths of texts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup
 
-from dpft.audit.attack_curves import RocCurve, clopper_pearson
 from dpft.audit.guessing import LowerBound
-from dpft.audit.trade_off import GaussianTradeOff, TradeOff
+from dpft.audit.synthetic_text import Likeness
+from dpft.audit.text_overlap import Leakage, allowed_share
+from dpft.audit.trade_off import GaussianTradeOff, RocCurve, TradeOff, clopper_pearson
 from dpft.reports.plots import COLORS, draw_svg
 
 if TYPE_CHECKING:
@@ -23,13 +24,7 @@ BAND = 200
 def exposure_histogram(
     exposures: Mapping[str, Sequence[float]], *, bits: float, name: str = "exposure"
 ) -> Markup:
-    """Returns how many canaries reach which exposure, beside the 2^-x of those never inserted.
-
-    Args:
-        exposures: What a group of canaries is called, and their exposures in bits.
-        bits: log2 of the number of suffixes, which no exact rank exceeds.
-        name: Of the figure.
-    """
+    """Returns how many canaries reach which exposure, beside the 2^-x of those never inserted."""
     largest = max([bits, *(value for group in exposures.values() for value in group)])
     edges = np.arange(0, math.ceil(largest) + 2)
 
@@ -66,14 +61,7 @@ def roc_plot(
     bound: str = "the most that the mechanism allows",
     name: str = "roc",
 ) -> Markup:
-    """Returns true against false positive rates on logarithmic axes, beside what is allowed.
-
-    Args:
-        curves: What an attack is called, and its curve.
-        trade_off: Of the mechanism; None draws no bound.
-        bound: What the bound is called.
-        name: Of the figure.
-    """
+    """Returns true against false positive rates on logarithmic axes, beside what is allowed."""
     least = min(1 / curve.non_members for curve in curves.values())
     lowest = min(1 / max(curve.members, curve.non_members) for curve in curves.values())
     rates = np.geomspace(least / 2, 1, POINTS)
@@ -105,13 +93,7 @@ def roc_plot(
 def lower_bound_plot(
     bounds: Mapping[str, LowerBound], *, epsilon: float | None = None, name: str = "lower_bound"
 ) -> Markup:
-    """Returns the lower bound of epsilon by each number of guesses, beside the upper bound.
-
-    Args:
-        bounds: What a test is called, and its bounds.
-        epsilon: The run's upper bound; None for a run without privacy.
-        name: Of the figure.
-    """
+    """Returns the lower bound of epsilon by each number of guesses, beside the upper bound."""
 
     def draw(axes: "Axes") -> None:
         from matplotlib.ticker import NullFormatter
@@ -143,14 +125,7 @@ def trade_off_plot(
     mu: float | None = None,
     name: str = "trade_off",
 ) -> Markup:
-    """Returns misses against false alarms as measured, beside the curves of plan and Gaussian.
-
-    Args:
-        measured: Of the audit's scores.
-        planned: The curve of the planned mechanism; no measured one may lie below it but by chance.
-        mu: Of a Gaussian curve to show beside it, for instance a lower bound of mu; None: none.
-        name: Of the figure.
-    """
+    """Returns misses against false alarms as measured, beside the curves of plan and Gaussian."""
     alarms = np.linspace(0, 1, POINTS)
     places = np.unique(np.linspace(0, len(measured.false_positives) - 1, BAND).astype(int))
     intervals = [
@@ -182,6 +157,88 @@ def trade_off_plot(
 
     label = "misses against false alarms, as measured and as planned"
     return draw_svg(draw, name=name, label=label, width=5.4, height=4.8)
+
+
+BINS = 30
+"""About how many; each is as many words wide as the next."""
+
+
+def lengths_plot(lengths: Mapping[str, Sequence[int]]) -> Markup:
+    """Returns how long texts are: the share of each kind's texts by words."""
+    from matplotlib.ticker import MaxNLocator
+
+    most = max(max(each) for each in lengths.values())
+    width = 1 + most // BINS
+    edges = np.arange(0, most + width + 1, width)
+
+    def draw(axes: "Axes") -> None:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        for number, (name, each) in enumerate(lengths.items()):
+            shares = np.histogram(each, edges)[0] / len(each)
+            axes.stairs(shares, edges, label=name, color=COLORS[number], linewidth=1.8)
+        axes.set(xlabel="words of a text", ylabel="share of the texts")
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False)
+
+    return draw_svg(draw, name="lengths", label="how many words the texts have")
+
+
+def divergence_plot(likeness: Likeness, reference: str) -> Markup:
+    """Returns the divergence of n-grams from the real texts, and between two halves of these."""
+    sizes = list(likeness.divergences)
+    bars = {
+        f"synthetic against {reference}": likeness.divergences,
+        f"{reference} against themselves": likeness.control,
+    }
+
+    def draw(axes: "Axes") -> None:
+        for number, (name, values) in enumerate(bars.items()):
+            places = [at + 0.38 * (number - 0.5) for at in range(len(sizes))]
+            shown = [values[n] for n in sizes]
+            drawn = axes.bar(places, shown, 0.36, label=name, color=COLORS[number])
+            axes.bar_label(drawn, fmt="%.2f", padding=2)
+        axes.set_xticks(range(len(sizes)), [f"{n} word{'s' * (n > 1)}" for n in sizes])
+        axes.set(ylabel="divergence, bits", ylim=(0, 1.3))
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+        axes.grid(False, axis="x")
+        axes.legend(frameon=False, loc="upper left")
+
+    return draw_svg(draw, name="ngrams", label="divergence of the n-grams from those of real texts")
+
+
+def runs_plot(leakage: Leakage, promise: tuple[float, float] | None) -> Markup:
+    """Returns of what share of the records so many words in a row stand in the synthetic text."""
+    from matplotlib.ticker import MaxNLocator
+
+    unseen = leakage.unseen
+    longest = max(max(one.longest) for one in (leakage.training, unseen) if one is not None)
+    words = list(range(longest + 2))
+    curves = {"training records": [leakage.training.share_of_runs(n) for n in words]}
+    if unseen is not None:
+        curves["records not trained on"] = [unseen.share_of_runs(n) for n in words]
+    fewest = 1 / max(len(one.longest) for one in (leakage.training, unseen) if one is not None)
+
+    def draw(axes: "Axes") -> None:
+        for number, (name, each) in enumerate(curves.items()):
+            axes.step(words, each, where="mid", label=name, color=COLORS[number], linewidth=1.8)
+        if unseen is not None and promise is not None:
+            bound = [allowed_share(unseen.limit_of_share(n), *promise) for n in words]
+            label = "most that ε allows of training records"
+            axes.step(words, bound, where="mid", label=label, color=COLORS[7], linestyle="--")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_yscale("log")
+        axes.set_ylim(fewest / 2, 1.3)
+        axes.yaxis.set_major_formatter(lambda tick, _: f"{tick:g}")
+        axes.minorticks_off()
+        axes.set(xlabel="words in a row in one synthetic text", ylabel="share of records")
+        axes.legend(frameon=False)
+
+    return draw_svg(
+        draw,
+        name="runs",
+        label="share of records by their longest stretch in synthetic text",
+        height=3.8,
+    )
 
 
 def _legend_above(axes: "Axes", columns: int = 2) -> None:

@@ -10,10 +10,9 @@ from typing import ClassVar
 
 from dpft.config.account import check_output, check_plot
 from dpft.config.convert import ClassChoice, CrossCheck, CrossChecked, by_name
-from dpft.data.canary_config import CanaryConfig
+from dpft.data.canaries import CanaryConfig
 from dpft.errors import InputError
-from dpft.evaluation.eval_config import EvalConfig, check_held_out, check_schedule
-from dpft.evaluation.metrics_config import MetricsConfig
+from dpft.evaluation.eval_config import EvalConfig, MetricsConfig, check_held_out, check_schedule
 from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import TEXTS
 from dpft.methods.base import METHODS, Method

@@ -6,7 +6,7 @@ from dpft.config.account import check_output
 from dpft.errors import InputError
 from dpft.privacy.histogram_config import HistogramPrivacy
 from dpft.tasks.base import Task
-from dpft.tokenizers.tokenizer_config import OF_PIECES, TokenizerConfig
+from dpft.tokenizers.histogram import OF_PIECES, TokenizerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

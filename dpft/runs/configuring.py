@@ -37,7 +37,7 @@ from dpft.records.configuration import read_saved
 from dpft.run_folder import CONFIGURATION
 from dpft.runs.saved_run import saved_run
 from dpft.runs.witnessing import refuse_witness_of_file
-from dpft.tokenizers.tokenizer_config import OF_PIECES
+from dpft.tokenizers.histogram import OF_PIECES
 
 if TYPE_CHECKING:
     from dpft.config.tune import TuneCommand
@@ -220,7 +220,7 @@ def tune_configuration(composed: DictConfig, words: Words) -> "TuneCommand":
 
     if composed.get("resume") is None:
         return _of_recipe(composed, words, TuneCommand)
-    from dpft.runs.tuning.run_search import resumed_search
+    from dpft.runs.tuning import resumed_search
 
     others = sorted(set(words.keys) - {"resume"})
     if others:

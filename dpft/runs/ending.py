@@ -14,15 +14,14 @@ from pathlib import Path
 
 from dpft.config.keys import quoted
 from dpft.config.schema import TrainConfig
-from dpft.data.memory import MEMORY
-from dpft.data.readers import file_rows
+from dpft.data.raw_rows import MEMORY, file_rows
 from dpft.evaluation.evaluate import Evaluation
 from dpft.kinds import NOTHING, PROMPTS
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve
-from dpft.privacy.completeness import NO_STEPS, read_journal
 from dpft.privacy.ledger import check_ledger
 from dpft.privacy.plan import EXAMPLE
+from dpft.privacy.replay_log import NO_STEPS, read_journal
 from dpft.privacy.spending import Noise, steps_taken
 from dpft.privacy.witness import read_handed
 from dpft.records.form import joined, parse, write_record
@@ -57,14 +56,14 @@ from dpft.run_folder import (
     PRIVATE_METRICS,
     REPORT,
 )
-from dpft.runs.evaluation import write_scores
-from dpft.runs.folder import origin, read_begun
-from dpft.runs.run_plan import RunPlan
-from dpft.runs.spending.with_tokenizer import (
+from dpft.runs.composition import (
     PUBLIC_TOKENIZER,
     cost_together,
     tokenizer_of,
 )
+from dpft.runs.evaluation import write_scores
+from dpft.runs.folder import origin, read_begun
+from dpft.runs.run_plan import RunPlan
 from dpft.tasks.base import Task
 from dpft.training.resume import ResumePoint
 

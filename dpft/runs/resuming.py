@@ -26,8 +26,8 @@ from typing import Any, NoReturn
 from dpft.config.keys import copy_key, plain
 from dpft.config.load import from_values, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
-from dpft.data.fingerprint import fingerprint
-from dpft.data.memory import held_splits
+from dpft.data.raw_rows import held_splits
+from dpft.data.token_rows import fingerprint
 from dpft.errors import DpftError, InputError, StateError
 from dpft.links import refuse_links
 from dpft.models.source import ModelConfig
@@ -53,11 +53,11 @@ from dpft.run_folder import (
     is_base_model,
     private_path,
 )
+from dpft.runs.composition import spent_before, tokenizer_of
 from dpft.runs.exit_codes import say
 from dpft.runs.folder import has_begun, read_begun
 from dpft.runs.held_out import held_out_key
 from dpft.runs.run_plan import RunPlan, method_phases, plan_without_noise, public_size
-from dpft.runs.spending.with_tokenizer import spent_before, tokenizer_of
 from dpft.runs.witnessing import refuse_witness_of_file
 from dpft.training.checkpoint import checkpoints
 from dpft.training.loop import TrainingSet

@@ -14,7 +14,7 @@ from torch import Tensor
 from dpft.privacy import engine, noise, sampling
 from dpft.privacy.binomial import BinomialBlocks
 from dpft.privacy.clipping import norms
-from dpft.privacy.clipping.engines import norm_collector
+from dpft.privacy.clipping.engines import recording
 from dpft.privacy.clipping.factors import Flat
 from dpft.privacy.clipping.squares import Squares
 from dpft.privacy.clipping.uses import Use
@@ -97,12 +97,12 @@ def noise_repeated() -> Iterator[None]:
 @contextmanager
 def _tied_weights(bug: Callable[[Sequence[Use], SquaresOf], Squares]) -> Iterator[None]:
     """Takes the norms of parameters with several uses by ``bug``."""
-    right = norms.squares_at_a_glance
+    right = norms.unchecked_squares
 
     def squares_of(uses: Sequence[Use]) -> Squares:
         return bug(uses, right) if len(uses) > 1 else right(uses)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (norms, norm_collector):
-            patch.setattr(module, "squares_at_a_glance", squares_of)
+        for module in (norms, recording):
+            patch.setattr(module, "unchecked_squares", squares_of)
         yield

@@ -8,15 +8,19 @@ from transformers import AutoTokenizer
 
 import dpft.audit
 from dpft.config.schema import check_suffixes
-from dpft.data.canaries import check_suffixes_learned, make_canaries
-from dpft.data.canary_config import FEWEST_SUFFIXES, MOST_SUFFIXES, CanaryConfig
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
+from dpft.data.canaries import (
+    FEWEST_SUFFIXES,
+    MOST_SUFFIXES,
+    CanaryConfig,
+    check_suffixes_learned,
+    make_canaries,
+)
 from dpft.data.corpus_rows import CorpusEncoding
 from dpft.errors import InputError
 from dpft.kinds import SEQ2SEQ
 from dpft.tasks.corpus import CorpusTask
-from dpft.tokenizers.pieces import Pieces
-from dpft.tokenizers.saving import save_tokenizer
+from dpft.tokenizers.pieces import Pieces, save_tokenizer
 
 ROOM = Path(dpft.audit.__file__).parent
 ASKED = "about the words of dpft audit itself, which it refuses before it looks at the run"
@@ -29,25 +33,23 @@ CHECKED = "checked when a run begins: the two tests of exposure canaries below"
 WHERE = {
     "base.AuditConfig.__post_init__": ASKED,
     "base.expect": ASKED,
-    "prefixes.hidden_of": ASKED,
+    "memorization.hidden_of": ASKED,
     "kinds.memorization.Memorization.__post_init__": ASKED,
     "kinds.synthetic.SyntheticText.__post_init__": ASKED,
-    "utility.label_task": ASKED,
-    "membership_audit._reference": ASKED,
-    "synthetic_file": FILES,
+    "synthetic_text.label_task": ASKED,
+    "membership._reference": ASKED,
+    "synthetic_text": FILES,
     "command._privacy": FILES,
-    "run_records._gone": FILES,
-    "run_records._others": FILES,
+    "audited_run._gone": FILES,
+    "audited_run._others": FILES,
     "base.needed": INSTALLED,
-    "membership_audit._records": NOT_WANTED,
-    "run_records.check_writes_texts": NOT_WANTED,
+    "membership._records": NOT_WANTED,
+    "audited_run.check_writes_texts": NOT_WANTED,
     "kinds.exposure.canaries_of": NOT_WANTED,
     "kinds.one_run.canaries_of": NOT_WANTED,
-    "attack_curves": SCORES,
-    "membership_scores": SCORES,
+    "trade_off": SCORES,
+    "membership": SCORES,
     "guessing": SCORES,
-    "outcome": SCORES,
-    "one_run": SCORES,
     "exposure.exact_exposure": SCORES,
     "exposure.fit_skew_normal": CHECKED,
     "exposure._finite": SCORES,

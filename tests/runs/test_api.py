@@ -22,17 +22,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 import dpft
 from dpft.config.tune import TuneCommand
-from dpft.data.memory import held_splits
+from dpft.data.raw_rows import held_splits
 from dpft.files import read_yaml
 from dpft.models.source import EMBEDDED_MODEL
-from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.run_folder import hold_run
-from dpft.runs.called_words import EVALUATE_COMMAND
+from dpft.runs import tuning
+from dpft.runs.api import EVALUATE_COMMAND
 from dpft.runs.configuring import evaluate_configuration
 from dpft.runs.folder import WriteRequest
 from dpft.runs.opened_run import Run
-from dpft.runs.tuning import run_search, search
-from dpft.runs.tuning.run_search import resumed_search
+from dpft.runs.tuning import resumed_search
 from tests.stories.tiny import METRICS, Workspace, make_workspace
 
 TRAINING = (
@@ -188,7 +188,7 @@ def test_public_files_of_rows_in_memory_name_them_and_hold_none(by_call: Run) ->
 
 def test_rows_of_one_owner_are_one_unit_and_the_held_out_ones_are_scored(notes: Run) -> None:
     assert notes.epsilon == notes.privacy["epsilon"] and notes.delta == notes.privacy["delta"]
-    bound = f"epsilon={up(notes.epsilon)}, delta={delta_up(notes.delta)}, unit='owner'"
+    bound = f"epsilon={eps_text(notes.epsilon)}, delta={delta_text(notes.delta)}, unit='owner'"
     assert bound in repr(notes)
     assert notes.privacy["num_examples"] == 10
     assert notes.privacy["unit"] == "owner"
@@ -254,7 +254,7 @@ def test_a_search_is_given_its_words_its_rows_and_its_model(
         searched.append((command, folder, held_splits()))
         shutil.copytree(by_call.folder, folder, dirs_exist_ok=True)
 
-    monkeypatch.setattr(run_search, "run", search)
+    monkeypatch.setattr(tuning, "run", search)
     words = [*TRAINING, "tune.metric=perplexity", "eval.split_is_public=true"]
     words += ["tuning.space.train.learning_rate=[0.1,0.2]"]
     run = dpft.tune(words, rows=splits(), folder="found", **pair())
@@ -351,8 +351,8 @@ def test_a_search_that_breaks_off_keeps_the_model_object(monkeypatch: pytest.Mon
     def broken(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_search, "run_trial", broken)
-    monkeypatch.setattr(search, "draw_count", lambda count, stream: 1)
+    monkeypatch.setattr(tuning, "run_trial", broken)
+    monkeypatch.setattr(tuning, "draw_count", lambda count, stream: 1)
     words = [*TRAINING, "tune.metric=perplexity", "eval.split_is_public=true"]
     words += [
         f"tuning.space.train.{key}" for key in ("learning_rate=[0.1]", "expected_batch_size=[8]")

@@ -18,7 +18,7 @@ from dpft.reports.run.run_record import RunRecord
 from dpft.reports.run.scores import score_tables
 from dpft.reports.run.sections import LEDGER_NOTE, coverage, headline, mechanism_rows, warnings
 from dpft.tasks.base import TASKS, LabelTask, SeqToSeqTask, Task
-from dpft.tasks.glue_texts import TEXT2TEXT
+from dpft.tasks.glue import TEXT2TEXT
 
 CARD = "README.md"
 ADAPTER = "adapter_config.json"

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpft.data.layout import Batch
+from dpft.data.batches import Batch
 from dpft.errors import InputError
+from dpft.runs import label_words
 from dpft.runs.exit_codes import exit_code_of_job
-from dpft.runs.tuning import label_words
-from dpft.runs.tuning.label_words import main
+from dpft.runs.label_words import main
 from tests.models import small
 
 FILMS = [

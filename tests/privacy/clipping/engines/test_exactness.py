@@ -1,0 +1,259 @@
+"""How often losses are computed, on how many rows, and what is refused before any is used."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpft.errors import RunError
+from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.clipping.engines import exactness
+from tests.privacy.clipping.oracle import gpt2
+from tests.slowness import slow_but
+
+ENGINES = ("book_keeping", "two_pass", "instantiate", "loop")
+IDS = torch.randint(0, 61, (12, 9), generator=torch.Generator().manual_seed(0))
+
+
+def counted(model, ids=IDS):
+    """Losses of a causal model, and the numbers of rows that they were computed on."""
+    rows = []
+
+    def losses():
+        logits = model(input_ids=ids).logits[:, :-1]
+        rows.append(len(logits))
+        each = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+        return each.mean(1)
+
+    return losses, rows
+
+
+@pytest.mark.parametrize(
+    ("engine", "dropout"),
+    slow_but(
+        [("book_keeping", 0.1), ("loop", 0.1)],
+        [("book_keeping", 0.0), *((engine, 0.1) for engine in ENGINES)],
+    ),
+)
+def test_a_first_batch_is_compared_on_three_choices_of_rows_and_proved_on_one(engine, dropout):
+    model = gpt2(dropout=dropout).train()
+    losses, rows = counted(model)
+    with PerExampleClipper(model, 0.5, engine=engine) as clipper:
+        clipper.accumulate(losses)
+        assert rows == ([12, 6, 6, 8, 12] if engine == "loop" else [12, 6, 6, 8, 8, 12])
+
+
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
+def test_the_16th_batch_is_checked_again_and_others_are_computed_once(engine):
+    model = gpt2(dropout=0.1).train()
+    losses, rows = counted(model)
+    with PerExampleClipper(model, 0.5, engine=engine) as clipper:
+        clipper.accumulate(losses)
+        for number in range(2, 18):
+            rows.clear()
+            clipper.accumulate(losses)
+            assert rows == ([12, 6, 6, 8, 12] if number == 16 else [12])
+
+
+MIXES = {
+    "a mean": lambda h: h + 0.01 * h.mean(0),
+    "a detached mean": lambda h: h + 0.01 * h.detach().mean(0),
+    "less the first row": lambda h: h - 0.1 * h[0].detach(),
+    "rows sorted": lambda h: h[h[:, 0].detach().argsort()],
+    "the largest so far": lambda h: torch.maximum(h, h.detach().cummax(0).values),
+    "at three rows": lambda h: h + 0.01 * h.detach().mean(0) if len(h) > 2 else h,
+    "of neighbors": lambda h: h + 0.1 * h.detach().roll(1, 0),
+    "a mean of five rows and more": lambda h: h + (len(h) >= 5) * 0.01 * h.detach().mean(0),
+    "pairs of five rows and more": lambda h: h + (len(h) >= 5) * 0.1 * h.detach().flip(0),
+}
+COUPLINGS = {
+    "rows": lambda each: each / len(each),
+    "at four rows": lambda each: each - 0.1 * each.detach().mean() if len(each) > 3 else each,
+    "a baseline": lambda each: each - 0.1 * each.detach().mean(),
+    "ranks": lambda each: each * each.detach().argsort().argsort(),
+    "the largest alone": lambda each: each * (1 + (each.detach() == each.detach().max())),
+    "the second largest": lambda each: each / each.detach().topk(2).values[1],
+    "the harder half": lambda each: each * (each >= each.detach().median()),
+}
+
+
+class Late(nn.Module):
+    """Mixes its rows, and its losses, once it is told to, by no other graph than before."""
+
+    def __init__(self, rate, mix=lambda h: h, couple=lambda each: each):
+        super().__init__()
+        self.dense, self.drop, self.out = nn.Linear(3, 4), nn.Dropout(rate), nn.Linear(4, 2)
+        self.mix, self.couple, self.late = mix, couple, False
+
+    def forward(self, x):
+        h = self.drop(self.dense(x))
+        return self.out(h + (self.late * (self.mix(h) - h)).detach())
+
+    def losses(self, x):
+        each = self(x).square().sum(1)
+        return each + (self.late * (self.couple(each) - each)).detach()
+
+
+LATER = {name: {"mix": mix} for name, mix in MIXES.items()}
+LATER |= {name: {"couple": couple} for name, couple in COUPLINGS.items()}
+
+
+@pytest.mark.parametrize("rate", slow_but((0.2,), (0.0, 0.2)))
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ("book_keeping", "loop")))
+@pytest.mark.parametrize("late", LATER.values(), ids=LATER)
+def test_what_begins_to_mix_later_is_seen_at_the_16th_batch_and_adds_nothing(late, engine, rate):
+    torch.manual_seed(0)
+    model, x = Late(rate, **late), torch.randn(7, 3)
+    with PerExampleClipper(model, 0.5, engine=engine) as clipper:
+        for _ in range(15):
+            clipper.accumulate(lambda: model.losses(x))
+        before = model.dense.weight.grad.clone()
+        model.late = True
+        with pytest.raises(RunError, match="changes with the other|depends on another example"):
+            clipper.accumulate(lambda: model.losses(x))
+    assert torch.equal(model.dense.weight.grad, before)
+
+
+class LateBeside(Late):
+    """Tells its losses something of all rows beside its outputs, once it is told to."""
+
+    def __init__(self, how):
+        super().__init__(0.2)
+        self.how, self.left = how, torch.zeros(())
+
+    def forward(self, x):
+        h = super().forward(x)
+        mean = h.detach().mean() if self.late else torch.zeros(())
+        self.left = mean if self.how == "an attribute" else torch.zeros(())
+        number = mean.item() if self.how == "a number" else 0.0
+        table = mean[None].expand(4) if self.how == "a table" else torch.zeros(4)
+        return {"h": h, "scalar": mean, "table": table, "number": number}
+
+    def losses(self, x):
+        out = self(x)
+        beside = {"an attribute": self.left, "a number": out["number"], "a table": out["table"][0]}
+        return out["h"].square().sum(1) + beside.get(self.how, out["scalar"])
+
+
+@pytest.mark.parametrize("how", ["an attribute", "a number", "a table", "a scalar"])
+def test_what_a_model_begins_to_tell_its_losses_beside_its_rows_is_seen_at_the_16th_batch(how):
+    torch.manual_seed(0)
+    model, x = LateBeside(how), torch.randn(7, 3)
+    with PerExampleClipper(model, 0.5, engine="book_keeping") as clipper:
+        for _ in range(15):
+            clipper.accumulate(lambda: model.losses(x))
+        model.late = True
+        with pytest.raises(RunError, match="depends on another example"):
+            clipper.accumulate(lambda: model.losses(x))
+
+
+def tells(statistic, x):
+    """Losses of a model that leaves them a statistic of its batch in an attribute."""
+    dense, left = nn.Linear(3, 2), {}
+
+    class Telling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = dense
+
+        def forward(self, x):
+            left["told"] = statistic(x.abs().sum(1))
+            return self.dense(x)
+
+    model = Telling()
+    return model, lambda: model(x).square().sum(1) * (1 + 0.3 * left["told"])
+
+
+STATISTICS = {
+    "mean": torch.mean,
+    "least": torch.min,
+    "largest": torch.max,
+    "median": torch.median,
+    "second": lambda sizes: sizes.topk(min(2, len(sizes))).values[-1],
+    "mean of nine rows and more": lambda sizes: (len(sizes) > 8) * sizes.mean(),
+    "mean of twelve rows and more": lambda sizes: (len(sizes) > 11) * sizes.mean(),
+}
+
+
+@pytest.mark.parametrize("seed", slow_but(range(2), range(6)))
+@pytest.mark.parametrize("statistic", STATISTICS.values(), ids=STATISTICS)
+def test_what_a_model_tells_its_losses_by_an_attribute_is_seen_at_once(statistic, seed):
+    torch.manual_seed(seed)
+    model, losses = tells(statistic, torch.randn(16, 3))
+    with (
+        PerExampleClipper(model, 0.5, engine="book_keeping") as clipper,
+        pytest.raises(RunError, match="depends on another example"),
+    ):
+        clipper.accumulate(losses)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_loss_divided_by_the_tokens_of_its_batch_is_refused_and_adds_nothing(engine):
+    model, labels = nn.Linear(3, 4), torch.tensor([0, 1, -100, 2, 3])
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+
+    def losses():
+        each = F.cross_entropy(model(x), labels, reduction="none")
+        return each / (labels != -100).sum()
+
+    with (
+        PerExampleClipper(model, 0.5, engine=engine) as clipper,
+        pytest.raises(RunError, match="count of the batch's tokens"),
+    ):
+        clipper.accumulate(losses)
+    assert model.weight.grad is None
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_batch_norm_passes_while_it_evaluates_and_is_refused_once_it_trains(engine):
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval(), torch.randn(5, 3)
+    with PerExampleClipper(model, 0.5, engine=engine) as clipper:
+        clipper.accumulate(lambda: model(x).square().sum(1))
+        model.train()
+        with pytest.raises(RunError, match="normalizes over the batch"):
+            clipper.accumulate(lambda: model(x).square().sum(1))
+    assert int(model[1].num_batches_tracked) == 0
+
+
+def test_the_last_computation_is_the_one_that_is_used_on_all_rows():
+    model, seen = nn.Linear(3, 1), []
+    x = torch.randn(6, 3)
+
+    def losses():
+        seen.append(model(x)[:, 0])
+        return seen[-1]
+
+    with PerExampleClipper(model, 0.5) as clipper:
+        clipper.accumulate(losses)
+    assert len(seen[-1]) == 6 and seen[-1].grad_fn is not None
+
+
+def test_a_proof_is_made_in_any_order_where_a_kernel_knows_no_one_order(monkeypatch):
+    """As on an accelerator, whose cumulative sums raise where one order is asked for."""
+    asked = []
+
+    @contextmanager
+    def one_order(device):
+        asked.append(True)
+        try:
+            yield
+        finally:
+            asked.append(False)
+
+    class Layer(nn.Linear):
+        def forward(self, x):
+            if asked and asked[-1]:
+                raise RuntimeError(
+                    "cumsum_cuda_kernel does not have a deterministic implementation"
+                )
+            return super().forward(x)
+
+    monkeypatch.setattr(exactness, "one_order_of_addition", one_order)
+    model = nn.Sequential(nn.Linear(3, 4), Layer(4, 2))
+    x = torch.randn(5, 3)
+    with PerExampleClipper(model, 0.5, engine="book_keeping") as clipper:
+        norms = clipper.accumulate(lambda: model(x).square().sum(1))
+    assert asked == [True, False]
+    assert bool((norms > 0).all())
