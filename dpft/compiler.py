@@ -16,13 +16,13 @@ def missing_for_compile(device_type: str) -> str | None:
     """Returns what torch.compile lacks on this machine for a kind of device, or None.
 
     Args:
-        device_type: cpu or cuda.
+        device_type: cpu, or the kind of an accelerator.
     """
     named = os.environ.get("CXX")
     if not any(shutil.which(name) for name in ((named,) if named else COMPILERS)):
         return f"the C++ compiler {named} (CXX)" if named else "a C++ compiler (g++ or clang++)"
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return "Python's headers (python3-dev)"
-    if device_type == "cuda" and find_spec("triton") is None:
+    if device_type != "cpu" and find_spec("triton") is None:
         return "the package triton"
     return None

@@ -22,12 +22,13 @@ for what the plan misses, up to 15 % (benchmarks/run_memory.py)."""
 
 def usable_memory(device: "torch.device") -> int | None:
     """Returns the bytes of a device that a run may plan with; None: the system does not say."""
-    if device.type == "cuda":
-        import torch
+    memory = None
+    if device.type == "cpu":
+        memory = machine_memory()
+    elif device.type != "meta":
+        from dpft.devices import total_memory
 
-        memory: int | None = torch.cuda.get_device_properties(device).total_memory
-    else:
-        memory = machine_memory() if device.type == "cpu" else None
+        memory = total_memory(device)
     return None if memory is None else int(USABLE * memory)
 
 
