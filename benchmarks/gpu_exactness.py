@@ -30,7 +30,7 @@ from benchmarks.gpu_lines import Given, Line, Verdict
 from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
-from dpft.fused_head import fuse_head
+from dpft.head_losses import fuse_head
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, IGNORED_LABEL, SEQ2SEQ, TEXT
 from dpft.methods.base import METHODS, Method
 from dpft.models.loading import checkpoint_activations

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from dpft.fused_head import LossHead
+from dpft.head_losses import LossHead
 from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness

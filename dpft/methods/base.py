@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.registration import Registry
+from dpft.kinds import Registry
 
 if TYPE_CHECKING:
     from torch import nn

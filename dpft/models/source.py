@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from dpft.errors import InputError
-from dpft.hub import hub_is_reachable
+from dpft.machine import hub_is_reachable
 from dpft.run_folder import is_base_model
 
 EMBEDDED_MODEL = Path(__file__).parent / "embedded" / "tiny"

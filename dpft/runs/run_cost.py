@@ -40,7 +40,7 @@ from dpft.estimates.step_time import (
     probe_machine,
 )
 from dpft.kinds import Head
-from dpft.memory import usable_memory
+from dpft.machine import usable_memory
 from dpft.methods.base import input_embeddings
 from dpft.models.architecture import Architecture
 from dpft.models.loading import checkpoint_activations, grow_as_planned, meta_model, new_names
@@ -51,7 +51,7 @@ from dpft.parallel.parallel_config import SHARDED, ParallelConfig, check_shards,
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.records.plans import EstimatedTime, PlannedProcesses, RankMemory
-from dpft.reports.accounting.plan_table import in_words
+from dpft.reports.plan_table import in_words
 from dpft.runs.run_plan import RunPlan, leading_accountant
 from dpft.runs.task_model import layout_of, training_head, with_fused_head
 from dpft.startup import PROBING, doing

@@ -18,8 +18,8 @@ from dpft.data.batches import Layout
 from dpft.data.encoding import Encoding
 from dpft.errors import InputError
 from dpft.evaluation.outputs import ModelOutputs
-from dpft.fused_head import fuse_head
 from dpft.generation.decoding import DecodeConfig
+from dpft.head_losses import fuse_head
 from dpft.kinds import CAUSAL, SEQ2SEQ, TEXTS, Head
 from dpft.methods.adapter_files import base_folder
 from dpft.methods.base import Method
