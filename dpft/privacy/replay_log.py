@@ -240,10 +240,11 @@ def _checkpoint_anchors(folder: Path) -> Iterator[Anchor]:
             continue
         if isinstance(run, dict) and run.get("ledger") is not None:
             known, run_id, plan = run["ledger"], run.get("run_id"), run.get("plan")
-            begins = isinstance(run_id, str) and isinstance(plan, dict)
-            # Had a step been taken, the replay log would have it.
-            head = hash_of(first_line(run_id, plan)) if begins else None
-            nothing = begins and known == {"lines": 1, "head": head, "position": 0}
+            nothing = False
+            if isinstance(run_id, str) and isinstance(plan, dict):
+                # Had a step been taken, the replay log would have it.
+                head = hash_of(first_line(run_id, plan))
+                nothing = known == {"lines": 1, "head": head, "position": 0}
             yield Anchor.read(known, str(path), nothing)
 
 
