@@ -327,7 +327,6 @@ class LoopEngine(Engine):
         groups: Mapping[str, int] | None = None,
         tuning: Tuning | None = None,
     ) -> None:
-        """See ``Engine``."""
         super().__init__(model, style, groups=groups, tuning=tuning)
         self._check = LoopLossCheck(model, self.trainable)
 

@@ -32,7 +32,6 @@ class CompilerFailed(RunError):
     """The compiler does not get through a model."""
 
     def __init__(self, error: Exception) -> None:
-        """Says so, without the error's message, which may tell the records' lengths."""
         super().__init__(
             f"`compilation` cannot compile this model ({type(error).__name__}); set"
             " `compilation=None`."

@@ -50,7 +50,6 @@ class Rows:
     """
 
     def __init__(self, losses: Tensor, units: Tensor | None) -> None:
-        """Groups the rows of ``losses``."""
         self._units = None if units is None else Units.of(units)
         finite = losses.detach().isfinite()
         self.finite = finite if self._units is None else self._units.all_finite(finite)
@@ -329,7 +328,6 @@ class SharedInputs:
     """
 
     def __init__(self) -> None:
-        """Starts with none."""
         self._inputs: Tensor | None = None
         self._bands: list[Tensor] = []
 
