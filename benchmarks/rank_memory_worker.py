@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL
 from dpft.parallel.blocks import repeated_blocks

@@ -84,16 +84,6 @@ class HeadWorkload:
     """Not a limit here: 0 runs the process as ``benchmarks.memory.ENVIRONMENT`` says."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pairs:
-    """A process that measures whatever pairs of workloads it is asked for, each in turns."""
-
-    worker: ClassVar[str] = "benchmarks.gpu_worker"
-    memory_limit_bytes: ClassVar[None] = None
-    device: str
-    threads: int = 1
-
-
 def make_model(workload: Workload) -> PreTrainedModel:
     """Returns the model in training mode, the method's parameters trainable."""
     torch.manual_seed(0)

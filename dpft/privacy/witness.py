@@ -25,7 +25,7 @@ from dpft.errors import InputError, StateError
 from dpft.files import sync_folder
 from dpft.privacy.ledger import LedgerRecord
 from dpft.records.form import Misfit, as_json, read_record, write_record
-from dpft.records.heads import HandedCounts, HandedFile, WitnessLine, heads_of
+from dpft.records.ledger import HandedCounts, HandedFile, WitnessLine, heads_of
 from dpft.run_folder import HANDED_HEADS
 
 SECONDS = 30.0

@@ -24,9 +24,8 @@ from dpft.records.form import as_json
 from dpft.records.privacy_file import guarantee, is_promised
 from dpft.records.promises import PrivateRun
 from dpft.released import write_released
-from dpft.reports.run.card import write_card
-from dpft.reports.run.origin import data_name, model_title
-from dpft.reports.run.run_record import RunRecord, read_run, with_own_scores
+from dpft.reports.report import write_card
+from dpft.reports.run_record import RunRecord, data_name, model_title, read_run, with_own_scores
 from dpft.run_folder import EXPORT, MODEL, PRIVACY, REPORT, hold_run
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run

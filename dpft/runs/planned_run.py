@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.config.schema import PlanConfig
-from dpft.data.layout import Layout
+from dpft.data.batches import Layout
 from dpft.errors import InputError
 from dpft.head_losses import losses_added_up
 from dpft.kinds import Head
@@ -49,8 +49,8 @@ from dpft.records.plans import (
     RankMemory,
     RunCosts,
 )
-from dpft.reports.accounting.plots import plot_noise_batch_ratio
-from dpft.reports.run.privacy_record import no_promise, parameters_of, promise_of
+from dpft.reports.epsilon import plot_noise_batch_ratio
+from dpft.reports.privacy_record import no_promise, parameters_of, promise_of
 from dpft.runs.composition import planned_with_tokenizer
 from dpft.runs.held_out import load_training_data
 from dpft.runs.modality import modality_of

@@ -30,8 +30,8 @@ from dpft.privacy.privacy_config import Clipping
 from dpft.privacy.randomness import make_randomness, restore_randomness
 from dpft.privacy.sampling import PoissonSampler
 from dpft.privacy.views import ViewStream
-from dpft.records.checkpoints import BoundRun, ShuffledState
 from dpft.records.form import parse
+from dpft.records.kept import BoundRun, ShuffledState
 from dpft.run_folder import CHECKPOINTS
 from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import delete_generator_states

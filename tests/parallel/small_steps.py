@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, RobertaConfig, RobertaForMaskedLM
 
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
 from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED
 from dpft.methods.base import METHODS, Method
 from dpft.parallel.blocks import repeated_blocks

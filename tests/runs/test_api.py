@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 import dpft
 from dpft.config.tune import TuneCommand
-from dpft.data.memory import held_splits
+from dpft.data.raw_rows import held_splits
 from dpft.files import read_yaml
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.privacy.accounting.summary import delta_text, eps_text

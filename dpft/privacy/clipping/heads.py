@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from dpft.errors import RunError
-from dpft.head_losses import add_weight_gradient
+from dpft.head_losses import Chunk, Targets, add_weight_gradient, chunks
 from dpft.privacy.clipping.choices import ProductShape, ghost_is_cheaper
 from dpft.privacy.clipping.squares import (
     LONGEST,
@@ -38,7 +38,6 @@ from dpft.privacy.clipping.squares import (
     sent,
 )
 from dpft.privacy.clipping.uses import SMALL, OuterProduct, RecomputedUse, Use
-from dpft.vocabulary_chunks import Chunk, Targets, chunks
 
 WIDE_ROWS = 4096
 """A weight of at least this many rows is a vocabulary's."""

@@ -4,7 +4,7 @@ Patches hold an input pixel once for each place of the kernel that passes over i
 kept: norms are taken of some examples' patches at a time, and the weighted sum is one ordinary
 weight gradient of the whole batch, of output gradients that were scaled. Norms are ghost norms
 where positions are few, and of formed gradients where they are many (Bu et al. 2022, arXiv
-2205.10683, section 4), whichever the model of ``costs`` calls cheaper.
+2205.10683, section 4), whichever the cost model calls cheaper.
 
 Notation: b examples of r images each, g groups, t output positions, d numbers of a patch.
 """

@@ -54,7 +54,7 @@ class OuterProduct:
         """Returns the squared gradient norms.
 
         The ghost norm ``sum (L L^T) * (R R^T)`` (Li et al. 2022, eq. 4) or the norm of the
-        instantiated product, a few examples at a time, whichever the model of ``costs`` calls
+        instantiated product, a few examples at a time, whichever the cost model calls
         cheaper; the choice reads shapes only.
         """
         if ghost_is_cheaper(self.shape):

@@ -3,7 +3,7 @@
 - ``book_keeping``: one backward pass that keeps each layer's input and output gradient and forms no
   weight gradient. From those come the per-example norms, and, once the clip factors are known, the
   same matrix product an ordinary backward would have done, with weights (Bu et al. 2023). Where
-  per-example gradients cost less than what they replace (``costs``) they are formed in the backward
+  per-example gradients cost less than what they replace (``choices``) they are formed in the backward
   pass at once, and the contraction is a weighted sum of them.
 - ``instantiate``: per-example gradients, formed in the one backward pass; nothing else is held. For
   small trainable sets (adapters, biases, norm layers), where a gradient for each example takes

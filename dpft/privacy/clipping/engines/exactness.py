@@ -1,6 +1,6 @@
 """The exactness check: losses are used only once their per-example gradients are proved exact.
 
-The first batch of a call signature is rehearsed before it is used: each row runs alone through the
+The first batch of a call signature is checked before it is used: each row runs alone through the
 model (``single_example``); losses and gradients of at most eight rows, in another order, are
 compared with the bare model's (``proof``); and their losses with those among all rows
 (``cross_example``), as are those of two more subsets. That is six calls of ``compute_losses``: on
@@ -38,6 +38,8 @@ from dpft.privacy.clipping.separation.deterministic import (
     ModelSnapshot,
     RandomState,
     evaluating,
+    knows_no_order,
+    one_order_of_addition,
 )
 from dpft.privacy.clipping.separation.mapping import log_once
 from dpft.privacy.clipping.separation.proof import (
@@ -360,7 +362,19 @@ class ExactnessCheck(LossCheck):
                 return self._check_gradients(asked, None)
 
     def _check_gradients(self, asked: Computation, subset: SubsetLosses | None) -> CheckResult:
-        """Compares what the clipped model records with the bare model's gradient, as it is."""
+        """Compares what the clipped model records with the bare model's gradient, as it is.
+
+        Both add in one order, where the device's kernels can.
+        """
+        try:
+            with one_order_of_addition(asked.state.device):
+                return self._compare_gradients(asked, subset)
+        except RuntimeError as error:
+            if not knows_no_order(error):
+                raise
+        return self._compare_gradients(asked, subset)
+
+    def _compare_gradients(self, asked: Computation, subset: SubsetLosses | None) -> CheckResult:
         units = asked.units if subset is None else subset.survey.units
         with self._patches.without():
             losses = self._bare_losses(asked, subset)

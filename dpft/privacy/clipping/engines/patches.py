@@ -151,7 +151,7 @@ class Patches:
 
     Layers with a rule record the uses of their weights. What has no rule, and what is used
     without the batch dimension, is run example by example: where, is learned when a kind of call
-    is first met, from two small runs of the model (``flow``, ``region_plans``).
+    is first met, from two small runs of the model (``flow``, ``regions``).
     """
 
     def __init__(

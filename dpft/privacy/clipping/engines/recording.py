@@ -143,7 +143,7 @@ class CollectedNorms:
         groups: The group of each row.
         values: Squared norms of the parameters of a row together, shape (rows, b), float64.
         believed: Which of them can be believed, shape (rows, b).
-        doubts: By parameter, whether its use at a glance was not the whole use.
+        doubts: By parameter, whether its use before any check was not the whole use.
         matrices: The small gradients, side by side.
     """
 
@@ -402,7 +402,7 @@ class RecordingEngine(Engine):
         """Returns what the norms of a batch decide.
 
         Args:
-            collected: The norms at a glance.
+            collected: The norms, not yet checked.
             rows: The batch's rows.
             recheck: Takes the norms of some parameters with care, which is rare.
         """

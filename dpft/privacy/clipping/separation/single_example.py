@@ -142,7 +142,7 @@ def mixed_output(
 
     Also returns whether the model draws random numbers, dropout aside.
 
-    In training mode, held still; where the model draws numbers even so, in evaluation mode. In
+    In training mode, deterministic; where the model draws numbers even so, in evaluation mode. In
     float32, whatever autocast says, where the model runs so.
 
     Args:
