@@ -416,8 +416,8 @@ def merge_uses(uses: Sequence[Use]) -> list[Use]:
         ids, values = _join([u.ids for u in rows]), _join([u.values for u in rows])
         merged.append(RowsUse(ids, values, rows[0].rows))
     if gradients:
-        values = [in_norm_dtype(use.values) for use in gradients]
-        added = values[0] if len(values) == 1 else torch.stack(values).sum(0)
+        formed = [in_norm_dtype(use.values) for use in gradients]
+        added = formed[0] if len(formed) == 1 else torch.stack(formed).sum(0)
         merged.append(GradientUse(added))
     return merged
 
