@@ -17,7 +17,14 @@ from dpft.kinds import Head
 from dpft.models.heads import configure
 from dpft.models.own_tokenizer import fit_to_tokenizer, own_tokenizer_folder
 from dpft.models.pooling import PooledClassifier
-from dpft.models.source import MEAN, ModelConfig, check_folder, loading_errors, source
+from dpft.models.source import (
+    MEAN,
+    ModelConfig,
+    check_folder,
+    loading_errors,
+    origin,
+    source,
+)
 
 DROPOUT = "drop"
 """In the name of each rate: dropout_rate, hidden_dropout_prob, resid_pdrop, attn_pdrop."""
@@ -71,6 +78,11 @@ def read_architecture(model: ModelConfig) -> Architecture:
         check_folder(model, model.folder)
     with loading_errors(model):
         read = _read(model)
+    if getattr(read, "quantization_config", None) is not None:
+        raise InputError(
+            f"{origin(model)} is quantized already, by arithmetic that an exact clip may not know;"
+            " give its checkpoint of 16 or 32 bits, with model.quantization=nf4 or int8."
+        )
     folder = own_tokenizer_folder(model)
     if folder is not None:
         fit_to_tokenizer(read, folder)
