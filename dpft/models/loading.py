@@ -245,7 +245,6 @@ def _quantization(settings: ModelConfig) -> Any:
             f"model.quantization={settings.quantization} needs bitsandbytes, which is not"
             " installed; install it with pip install 'dpft[quantization]'."
         )
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # of kernels that dpft never calls
     return import_module("dpft.models.quantization")
 
 
@@ -335,6 +334,7 @@ def _check_tokenizer(
 
 
 def quiet_transformers() -> None:
-    """Keeps transformers' progress bars and notes off stderr; dpft shows its own."""
+    """Keeps progress bars and notes of transformers and its like off stderr; dpft has its own."""
     disable_progress_bar()
     set_verbosity_error()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it where it is there
