@@ -122,7 +122,10 @@ def _frozen_class(layer_class: type[nn.Linear]) -> type[nn.Linear]:
 
 
 def freeze_arithmetic(model: nn.Module) -> int:
-    """Makes each quantized layer of a model a ``FrozenLinear``.
+    """Makes each quantized layer of a model a ``FrozenLinear``, and lets its checkpoint go.
+
+    What is not quantized lies in the checkpoint's file until it is copied, which keeps in memory
+    all of the file that was read.
 
     Args:
         model: As transformers loaded it; changed in place.
@@ -137,6 +140,9 @@ def freeze_arithmetic(model: nn.Module) -> int:
                 module.__class__ = _frozen_class(type(module))
             module.requires_grad_(False)
             found += 1
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and not parameter.is_meta:
+            parameter.data = parameter.data.clone()
     return found
 
 
