@@ -53,7 +53,6 @@ class BufferSnapshot:
     """A model's buffers as they are now: which they are, what they hold, and what changed."""
 
     def __init__(self, root: nn.Module) -> None:
-        """Copies what the buffers hold."""
         self._kept = [
             (module, name, buffer, buffer.clone())
             for module in root.modules()
@@ -80,7 +79,6 @@ class ModelSnapshot:
     """Buffers and training modes of a model, to be put back after a run that nobody is to see."""
 
     def __init__(self, root: nn.Module) -> None:
-        """Copies and notes them."""
         self._buffers = BufferSnapshot(root)
         self._modes = [(module, module.training) for module in root.modules()]
 
@@ -211,7 +209,6 @@ class Draws:
     """What a function of the caller's draws: kept in a run on all rows, given again for some."""
 
     def __init__(self) -> None:
-        """Keeps what is drawn from now on."""
         self._kept: list[Tensor] = []
         self._next: int | None = None
 
