@@ -23,6 +23,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from dpft.devices import sent
 from dpft.errors import RunError
 from dpft.head_losses import Chunk, Targets, add_weight_gradient, chunks
 from dpft.privacy.clipping.choices import ProductShape, ghost_is_cheaper
@@ -35,7 +36,6 @@ from dpft.privacy.clipping.squares import (
     in_norm_dtype,
     is_same_tensor,
     lengths,
-    sent,
 )
 from dpft.privacy.clipping.uses import SMALL, OuterProduct, RecomputedUse, Use
 

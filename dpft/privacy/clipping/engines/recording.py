@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from dpft.devices import sent
 from dpft.privacy.clipping.choices import Tuning, ghost_is_cheaper
 from dpft.privacy.clipping.engines.base import ClipDecision, ClippedBatch, Engine, LossFunction
 from dpft.privacy.clipping.engines.exactness import ExactnessCheck
@@ -40,7 +41,6 @@ from dpft.privacy.clipping.squares import (
     is_same_tensor,
     lost_by_underflow,
     numbers_at_a_time,
-    sent,
     squares_of_grams,
 )
 from dpft.privacy.clipping.units import Units
