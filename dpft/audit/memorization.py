@@ -117,7 +117,10 @@ def scores_of(rows: Sequence[Sequence[Attempt]], *, records: int) -> Memorizatio
         words.append(sum(edit_distance(*pair) for pair in texts))
     matches = [all(one.continuation == one.written for one in row) for row in rows]
     asked = [sum(len(one.continuation) for one in row) for row in rows]
-    right = [sum(map(_right, row)) for row in rows]
+    right = [
+        sum(a == b for one in row for a, b in zip(one.continuation, one.written, strict=False))
+        for row in rows
+    ]
     return MemorizationScores(
         records=records,
         rows=len(rows),
@@ -145,11 +148,6 @@ def t5_words(text: str) -> list[str]:
     ['the', 'eagle', '', 'a', 'pub']
     """
     return _NO_WORD.split(text.lower())
-
-
-def _right(attempt: Attempt) -> int:
-    pairs = zip(attempt.continuation, attempt.written, strict=False)
-    return sum(one == other for one, other in pairs)
 
 
 Tokens = tuple[int, ...]

@@ -153,17 +153,16 @@ class SyntheticResult:
 
         The numbers that the pages have beside plots are left to them.
         """
+        why = self.file.why_private
+        not_released = [] if why is None else [f"Nothing of this may be released: {why}."]
         return [
             *self._leakage_parts(),
             *[f"Not compared with {what}: {why}" for what, why in self.not_there.items()],
             *self._quality_parts(),
             *self._utility_parts(),
-            *([] if self.file.why_private is None else [self._not_released()]),
+            *not_released,
             f"This is {OWNERS}.",
         ]
-
-    def _not_released(self) -> str:
-        return f"Nothing of this may be released: {self.file.why_private}."
 
     def _leakage_parts(self) -> list[Grid | str]:
         if self.leakage is None:

@@ -81,9 +81,14 @@ def read_synthetic(
                 f"synthetic must name records that a model wrote, got {str(file)!r}, which is the"
                 f" run's own {own.name}."
             )
-    statement = _statement(file)
-    if statement is not None and privacy is not None:
-        _check_written_by(run, statement, privacy)
+    said = file.with_name(f"{file.stem}.privacy.json")
+    statement = read_statement(said) if said.is_file() else None
+    if statement and privacy and spent_on(statement) != spent_on(privacy):
+        raise InputError(
+            f"synthetic must be written by the run's model, got records of {statement.run},"
+            f" by the statement beside them; give run=RUN, the one that wrote them, instead of"
+            f" {str(run)!r}."
+        )
     notes = () if statement is None else statement.notes
     prompted = bool(task.prompt_columns) if statement is None else statement.prompts != "none"
     return SyntheticFile(
@@ -119,25 +124,6 @@ def synthetic_records(task: TextTask, file: Path) -> tuple[list[Example], int]:
         raise InputError(f"synthetic must hold at least one row{labeled}, got none in {name!r}.")
     assert are_texts(records)
     return list(records), len(rows) - len(kept)
-
-
-def _statement(file: Path) -> Statement | None:
-    """Returns what lies beside the records; None where nothing does.
-
-    Raises:
-        StateError: It is damaged.
-    """
-    path = file.with_name(f"{file.stem}.privacy.json")
-    return read_statement(path) if path.is_file() else None
-
-
-def _check_written_by(run: Path, said: Statement, privacy: RunPrivacy) -> None:
-    if spent_on(said) != spent_on(privacy):
-        raise InputError(
-            f"synthetic must be written by the run's model, got records of {said.run},"
-            f" by the statement beside them; give run=RUN, the one that wrote them, instead of"
-            f" {str(run)!r}."
-        )
 
 
 def _why_private(

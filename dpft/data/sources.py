@@ -73,17 +73,14 @@ def fetch(url: str, *, cache: bool) -> bytes:
         )
     if not cache:
         return _download(url)
-    cached = _cached_path(url)
+    digest = hashlib.sha256(url.encode()).hexdigest()[:16]
+    name = f"{digest}-{PurePosixPath(urlsplit(url).path).name}"
+    cached = cache_directory() / "downloads" / name
     if cached.is_file():
         return cached.read_bytes()
     content = _download(url)
     _store(content, cached)
     return content
-
-
-def _cached_path(url: str) -> Path:
-    digest = hashlib.sha256(url.encode()).hexdigest()[:16]
-    return cache_directory() / "downloads" / f"{digest}-{PurePosixPath(urlsplit(url).path).name}"
 
 
 def _download(url: str) -> bytes:
@@ -145,12 +142,6 @@ def load_examples(task: Task, split: str) -> list[Record]:
     """
     read = read_examples(task, split, None)
     return [each.record for each in read if each.record is not None]
-
-
-def load_with_units(task: Task, split: str, column: str) -> tuple[list[Record], list[str]]:
-    """Returns every example of a split and, in a second list, the privacy unit of each."""
-    read = [each for each in read_examples(task, split, column) if each.record is not None]
-    return [each.record for each in read if each.record], [each.unit for each in read]
 
 
 class ReadRecord(NamedTuple):

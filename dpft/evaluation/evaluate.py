@@ -214,17 +214,13 @@ def score_predictions(
     name = split or config.split
     answers = ANSWERS[task.answers]
     chosen = answers.to_score(task, examples, config, name)
-    _check_count(predictions, len(chosen), name)
-    scored = answers.of_file(task, chosen, predictions)
-    return _evaluation(task, name, stage, scored, metrics)
-
-
-def _check_count(predictions: Sequence[str], count: int, split: str) -> None:
-    if len(predictions) != count:
+    if len(predictions) != len(chosen):
         raise InputError(
-            f"predictions must be one for each distinct input of the {split} split, got"
+            f"predictions must be one for each distinct input of the {name} split, got"
             f" {len(predictions)}, which are not as many."
         )
+    scored = answers.of_file(task, chosen, predictions)
+    return _evaluation(task, name, stage, scored, metrics)
 
 
 def _evaluation(

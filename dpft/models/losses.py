@@ -186,15 +186,10 @@ def _predicted(batch: Batch) -> Tensor:
     if batch.kind == CLASSIFIER:
         raise ValueError(f"a {batch.kind} model writes no texts.")
     # A decoder's input is its labels one step late, and a masked token's label is where it stood.
-    return _next_tokens(batch.labels) if batch.kind == CAUSAL else batch.labels
-
-
-def _next_tokens(labels: Tensor) -> Tensor:
-    """Returns the label that position t predicts, shape (b, t); the last predicts nothing.
-
-    The labels are shifted in place of the logits: a shifted (b, t, v) copy costs v times as much.
-    """
-    return functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
+    if batch.kind != CAUSAL:
+        return batch.labels
+    # Labels are shifted in place of logits: a shifted (b, t, v) copy costs v times as much.
+    return functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED_LABEL)
 
 
 def _token_losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class ExposureAudit(Audit):
         assert isinstance(encoding, TokenEncoding)  # canaries are words
         words = vocabulary(run.config.audit, whole_words(encoding.tokenizer))
         return [
-            exposed(suffix_scores(scorer, run.config.task, canary, words, on_scored=count))
+            exposed(*suffix_scores(scorer, run.config.task, canary, words, on_scored=count))
             for canary in canaries
         ]
 
