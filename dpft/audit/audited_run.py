@@ -224,11 +224,7 @@ def unseen_records(config: TrainConfig) -> Unseen | str:
 def _sides(
     run: Path, config: TrainConfig, data: TrainingData
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Returns the places of the records that were kept, and of those held out.
-
-    Raises:
-        InputError: The run's key is gone, or the records are others.
-    """
+    """Returns the places of the records that were kept, and of those held out."""
     if not (run / HELD_OUT_KEY).exists():
         raise _gone(run, HELD_OUT_KEY, "by which those held out are told from those trained on")
     key, before = held_out_key(run)
@@ -274,12 +270,7 @@ def _all_known(run: Path, config: TrainConfig, canaries: Sequence[Canary]) -> bo
 
 
 def _check_same(run: Path, rows: EncodedRows, units: list[list[int]] | None) -> None:
-    """Refuses other records than the run was trained on, as far as that can be known.
-
-    Raises:
-        InputError: They are others.
-        StateError: The run's fingerprint is damaged.
-    """
+    """Refuses other records than the run was trained on, as far as that can be known."""
     path = run / FINGERPRINT
     if not path.exists():
         logger.warning(

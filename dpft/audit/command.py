@@ -110,11 +110,7 @@ def show(finding: Finding, config: AuditConfig) -> None:
 
 
 def _privacy(folder: Path) -> RunPrivacy:
-    """Returns what the run promises.
-
-    Raises:
-        InputError: It says nothing of it.
-    """
+    """Returns what the run promises."""
     if not (folder / PRIVACY).exists():
         raise InputError(
             f"{folder} has no {PRIVACY}, beside whose promise a finding would stand; go on with the"

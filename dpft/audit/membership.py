@@ -204,11 +204,7 @@ def _records(run: AuditedRun, scorer: Scorer, limit: int) -> Records:
 
 
 def _reference(run: AuditedRun, folder: str) -> AuditedRun:
-    """Returns a reference run.
-
-    Raises:
-        InputError: It is the run itself, or of another task or model.
-    """
+    """Returns a reference run."""
     if Path(folder).resolve() == run.folder.resolve():
         raise InputError(f"audit.reference_runs must be other runs, got {folder}, the run itself.")
     config = saved_run(folder)

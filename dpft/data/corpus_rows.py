@@ -164,11 +164,7 @@ class CorpusEncoding(TokenEncoding):
     """Most chunks of a record; what is left of a longer one is cut."""
 
     def __post_init__(self) -> None:
-        """Refuses a tokenizer that cannot name what is hidden.
-
-        Raises:
-            InputError: It has too few sentinels.
-        """
+        """Refuses a tokenizer that cannot name what is hidden."""
         if self.span_corruption and len(self.sentinels) < self._most_spans:
             raise InputError(
                 f"task.objective=span_corruption needs {self._most_spans} sentinels, <extra_id_0>"

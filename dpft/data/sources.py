@@ -283,11 +283,7 @@ def has_split(task: Task, split: str) -> bool:
 
 
 def _only_file(file: Path, split: str) -> Path:
-    """Returns the file, which is the training split.
-
-    Raises:
-        InputError: Another split is asked for, or the file has none of the formats.
-    """
+    """Returns the file, which is the training split."""
     if split != "train":
         raise InputError(
             f"task.data_dir={file} is one file, the training split, and has no {split} split; hold"

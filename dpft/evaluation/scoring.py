@@ -59,11 +59,7 @@ def compute_metrics(
 
 
 def _value(spec: MetricSpec, columns: Mapping[str, Columns], settings: MetricsConfig) -> float:
-    """Returns a metric's finite value.
-
-    Raises:
-        NotComputed: It has none.
-    """
+    """Returns a metric's finite value."""
     from dpft.evaluation.local_metric import compute
 
     reason = spec.missing(settings) if spec.inputs in columns else _WHY_MISSING[spec.inputs]

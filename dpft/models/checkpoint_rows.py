@@ -103,11 +103,7 @@ class CheckpointRows:
                     module._buffers[attribute] = _read(stand_in.file, stand_in.key)
 
     def _stand_in(self, name: str, tensor: Tensor) -> StandIn | None:
-        """Returns what stands in the place of a tensor; None where it is real.
-
-        Raises:
-            NotInShards: It is neither.
-        """
+        """Returns what stands in the place of a tensor; None where it is real."""
         stand_in = self._by_place.get(tensor.untyped_storage().data_ptr())
         if stand_in is not None and stand_in.is_untouched(tensor):
             return stand_in

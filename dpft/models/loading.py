@@ -229,11 +229,7 @@ def _pretrained(
 def _with_stand_ins(
     settings: ModelConfig, model_class: Any, config: PretrainedConfig, rows: CheckpointRows
 ) -> Any:
-    """Returns what ``from_pretrained`` returns, whose weights are stand-ins.
-
-    Raises:
-        NotInShards: The class takes the checkpoint's weights otherwise than by their names.
-    """
+    """Returns what ``from_pretrained`` returns, whose weights are stand-ins."""
     if model_class is PooledClassifier:
         raise NotInShards("its head was put on it")
     place = source(settings)

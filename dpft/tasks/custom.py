@@ -348,11 +348,7 @@ class WholeRows(CustomTexts):
 
 
 def _check_divisible(prompt: ColumnTemplate, target: ColumnTemplate) -> None:
-    """Refuses a prompt and a target that, written as one text, could not be told apart again.
-
-    Raises:
-        InputError: Nothing stands between the prompt's last column and the target's first.
-    """
+    """Refuses a prompt and a target that, written as one text, could not be told apart again."""
     if prompt.columns and not prompt.literals[-1] + target.literals[0]:
         raise InputError(
             "task.learn_prompt=true needs words or a line break between the last column of"

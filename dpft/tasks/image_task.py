@@ -164,11 +164,7 @@ class ImageTask(LabelTask):
 
 
 def _place(value: Any) -> ImagePlace:
-    """Returns where the image of a column is.
-
-    Raises:
-        InputError: The column holds none.
-    """
+    """Returns where the image of a column is."""
     if isinstance(value, ImagePlace):
         return value
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):

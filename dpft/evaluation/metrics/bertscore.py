@@ -96,11 +96,7 @@ def _f1(predictions: list[str], references: list[str], settings: MetricsConfig) 
 
 
 def _encoder(folder: Path, layers: int | None) -> "tuple[nn.Module, PreTrainedTokenizerBase]":
-    """Returns the encoder of a folder, its first ``layers`` alone, and its tokenizer.
-
-    Raises:
-        InputError: The folder does not hold an encoder of so many layers and its tokenizer.
-    """
+    """Returns the encoder of a folder, its first ``layers`` alone, and its tokenizer."""
     from transformers import AutoConfig, AutoModel
 
     try:

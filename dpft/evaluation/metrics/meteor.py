@@ -113,12 +113,7 @@ def missing_meteor(settings: MetricsConfig) -> str | None:
 
 
 def _dialogue(program: "subprocess.Popen[str]", lines: Sequence[str]) -> float:
-    """Returns the score of the corpus: statistics of each input first, then all of them at once.
-
-    Raises:
-        OSError: The program broke off.
-        ValueError: Its answer is no number.
-    """
+    """Returns the score of the corpus: statistics of each input first, then all of them at once."""
     assert program.stdin is not None and program.stdout is not None
     statistics = []
     for line in lines:
