@@ -29,12 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpft.audit.audited_run import (
-    RunRecords,
-    Unseen,
-    check_writes_texts,
-    read_run_records,
-)
+from dpft.audit.audited_run import RunRecords, Unseen, check_writes_texts, read_run_records
 from dpft.audit.base import CONTINUATION, SPANS, needed
 from dpft.audit.text_overlap import METHOD, PromptSets, prompt_sets, whole_text
 from dpft.data.corpus_rows import (

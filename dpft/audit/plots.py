@@ -54,11 +54,7 @@ def exposure_histogram(exposures: Mapping[str, Sequence[float]], *, bits: float)
     )
 
 
-def roc_plot(
-    curves: Mapping[str, RocCurve],
-    *,
-    trade_off: TradeOff | None = None,
-) -> Markup:
+def roc_plot(curves: Mapping[str, RocCurve], *, trade_off: TradeOff | None = None) -> Markup:
     """Returns true against false positive rates on logarithmic axes, beside what is allowed."""
     least = min(1 / curve.non_members for curve in curves.values())
     lowest = min(1 / max(curve.members, curve.non_members) for curve in curves.values())
@@ -122,11 +118,7 @@ def lower_bound_plot(bounds: Mapping[str, LowerBound], *, epsilon: float | None 
     )
 
 
-def trade_off_plot(
-    measured: RocCurve,
-    *,
-    planned: TradeOff | None = None,
-) -> Markup:
+def trade_off_plot(measured: RocCurve, *, planned: TradeOff | None = None) -> Markup:
     """Returns misses against false alarms as measured, beside the curves of plan and Gaussian."""
     alarms = np.linspace(0, 1, POINTS)
     places = np.unique(np.linspace(0, len(measured.false_positives) - 1, BAND).astype(int))

@@ -241,11 +241,7 @@ class SyntheticResult:
         return [Grid(title=title, columns=("taught by", "accuracy", "macro F1"), rows=rows), *why]
 
 
-def _grid(
-    title: str,
-    sides: Mapping[str, Any],
-    quantities: Sequence[tuple[str, str, str]],
-) -> Grid:
+def _grid(title: str, sides: Mapping[str, Any], quantities: Sequence[tuple[str, str, str]]) -> Grid:
     """Returns a table of quantities, in words, by key and format, a column for each side."""
     rows = [
         (name, *(format(getattr(side, key), form) for side in sides.values()))
@@ -318,10 +314,7 @@ def private_page(result: SyntheticResult) -> str:
 
 
 def _parts(
-    file: str,
-    shape: TextShape,
-    quality: Quality | None,
-    scores: dict[str, ClassifierScores | str],
+    file: str, shape: TextShape, quality: Quality | None, scores: dict[str, ClassifierScores | str]
 ) -> dict[str, Any]:
     """Returns what both pages show."""
     shapes = {"synthetic": shape.record()}

@@ -27,13 +27,7 @@ from dpft.errors import InputError
 from dpft.evaluation.predictions import spread
 from dpft.records import audits
 from dpft.records.audits import ClassifierScores, Utility
-from dpft.records.privacy_file import (
-    RunPrivacy,
-    Statement,
-    is_promised,
-    read_statement,
-    spent_on,
-)
+from dpft.records.privacy_file import RunPrivacy, Statement, is_promised, read_statement, spent_on
 from dpft.runs.held_out import load_training_data
 from dpft.tasks.base import Task, TextTask
 from dpft.tasks.custom import CustomTexts
@@ -127,11 +121,7 @@ def synthetic_records(task: TextTask, file: Path) -> tuple[list[Example], int]:
 
 
 def _why_private(
-    file: Path,
-    statement: Statement | None,
-    privacy: RunPrivacy | None,
-    *,
-    prompted: bool,
+    file: Path, statement: Statement | None, privacy: RunPrivacy | None, *, prompted: bool
 ) -> str | None:
     if statement is None:
         return (

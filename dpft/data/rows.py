@@ -160,8 +160,7 @@ def _value(task: Task, row: Row, column: str, needed: Sequence[str]) -> object:
     if not isinstance(value, str) or not is_unicode(value):
         empty = ", and is empty" if value is None else ""
         raise FaultyRow(
-            row.place,
-            f"the column {present[0]} must hold text (a string of valid Unicode){empty}.",
+            row.place, f"the column {present[0]} must hold text (a string of valid Unicode){empty}."
         )
     return value
 

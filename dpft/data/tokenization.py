@@ -183,9 +183,7 @@ def start_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _prompts(
-    examples: Sequence[Example],
-    tokenizer: PreTrainedTokenizerBase,
-    special_tokens: Sequence[str],
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, special_tokens: Sequence[str]
 ) -> list[Prompt]:
     opening = opening_ids(tokenizer)
     start = opening or [start_id(tokenizer)]

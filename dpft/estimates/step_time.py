@@ -166,10 +166,7 @@ HOW = "a probe of this machine and the model's shapes; evaluation and loading le
 
 
 def model_shapes(
-    model: nn.Module,
-    *,
-    enters_early: bool = False,
-    positions: Mapping[str, float] | None = None,
+    model: nn.Module, *, enters_early: bool = False, positions: Mapping[str, float] | None = None
 ) -> ModelShapes:
     """Returns the shapes of a prepared model, which may be without weights (``meta``).
 

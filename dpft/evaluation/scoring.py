@@ -31,9 +31,7 @@ _WHY_MISSING = {
 
 
 def compute_metrics(
-    names: Sequence[str],
-    columns: Mapping[str, Columns],
-    settings: MetricsConfig | None = None,
+    names: Sequence[str], columns: Mapping[str, Columns], settings: MetricsConfig | None = None
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Returns the metrics' values, and the reason of each that has none.
 

@@ -180,10 +180,7 @@ def _changed(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel:
 
 
 def _pretrained(
-    architecture: Architecture,
-    head: Head,
-    new: frozenset[str],
-    rows: CheckpointRows | None = None,
+    architecture: Architecture, head: Head, new: frozenset[str], rows: CheckpointRows | None = None
 ) -> PreTrainedModel:
     """Returns the model with its checkpoint's weights; only those in ``new`` may be missing."""
     settings = architecture.model
@@ -236,11 +233,7 @@ def _with_stand_ins(
     name = place["pretrained_model_name_or_path"]
     config.name_or_path = name
     model, info = model_class.from_pretrained(
-        None,
-        config=config,
-        state_dict=rows.state(),
-        dtype=torch.float32,
-        output_loading_info=True,
+        None, config=config, state_dict=rows.state(), dtype=torch.float32, output_loading_info=True
     )
     model.name_or_path = model.config._name_or_path = name
     if model.can_generate():
@@ -270,10 +263,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _check_tokenizer(
-    tokenizer: PreTrainedTokenizerBase,
-    architecture: Architecture,
-    kind: str,
-    added: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase, architecture: Architecture, kind: str, added: Sequence[str]
 ) -> None:
     place, rows = origin(architecture.model), architecture.vocabulary_size
     writes = kind in (CAUSAL, SEQ2SEQ)

@@ -15,15 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpft.fused_head import loss_head_of
-from dpft.kinds import (
-    ATTRIBUTES,
-    CAUSAL,
-    CLASSIFIER,
-    IGNORED_LABEL,
-    SCORE,
-    SEQ2SEQ,
-    TEXT,
-)
+from dpft.kinds import ATTRIBUTES, CAUSAL, CLASSIFIER, IGNORED_LABEL, SCORE, SEQ2SEQ, TEXT
 
 
 class Batch(Protocol):

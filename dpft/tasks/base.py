@@ -214,11 +214,7 @@ class Task(ABC):
     @property
     def public_num_train_examples(self) -> int | None:
         """The number of training records that stands in public configuration, if one does."""
-        by_source = {
-            "embedded": self.embedded_num_train_examples,
-            "local": None,
-            "memory": None,
-        }
+        by_source = {"embedded": self.embedded_num_train_examples, "local": None, "memory": None}
         return by_source.get(self.effective_source, self.num_train_examples)
 
     def is_published(self, split: str) -> bool:

@@ -18,11 +18,7 @@ from dpft.errors import InputError
 from dpft.tasks.base import TASKS, TextTask
 from dpft.tasks.records import Example
 
-FIELD_NAMES = {
-    "eatType": "Type",
-    "priceRange": "price",
-    "familyFriendly": "family friendly",
-}
+FIELD_NAMES = {"eatType": "Type", "priceRange": "price", "familyFriendly": "family friendly"}
 """Fields whose name is written otherwise in the prompt; the other names stay as they are."""
 
 _FIELD = r"([^\[\],]+)\[([^\[\]]*)\]\s*"

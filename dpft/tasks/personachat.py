@@ -33,13 +33,7 @@ class PersonaChatTask(TextTask):
     use_persona: bool = True
     """Whether the model reads the persona."""
     eval_split: str = "validation"
-    metrics: tuple[str, ...] = (
-        "token_f1",
-        "perplexity",
-        "distinct_1",
-        "distinct_2",
-        "mean_length",
-    )
+    metrics: tuple[str, ...] = ("token_f1", "perplexity", "distinct_1", "distinct_2", "mean_length")
 
     published_hub_name: ClassVar[str | None] = "AlekseyKorshuk/persona-chat"
 

@@ -32,8 +32,5 @@ class MembershipAudit(Audit):
         from dpft.audit.membership import audit_membership
 
         return audit_membership(
-            run,
-            references=self.reference_runs,
-            limit=self.limit,
-            batch_size=self.batch_size,
+            run, references=self.reference_runs, limit=self.limit, batch_size=self.batch_size
         )

@@ -75,9 +75,7 @@ def _batches(pairs: Sequence[tuple[str, str]]) -> Iterator[Sequence[tuple[str, s
 
 
 def _scores(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-    pairs: Sequence[tuple[str, str]],
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", pairs: Sequence[tuple[str, str]]
 ) -> list[float]:
     """Returns the model's output for each pair of reference and prediction."""
     import torch
