@@ -25,7 +25,7 @@ from hydra.core.object_type import ObjectType
 
 from dpft.config.location import config_directory
 from dpft.privacy.accounting import Accountants
-from dpft.privacy.accounting.limits import Limits
+from dpft.privacy.accounting.accountants import Limits
 from dpft.privacy.accounting.mechanism import Epsilon
 from dpft.records.form import as_json
 from dpft.reports import plots

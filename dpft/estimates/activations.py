@@ -24,7 +24,7 @@ from dpft.estimates.step_time import NUMBER_BYTES, ModelShapes
 from dpft.fused_head import LossHead
 from dpft.head_losses import token_losses
 from dpft.parallel.blocks import repeated_blocks
-from dpft.privacy.clipping.costs import ProductShape
+from dpft.privacy.clipping.choices import ProductShape
 from dpft.training.precision import autocast
 from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
 from dpft.vocabulary_chunks import chunk_numbers, kept_numbers

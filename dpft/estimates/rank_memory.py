@@ -21,7 +21,7 @@ from dpft.parallel.cutting import blocks_apart
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.parallel.reductions import owned_places, pieces_between, turn_lengths
 from dpft.parallel.shard_sums import Cut, owned_stretches
-from dpft.privacy.clipping.costs import keeping_is_cheaper
+from dpft.privacy.clipping.choices import keeping_is_cheaper
 from dpft.privacy.noise import BLOCK
 from dpft.training.optimizers import OptimizerConfig
 

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from dpft.privacy.accounting.rounding import up
+from dpft.privacy.accounting.summary import eps_text
 
 CODE, STRONG = re.compile(r"`([^`]*)`"), re.compile(r"\*\*([^*]+)\*\*")
 
@@ -86,7 +86,7 @@ def _environment(*, html: bool) -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "up": up,
+        "up": eps_text,
         "score": score,
         "digits": digits,
         "line": line,

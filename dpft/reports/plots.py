@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from markupsafe import Markup, escape
 
 from dpft.privacy.accounting.mechanism import SampledGaussian
-from dpft.privacy.accounting.rounding import up
+from dpft.privacy.accounting.summary import eps_text
 from dpft.records.privacy_file import RunPrivacy
 from dpft.records.promises import PrivateRun
 
@@ -133,7 +133,7 @@ def epsilon_plot(privacy: RunPrivacy) -> Markup | None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(frameon=False, loc="lower right")
 
-    label = f"epsilon grows with the steps to {up(privacy.epsilon)} after {last}"
+    label = f"epsilon grows with the steps to {eps_text(privacy.epsilon)} after {last}"
     return draw_svg(draw, name="epsilon", label=label)
 
 

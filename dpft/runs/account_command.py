@@ -22,9 +22,9 @@ from dpft.privacy.accounting import (
     calibrate_noise_multiplier,
 )
 from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, noise_over_batch_sizes
-from dpft.privacy.accounting.over_steps import epsilon_over_steps
-from dpft.privacy.accounting.rounding import delta_up
-from dpft.privacy.accounting.signal import noise_warnings
+from dpft.privacy.accounting.curve import epsilon_over_steps
+from dpft.privacy.accounting.interpretation import noise_warnings
+from dpft.privacy.accounting.summary import delta_text
 from dpft.privacy.mechanisms.base import Mechanism, Numbers
 from dpft.privacy.plan import (
     EXAMPLE,
@@ -304,7 +304,7 @@ def over_batch_sizes(config: AccountConfig) -> Answer:
         num_examples=config.num_examples,
         warnings=found.warnings,
     )
-    at = f"noise for epsilon = {config.eps:g} at delta = {delta_up(found.delta)}"
+    at = f"noise for epsilon = {config.eps:g} at delta = {delta_text(found.delta)}"
     lines = [f"{at}, {config.num_examples} examples", "", noise_table(found.sweeps)]
     notes = delta_notes(config.num_examples, source=delta_source(config))
     lines += warning_lines(notes, label="note")

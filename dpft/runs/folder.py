@@ -17,8 +17,8 @@ import dpft
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
 from dpft.errors import DpftError, InputError
-from dpft.privacy.completeness import read_journal
 from dpft.privacy.ledger import read_ledger
+from dpft.privacy.replay_log import read_journal
 from dpft.records.configuration import RunConfiguration, parse_configuration, read_saved
 from dpft.records.form import read_record, write_record
 from dpft.records.promises import BegunFile, Origin, StartingModel, Versions

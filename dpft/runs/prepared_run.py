@@ -30,7 +30,7 @@ from dpft.parallel.processes import own_device
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel, WholeSums
 from dpft.parallel.shares import Share
-from dpft.privacy.accounting.background import CurveInBackground
+from dpft.privacy.accounting.curve import CurveInBackground
 from dpft.privacy.frozen_state import digests_of
 from dpft.privacy.keys import secret_key
 from dpft.privacy.privacy_config import DifferentialPrivacy

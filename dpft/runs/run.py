@@ -33,7 +33,7 @@ from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import WholeSums
 from dpft.parallel.silence import without_logging
 from dpft.parallel.submitted import submitted_job
-from dpft.privacy.completeness import knows_the_end
+from dpft.privacy.replay_log import knows_the_end
 from dpft.privacy.witness import Handover, Witness
 from dpft.records.form import keys_of
 from dpft.records.privacy_file import RunPrivacy, read_privacy

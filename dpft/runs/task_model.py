@@ -32,7 +32,7 @@ from dpft.models.checkpoint_rows import (
 )
 from dpft.models.loading import grow_as_planned, load_with_tokens, new_names, seeded
 from dpft.models.source import loading_errors
-from dpft.privacy.clipping.wide import WIDE_ROWS
+from dpft.privacy.clipping.heads import WIDE_ROWS
 from dpft.run_folder import MODEL
 from dpft.runs.modality import modality_of
 from dpft.tasks.base import Task

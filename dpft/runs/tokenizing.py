@@ -26,7 +26,7 @@ from dpft.data.sources import read_examples
 from dpft.errors import InputError, RunError, StateError
 from dpft.files import check_writable, read_file, sync_tree, write_text
 from dpft.links import refuse_links
-from dpft.privacy.accounting.rounding import up
+from dpft.privacy.accounting.summary import eps_text
 from dpft.privacy.histogram_config import NOT_PRIVATE
 from dpft.privacy.keys import secret_key
 from dpft.privacy.ledger import Ledger, LedgerRecord, read_ledger
@@ -409,7 +409,7 @@ def _what_stands(folder: Path, fault: str, words: int) -> str:
     )
     return (
         f"{fault}; {words} words reached the threshold of {mechanism.threshold:.6g}, and epsilon ="
-        f" {up(mechanism.epsilon)} stands spent: {ways_out}."
+        f" {eps_text(mechanism.epsilon)} stands spent: {ways_out}."
     )
 
 
@@ -550,8 +550,8 @@ def _release(
         except OSError as error:
             raise RunError(
                 f"{folder / HISTOGRAM} could not be written ({error.strerror}), and epsilon ="
-                f" {up(mechanism.epsilon)} stands spent: mend that, begin anew in another folder,"
-                " and compose both by dpft account runs=[FIRST,SECOND]."
+                f" {eps_text(mechanism.epsilon)} stands spent: mend that, begin anew in another"
+                " folder, and compose both by dpft account runs=[FIRST,SECOND]."
             ) from error
         ledger.close()
     return plain

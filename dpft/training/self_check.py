@@ -11,8 +11,7 @@ from dpft.data.batches import Layout, TextLayout
 from dpft.errors import RunError
 from dpft.fused_head import loss_head_of
 from dpft.models.losses import per_example_losses
-from dpft.privacy.clipping.options import ClippingOptions
-from dpft.privacy.clipping.self_check import self_check
+from dpft.privacy.clipping.clipper import ClippingOptions, self_check
 from dpft.training.precision import autocast
 
 CAUSAL_TEXT = TextLayout()

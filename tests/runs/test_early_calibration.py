@@ -2,8 +2,7 @@ from typing import Any
 
 import pytest
 
-from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
-from dpft.privacy.accounting.early import Target
+from dpft.privacy.accounting.calibration import Target, calibrate_noise_multiplier
 from dpft.records.ledger import Calibration
 from dpft.runs.run_plan import early_calibration, plan_run, target_of, with_batch_size
 from tests.config.test_conf import loaded

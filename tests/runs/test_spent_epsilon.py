@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from dpft.privacy.accounting.curve import EpsilonCurve
-from dpft.privacy.accounting.over_steps import Failure
+from dpft.privacy.accounting.curve import EpsilonCurve, Failure
 from dpft.records.ledger import Calibration
 from dpft.runs.run_plan import PublicSize, RunPlan, curve_beside, epsilon_so_far, finished_curve
 from tests.privacy.test_plan import plan

@@ -4,7 +4,7 @@ import torch
 from dpft import vocabulary_chunks
 from dpft.errors import RunError
 from dpft.fused_head import fuse_head
-from dpft.privacy.clipping.options import ClippingOptions
+from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.clipping.squares import Squares
 from dpft.privacy.clipping.uses import RowsUse
 from dpft.training.self_check import check_clipper

@@ -8,8 +8,13 @@ import textwrap
 from collections.abc import Iterable, Mapping
 
 from dpft.kinds import OWN_DATA, PUBLISHED
-from dpft.privacy.accounting.rounding import DECIMALS, delta_up, round_up, up
-from dpft.privacy.accounting.summary import AccountingReport
+from dpft.privacy.accounting.summary import (
+    DECIMALS,
+    AccountingReport,
+    delta_text,
+    eps_text,
+    round_up,
+)
 from dpft.privacy.plan import GIVEN, NEIGHBORING_RELATION, SAMPLER, default_delta
 from dpft.records.bounds import Answer, Interval, NoAnswer
 from dpft.records.ledger import Calibration
@@ -100,8 +105,8 @@ def headline_of(
         sampler: How units were drawn.
     """
     return _wrapped(
-        f"epsilon = {up(epsilon)} (upper bound by {accountant}) at "
-        f"delta = {delta_up(delta)}, neighboring relation {NEIGHBORING_RELATION} of one "
+        f"epsilon = {eps_text(epsilon)} (upper bound by {accountant}) at "
+        f"delta = {delta_text(delta)}, neighboring relation {NEIGHBORING_RELATION} of one "
         f"{unit}, sampler {sampler}, {steps}",
         indent=0,
     )
@@ -171,7 +176,7 @@ def _mechanism_rows(
         rows.append(("expected batch size", f"{expected_batch_size:g}"))
     if num_examples is not None:
         rows.append(("examples", f"{num_examples} (taken as public)"))
-    return [*rows, ("steps", f"{mechanism.steps}"), ("delta", delta_up(mechanism.delta))]
+    return [*rows, ("steps", f"{mechanism.steps}"), ("delta", delta_text(mechanism.delta))]
 
 
 def _accountant_line(name: str, answer: Answer) -> str:
@@ -187,10 +192,14 @@ def _accountant_line(name: str, answer: Answer) -> str:
 
 def _cells(name: str, answer: float | Interval) -> tuple[str, str, str]:
     if isinstance(answer, Interval):
-        return _lower(answer.lower), f"{answer.estimate:.{DECIMALS}f}", up(answer.upper)
+        return (
+            _lower(answer.lower),
+            f"{answer.estimate:.{DECIMALS}f}",
+            eps_text(answer.upper),
+        )
     if name == "gdp":
         return "", f"{answer:.{DECIMALS}f}", ""
-    return "", "", up(answer)
+    return "", "", eps_text(answer)
 
 
 def _lower(value: float) -> str:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpft.files import write_bytes
-from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, square_root_rule
-from dpft.privacy.accounting.compute import Budget, Division
+from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, Budget, Division, square_root_rule
 from dpft.privacy.accounting.summary import AccountingReport
 from dpft.records.bounds import Interval, NoAnswer
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, square_root_rule
-from dpft.privacy.accounting.over_steps import failures
-from dpft.privacy.accounting.rounding import up
-from dpft.privacy.accounting.summary import AccountingReport
+from dpft.privacy.accounting.curve import failures
+from dpft.privacy.accounting.summary import AccountingReport, eps_text
 from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER
 from dpft.records.bounds import Answer, Interval
 from dpft.records.costs import (
@@ -34,7 +33,7 @@ def curve_table(reports: Sequence[AccountingReport]) -> str:
     lines = [f"{'steps':>10}{heading}{'headline':>12}  by"]
     for report in reports:
         cells = "".join(f"{_cell(report.epsilons[name]):>12}" for name in names)
-        headline = f"{up(report.epsilon):>12}  {report.accountant}"
+        headline = f"{eps_text(report.epsilon):>12}  {report.accountant}"
         lines.append(f"{report.mechanism.steps:>10}{cells}{headline}")
     lines += ["", "* an estimate, not a bound; - no bound"]
     return "\n".join([*lines, *warning_lines(failure_notes(reports))])
@@ -142,5 +141,5 @@ def _noise_row(point: BatchSizeNoise, rule: float | None) -> str:
 
 def _cell(answer: Answer) -> str:
     if isinstance(answer, float | int):
-        return up(answer)
-    return up(answer.upper) if isinstance(answer, Interval) else "-"
+        return eps_text(answer)
+    return eps_text(answer.upper) if isinstance(answer, Interval) else "-"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpft.errors import InputError
-from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.privacy_file import guarantee
 from dpft.records.promises import PrivateRun
 from dpft.reports.comparison.sweeps import EPS, Setting, group_runs, swept_keys
@@ -69,8 +69,8 @@ def _cost(task: str, runs: Sequence[RunRecord]) -> str:
     if len(runs) == 1:
         return f"{task}: one run, so its ε is the whole cost, if no other used these records."
     costs = [guarantee(each) for each in private]
-    epsilon = up(math.fsum(epsilon for epsilon, _ in costs))
-    delta = delta_up(math.fsum(delta for _, delta in costs))
+    epsilon = eps_text(math.fsum(epsilon for epsilon, _ in costs))
+    delta = delta_text(math.fsum(delta for _, delta in costs))
     return (
         f"{task}: {len(runs)} runs, taken to be on the same records. Whoever sees all of them, or"
         f" one chosen by its score, is covered by basic composition: their ε add up to"

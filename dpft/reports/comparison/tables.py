@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.privacy_file import guarantee
 from dpft.records.promises import PrivateRun
 from dpft.records.scores import ScoreEntry
@@ -196,7 +196,7 @@ def basis(privacy: PrivateRun) -> str:
     by = privacy.accountant
     if privacy.tokenizer is not None:
         by += ", its tokenizer included,"
-    return f"{by} at δ = {delta_up(guarantee(privacy)[1])}"
+    return f"{by} at δ = {delta_text(guarantee(privacy)[1])}"
 
 
 def bases(runs: Iterable[RunRecord]) -> set[str]:
@@ -216,7 +216,7 @@ def printed_epsilon(runs: Sequence[RunRecord], *, with_basis: bool = False) -> s
         norms = {run.privacy.max_grad_norm for run in runs}
         return NOT_PRIVATE if None in norms else f"{NOT_PRIVATE}, clipped"
     most = max(private, key=lambda each: guarantee(each)[0])
-    largest = up(guarantee(most)[0]) + (f" (by {basis(most)})" if with_basis else "")
+    largest = eps_text(guarantee(most)[0]) + (f" (by {basis(most)})" if with_basis else "")
     seeded = not all(each.private for each in private)
     return f"{largest} ({NOT_PRIVATE}: noise_seed)" if seeded else largest
 

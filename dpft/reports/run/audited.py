@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dpft.privacy.accounting.rounding import up
+from dpft.privacy.accounting.summary import eps_text
 from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
 from dpft.records.configuration import RunConfiguration
 from dpft.records.privacy_file import RunPrivacy
@@ -19,7 +19,7 @@ def is_contradicted(entry: Guesses) -> str | None:
         return None
     return (
         f"**THE GUARANTEE IS CONTRADICTED: an audit found ε to be at least"
-        f" {entry.epsilon_lower:.2f}, and the report says {up(entry.epsilon)}.** Of audits of"
+        f" {entry.epsilon_lower:.2f}, and the report says {eps_text(entry.epsilon)}.** Of audits of"
         f" a right guarantee {_chance(entry.confidence)} say so by chance; audit another run,"
         " and do not release this model."
     )
@@ -89,7 +89,7 @@ def audited_rows(privacy: RunPrivacy) -> list[Row]:
 
 def one_run_rows(entry: Guesses) -> list[Row]:
     """Returns what an audit in one run found, quantity and value in words."""
-    promised = "none: this run is not private" if entry.epsilon is None else up(entry.epsilon)
+    promised = "none: this run is not private" if entry.epsilon is None else eps_text(entry.epsilon)
     sure = f"{100 * entry.confidence:g} %"
     return [
         ("threat model", entry.threat_model),

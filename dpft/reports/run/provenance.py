@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from dpft.parallel.described import LOOPBACK_OF_ONE_MACHINE, NOT_SHARDED
-from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.accounting.selection import TrialCount
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.heads import Handed, HandedFile
 from dpft.records.ledger import Calibration
 from dpft.records.privacy_file import RunPrivacy, guarantee
@@ -75,7 +75,7 @@ def starting_sentences(privacy: RunPrivacy) -> list[str]:
     total, delta = (sum(each) for each in zip(*costs, strict=True))
     return [
         "Each ε is for the records of its own training. For somebody whose records are in all of"
-        f" them the costs add up: at most ε = {up(total)} at δ = {delta_up(delta)} (simple"
+        f" them the costs add up: at most ε = {eps_text(total)} at δ = {delta_text(delta)} (simple"
         " composition)."
     ]
 
@@ -88,7 +88,7 @@ def _promised(entry: StartingModel) -> str:
         )
     epsilon, delta = guarantee(entry)
     relation = str(entry.neighboring_relation).replace("_", " ")
-    promise = f"(ε = {up(epsilon)}, δ = {delta_up(delta)})-differentially private"
+    promise = f"(ε = {eps_text(epsilon)}, δ = {delta_text(delta)})-differentially private"
     return (
         f"It started from a model that is **{promise}** for {what} ({relation} {entry.unit}), as"
         " the privacy.json beside that model states; what is done to it without those records"

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from dpft import __version__
 from dpft.files import write_text
-from dpft.privacy.accounting.rounding import up
+from dpft.privacy.accounting.summary import eps_text
 from dpft.records.privacy_file import guarantee
 from dpft.records.promises import PrivateRun
 from dpft.records.scores import PRIVATE_SPLIT
@@ -87,7 +87,7 @@ def _parts(record: RunRecord) -> dict[str, Any]:
     """Returns the values that the templates of report.md and report.html are filled with."""
     config, privacy = record.config, record.privacy
     evaluations = [shown(entry) for entry in record.evaluations]
-    epsilon = up(guarantee(privacy)[0]) if isinstance(privacy, PrivateRun) else "not private"
+    epsilon = eps_text(guarantee(privacy)[0]) if isinstance(privacy, PrivateRun) else "not private"
     return {
         "title": title(config, privacy),
         "alarms": alarms(privacy),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from dpft.privacy.accounting.rounding import round_up, up
+from dpft.privacy.accounting.summary import eps_text, round_up
 from dpft.records.configuration import RunConfiguration
 from dpft.records.privacy_file import RunPrivacy, guarantee
 from dpft.records.promises import PrivateRun
@@ -42,7 +42,7 @@ class Series:
         return [
             (
                 str(step),
-                "–" if epsilon is None else up(epsilon),
+                "–" if epsilon is None else eps_text(epsilon),
                 [scores.get(m) for m in self.metrics],
             )
             for step, epsilon, scores in self.rows

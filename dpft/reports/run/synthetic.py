@@ -4,7 +4,7 @@ Writing is post-processing: it sees the records through the model alone, so whoe
 learns no more of the records than whoever sees the model (Dwork and Roth 2014, proposition 2.1).
 """
 
-from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.form import joined, keys_of
 from dpft.records.privacy_file import RunPrivacy, guarantee
 from dpft.records.promises import GeneratedOpenly, GeneratedPrivately, OpenRun
@@ -77,6 +77,6 @@ def cost(privacy: RunPrivacy) -> str:
     whose = "model and its tokenizer" if privacy.tokenizer is not None else "model"
     return (
         f"post-processing of the run's {whose}: towards the records that it was trained on, the"
-        f" same (epsilon = {up(epsilon)}, delta = {delta_up(delta)}) as the model's, however many"
-        " texts are written; not a second expense"
+        f" same (epsilon = {eps_text(epsilon)}, delta = {delta_text(delta)}) as the model's,"
+        " however many texts are written; not a second expense"
     )

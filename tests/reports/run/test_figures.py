@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpft.privacy.accounting.membership import most_right
+from dpft.privacy.accounting.interpretation import most_right
 from dpft.records.privacy_file import COMPUTABLE
 from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry
 from dpft.reports.run.figures import Figure, figures, meaning, tone

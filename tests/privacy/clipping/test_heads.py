@@ -1,4 +1,4 @@
-"""The norm of a fused head's gradient is that of what is added, whatever the numbers are."""
+"""Uses of a vocabulary's weight: wide output gradients, and heads without logits."""
 
 import os
 from dataclasses import replace
@@ -11,11 +11,110 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpft.errors import RunError
-from dpft.privacy.clipping import PerExampleClipper, head_use
-from dpft.privacy.clipping.head_use import HeadUse
+from dpft.privacy.clipping import PerExampleClipper, heads
+from dpft.privacy.clipping.heads import RecomputedHead, WideUse, certain, widen, widen_unchecked
 from dpft.privacy.clipping.squares import Squares
+from dpft.privacy.clipping.uses import GradientUse, OuterProduct
 from tests.privacy.clipping.crafted_heads import OTHERS, Case, CraftedModel, most_moved
 from tests.slowness import slow_but, slow_but_each
+
+ROWS, STEPS = 4200, 6
+
+
+def head(dtype=torch.float64, live=((0, 6), (2, 4), (3, 3)), columns=5):
+    """A head's use whose positions outside ``live`` have an all-zero output gradient."""
+    generator = torch.Generator().manual_seed(0)
+    left = torch.zeros(len(live), STEPS, ROWS, dtype=dtype)
+    for example, (start, end) in enumerate(live):
+        left[example, start:end] = torch.randn(end - start, ROWS, generator=generator).to(dtype)
+    right = torch.randn(len(live), STEPS, columns, generator=generator).to(dtype)
+    return OuterProduct(left, right)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("live", [((0, 6), (2, 4), (3, 3)), ((0, 6), (0, 6), (0, 6))])
+@pytest.mark.parametrize("ghost", [True, False])
+def test_norm_and_contraction_are_those_of_the_plain_use(dtype, live, ghost, monkeypatch):
+    monkeypatch.setattr(heads, "ghost_is_cheaper", lambda shape: ghost)
+    use = head(dtype, live)
+    got = widen(use)
+    assert isinstance(got, WideUse)
+    assert got.spans == tuple((s, e) if s < e else (0, 0) for s, e in live)
+    exact = torch.einsum("btr,btc->brc", use.left.double(), use.right.double())
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
+    assert torch.allclose(got.squares().values.double(), exact.square().sum((1, 2)), rtol=tolerance)
+    total = torch.ones(ROWS, 5, dtype=torch.promote_types(dtype, torch.float32))
+    factors = torch.tensor([0.5, 2.0, 3.0], dtype=total.dtype)
+    got.add_weighted_sum(factors, total)
+    expected = 1 + torch.einsum("b,brc->rc", factors.double(), exact)
+    atol = 0 if dtype == torch.float64 else 1e-4
+    assert torch.allclose(total.double(), expected, rtol=tolerance, atol=atol)
+
+
+def test_an_example_left_out_is_not_read_even_where_it_is_not_finite():
+    use = head(live=((0, 6), (0, 6), (0, 6)))
+    use.left[1] = float("nan")
+    kept = widen(use).keep(torch.tensor([True, False, True]))
+    assert kept.squares().values[1] == 0
+    total = torch.zeros(ROWS, 5, dtype=torch.float64)
+    kept.add_weighted_sum(torch.ones(3, dtype=torch.float64), total)
+    finite = torch.einsum("btr,btc->rc", use.left[[0, 2]], use.right[[0, 2]])
+    assert torch.allclose(total, finite)
+
+
+def test_a_row_whose_only_entry_is_tiny_and_late_still_counts():
+    use = head(dtype=torch.float32, live=((0, 0),))
+    use.left[0, 4, ROWS - 1] = 1e-30
+    assert widen(use).spans == ((4, 5),)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "expected"),
+    [(3072, 160, True), (3072, 768, False), (4096, 1024, True), (4096, 4096, False)],
+    ids=["small vocabulary", "feed-forward", "vocabulary", "square"],
+)
+def test_a_vocabulary_is_told_by_its_shape(rows, columns, expected):
+    use = OuterProduct(torch.ones(1, 1, rows), torch.ones(1, 1, columns))
+    assert isinstance(widen(use), WideUse) is expected
+
+
+def test_only_a_vocabularys_weight_is_wide():
+    narrow = OuterProduct(torch.ones(1, 2, 64), torch.ones(1, 2, 8))
+    gradient = GradientUse(torch.ones(1, 5000))
+    assert widen(narrow) is narrow and widen(gradient) is gradient
+
+
+def test_a_glance_that_missed_positions_says_so_and_a_look_with_care_finds_them():
+    use = head(live=((0, 6), (2, 4), (0, 0)))
+    use.left[1, [2, 3], : heads.PROBE] = 0
+    use.left[1, 5, -1] = 1.0
+    guess = widen_unchecked(use)
+    assert guess.spans == ((0, 6), (0, 0), (0, 0)) and bool(guess.doubt)
+    assert certain(guess).spans == ((0, 6), (2, 6), (0, 0)) and certain(guess).doubt is None
+    sure = widen_unchecked(head(live=((0, 6), (2, 4), (0, 0))))
+    assert certain(sure).spans == sure.spans and not bool(sure.doubt)
+
+
+@pytest.mark.parametrize("units", [None, torch.tensor([1, 0, 1])], ids=["examples", "units"])
+@pytest.mark.parametrize("engine", ["book_keeping", "two_pass", "instantiate"])
+def test_positions_that_a_glance_misses_count_in_every_engine(engine, units):
+    g = torch.Generator().manual_seed(0)
+    layer = torch.nn.Linear(8, ROWS, bias=False)
+    inputs = torch.randn(3, STEPS, 8, generator=g)
+    weights = torch.randn(3, STEPS, ROWS, generator=g)
+    weights[:, :, : heads.PROBE] *= torch.tensor([0.0, 1, 0, 0, 1, 0])[:, None]
+    found = []
+    for name in (engine, "loop"):
+        layer.zero_grad()
+        with PerExampleClipper(layer, 0.5, engine=name) as clipper:
+            norms = [
+                clipper.accumulate(lambda: (layer(inputs) * weights).sum((1, 2)), units)
+                for _ in range(2)
+            ]
+        found.append((*norms, layer.weight.grad))
+    for got, expected in zip(*found, strict=True):
+        assert torch.allclose(got, expected, rtol=1e-5, atol=1e-7)
+
 
 MODELS = int(os.environ.get("DPFT_FUZZ_MODELS", "240"))
 """Crafted models that are tried; ``make fuzz`` tries 10,000."""
@@ -180,9 +279,9 @@ def test_residuals_that_come_out_otherwise_are_refused(engine: str) -> None:
 def test_residuals_at_tokens_are_those_of_the_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """One product of other shape would round otherwise; no look-up of a call makes it."""
     asked = []
-    computed = head_use.HeadUse._computed_at_tokens
+    computed = heads.RecomputedHead._computed_at_tokens
     monkeypatch.setattr(
-        head_use.HeadUse,
+        heads.RecomputedHead,
         "_computed_at_tokens",
         lambda use, ids: asked.append(ids) or computed(use, ids),
     )
@@ -194,11 +293,11 @@ def test_residuals_at_tokens_are_those_of_the_forward_pass(monkeypatch: pytest.M
     assert asked
 
 
-def a_use(factor: float, hidden: float) -> HeadUse:
+def a_use(factor: float, hidden: float) -> RecomputedHead:
     """One of two positions, of whose product nothing but the squares is known."""
     seen = SimpleNamespace(squares=lambda count, like: Squares(torch.ones(1), torch.ones(1)))
     product = SimpleNamespace(seen=seen, targets=None, weight=torch.zeros(2, 3))
-    return HeadUse(torch.tensor([factor]), torch.full((1, 2, 3), hidden), product)
+    return RecomputedHead(torch.tensor([factor]), torch.full((1, 2, 3), hidden), product)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -214,8 +313,8 @@ def test_the_sum_of_a_small_head_is_added_up_in_float64_and_rounded_once(
         for part in (1.0, *[2.0**-25] * 8):
             total.add_(part)
 
-    monkeypatch.setattr(head_use, "add_weight_gradient", add_small_ones)
-    monkeypatch.setattr(HeadUse, "_chunks", lambda self: ())
+    monkeypatch.setattr(heads, "add_weight_gradient", add_small_ones)
+    monkeypatch.setattr(RecomputedHead, "_chunks", lambda self: ())
     total = torch.zeros(2, 3)
     a_use(1.0, 1.0).add_weighted_sum(torch.ones(1), total)
     assert (total == 1 + 2.0**-22).all()  # In float32 each addition would be lost.

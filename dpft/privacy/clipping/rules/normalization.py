@@ -1,14 +1,21 @@
-"""LayerNorm: its weight and bias are small, so their per-example gradients are formed at once."""
+"""LayerNorm, RMSNorm and GroupNorm: weights are small, so each example's gradient is formed.
+
+The relatives of RMSNorm that Hugging Face models define for themselves (Llama's, Gemma's with
+1 + weight, T5's) differ in the order of casts and products; they run their own forward
+(``mapping``).
+"""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.rules.autocast import for_normalization, sum_dtype
-from dpft.privacy.clipping.traced import Tap
+from dpft.privacy.clipping.recorder import Recorder, Tap
+from dpft.privacy.clipping.rules.linear import for_normalization, sum_dtype
+from dpft.privacy.clipping.rules.whole_batch import expanded
 from dpft.privacy.clipping.uses import GradientUse
 
 
@@ -85,3 +92,39 @@ class _LayerNorm(torch.autograd.Function):
             backprops, inputs, ctx.shape, mean, rstd, weight, bias, [True, False, False]
         )
         return grad_inputs, None, None, None, None, None
+
+
+def rms_norm_forward(layer: nn.RMSNorm, recorder: Recorder) -> Callable[[Tensor], Tensor]:
+    """Returns ``y = weight * x / rms(x)`` over the last dimensions, recording its uses."""
+    width = len(layer.normalized_shape)
+    report = partial(recorder.record, layer, "weight")
+
+    def forward(inputs: Tensor) -> Tensor:
+        normalized = F.rms_norm(inputs, layer.normalized_shape, None, layer.eps)
+        weight = expanded(layer.weight, len(inputs), report)
+        middle = [1] * (inputs.dim() - width - 1)
+        outputs = normalized * weight.view(len(inputs), *middle, *layer.weight.shape)
+        return outputs.to(normalized.dtype)
+
+    return forward
+
+
+def group_norm_forward(layer: nn.GroupNorm, recorder: Recorder) -> Callable[[Tensor], Tensor]:
+    """Returns ``y = weight * normalized(x) + bias`` over channels, recording its uses."""
+
+    def forward(inputs: Tensor) -> Tensor:
+        count = len(inputs)
+        # Inside a region examples come as (b, 1, channels, …).
+        rows = inputs.flatten(0, 1) if recorder.in_region else inputs
+        weight, bias = (
+            expanded(getattr(layer, attribute), count, partial(recorder.record, layer, attribute))
+            .repeat_interleave(len(rows) // count, 0)
+            .view(-1)
+            for attribute in ("weight", "bias")
+        )
+        # All rows' channels as one row's: groups stay apart, and each has its own row's weights.
+        together = rows.reshape(1, -1, *rows.shape[2:])
+        groups = len(rows) * layer.num_groups
+        return F.group_norm(together, groups, weight, bias, layer.eps).view(inputs.shape)
+
+    return forward
