@@ -80,7 +80,7 @@ AUDITS: Registry[type[Audit]] = Registry("dpft.audit.kinds", key="audit.name")
 """Every audit by name."""
 
 
-def expect(holds: bool, key: str, says: str, got: object) -> None:
+def check_value(holds: bool, key: str, says: str, got: object) -> None:
     """Refuses a value of an audit's key.
 
     Raises:
@@ -121,7 +121,7 @@ class AuditConfig:
             )
 
 
-def needed(module: str) -> ModuleType:
+def import_extra(module: str) -> ModuleType:
     """Returns a module of the ``audit`` extra.
 
     Raises:

@@ -36,7 +36,7 @@ from dpft.audit.audited_run import Scorer
 from dpft.audit.base import Finding
 from dpft.audit.plots import exposure_histogram
 from dpft.data.canaries import FEWEST_SUFFIXES, Canary, SuffixTokens, suffix_tokens
-from dpft.data.training_records import pieces
+from dpft.data.training_records import batched
 from dpft.errors import InputError
 from dpft.generation.decoding import evaluation_mode
 from dpft.kinds import SEQ2SEQ
@@ -205,7 +205,7 @@ def suffix_scores(
         for place in range(len(canary.learned)):
             contexts = product(range(len(words)), repeat=place)
             found = []
-            for some in pieces(contexts, scorer.batch_size):
+            for some in batched(contexts, scorer.batch_size):
                 found.append(_bits_of_words(scorer, task, canary, words, table, some, place))
                 if place == len(canary.learned) - 1:
                     on_scored(len(some) * len(words))
@@ -278,7 +278,7 @@ def finding(
     largest = math.log2(after[0].suffixes)
     released = ExposureTable(repetitions=tuple(groups), rows=tuple(rows), largest_exposure=largest)
     worst = max(each.goodness_of_fit for each in after)
-    shown = {_name(each): [after[at].exact for at in places[each]] for each in sorted(places)}
+    shown = {_insertions(each): [after[at].exact for at in places[each]] for each in sorted(places)}
     return Finding(
         record=joined(ExposureAudit, released, goodness_of_fit=worst),
         rows=[*rows, ("the most that a rank can show", f"{largest:.2f} bits")],
@@ -308,18 +308,18 @@ def _spread(values: Sequence[float]) -> Spread:
 
 def _row(group: ExposureGroup) -> tuple[str, str]:
     value = (
-        f"{_said(group.exact)} bits by rank, {_said(group.fitted)} by fit (K-S"
-        f" {group.goodness_of_fit:.3f}), {_said(group.exact_before)} before fine-tuning; canaries:"
+        f"{_bits(group.exact)} bits by rank, {_bits(group.fitted)} by fit (K-S"
+        f" {group.goodness_of_fit:.3f}), {_bits(group.exact_before)} before fine-tuning; canaries:"
         f" {group.canaries}"
     )
-    return f"exposure, {_name(group.copies)}", value
+    return f"exposure, {_insertions(group.copies)}", value
 
 
-def _said(spread: Spread) -> str:
+def _bits(spread: Spread) -> str:
     return f"{spread.mean:.2f} ± {spread.standard_deviation:.2f}"
 
 
-def _name(copies: int) -> str:
+def _insertions(copies: int) -> str:
     said = {0: "never inserted", 1: "inserted once"}
     return said.get(copies, f"inserted {copies} times")
 

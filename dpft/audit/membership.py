@@ -163,13 +163,13 @@ def audit_membership(
     others = [_reference(run, folder) for folder in references]
     with trained(run, batch_size) as scorer:
         records = _records(run, scorer, limit)
-        after = _said(scorer, records)
+        after = _log_likelihoods(scorer, records)
     with untrained(run, batch_size) as scorer:
-        before = _said(scorer, records)
+        before = _log_likelihoods(scorer, records)
     said = []
     for each in others:
         with trained(each, batch_size) as scorer:
-            said.append(_said(scorer, records))
+            said.append(_log_likelihoods(scorer, records))
     curves = _curves(records.inside, after, before, np.array(said))
     bound = _bound(run)
     return Finding(
@@ -218,7 +218,7 @@ def _reference(run: AuditedRun, folder: str) -> AuditedRun:
     return replace(run, folder=Path(folder), config=replace(config, task=run.config.task))
 
 
-def _said(scorer: Scorer, records: Records) -> Numbers:
+def _log_likelihoods(scorer: Scorer, records: Records) -> Numbers:
     return np.array(scorer.log_likelihoods(records.all))
 
 

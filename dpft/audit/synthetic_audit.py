@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpft import __version__
 from dpft.audit.audited_run import RunRecords, Unseen, check_writes_texts, records_and_unseen
-from dpft.audit.base import needed
+from dpft.audit.base import import_extra
 from dpft.audit.plots import divergence_plot, lengths_plot, runs_plot
 from dpft.audit.synthetic_text import (
     MAUVE,
@@ -380,7 +380,7 @@ def audit_synthetic(
     device.prepare()
     config = saved_run(str(run))
     task = check_writes_texts(config)
-    needed("datasketch")
+    import_extra("datasketch")
     if label is not None:
         label_task(task, label)
     privacy = run_privacy(run / PRIVACY) if (run / PRIVACY).exists() else None

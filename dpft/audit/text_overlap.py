@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpft.audit.base import needed
+from dpft.audit.base import import_extra
 from dpft.records import audits
 from dpft.records.audits import CanariesInTexts
 from dpft.records.canaries import KeptCanaries
@@ -92,7 +92,7 @@ class NearDuplicates:
         Raises:
             InputError: datasketch is not installed.
         """
-        self._datasketch = needed("datasketch")
+        self._datasketch = import_extra("datasketch")
         self._index = self._datasketch.MinHashLSH(num_perm=BANDS * ROWS, params=(BANDS, ROWS))
         self._grams = list(dict.fromkeys(map(grams_of, texts)))
         for number, hashed in enumerate(self._hashed(self._grams)):
@@ -220,7 +220,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class Overlap:
     """What synthetic text holds of some records."""
 
     longest: tuple[int, ...] = field(repr=False)
@@ -263,8 +263,8 @@ class Found:
 class Leakage:
     """What was found of training records, beside what was found of others."""
 
-    training: Found
-    unseen: Found | None
+    training: Overlap
+    unseen: Overlap | None
     """The control; None where there are no such records."""
     copies: int
     """Synthetic texts that are a training record, but for blanks."""
@@ -331,7 +331,7 @@ def allowed_share(share: float, epsilon: float, delta: float) -> float:
     return min(1.0, math.exp(min(epsilon, 700.0)) * share + delta)
 
 
-def most_found(found: Found, texts: Sequence[str]) -> list[tuple[int, str]]:
+def most_found(found: Overlap, texts: Sequence[str]) -> list[tuple[int, str]]:
     """Returns a few texts of which the longest runs were found, and how long they are."""
     order = sorted(range(len(texts)), key=lambda at: -found.longest[at])
     return [(found.longest[at], texts[at]) for at in order[:SHOWN] if found.longest[at]]
@@ -339,16 +339,16 @@ def most_found(found: Found, texts: Sequence[str]) -> list[tuple[int, str]]:
 
 def _found(
     synthetic: Sequence[str], known: set[str], near: NearDuplicates, texts: Sequence[str]
-) -> Found:
+) -> Overlap:
     runs = longest_runs([words_of(text) for text in texts], [words_of(text) for text in synthetic])
-    return Found(
+    return Overlap(
         longest=tuple(runs.tolist()),
         exact=sum(_plain(text) in known for text in texts),
         near=sum(near.near(texts)),
     )
 
 
-def _compared(training: Found, unseen: Found | None) -> tuple[float | None, float | None]:
+def _compared(training: Overlap, unseen: Overlap | None) -> tuple[float | None, float | None]:
     if unseen is None:
         return None, None
     from scipy.stats import mannwhitneyu

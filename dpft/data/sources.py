@@ -34,7 +34,7 @@ from dpft.data.raw_rows import (
     memory_rows,
     read_rows,
 )
-from dpft.data.rows import FaultyRows, examples_of, set_apart, unit_of
+from dpft.data.rows import FaultyRows, examples_of, unit_of, with_unique_groups
 from dpft.errors import InputError, note_records_read
 from dpft.hub import hub_is_reachable
 from dpft.tasks.base import MISSING, REFUSED, SPLITS, OwnRows, Task
@@ -192,12 +192,12 @@ def read_examples(task: Task, split: str, column: str | None) -> Iterator[ReadRe
                     if faulty.are_enough:
                         break
                     continue
-                examples = () if unit is None else _mended(task, member, row)
+                examples = () if unit is None else _read_with_blanks(task, member, row)
                 if unit is None or not examples:
                     yield ReadRecord(None, row.place if unit is None else unit, False)
                     continue
             if task.scores_rows:
-                examples = set_apart(examples, taken)
+                examples = with_unique_groups(examples, taken)
             for example in examples:
                 is_empty = False
                 cut = shortened(example, letters)
@@ -214,7 +214,7 @@ def read_examples(task: Task, split: str, column: str | None) -> Iterator[ReadRe
         )
 
 
-def _mended(task: Task, member: Task, row: Row) -> Sequence[Record]:
+def _read_with_blanks(task: Task, member: Task, row: Row) -> Sequence[Record]:
     """Returns a faulty row's examples where what it lacks may be read as empty; else none."""
     if task.on_invalid != MISSING:
         return ()

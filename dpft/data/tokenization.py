@@ -12,7 +12,7 @@ from typing import TypeGuard, cast
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from dpft.data.training_records import pieces
+from dpft.data.training_records import batched
 from dpft.errors import InputError
 from dpft.kinds import IGNORED_LABEL
 from dpft.tasks.records import Example
@@ -268,7 +268,7 @@ def _fast_ids(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[list
     backend.encode_special_tokens = True  # That is, read what spells one as text.
     return [
         encoding.ids
-        for some in pieces(texts, AT_ONCE)
+        for some in batched(texts, AT_ONCE)
         for encoding in backend.encode_batch_fast(some, add_special_tokens=False)
     ]
 
@@ -279,8 +279,8 @@ def _ids_with_tokens(
     ids = cast(list[int], tokenizer.convert_tokens_to_ids(list(special_tokens)))
     known = dict(zip(special_tokens, ids, strict=True))
     between = re.compile(f"({'|'.join(map(re.escape, special_tokens))})")
-    pieces = [[piece for piece in between.split(text) if piece] for text in texts]
-    plain = list(dict.fromkeys(p for parts in pieces for p in parts if p not in known))
+    batched = [[piece for piece in between.split(text) if piece] for text in texts]
+    plain = list(dict.fromkeys(p for parts in batched for p in parts if p not in known))
     ids_of = dict(zip(plain, token_ids(plain, tokenizer), strict=True))
     ids_of |= {token: [number] for token, number in known.items()}
-    return [[number for piece in parts for number in ids_of[piece]] for parts in pieces]
+    return [[number for piece in parts for number in ids_of[piece]] for parts in batched]
