@@ -10,7 +10,7 @@ is like a training record is no post-processing.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpft import __version__
 from dpft.audit.audited_run import RunRecords, Unseen, check_writes_texts, records_and_unseen
@@ -58,10 +58,6 @@ from dpft.runs.task_model import trained_model_of_run
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import Example
 from dpft.training.training_config import DeviceConfig
-
-if TYPE_CHECKING:
-    pass
-
 
 OWNERS = (
     "private: it compares with records that were trained on or held out, no epsilon covers it, and"
