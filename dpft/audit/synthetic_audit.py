@@ -102,7 +102,7 @@ def _of_ngrams(divergences: Mapping[int, float]) -> audits.NgramDivergence:
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticResult:
-    """What was found of synthetic records; private but for what ``synthetic_page`` releases."""
+    """What was found of synthetic records; private but for `Released`."""
 
     file: SyntheticFile
     limit: int

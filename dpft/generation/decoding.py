@@ -197,7 +197,7 @@ def generate_texts(
         draws: Which random numbers are theirs, for nucleus; None: those of a first attempt at
             these prompts.
         sentinels: Tokens that stand for the gaps of a prompt, in order. Each that it has is
-            written before what fills its gap (``gaps``), and its name stands in the text.
+            written before the words that fill its gap, and its name stands in the text.
 
     Returns:
         Texts in the order of the prompts, blanks around them stripped.

@@ -86,7 +86,7 @@ class Task(ABC):
     published_urls: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """The addresses of published splits; another address is the user's own."""
     local_form: ClassVar[str | None] = None
-    """Form of its data on disk, one of ``dpft.data.local_forms``; None: a table for each split."""
+    """Form of its data on disk, named in ``dpft.data.sources``; None: a table for each split."""
     streams_hub: ClassVar[bool] = False
     """Whether rows of the hub are read over the network as they are needed, and kept nowhere."""
     averages_parts: ClassVar[bool] = False

@@ -134,6 +134,9 @@ TWO_CLASSES = 2
 class CustomLabels(CustomFields, ClassificationTask):
     """``task.label`` with ``task.text`` and ``task.labels``."""
 
+    texts_per_record: ClassVar[int] = 1
+    """One text a record, for which ``<S1>`` stands."""
+
     def __post_init__(self) -> None:
         if not self.metrics:
             two = len(self.labels) == TWO_CLASSES
@@ -145,11 +148,6 @@ class CustomLabels(CustomFields, ClassificationTask):
     def columns(self) -> tuple[str, ...]:
         """The columns of the template, each once, and the label's."""
         return tuple(dict.fromkeys((*self._text.columns, self._label)))
-
-    @property
-    def texts_per_record(self) -> int:
-        """One text a record, for which ``<S1>`` stands."""
-        return 1
 
     def column_key(self, column: str) -> str | None:
         """See ``Task.column_key``."""
@@ -376,6 +374,12 @@ class ChatExample(Example):
 class CustomChats(CustomFields, TextTask):
     """``task.messages``."""
 
+    holds_lists: ClassVar[bool] = True
+    unit_definition: ClassVar[str] = (
+        "conversation (row of the data); equal ones are records of their own"
+    )
+    """One record is a conversation, whoever takes part in others."""
+
     def __post_init__(self) -> None:
         if not self.metrics:
             object.__setattr__(self, "metrics", TEXT_METRICS)
@@ -387,19 +391,9 @@ class CustomChats(CustomFields, TextTask):
         return (self._column,)
 
     @property
-    def holds_lists(self) -> bool:
-        """See ``TextTask.holds_lists``."""
-        return True
-
-    @property
     def prompt_columns(self) -> tuple[str, ...]:
         """The column of the conversation, of which a prompt leaves out the answer."""
         return self.columns
-
-    @property
-    def unit_definition(self) -> str:
-        """One record is a conversation, whoever takes part in others."""
-        return "conversation (row of the data); equal ones are records of their own"
 
     def column_key(self, column: str) -> str | None:
         """See ``Task.column_key``."""

@@ -45,16 +45,13 @@ class GlueFields(TextualTask):
     """Label to the word that stands for it, one token of the model's tokenizer."""
 
     published_hub_name: ClassVar[str | None] = "nyu-mll/glue"
+    untyped_columns: ClassVar[tuple[str, ...]] = ("label",)
+    """The column of the label, which holds a number or the class's name."""
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The texts and the label."""
         return (*self.text_columns, "label")
-
-    @property
-    def untyped_columns(self) -> tuple[str, ...]:
-        """The column of the label, which holds a number or the class's name."""
-        return ("label",)
 
     @property
     def is_score(self) -> bool:

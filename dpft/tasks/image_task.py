@@ -39,6 +39,7 @@ class ImageTask(LabelTask):
 
     modality: ClassVar[str] = "image"
     rows_key: ClassVar[str | None] = AUGMENTATIONS
+    unit_definition: ClassVar[str] = "image; equal images are records of their own"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,11 +105,6 @@ class ImageTask(LabelTask):
     def untyped_columns(self) -> tuple[str, ...]:
         """All of them."""
         return self.columns
-
-    @property
-    def unit_definition(self) -> str:
-        """See ``Task.unit_definition``."""
-        return "image; equal images are records of their own"
 
     def of_size(self, size: int) -> Self:
         """Returns the task with a size of its images, unless it has one."""
