@@ -105,7 +105,7 @@ def untrained(run: AuditedRun, batch_size: int) -> Iterator[Scorer]:
 
 
 def starting_model(config: TrainConfig, run: AuditedRun) -> PreTrainedModel:
-    """Returns what the run's method made of its model, before the first step, on the CPU.
+    """Returns the run's model on the CPU as its method prepared it, before the first step.
 
     Raises:
         InputError: The model cannot be found any more.

@@ -269,7 +269,7 @@ def finding(
     before: Sequence[Exposed],
     privacy: RunPrivacy,
 ) -> Finding:
-    """Returns what was read out, by number of repetitions."""
+    """Returns the finding: exposures by number of repetitions."""
     places: dict[int, list[int]] = {}
     for place, canary in enumerate(canaries):
         places.setdefault(canary.copies, []).append(place)

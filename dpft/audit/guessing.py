@@ -79,7 +79,7 @@ LEAST_DELTA = 1e-300
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of guessing, for some canaries, whether each was included in the training.
+    """How many guesses about canaries were right: whether each was included in the training.
 
     Attributes:
         canaries: How many there were, each included by a fair coin of its own.
@@ -409,7 +409,7 @@ def guess_counts(canaries: int, choices: int = CHOICES) -> tuple[int, ...]:
 def guess_outcomes(
     scores: ArrayLike, included: ArrayLike, *, choices: int = CHOICES
 ) -> tuple[Outcome, ...]:
-    """Returns what comes of guessing by the scores, for each number of ``guess_counts``.
+    """Returns the outcome of guessing by the scores, for each number of ``guess_counts``.
 
     The guesses are shared out between "in" and "out" as the scores fall into two groups
     (``_split``), so that a model which separates the two perfectly makes no wrong guess only

@@ -133,7 +133,7 @@ LIRA_RUNS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """What models are asked about."""
+    """Members and other records, which models score."""
 
     members: Sequence[Record]
     others: Sequence[Record]
@@ -250,7 +250,7 @@ def _curves(
 
 
 def _bound(run: AuditedRun) -> TradeOff | None:
-    """Returns what the run's plan allows of any attack on a record; None where it says nothing."""
+    """Returns the trade-off curve that bounds attacks on a record; None where the plan has none."""
     if isinstance(run.privacy, OpenRun) or run.privacy.unit != EXAMPLE:
         return None
     if run.privacy.tokenizer is not None:

@@ -77,7 +77,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class MemorizationScores:
-    """What a model wrote against what stands in some records."""
+    """Scores of a model's texts against records."""
 
     records: int
     rows: int
@@ -155,7 +155,7 @@ class PromptedRow:
     record: int
     """Which of the records it is of."""
     beginning: Prefix
-    """What the model is given, with how many tokens it may write."""
+    """The prefix for the model, with the number of tokens that it may write."""
     asked: tuple[Tokens, ...]
     """The stretches that it is to write, in order: one continuation, or the hidden spans. At least
     one, and none empty."""
@@ -164,7 +164,7 @@ class PromptedRow:
     other."""
 
     def written(self, tokens: Sequence[int]) -> list[Tokens]:
-        """Returns what a model wrote of each stretch; nothing of one that it left out."""
+        """Returns the tokens that a model wrote for each stretch; none for one that it left out."""
         if not self.sentinels:
             starts = [sum(map(len, self.asked[:at])) for at in range(len(self.asked))]
             stops = [*starts[1:], len(tokens)]
@@ -177,7 +177,7 @@ class PromptedRow:
 
 
 def hidden_of(asked: str | None, encoding: TokenEncoding) -> str:
-    """Returns what a model is to write, ``CONTINUATION`` or ``SPANS``.
+    """Returns which part of a record is hidden from the model, ``CONTINUATION`` or ``SPANS``.
 
     Raises:
         InputError: The model has not learned to write it.
@@ -328,10 +328,10 @@ NO_NEAR = {
 
 @dataclass(frozen=True, kw_only=True)
 class MemorizationResult:
-    """What a model wrote of its records; private."""
+    """Memorization scores of a run; private."""
 
     hidden: str
-    """What the model had to write."""
+    """The part of a record that was hidden."""
     prefix_tokens: int
     continuation_tokens: int
     limit: int
@@ -341,7 +341,7 @@ class MemorizationResult:
     """Why sets are not there, in words, by set."""
 
     def record(self) -> MemorizationAudit:
-        """Returns what ``output=json`` prints: each score by set, shares in percent."""
+        """Returns the record that ``output=json`` prints: each score by set, shares in percent."""
         by_set = {
             each.name: {name: getattr(scores, each.name) for name, scores in self.scores.items()}
             for each in fields(MemorizationScores)

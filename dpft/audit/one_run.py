@@ -37,14 +37,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What one kind of attacker sees of the canaries."""
+    """Scores of the canaries by one kind of attacker."""
 
     name: str
     threat_model: str
     scores: Sequence[float]
     """Of each canary, higher where it is more likely to have been trained on."""
     independent: bool = False
-    """Whether what is seen of one canary says nothing of another's coin."""
+    """Whether the score of one canary tells nothing about another's coin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def planned_trade_off(folder: Path) -> TradeOff | None:
 
 
 def finding(canaries: Sequence[Canary], views: Sequence[View], settings: Settings) -> Finding:
-    """Returns what the scores of one or several kinds of attacker show, the strongest first."""
+    """Returns the finding by the scores of one or several kinds of attacker."""
     coins = [canary.included for canary in canaries]
     found = [_ViewFinding.of(view, coins, settings, len(views)) for view in views]
     lead = max(found, key=lambda each: each.bound.epsilon_lower)
@@ -107,7 +107,7 @@ def finding(canaries: Sequence[Canary], views: Sequence[View], settings: Setting
 
 @dataclass(frozen=True, kw_only=True)
 class _ViewFinding:
-    """What one kind of attacker found."""
+    """The findings of one kind of attacker."""
 
     view: View
     bound: LowerBound

@@ -102,7 +102,7 @@ def _of_ngrams(divergences: Mapping[int, float]) -> audits.NgramDivergence:
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticResult:
-    """What was found of synthetic records; private but for `Released`."""
+    """Findings on synthetic records; private but for `Released`."""
 
     file: SyntheticFile
     limit: int
@@ -124,7 +124,7 @@ class SyntheticResult:
     """The run's epsilon and delta; None where it promises none."""
 
     def record(self) -> audits.SyntheticAudit:
-        """Returns what ``output=json`` prints."""
+        """Returns the record that ``output=json`` prints."""
         utility = self.utility
         return audits.SyntheticAudit(
             note=OWNERS,
@@ -145,7 +145,7 @@ class SyntheticResult:
         )
 
     def parts(self) -> list[Grid | str]:
-        """Returns what people read: what was found of single records first, then what it is worth.
+        """Returns tables and sentences for a terminal: leakage first, then quality and utility.
 
         The numbers that the pages have beside plots are left to them.
         """
@@ -248,12 +248,12 @@ def _grid(title: str, sides: Mapping[str, Any], quantities: Sequence[tuple[str, 
 
 TEMPLATE = "synthetic_audit.html.j2"
 TAUGHT, COMMONEST = "synthetic records", "none: always the commonest class"
-"""What a classifier that may be released is taught by."""
+"""Data that teach a classifier whose scores may be released."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """What may be released of an audit."""
+    """The part of an audit that may be released."""
 
     file: str
     notes: tuple[str, ...]
@@ -265,7 +265,7 @@ class Released:
 
 
 def releasable(result: SyntheticResult) -> Released:
-    """Returns what of an audit is a function of the synthetic records and of published ones."""
+    """Returns the findings that follow from the synthetic records and published ones alone."""
     quality = result.quality if result.quality is not None and result.quality.public else None
     utility = None if quality is None or isinstance(result.utility, str) else result.utility
     return Released(
@@ -312,7 +312,7 @@ def private_page(result: SyntheticResult) -> str:
 def _parts(
     file: str, shape: TextShape, quality: Quality | None, scores: dict[str, ClassifierScores | str]
 ) -> dict[str, Any]:
-    """Returns what both pages show."""
+    """Returns the template's values that both pages share."""
     shapes = {"synthetic": shape.record()}
     lengths = {"synthetic": shape.lengths}
     alike: Likeness | str | None = None
@@ -338,7 +338,7 @@ def _parts(
 
 
 def _owners_parts(result: SyntheticResult) -> dict[str, Any]:
-    """Returns what the owner alone is shown."""
+    """Returns the template's values of the owner's page alone."""
     leakage = result.leakage
     sides = {}
     if leakage is not None:
@@ -359,7 +359,7 @@ def _owners_parts(result: SyntheticResult) -> dict[str, Any]:
 
 
 TRAINING = "training records"
-"""What real texts are called where there are no others."""
+"""Name of the real texts where there are no others."""
 
 
 def audit_synthetic(
@@ -422,7 +422,7 @@ def _compared(
 
 
 def _texts(records: Sequence[Example], file: SyntheticFile, limit: int) -> list[str] | None:
-    """Returns what a model would have written of records; None where there are none."""
+    """Returns the texts of records as a model would write them; None where there are none."""
     chosen = [records[at] for at in spread(len(records), limit)] if records else []
     return [written_text(each, prompted=file.prompted) for each in chosen] or None
 

@@ -53,7 +53,7 @@ class SyntheticFile:
     """Why nothing of them may be released, in words; None where it may."""
 
     def texts(self, limit: int) -> list[str]:
-        """Returns what was written, evenly spread over the file, at most so many texts."""
+        """Returns at most ``limit`` of the texts, evenly spread over the file."""
         chosen = [self.records[at] for at in spread(len(self.records), limit)]
         return [written_text(record, prompted=self.prompted) for record in chosen]
 
@@ -96,7 +96,7 @@ def read_synthetic(
 
 
 def synthetic_records(task: TextTask, file: Path) -> tuple[list[Example], int]:
-    """Returns what a task makes of a file's rows, and how many are none by their label.
+    """Returns the records of a file, and how many rows were left out for their label.
 
     Raises:
         InputError: As ``read_synthetic``; a message names file and line and never quotes a row.
@@ -166,7 +166,7 @@ def utility_of(
     unseen: Unseen | str,
     limit: int,
 ) -> Utility | str:
-    """Returns what classifiers learn of synthetic and of training records, or why none is taught.
+    """Returns scores of classifiers taught by synthetic and by training records, or a reason.
 
     Raises:
         InputError: As ``label_task``, or the files cannot be read so.

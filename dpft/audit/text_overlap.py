@@ -1,4 +1,4 @@
-"""What texts have in common: near duplicates, longest common runs of words, leaked records.
+"""Overlap of texts: near duplicates, longest common runs of words, leaked records.
 
 - **Near duplicates** (`NearDuplicates`): two texts whose sets of n-grams of ``NGRAM`` words have a
   Jaccard similarity of at least ``THRESHOLD``, as in NearDup of Lee et al. 2021 (arXiv 2107.06499,
@@ -51,7 +51,7 @@ def whole_text(record: Example) -> str:
 
 
 def written_text(record: Example, *, prompted: bool) -> str:
-    """Returns what of a record a model would write."""
+    """Returns the part of a record that a model would write."""
     return whole_text(record) if record.learns_prompt and not prompted else record.target
 
 
@@ -62,7 +62,7 @@ METHOD = (
     f"Jaccard similarity of {NGRAM}-grams of words at least {THRESHOLD}; candidates by MinHash"
     " (datasketch), each verified exactly"
 )
-"""What is called a near duplicate, in words."""
+"""The definition of a near duplicate, in words."""
 Grams = frozenset[str]
 
 
@@ -221,7 +221,7 @@ SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """What synthetic text holds of some records."""
+    """Overlap of synthetic texts with some records."""
 
     longest: tuple[int, ...] = field(repr=False)
     """For each record, how many of its words in a row stand in one synthetic text."""
@@ -261,7 +261,7 @@ class Overlap:
 
 @dataclass(frozen=True, kw_only=True)
 class Leakage:
-    """What was found of training records, beside what was found of others."""
+    """Overlap with training records, beside the overlap with others."""
 
     training: Overlap
     unseen: Overlap | None
@@ -306,7 +306,7 @@ class Leakage:
 def leakage_of(
     synthetic: Sequence[str], training: Sequence[str], unseen: Sequence[str] | None
 ) -> Leakage:
-    """Returns what synthetic texts hold of training records and of others.
+    """Returns the overlap of synthetic texts with training records and with others.
 
     Raises:
         InputError: datasketch is not installed.
@@ -327,7 +327,7 @@ def leakage_of(
 
 
 def allowed_share(share: float, epsilon: float, delta: float) -> float:
-    """Returns what share of training records epsilon allows, given that of other records."""
+    """Returns the share of training records that epsilon allows, given that of other records."""
     return min(1.0, math.exp(min(epsilon, 700.0)) * share + delta)
 
 
@@ -363,7 +363,7 @@ def _plain(text: str) -> str:
 
 
 def canaries_found(run: Path, texts: Sequence[str]) -> dict[str, CanariesInTexts]:
-    """Returns what was found of the canaries, included ones and others apart; none without any.
+    """Returns how many canaries texts contain, included ones and others apart.
 
     Raises:
         InputError: The file of the canaries is of another schema version.

@@ -106,7 +106,7 @@ FORM = LocalForm(rows=_rows, splits=known_splits)
 
 
 def _by_split(place: Path, parts: Sequence[str]) -> dict[str, list[Path]]:
-    """Returns what lies in a folder by its split; all of it is of one where no name says more."""
+    """Returns the entries of a folder by split; all are of one split where no name says more."""
     entries = _entries(place)
     found: dict[str, list[Path]] = {}
     for entry in entries:

@@ -186,7 +186,7 @@ class CorpusEncoding(TokenEncoding):
 
     @property
     def view(self) -> View | None:
-        """What is read of a row, drawn anew each time; None where it is the row itself."""
+        """The view of a row, drawn anew each time; None where a row is read as it is."""
         if self.span_corruption:
             return SpanCorruption(
                 noise_density=NOISE_DENSITY,
@@ -224,7 +224,7 @@ class CorpusEncoding(TokenEncoding):
     def prompts(
         self, examples: Sequence[Example], *, max_length: int, max_new_tokens: int
     ) -> list[list[int]]:
-        """Returns what a model that writes reads before it does, in tokens.
+        """Returns the token ids of prompts for generation.
 
         A beginning that is too long loses its own beginning. A text with gaps (``GAP``) has a
         sentinel in the place of each; words before a gap lose the blank that a filling begins
@@ -342,7 +342,7 @@ class CorpusEncoding(TokenEncoding):
 
     @property
     def around(self) -> tuple[list[int], list[int]]:
-        """What stands before and after a text, such as [CLS] and [SEP]."""
+        """Tokens before and after a text, such as [CLS] and [SEP]."""
         whole: list[int] = self.tokenizer("")["input_ids"]
         half = len(whole) // 2
         return whole[:half], whole[half:]

@@ -261,7 +261,7 @@ class TextEncoding(TokenEncoding):
     def prompts(
         self, examples: Sequence[Example], *, max_length: int, max_new_tokens: int
     ) -> list[list[int]]:
-        """Returns what the model reads before it writes, in tokens.
+        """Returns the token ids of prompts for generation.
 
         Args:
             examples: The records; their targets are not read.

@@ -60,7 +60,7 @@ def examples_of(task: Task, row: Row, *, blank: bool = False) -> Sequence[Record
 def make_from_row(
     row: Row, make: Callable[[Mapping[str, Any]], Made], values: Mapping[str, Any]
 ) -> Made:
-    """Returns what the task makes of a row's values; a refusal says which row it is of."""
+    """Returns ``make`` of a row's values; a refusal names the row."""
     try:
         return make(values)
     except InputError as error:
@@ -101,7 +101,7 @@ class FaultyRows:
                 lines.append(number)
 
     def refused(self, *others: str, may_skip: bool) -> InputError:
-        """Returns what says all of it.
+        """Returns one error for all faulty rows.
 
         Args:
             others: Faults that are not of one row.
@@ -249,7 +249,7 @@ def unit_of(row: Row, column: str) -> str:
 
 
 PROMPTS = "prompts"
-"""What a table of prompts in memory is held as."""
+"""Name under which a table of prompts is held in memory."""
 
 
 def load_prompts(task: TextTask, file: str) -> list[tuple[dict[str, Any], Example]]:

@@ -45,7 +45,7 @@ OFFLINE_WAYS_OUT = (
     "connect, or give local files with task.data_dir=DIR and model.path=DIR, or run without a"
     " network on task=e2e task.source=embedded model=tiny"
 )
-"""What a message about unreachable data offers."""
+"""The way out in a message about unreachable data."""
 
 
 def cache_directory() -> Path:
@@ -145,7 +145,7 @@ def load_examples(task: Task, split: str) -> list[Record]:
 
 
 class ReadRecord(NamedTuple):
-    """What a row was read as."""
+    """A record as it was read from a row."""
 
     record: Record | None
     """An example of it; None: the row is faulty, and left out."""

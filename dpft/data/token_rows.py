@@ -247,7 +247,7 @@ def _own_ids(ids: RaggedArray, unlabeled: NDArray[np.int32]) -> RaggedArray:
 
 
 def _columns(block: Block) -> list[RaggedArray]:
-    """Returns what is known of each record: ids, labels, types and where the answer is."""
+    """Returns the columns of a block: ids, labels, types and the position of the answer."""
     none: list[list[int]] = [[]] * len(block)
     answers = np.zeros(len(block), np.int32) if block.answers is None else block.answers
     return [

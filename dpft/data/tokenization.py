@@ -174,7 +174,7 @@ def tokenize_prompts(
 
 
 def start_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Returns what a causal model reads where there is no prompt, to predict a first token from.
+    """Returns the token that a causal model reads first where there is no prompt.
 
     The beginning-of-text token, or the end-of-text token where there is none.
     """
@@ -261,7 +261,7 @@ def has_plain_call(tokenizer: PreTrainedTokenizerBase) -> TypeGuard[PreTrainedTo
 
 
 def _fast_ids(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
-    """Returns what calling the tokenizer would, without an object of masks and offsets a text."""
+    """Returns the ids that calling the tokenizer gives, without masks and offsets for each text."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()

@@ -39,7 +39,7 @@ NOISE_NUMBERS = 2**18
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSpeed:
-    """What the probe found."""
+    """The outcome of the probe."""
 
     operations_per_second: float
     """Multiplications and additions of a product of matrices."""
@@ -138,7 +138,7 @@ NUMBER_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShapes:
-    """What a step's cost follows from; all public.
+    """Shapes from which a step's cost follows; all public.
 
     Attributes:
         layers: Modules with parameters of their own.
@@ -223,7 +223,7 @@ def estimate(
     steps: int,
     peak_memory_bytes: int,
 ) -> EstimatedTime:
-    """Returns what the steps of a run would take.
+    """Returns the time that the steps of a run would take.
 
     Args:
         shapes: Of the prepared model.

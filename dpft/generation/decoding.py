@@ -311,7 +311,7 @@ def _filling(
     indices: Sequence[int],
     before: int,
 ) -> "LogitsProcessor":
-    """Returns what has the gaps of a batch's prompts filled."""
+    """Returns the processor that fills the gaps of a batch's prompts."""
     from dpft.generation.processors import GapFilling
 
     return GapFilling(

@@ -95,7 +95,7 @@ class Architecture:
     model: ModelConfig
     """Where the model is, and how it is to be loaded."""
     read: PretrainedConfig
-    """What was read; ``config`` hands out copies of it."""
+    """The configuration that was read; ``config`` hands out copies."""
 
     def config(self, head: Head | None = None) -> PretrainedConfig:
         """Returns a copy of what config.json says, which the caller may change."""

@@ -226,7 +226,7 @@ def _pretrained(
 def _with_stand_ins(
     settings: ModelConfig, model_class: Any, config: PretrainedConfig, rows: CheckpointRows
 ) -> Any:
-    """Returns what ``from_pretrained`` returns, whose weights are stand-ins."""
+    """Returns model and loading info as ``from_pretrained`` does, with stand-ins as weights."""
     if model_class is PooledClassifier:
         raise NotInShards("its head was put on it")
     place = source(settings)

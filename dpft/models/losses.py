@@ -19,7 +19,7 @@ from dpft.kinds import ATTRIBUTES, CAUSAL, CLASSIFIER, IGNORED_LABEL, SCORE, SEQ
 
 
 class Batch(Protocol):
-    """What losses read of a batch, such as a ``dpft.data.batches.Batch``."""
+    """The fields of a batch that losses read, such as a ``dpft.data.batches.Batch``."""
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
@@ -88,7 +88,7 @@ def _losses(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def answer_logits(model: nn.Module, batch: Batch) -> Tensor:
-    """Returns what a model says to each label: logits of label words or classes, or a score.
+    """Returns the logits of label words or classes, or a score.
 
     Args:
         model: A model of the batch's kind.
@@ -108,7 +108,7 @@ def answer_logits(model: nn.Module, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def answer_values(model: nn.Module, batch: Batch) -> Tensor:
-    """Returns what a model's answers are as numbers, shape (b, k), float32 at least.
+    """Returns a model's answers as numbers, shape (b, k), float32 at least.
 
     Probabilities of label words or classes, a probability of each attribute, or a score.
     """
@@ -144,7 +144,7 @@ def token_hits(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def token_logits(model: nn.Module, batch: Batch) -> Tensor:
-    """Returns what a language model says at each place of a batch, shape (b, t, v), float32.
+    """Returns the logits of a language model at each position, shape (b, t, v), float32.
 
     A causal model says at each place what comes at the next, a seq2seq one what stands there.
     """

@@ -22,7 +22,7 @@ SPLITS = ("train", "validation", "test")
 SOURCES = ("hub", "url", "local", "embedded", "memory")
 REFUSED, SKIPPED, MISSING = "error", "skip", "missing"
 INVALID = (REFUSED, SKIPPED, MISSING)
-"""What may become of a faulty row; each is decided by that row alone."""
+"""Treatments of a faulty row; each is decided by that row alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Task(ABC):
     digit; or published, 1 / (2 * num_examples), as in the papers."""
 
     modality: ClassVar[str]
-    """What its records are made of: text or image; says how they reach a model."""
+    """Kind of its records, text or image; says how they reach a model."""
     has_canaries: ClassVar[bool] = False
     """Whether ``canary`` makes records of words."""
     rows_key: ClassVar[str | None] = None
@@ -127,7 +127,7 @@ class Task(ABC):
 
     @property
     def lacks(self) -> str | None:
-        """What must still be configured, in a sentence; evaluation of a run takes it from there."""
+        """A sentence that asks for a missing key; evaluation of a run takes it from there."""
         return None
 
     @property
@@ -146,7 +146,7 @@ class Task(ABC):
 
     @property
     def on_invalid(self) -> str:
-        """What becomes of a faulty row, one of ``INVALID``."""
+        """Treatment of a faulty row, one of ``INVALID``."""
         return REFUSED
 
     @property
@@ -161,12 +161,12 @@ class Task(ABC):
 
     @property
     def answers(self) -> str:
-        """What a model answers with, and so how it is scored: ``TEXTS``, ``LABELS`` and others."""
+        """Kind of answers, which says how they are scored: ``TEXTS``, ``LABELS`` and others."""
         return TEXTS
 
     @property
     def written_from(self) -> str | None:
-        """What a trained model writes texts from, ``NOTHING`` or ``PROMPTS``; None: it writes none.
+        """Source of a trained model's texts, ``NOTHING`` or ``PROMPTS``; None: it writes none.
 
         Which commands can be of use after a run follows from it: ``dpft generate`` refuses by it,
         and the end of a run advises by it.
@@ -175,7 +175,7 @@ class Task(ABC):
 
     @property
     def answers_how(self) -> str:
-        """What a trained model does that writes no texts, in words."""
+        """The work of a trained model that writes no texts, in words."""
         return "chooses labels"
 
     @property
@@ -199,7 +199,7 @@ class Task(ABC):
         return 1
 
     def members(self, part: str) -> "Sequence[Member]":
-        """Returns what a part's rows are read of: the task itself, unless it is a mixture."""
+        """Returns the tasks whose rows a part has: the task itself, unless it is a mixture."""
         return (Member(task=self, part=part),)
 
     def parts(self, split: str) -> tuple[str, ...]:
@@ -233,7 +233,7 @@ class Task(ABC):
 
     @property
     def unit_definition(self) -> str:
-        """What one record is, in words that follow "one": what ``privacy.unit=example`` hides."""
+        """One record in words that follow "one": the unit that ``privacy.unit=example`` hides."""
         return "row of the data; equal rows are records of their own"
 
     @abstractmethod
@@ -364,7 +364,7 @@ class TextTask(TextualTask):
 
     @property
     def given_form(self) -> str:
-        """What such rows are, in words."""
+        """Such rows, in words."""
         return ", ".join(self.given_columns)
 
     @property
@@ -388,7 +388,7 @@ class TextTask(TextualTask):
 
     @abstractmethod
     def prompt(self, row: Mapping[str, Any]) -> Example:
-        """Returns what the model conditions on for a row, as an example without a target.
+        """Returns the prompt of a row, as an example without a target.
 
         Args:
             row: Column name to value; every name in ``given_columns`` is present, or none where

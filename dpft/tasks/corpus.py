@@ -86,7 +86,7 @@ class CorpusTask(OwnRows, TextTask):
         return self.chunks_per_record
 
     def objective_for(self, kind: str) -> str:
-        """Returns what a model of a kind learns of a text.
+        """Returns the objective by which a model of a kind learns a text.
 
         Raises:
             InputError: The objective is for another kind.

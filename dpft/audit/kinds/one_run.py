@@ -73,7 +73,7 @@ class OneRunAudit(Audit):
         return finding(canaries, self.views(run, canaries), settings)
 
     def views(self, run: AuditedRun, canaries: Sequence[Canary]) -> "list[View]":
-        """Returns what each kind of attacker sees of the canaries."""
+        """Returns the scores of the canaries by each kind of attacker."""
         from dpft.audit.one_run import View
 
         found = [
