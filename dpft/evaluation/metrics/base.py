@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import MetricsConfig
-from dpft.registration import Registry
+from dpft.kinds import Registry
 
 TEXTS = "texts"
 """Predictions and their references: columns ``predictions`` and ``references``."""

@@ -53,8 +53,9 @@ def bleurt(
 
 
 def _load(folder: Path) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
-    import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from dpft.devices import best_device
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -69,7 +70,7 @@ def _load(folder: Path) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
             f"{_KEY} must hold a classifier with one output, got {folder} with"
             f" {model.config.num_labels}."
         )
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
+    return model.to(best_device()).eval(), tokenizer
 
 
 def _batches(pairs: Sequence[tuple[str, str]]) -> Iterator[Sequence[tuple[str, str]]]:
