@@ -141,7 +141,11 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         waited("to cpu")
     if not own and goes_there and name == "aten::_to_copy" and not is_pinned(others):
         waited("from memory that is not pinned")
-    if own and name == "aten::copy_" and isinstance(args[0], Pretend) != isinstance(args[1], Pretend):
+    if (
+        own
+        and name == "aten::copy_"
+        and isinstance(args[0], Pretend) != isinstance(args[1], Pretend)
+    ):
         waited("copy_")
     if own and name in ("aten::index", "aten::_index_put_impl_", "aten::index_put_"):
         if any(other.dim() for other in others):
@@ -228,7 +232,9 @@ _kept: list[torch.library.Library] = []
 _own_tensor, _own_to = torch.tensor, torch.nn.Module.to
 
 
-def _empty(size: Any, dtype: Any = None, layout: Any = None, device: Any = None, *_: Any, **__: Any) -> Pretend:
+def _empty(
+    size: Any, dtype: Any = None, layout: Any = None, device: Any = None, *_: Any, **__: Any
+) -> Pretend:
     return Pretend(torch.empty(size, dtype=dtype, device="cpu"))
 
 
@@ -257,8 +263,12 @@ def _in_half(name: str) -> Callable[..., Any]:
     return run
 
 
-def _tensor(data: Any, *, device: Any = None, requires_grad: bool = False, **options: Any) -> Tensor:
-    made = _own_tensor(data, **{key: value for key, value in options.items() if key != "pin_memory"})
+def _tensor(
+    data: Any, *, device: Any = None, requires_grad: bool = False, **options: Any
+) -> Tensor:
+    made = _own_tensor(
+        data, **{key: value for key, value in options.items() if key != "pin_memory"}
+    )
     if device is not None and torch.device(device).type == NAME:
         waited("from memory that is not pinned")
         made = Pretend(made)
