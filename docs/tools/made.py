@@ -6,21 +6,39 @@ from pathlib import Path
 from docs.tools import reference
 from docs.tools.results_figures import figures
 
+MEASUREMENTS = "results/measurements.md"
 ROOT = Path(__file__).resolve().parents[2]
 COPIES = {
-    "benchmarks/results.md": "results/measurements.md",
+    "benchmarks/results.md": MEASUREMENTS,
     "benchmarks/scaling.md": "results/scaling.md",
     "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
 }
 
 
 def files() -> dict[str, str]:
     """Returns every page and figure by its path below docs/."""
+    copies = {to: _copied(ROOT / source) for source, to in COPIES.items()}
+    measured = copies[MEASUREMENTS]
     return (
-        {to: _copied(ROOT / source) for source, to in COPIES.items()}
+        copies
+        | {MEASUREMENTS: with_contents("Every measured table", measured)}
         | figures()
         | reference.pages()
     )
+
+
+def with_contents(title: str, text: str) -> str:
+    """Returns a page of several tables under one title, with a list of links to them above."""
+    headings = re.findall(r"(?m)^# (.+)$", text)
+    links = "\n".join(f"- [{heading}](#table-{at})" for at, heading in enumerate(headings))
+    number = iter(range(len(headings)))
+    # A heading below a table's own becomes one lower, too: a page has one title.
+    lower = re.sub(r"(?m)^#(#* .+)$", r"##\1", text)
+    named = re.sub(
+        r"(?m)^## (.+)$", lambda found: f"{found[0]} {{: #table-{next(number)} }}", lower
+    )
+    return f"# {title}\n\n{links}\n\n{named}"
 
 
 def _copied(path: Path) -> str:

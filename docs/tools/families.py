@@ -1,0 +1,105 @@
+"""Writes the table of docs/how-to/model-families.md: what each method is on each model family.
+
+Run: python -m docs.tools.families. Small models with random weights, as of benchmarks.architectures;
+the clipper runs on each pair, and its sum is compared with one example at a time.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.architectures import Architecture, Batch, architectures
+from docs.tools.model_size import write
+from dpft.errors import DpftError
+from dpft.methods.base import METHODS
+from dpft.privacy.clipping import PerExampleClipper
+
+PAGE = Path(__file__).resolve().parents[1] / "how-to" / "model-families.md"
+FAMILIES = (
+    *("gpt2", "gpt_neo", "gptj", "gpt_neox", "gpt_bigcode", "opt", "bloom", "llama", "mistral"),
+    *("qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi", "falcon", "bert", "roberta"),
+    *("distilbert", "albert", "electra", "deberta-v2", "t5", "bart"),
+)
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "full": {},
+    "lora": {},
+    "bitfit": {},
+    "norms": {},
+    "top2": {},
+    "adapter": {"bottleneck": 8},
+    "prefix": {"length": 3, "hidden": 8},
+    "prompt": {"num_virtual_tokens": 3},
+    "rgp": {},
+}
+EXACT, REFUSED, LACKS = "exact", "refused", "–"
+ALLOWED = 1e-5
+EXAMPLES = 3
+
+
+def said_of(architecture: Architecture, method: str) -> str:
+    """Returns what a method is on an architecture: exact, refused, or that it has no such part.
+
+    Raises:
+        ValueError: The clipper did not refuse the model, and its sum is another than the loop's.
+    """
+    torch.manual_seed(0)
+    try:
+        chosen = METHODS.named(method)(name=method, **SETTINGS[method])
+        model = chosen.prepare(architecture.build()).eval()
+    except (DpftError, ValueError, AttributeError, KeyError):
+        return LACKS
+    batch = _batch()
+    try:
+        clipped = _sums(model, architecture, [batch])
+    except DpftError:
+        return REFUSED
+    alone = _sums(model, architecture, [_rows(batch, row) for row in range(EXAMPLES)])
+    scale = max(float(total.abs().max()) for total in alone.values())
+    if scale == 0 or clipped.keys() != alone.keys():
+        raise ValueError(f"{method}: nothing to compare.")
+    off = max(float((clipped[name] - alone[name]).abs().max()) for name in alone) / scale
+    if off > ALLOWED:
+        raise ValueError(f"{method}: the sum differs by {off:.1e}, allowed {ALLOWED:.0e}.")
+    return EXACT
+
+
+def _sums(model: nn.Module, of: Architecture, batches: list[Batch]) -> dict[str, Tensor]:
+    """Returns the clipped sums of batches: one batch of all, or one of each example."""
+    model.zero_grad(set_to_none=True)
+    with PerExampleClipper(model, max_grad_norm=0.1) as clipper:
+        for batch in batches:
+            clipper.accumulate(lambda batch=batch: of.losses(model, batch))
+    named = model.named_parameters()
+    return {name: p.grad.clone() for name, p in named if p.requires_grad and p.grad is not None}
+
+
+def _batch() -> Batch:
+    ids = torch.randint(3, 8192, (EXAMPLES, 12), generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(12) < torch.tensor([12, 9, 5])[:, None]).long()
+    return Batch(ids.masked_fill(mask == 0, 0), mask, torch.tensor([0, 1, 1]))
+
+
+def _rows(batch: Batch, row: int) -> Batch:
+    only = slice(row, row + 1)
+    return Batch(batch.ids[only], batch.mask[only], batch.classes[only])
+
+
+def rows(families: tuple[str, ...] = FAMILIES) -> list[str]:
+    """Returns the rows of the table."""
+    known = architectures()
+    made = []
+    for family in families:
+        cells = [said_of(known[family], method) for method in SETTINGS]
+        made.append(f"| {family} | {' | '.join(cells)} |")
+        print(made[-1], flush=True)
+    return made
+
+
+if __name__ == "__main__":
+    families = tuple(sys.argv[1:]) or FAMILIES
+    head = f"| family | {' | '.join(f'`{method}`' for method in SETTINGS)} |"
+    write(PAGE, ["", head, f"|---{'|---' * len(SETTINGS)}|", *rows(families), ""])
