@@ -1,6 +1,6 @@
 """Writes the table of docs/how-to/model-size.md: what models need by method and precision.
 
-Run: python -m docs.tools.model_size. The sums are those of ``dpft plan``, of models without weights.
+Run: python -m docs.tools.model_size. Sums are those of ``dpft plan``, of models without weights.
 """
 
 import copy
