@@ -14,6 +14,30 @@ from typing import Any
 
 WEIGHTS = {"title": 1000.0, "text": 1.0}
 K1 = 1.2
+STOP_WORDS = frozenset(
+    [
+        "a",
+        "an",
+        "and",
+        "are",
+        "as",
+        "at",
+        "be",
+        "by",
+        "for",
+        "from",
+        "in",
+        "is",
+        "it",
+        "of",
+        "on",
+        "or",
+        "the",
+        "to",
+        "with",
+    ]
+)
+"""Of those that lunr leaves out, the ones that a query here may have."""
 _WORD = re.compile(r"[\w'.-]+")
 
 
@@ -34,7 +58,7 @@ def first_hits(entries: Sequence[Mapping[str, Any]], query: str, number: int = 3
     """
     counts = [{name: Counter(words_of(entry[name])) for name in WEIGHTS} for entry in entries]
     having = Counter(word for fields in counts for word in set().union(*fields.values()))
-    asked = words_of(query)
+    asked = [word for word in words_of(query) if word not in STOP_WORDS]
     meant = {ask: [word for word in having if word.startswith(ask)] for ask in asked}
     scores: dict[str, float] = {}
     for entry, fields in zip(entries, counts, strict=True):
