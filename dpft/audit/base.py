@@ -13,12 +13,12 @@ from pathlib import Path
 from types import ModuleType
 
 from dpft.config.account import check_output
-from dpft.config.convert import by_name
+from dpft.config.load import by_name
 from dpft.config.schema import TrainConfig
 from dpft.errors import InputError
+from dpft.kinds import Registry
 from dpft.records.audits import AuditRecord, ExposureTable, GuessesInShort
 from dpft.records.privacy_file import RunPrivacy
-from dpft.registration import Registry
 from dpft.reports.terminal import Grid
 from dpft.training.training_config import DeviceConfig
 

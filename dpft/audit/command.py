@@ -16,7 +16,7 @@ from dpft.records.privacy_file import RunPrivacy, run_privacy
 from dpft.records.promises import Audited
 from dpft.reports import terminal
 from dpft.reports.pages import render_html
-from dpft.reports.run.report import write_report
+from dpft.reports.report import write_report
 from dpft.reports.terminal import Grid
 from dpft.run_folder import (
     AUDIT,

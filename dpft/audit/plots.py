@@ -11,7 +11,7 @@ from dpft.audit.guessing import LowerBound
 from dpft.audit.synthetic_text import Likeness
 from dpft.audit.text_overlap import Leakage, allowed_share
 from dpft.audit.trade_off import GaussianTradeOff, RocCurve, TradeOff, clopper_pearson
-from dpft.reports.plots import COLORS, draw_svg
+from dpft.reports.pages import COLORS, draw_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

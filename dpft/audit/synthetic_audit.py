@@ -43,7 +43,7 @@ from dpft.records import audits
 from dpft.records.audits import CanariesInTexts, ClassifierScores, Utility
 from dpft.records.privacy_file import RunPrivacy, guarantee, is_promised, run_privacy
 from dpft.reports.pages import render_html
-from dpft.reports.run.figures import tone_of
+from dpft.reports.scores import tone_of
 from dpft.reports.terminal import Grid
 from dpft.run_folder import (
     PRIVACY,

@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 
 from dpft.audit.base import needed
 from dpft.records import audits
-from dpft.records.audits import CanariesInTexts
-from dpft.records.canaries import KeptCanaries
+from dpft.records.audits import CanariesInTexts, KeptCanaries
 from dpft.records.form import read_record
 from dpft.run_folder import CANARIES
 from dpft.tasks.records import Example

@@ -36,7 +36,7 @@ from dpft.data.raw_rows import (
 )
 from dpft.data.rows import FaultyRows, examples_of, set_apart, unit_of
 from dpft.errors import InputError, note_records_read
-from dpft.hub import hub_is_reachable
+from dpft.machine import hub_is_reachable
 from dpft.tasks.base import MISSING, REFUSED, SPLITS, OwnRows, Task
 from dpft.tasks.records import Record, shortened
 

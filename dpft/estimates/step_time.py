@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from dpft.fused_head import LossHead
+from dpft.head_losses import LossHead
 from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
@@ -116,8 +116,8 @@ def _seconds_of(work: Callable[[], object]) -> float:
     began, runs = time.monotonic(), 0
     while True:
         work()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
         runs += 1
         elapsed = time.monotonic() - began
         if elapsed > SECONDS:

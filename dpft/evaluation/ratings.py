@@ -23,7 +23,7 @@ from typing import Any
 
 from dpft.errors import InputError
 from dpft.records.form import parse
-from dpft.records.ratings import RatedResponse, SheetKey
+from dpft.records.scores import RatedResponse, SheetKey
 
 REFERENCE = "reference"
 """What the key calls the reference, a system among the others."""

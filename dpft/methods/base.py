@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.registration import Registry
+from dpft.kinds import Registry
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,6 +66,8 @@ class Method(ABC):
     """Whether ``save`` leaves a model that ``from_pretrained`` loads; else it needs the base."""
     has_own_noise: ClassVar[bool] = True
     """Whether each number that the optimizer moves has the noise of a step in its own gradient."""
+    trains_beside: ClassVar[bool] = False
+    """Whether it leaves the base's own weights as they are, which may then be quantized."""
     required_init: ClassVar[str | None] = None
     """The only ``model.init`` it works with; None: any."""
 

@@ -29,6 +29,7 @@ from dpft.models.source import (
     ModelConfig,
     check_folder,
     loading_errors,
+    origin,
     source,
 )
 from dpft.run_folder import TOKENIZER
@@ -132,6 +133,11 @@ def read_architecture(model: ModelConfig) -> Architecture:
         check_folder(model, model.folder)
     with loading_errors(model):
         read = _read(model)
+    if getattr(read, "quantization_config", None) is not None:
+        raise InputError(
+            f"{origin(model)} is quantized already, by arithmetic that an exact clip may not know;"
+            " give its checkpoint of 16 or 32 bits, with model.quantization=nf4 or int8."
+        )
     folder = own_tokenizer_folder(model)
     if folder is not None:
         fit_to_tokenizer(read, folder)

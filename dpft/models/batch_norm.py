@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from torch import nn
 
+from dpft.batch_mixing import StandardizedConv2d
 from dpft.errors import InputError
-from dpft.standardized_convolution import StandardizedConv2d
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 GROUPS = 32

@@ -5,8 +5,11 @@ token that a task adds is the mean of the rows of the tokens that its name reads
 ``<speaker1>``), so it follows from the checkpoint alone: no record is read for it.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -74,6 +77,10 @@ def meta_model(architecture: Architecture, head: Head = CAUSAL_HEAD) -> PreTrain
     config = architecture.config(head)
     with loading_errors(architecture.model, describe(head)), torch.device("meta"):
         model = fresh_model(config, head, architecture.pooling)
+    if architecture.model.is_quantized:
+        model = _quantization(architecture.model).plan_quantized(
+            model, architecture.model.quantization
+        )
     return _changed(model, architecture.model)
 
 
@@ -128,8 +135,15 @@ def load_model(
             model = _pretrained(architecture, head, new, rows)
     model = _changed(model, architecture.model)
     if architecture.model.gradient_checkpointing:
-        model.activation_checkpointing_enable()
+        checkpoint_activations(model)
     return model
+
+
+def checkpoint_activations(model: PreTrainedModel) -> None:
+    """Has blocks compute their activations again in the backward pass, and not keep them."""
+    # Older versions of transformers that are supported have the older name alone.
+    newer = getattr(model, "activation_checkpointing_enable", None)
+    (newer or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 def load_tokenizer(
@@ -190,6 +204,12 @@ def _pretrained(
     if settings.folder is not None:
         check_weight_files(settings, settings.folder)
     config = architecture.config(head)
+    quantized: dict[str, Any] = {}
+    if settings.is_quantized:
+        quantized["quantization_config"] = _quantization(settings).bits_config(
+            settings.quantization
+        )
+        quantized["device_map"] = {"": "cpu"}  # where bits are the same for every device
     loaded_class: Any = AUTO_CLASSES[head.kind]
     pooled = head.kind == CLASSIFIER and architecture.pooling is not None
     if pooled:
@@ -203,6 +223,7 @@ def _pretrained(
             output_loading_info=True,
             # of an image classifier's own head, which is new where its classes are others
             ignore_mismatched_sizes=head.kind == IMAGE_CLASSIFIER,
+            **quantized,
         )
     else:
         loaded = _with_stand_ins(settings, type(meta_model(architecture, head)), config, rows)
@@ -217,11 +238,41 @@ def _pretrained(
             f" {missing[0]}; give a checkpoint of a {head.kind} model, or model.init=random."
         )
     model: PreTrainedModel = loaded[0]
+    if settings.is_quantized and not _quantization(settings).freeze_arithmetic(model):
+        raise InputError(
+            f"model.quantization={settings.quantization} needs a model with linear layers, got"
+            f" {origin(settings)} without; set it to none."
+        )
     if settings.is_no_address:
         model.name_or_path = model.config._name_or_path = ""
     if pooled and not isinstance(model, PooledClassifier):
         return PooledClassifier(config, model)
     return model
+
+
+def _quantization(settings: ModelConfig) -> Any:
+    """Returns the module that knows of bits, whose library is an extra.
+
+    Raises:
+        InputError: It is not installed.
+    """
+    if find_spec("bitsandbytes") is None:
+        raise InputError(
+            f"model.quantization={settings.quantization} needs bitsandbytes, which is not"
+            " installed; install it with pip install 'dpft[quantization]'."
+        )
+    return import_module("dpft.models.quantization")
+
+
+def dequantize(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel:
+    """Returns a quantized model with float32 weights of the values that it computes with.
+
+    Args:
+        model: As ``load_model`` returned it; it is used up.
+        settings: Of the model.
+    """
+    found: PreTrainedModel = _quantization(settings).dequantized(model)
+    return found
 
 
 def _mismatched(found: dict[str, Any]) -> list[str]:
@@ -299,9 +350,10 @@ def _check_tokenizer(
 
 
 def quiet_transformers() -> None:
-    """Keeps transformers' progress bars and notes off stderr; dpft shows its own."""
+    """Keeps progress bars and notes of transformers and its like off stderr; dpft has its own."""
     disable_progress_bar()
     set_verbosity_error()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it where it is there
 
 
 def load_with_tokens(

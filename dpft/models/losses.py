@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpft.fused_head import loss_head_of
+from dpft.head_losses import loss_head_of
 from dpft.kinds import (
     ATTRIBUTES,
     CAUSAL,

@@ -1,15 +1,29 @@
-"""Lines of ledger.jsonl: the plan, a noisy step, the closing line.
+"""Lines of ledger.jsonl (the plan, a noisy step, the closing line), and heads given to a witness.
 
 The plan is every public number that epsilon rests on. ``dpft.privacy.plan`` says what follows from
 it.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from dpft.records.form import Limits, null
-from dpft.records.values import AtLeastOne, Count, Delta, Digest, NotNegative, Positive, Rate, RunId
+from dpft.records.form import (
+    AtLeastOne,
+    Count,
+    Delta,
+    Digest,
+    Limits,
+    NotNegative,
+    Positive,
+    Rate,
+    RunId,
+    Versioned,
+    keys_of,
+    null,
+    parse,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +73,28 @@ class GaussianHistogram(HistogramNumbers):
 
     name: Literal["gaussian_histogram"] = "gaussian_histogram"
     """Name of the mechanism."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianCounts:
+    """Counts of public cells, every one of them under noise."""
+
+    name: Literal["gaussian_counts"] = "gaussian_counts"
+    """Name of the mechanism."""
+    noise_std: Positive
+    """Standard deviation of the noise on each count."""
+    noise_multiplier: Positive
+    """noise_std over l2_cap."""
+    l2_cap: Positive
+    """Most that a unit moves the counts, in L2 norm."""
+    cells: AtLeastOne
+    """Number of cells: the public product of the columns' values."""
+    delta: Delta
+    """The delta at which the plan's epsilon holds."""
+    num_examples: AtLeastOne
+    """Number of examples, or of units, taken as public."""
+    num_examples_source: str
+    """Who says how many examples there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,11 +215,11 @@ class TrainingPlan(PlannedPromise):
 
 @dataclass(frozen=True, kw_only=True)
 class HistogramPlan(PlannedPromise):
-    """The plan of a private vocabulary: noise on one histogram."""
+    """The plan of one histogram: of a private vocabulary's words, or of public cells."""
 
     unit_definition: str | None
     """What the unit is, in words that follow: the unit is."""
-    histogram: GaussianHistogram
+    histogram: GaussianHistogram | GaussianCounts
     """The one step."""
 
 
@@ -215,8 +251,8 @@ class ClosingLine:
     previous: Digest
     """SHA-256 of the line before."""
     released: Digest | None = None
-    """SHA-256 over the digests of all released tensors, in model/tensors.json. Absent in a
-    tokenizer's run."""
+    """SHA-256 over the digests of all released tensors, in model/tensors.json; of a synthesis's
+    histogram that of counts.json. Absent in a tokenizer's run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +263,7 @@ class StepLine:
     """Number of the noisy step, from 1."""
     previous: Digest
     """SHA-256 of the line before."""
-    mechanism: SampledGaussian | BandedGaussian | GaussianHistogram
+    mechanism: SampledGaussian | BandedGaussian | GaussianHistogram | GaussianCounts
     """What the accountant needs of the step."""
 
 
@@ -239,3 +275,62 @@ class LedgerHead:
     """Whole lines in ledger.jsonl, the first and the closing one included."""
     head: Digest
     """SHA-256 of the last line, 64 hexadecimal digits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WitnessLine:
+    """What is handed to a witness: appended to its file, or given to its program."""
+
+    run: RunId
+    """The run's random name at its witnesses: the run_id of its ledger's first line."""
+    lines: AtLeastOne
+    """Lines of the ledger."""
+    head: Digest
+    """SHA-256 of the last line, 64 hexadecimal digits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandedCounts:
+    """What a witness was handed."""
+
+    heads: Count = 0
+    """Heads that it took."""
+    failed: Count = 0
+    """Heads that it did not take."""
+    lines: Count = 0
+    """Lines of the ledger at the last head that it took."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handed:
+    """Which heads of the ledger were handed to a witness."""
+
+    run: RunId
+    """The run's random name at its witnesses: the run_id of its ledger's first line."""
+    witnesses: Mapping[str, HandedCounts]
+    """Each witness by its name, such as file heads.jsonl."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandedFile(Handed, Versioned):
+    """Which heads of the ledger were handed to a witness."""
+
+
+def heads_of(run: str, text: str) -> list[WitnessLine]:
+    """Returns the lines of a witness's file that are of a run; one that broke off is none.
+
+    Keys that a witness adds, such as a time, are left out.
+
+    Raises:
+        Misfit: A whole line of the run has no lines and head as dpft hands them over.
+    """
+    found = []
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(entry, dict) and entry.get("run") == run:
+            known = {key.name for key in keys_of(WitnessLine)} & set(entry)
+            found.append(parse({name: entry[name] for name in known}, WitnessLine))
+    return found

@@ -21,7 +21,7 @@ from dpft.data.token_rows import encoded_rows
 from dpft.data.training_records import TOGETHER, bounded_units, drained, pieces, units_of_chunks
 from dpft.errors import InputError
 from dpft.files import write_text
-from dpft.memory import return_freed_memory
+from dpft.machine import return_freed_memory
 from dpft.privacy.keys import secret_key
 from dpft.privacy.plan import EXAMPLE
 from dpft.run_folder import DATA_SUMMARY, private_path

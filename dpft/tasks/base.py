@@ -10,8 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from dpft.errors import InputError
-from dpft.kinds import DELTA_RULES, LABELS, NOTHING, OWN_DATA, PROMPTS, PUBLISHED, TEXTS
-from dpft.registration import Registry
+from dpft.kinds import DELTA_RULES, LABELS, NOTHING, OWN_DATA, PROMPTS, PUBLISHED, TEXTS, Registry
 from dpft.tasks.records import Example, Record
 
 LONGEST_DEFAULT = 512

@@ -21,7 +21,7 @@ from docs.tools.reference.markup import code, prose
 from dpft.cli.list import expand
 from dpft.cli.main import SUBCOMMANDS, main
 from dpft.config.keys import configuration_fields, dataclass_in, key_name
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory
 from dpft.evaluation.metrics.base import METRICS
 from dpft.generation.decoding import STRATEGIES
 from dpft.schemas import names, path_of, schema

@@ -8,7 +8,7 @@ from docs.tools.reference.key_tables import key_table
 from docs.tools.reference.keys import DocumentedKey, composed, keys_of_command, keys_of_group
 from docs.tools.reference.markup import code, commands, head, table
 from docs.tools.reference.words import COMMANDS, SECTIONS
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory
 
 OF_TRAIN = ("plan", "tune")
 """Commands that take all that ``dpft train`` takes."""

@@ -11,7 +11,7 @@ from docs.tools.reference.keys import OWNERS, composed, keys_of_group, options_o
 from docs.tools.reference.markup import code, commands, head, prose
 from docs.tools.reference.words import GROUPS
 from dpft.config.help_text import purpose, written
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory
 
 NOT_GROUPS = ("hydra", "experiment")
 """Folders of conf/ that have pages of their own, or none."""

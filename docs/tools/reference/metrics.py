@@ -6,10 +6,10 @@ import yaml
 
 from docs.tools.reference.markup import code, head, prose, table
 from dpft.config.listing import GROUPS
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory
 from dpft.evaluation.metrics import base
 from dpft.evaluation.metrics.base import METRICS, MetricSpec
-from dpft.reports.doctor.metrics import METRICS as NEEDS
+from dpft.reports.doctor import METRICS as NEEDS
 
 INTRO = """
 Scores stand in `metrics.json` under the key of their metric. `task.metrics=[NAME,NAME]` chooses the

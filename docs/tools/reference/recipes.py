@@ -11,7 +11,7 @@ import yaml
 from docs.tools.reference.groups import command_of, comments
 from docs.tools.reference.markup import code, commands, head, prose, table
 from dpft.config.help_text import purpose
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory
 
 INTRO = """
 A recipe is a whole configuration under a name: `dpft train experiment=NAME`. Those of a paper name

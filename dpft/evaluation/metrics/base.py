@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import MetricsConfig
-from dpft.registration import Registry
+from dpft.kinds import Registry
 
 TEXTS = "texts"
 """Predictions and their references: columns ``predictions`` and ``references``."""
