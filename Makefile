@@ -1,6 +1,6 @@
 # dpft from a fresh machine: `make demo` trains, `make test` checks. Both set up .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test recipes fuzz test-full audit bench bench-gpu capacity glue-table same-epsilon private-t5 digits-table demo-runs docs docs-outputs tutorials lint wheel-check release clean
+.PHONY: help setup demo test test-of recipes fuzz test-full audit bench bench-gpu capacity glue-table same-epsilon private-t5 digits-table demo-runs docs docs-outputs tutorials lint wheel-check release clean
 
 # The first Python at least 3.11 of those installed; `make setup PYTHON=/path/to/python` overrides.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -34,6 +34,10 @@ demo: setup ## Fine-tune the embedded model privately on the embedded sample (mi
 
 test: setup ## Run the test suite but for its slow tests.
 	$(PYTEST) -m "not slow"
+
+test-of: setup ## Run the tests beside one module, or in one folder: make test-of FILE=dpft/methods/lora.py
+	@test -n "$(FILE)" || { echo "make test-of needs FILE, such as FILE=dpft/methods/lora.py" >&2; exit 1; }
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -q $$($(BIN)/python -m tests.near "$(FILE)")
 
 recipes: setup ## Train, score and report every recipe of conf/experiment in small (at most 20 minutes).
 	$(PYTEST) --dist load tests/stories/test_every_recipe.py

@@ -30,7 +30,7 @@ from dpft.evaluation.outputs import ModelOutputs
 from dpft.generation.batches import batches_by_tokens
 from dpft.generation.decoding import DecodeConfig
 from dpft.models.losses import per_example_losses
-from dpft.runs.called_words import EVALUATE_COMMAND
+from dpft.runs.api import EVALUATE_COMMAND
 from dpft.runs.configuring import evaluate_configuration
 from dpft.runs.evaluation import trained_model_of
 from dpft.tasks.records import Example, are_texts

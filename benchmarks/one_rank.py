@@ -16,7 +16,7 @@ from dpft.parallel.parallel_config import ParallelConfig
 from dpft.parallel.processes import current_ranks, started
 from dpft.parallel.reductions import STRETCH
 from dpft.parallel.shards import ShardedModel
-from dpft.runs.sharding import cut
+from dpft.runs.run_cost import cut
 
 FSDP = ParallelConfig(name="fsdp")
 

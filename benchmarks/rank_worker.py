@@ -18,7 +18,7 @@ from typing import Any
 
 from dpft.parallel.processes import current_ranks
 from dpft.runs import run as runs
-from dpft.runs.called_words import TRAIN_COMMAND
+from dpft.runs.api import TRAIN_COMMAND
 from dpft.training.listeners import PublicStep
 
 

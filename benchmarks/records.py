@@ -153,9 +153,9 @@ def time_tokenizing(file: Path, model: str | None, *, pairs: int) -> tuple[list[
     from dpft.data.token_rows import encoded_rows
     from dpft.models.architecture import read_architecture
     from dpft.models.loading import load_tokenizer
-    from dpft.runs.records import make_training_set
+    from dpft.runs.held_out import load_training_data
     from dpft.runs.task_model import encoding_of, training_head
-    from dpft.runs.training_data import load_training_data
+    from dpft.runs.training_records import make_training_set
 
     config = configuration(file, model)
     architecture = read_architecture(config.model)

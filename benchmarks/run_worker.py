@@ -22,9 +22,8 @@ from benchmarks.worker import answer, peak_bytes
 from benchmarks.workload import WholeRun
 from dpft.models.loading import quiet_transformers
 from dpft.run_folder import hold_run
-from dpft.runs.called_words import TRAIN_COMMAND
-from dpft.runs.prepared_run import Prepared, prepare
-from dpft.runs.training import train
+from dpft.runs.api import TRAIN_COMMAND
+from dpft.runs.prepared_run import Prepared, prepare, train
 from dpft.training import loop, session
 from dpft.training.listeners import PublicStep
 

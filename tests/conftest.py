@@ -200,13 +200,14 @@ def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "SELF_CHECKS_EACH_RUN", False):
+            from dpft.privacy.clipping.engines.exactness import ExactnessCheck as Check
             from dpft.privacy.clipping.engines.patches import Patches
-            from dpft.privacy.clipping.engines.verdicts import Verdicts
-            from dpft.runs import training
+            from dpft.runs import prepared_run
 
-            patch.setattr(training, "check_clipper", _checked_once(training.check_clipper))
-            patch.setattr(Patches, "check_rows_alone", _alone_once(Patches.check_rows_alone))
-            patch.setattr(Verdicts, "widened", _proved_once(Verdicts.widened))
+            patch.setattr(prepared_run, "check_clipper", _checked_once(prepared_run.check_clipper))
+            alone, whole = Patches.check_single_examples, Check._check_with_fallback
+            patch.setattr(Patches, "check_single_examples", _alone_once(alone))
+            patch.setattr(Check, "_check_with_fallback", _proved_once(whole))
         yield
 
 
@@ -232,10 +233,10 @@ def _checked_once(check: Callable[..., float]) -> Callable[..., float]:
 
 def _alone_once(check: Callable[..., bool]) -> Callable[..., bool]:
     def check_once(self: Any, arguments: Any, units: Any) -> bool:
-        from dpft.privacy.clipping.separation.signature import signature_of
+        from dpft.privacy.clipping.separation.flow import signature_of
 
         kind = signature_of(self.model, arguments, units).kind
-        key = repr(("rows alone", _shape_of(self.model), kind))
+        key = repr(("single examples", _shape_of(self.model), kind))
         if key not in _known:
             _known[key] = check(self, arguments, units)
         return _known[key]
@@ -244,14 +245,20 @@ def _alone_once(check: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _proved_once(prove: Callable[..., Any]) -> Callable[..., Any]:
-    def prove_once(self: Any, asked: Any, few: Any) -> Any:
+    def prove_once(self: Any, asked: Any, subset: Any) -> Any:
         plans = self._plans
         key = repr(
-            ("proof", _shape_of(self._model), self._backward.__qualname__, plans._key, few is None)
+            (
+                "proof",
+                _shape_of(self._model),
+                self._backward.__qualname__,
+                plans._key,
+                subset is None,
+            )
         )
         if key in _known and _known[key] is not None:
             return _known[key]
-        verdict = prove(self, asked, few)
+        verdict = prove(self, asked, subset)
         # A plan that had to be widened is so by this call, which the next one needs as well.
         if repr(plans._key) in key:
             _known[key] = verdict

@@ -1,4 +1,4 @@
-"""docs/design.md and two pages beside it name code and tests: what they name is there."""
+"""docs/design.md and the pages beside it name code and tests: what they name is there."""
 
 import ast
 import re
@@ -14,13 +14,22 @@ PAGES = "\n".join(
     [PAGE]
     + [
         (ROOT / "docs" / "explanation" / f"{name}.md").read_text(encoding="utf-8")
-        for name in ("many-processes", "audits")
-    ]
+        for name in (
+            "many-processes",
+            "audits",
+            "trust-rules",
+            "clipper-code",
+            "clipper-limits",
+            "run-folder",
+        )
+    ]  # fmt: skip
 )
+RULES = (ROOT / "docs" / "explanation" / "trust-rules.md").read_text(encoding="utf-8")
 CITED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 CITED_PATH = re.compile(r"`((?:dpft|tests|conf|docs)/[\w/.\-]*)(?:::\w+)?`")
 HEADINGS = {line.lstrip("#").strip().partition(":")[0].lower() for line in PAGE.splitlines()
             if line.startswith("#")}  # fmt: skip
+HEADINGS |= {f"rule {number}" for number in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}
 """What may be cited of it: "rule 7", "the clipper"."""
 CITATION = re.compile(r"docs/design\.md, ([^).,;:\"]+)")
 UNPUBLISHED = ("DES" + "IGN", "SP" + "EC.md", "PIT" + "FALLS", "../" + "shared")
@@ -40,7 +49,7 @@ def texts_of_the_repository() -> Iterator[tuple[Path, str]]:
 
 def rule(number: int) -> str:
     """Returns what stands under a rule's heading; empty where there is none."""
-    parts = re.split(r"^### Rule (\d+): .+$", PAGE, flags=re.MULTILINE)
+    parts = re.split(r"^## Rule (\d+): .+$", RULES, flags=re.MULTILINE)
     bodies = dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
     return re.split(r"^#", bodies.get(number, ""), flags=re.MULTILINE)[0]
 
@@ -63,6 +72,10 @@ def test_every_path_that_the_design_cites_is_there() -> None:
     cited = set(CITED_PATH.findall(PAGES))
     assert len(cited) > 50
     assert sorted(path for path in cited if not (ROOT / path).exists()) == []
+
+
+def test_the_design_is_read_in_one_sitting() -> None:
+    assert len(PAGE.splitlines()) <= 250
 
 
 @pytest.mark.parametrize("number", range(1, 12))

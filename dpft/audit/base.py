@@ -90,6 +90,8 @@ def expect(holds: bool, key: str, says: str, got: object) -> None:
         raise InputError(f"audit.{key} must {says}, got {got}.")
 
 
+CONTINUATION, SPANS = HIDDEN = ("continuation", "spans")
+"""What ``audit=memorization`` lets a model write of a record."""
 POLYMORPHIC = {"audit": by_name(AUDITS.named)}
 SYNTHETIC = "synthetic"
 

@@ -1,4 +1,4 @@
-"""How far a model has come to expect one canary among all it could have been: exposure, in bits.
+"""Exposure in bits of repeated canaries: how much likelier a model finds one than all alternatives.
 
 Carlini et al. 2019, "The secret sharer" (arXiv 1802.08232). A canary is a fixed prefix and a suffix
 drawn at random from a space R. The model gives every suffix of R a log-perplexity (bits, summed
@@ -7,25 +7,47 @@ being how many suffixes are at most as surprising as the canary's. A canary that
 on has a rank drawn evenly from R: P(exposure >= x) = 2^-x, of mean 1 / ln 2 = 1.4427 bits. One
 trained on once under (eps, delta)-differential privacy has P(exposure >= x) <= e^eps 2^-x + delta.
 
-Where R is too large to rank, a skew-normal distribution is fitted to the log-perplexities of some
-of it (their "approximation by distribution model", which Li et al. 2022, Appendix M use), and
-exposure is minus log2 of its mass below the canary's. It can exceed log2 |R|, as it extrapolates;
-how well it fits is told by the Kolmogorov-Smirnov distance.
+Where R is too large to rank, a skew-normal distribution is fitted to log-perplexities (their
+"approximation by distribution model", used by Li et al. 2022, Appendix M), and exposure is minus
+log2 of its mass below the canary's. It can exceed log2 |R|; its fit is told by the
+Kolmogorov-Smirnov distance. Findings are by number of repetitions, as in Li et al. 2022, Table 9.
+
+A suffix's likelihood is a product over its n words, so reading the contexts of each length gives
+all V^n: 11,111 rows for 100,000 suffixes. Shapes: c contexts, v words of the sub-vocabulary.
 
 >>> exact_exposure(3.0, [3.0, 4.0, 5.0, 6.0])
 2.0
 """
 
 import math
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import log
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.integrate import trapezoid
 from scipy.special import log_ndtr
 
+from dpft.audit.audited_run import Scorer
+from dpft.audit.base import Finding
+from dpft.audit.plots import exposure_histogram
+from dpft.data.canaries import Canary, SuffixTokens, suffix_tokens
 from dpft.data.canary_config import FEWEST_SUFFIXES
+from dpft.data.packed_records import pieces
 from dpft.errors import InputError
+from dpft.generation.inference import evaluation_mode
+from dpft.kinds import SEQ2SEQ
+from dpft.models.losses import token_logits
+from dpft.privacy.plan import EXAMPLE
+from dpft.records.audits import ExposureAudit, ExposureGroup, ExposureTable, Spread
+from dpft.records.form import joined
+from dpft.records.privacy_file import RunPrivacy
+from dpft.records.promises import OpenRun
+from dpft.tasks.base import Task
 
 MEAN_UNSEEN = 1 / math.log(2)
 """Mean exposure, in bits, of a canary that was not trained on."""
@@ -182,3 +204,204 @@ def _finite(values: ArrayLike) -> NDArray[np.float64]:
             f"{np.count_nonzero(~np.isfinite(numbers))} of them not finite."
         )
     return numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuffixScores:
+    """What a model says to the suffixes of one canary."""
+
+    own: float
+    """Log-perplexity of the canary's suffix given what it reads, in bits."""
+    all: NDArray[np.float64]
+    """Of every suffix, its own among them, shape (v ** n,)."""
+
+
+def suffix_scores(
+    scorer: Scorer,
+    task: Task,
+    canary: Canary,
+    words: Sequence[str],
+    *,
+    on_scored: Callable[[int], None] = lambda suffixes: None,
+) -> SuffixScores:
+    """Returns the log-perplexities of a canary and of all that it might have been.
+
+    Args:
+        scorer: The model.
+        task: Of the run.
+        canary: Of the secret sharer.
+        words: The sub-vocabulary.
+        on_scored: Called after each batch with how many suffixes it was the last word of.
+
+    Raises:
+        InputError: As ``suffix_tokens``.
+    """
+    table = suffix_tokens(scorer.encoding, task, canary, words)
+    everything = np.zeros(1)
+    with evaluation_mode(scorer.model), torch.no_grad():
+        for place in range(len(canary.learned)):
+            contexts = product(range(len(words)), repeat=place)
+            found = []
+            for some in pieces(contexts, scorer.batch_size):
+                found.append(_bits_of_words(scorer, task, canary, words, table, some, place))
+                if place == len(canary.learned) - 1:
+                    on_scored(len(some) * len(words))
+            everything = (everything[:, None] + np.concatenate(found)).reshape(-1)
+    number = 0
+    for word in canary.learned:
+        number = number * len(words) + words.index(word)
+    return SuffixScores(own=float(everything[number]), all=everything)
+
+
+def _bits_of_words(
+    scorer: Scorer,
+    task: Task,
+    canary: Canary,
+    words: Sequence[str],
+    table: SuffixTokens,
+    contexts: Sequence[tuple[int, ...]],
+    place: int,
+) -> NDArray[np.float64]:
+    """Returns the log-perplexity of each word at a place after some contexts, shape (c, v)."""
+    missing = [words[0]] * (len(table.places) - place)
+    suffixes = [[*(words[at] for at in context), *missing] for context in contexts]
+    rows = scorer.encoding.rows(
+        [task.canary(canary.read, each, number=canary.number) for each in suffixes]
+    )
+    batch = scorer.encoding.layout.collate(rows).to(scorer.model.device)
+    late = 0 if batch.kind == SEQ2SEQ else 1
+    logits = token_logits(scorer.model, batch)[:, table.places[place] - late]
+    bits = -logits.double().log_softmax(dim=-1) / log(2)
+    found: NDArray[np.float64] = bits[:, list(table.ids[place])].cpu().numpy()
+    return found
+
+
+NEVER = 1 / math.log(2)
+"""Mean exposure of a canary that was never inserted, in bits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exposed:
+    """The exposure of one canary in one model, in bits."""
+
+    exact: float
+    """By its rank among all suffixes."""
+    fitted: float
+    """By a skew-normal distribution, which may go beyond what ranks can show."""
+    goodness_of_fit: float
+    """Statistic of Kolmogorov and Smirnov of that fit; 0 is perfect."""
+    suffixes: int
+
+
+def exposed(scores: SuffixScores) -> Exposed:
+    """Returns the exposure of a canary."""
+    fit = fit_skew_normal(scores.all)
+    return Exposed(
+        exact=exact_exposure(scores.own, scores.all),
+        fitted=fit.exposure(scores.own),
+        goodness_of_fit=fit.distance,
+        suffixes=len(scores.all),
+    )
+
+
+def finding(
+    canaries: Sequence[Canary],
+    after: Sequence[Exposed],
+    before: Sequence[Exposed],
+    privacy: RunPrivacy,
+) -> Finding:
+    """Returns what was read out, by number of repetitions.
+
+    Args:
+        canaries: Those of the secret sharer.
+        after: Of each, in the trained model.
+        before: Of each, in the model before fine-tuning.
+        privacy: What the run promises.
+    """
+    places: dict[int, list[int]] = {}
+    for place, canary in enumerate(canaries):
+        places.setdefault(canary.copies, []).append(place)
+    groups = [_group(number, places[number], after, before) for number in sorted(places)]
+    rows = [_row(group) for group in groups]
+    largest = math.log2(after[0].suffixes)
+    released = ExposureTable(repetitions=tuple(groups), rows=tuple(rows), largest_exposure=largest)
+    shown = {_name(each): [after[at].exact for at in places[each]] for each in sorted(places)}
+    return Finding(
+        record=joined(ExposureAudit, released, goodness_of_fit=_worst(after)),
+        rows=[*rows, ("the most that a rank can show", f"{largest:.2f} bits")],
+        notes=_notes(groups, privacy, canaries, after),
+        figures={"exposure": exposure_histogram(shown, bits=largest)},
+        released=released,
+    )
+
+
+def _group(
+    copies: int, places: Sequence[int], after: Sequence[Exposed], before: Sequence[Exposed]
+) -> ExposureGroup:
+    return ExposureGroup(
+        copies=copies,
+        canaries=len(places),
+        exact=_spread([after[at].exact for at in places]),
+        fitted=_spread([after[at].fitted for at in places]),
+        exact_before=_spread([before[at].exact for at in places]),
+        goodness_of_fit=max(after[at].goodness_of_fit for at in places),
+    )
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return Spread(mean=statistics.fmean(values), standard_deviation=deviation)
+
+
+def _row(group: ExposureGroup) -> tuple[str, str]:
+    value = (
+        f"{_said(group.exact)} bits by rank, {_said(group.fitted)} by fit (K-S"
+        f" {group.goodness_of_fit:.3f}), {_said(group.exact_before)} before fine-tuning; canaries:"
+        f" {group.canaries}"
+    )
+    return f"exposure, {_name(group.copies)}", value
+
+
+def _said(spread: Spread) -> str:
+    return f"{spread.mean:.2f} ± {spread.standard_deviation:.2f}"
+
+
+def _name(copies: int) -> str:
+    said = {0: "never inserted", 1: "inserted once"}
+    return said.get(copies, f"inserted {copies} times")
+
+
+def _worst(found: Sequence[Exposed]) -> float:
+    return max(each.goodness_of_fit for each in found)
+
+
+def _notes(
+    groups: Sequence[ExposureGroup],
+    privacy: RunPrivacy,
+    canaries: Sequence[Canary],
+    after: Sequence[Exposed],
+) -> list[str]:
+    notes = [
+        f"A canary that was never inserted has {NEVER:.2f} bits in the mean, and x bits or more"
+        " with a chance of 2^-x. What is by fit goes beyond the ranks by trusting a skew-normal"
+        " distribution, whose distance from the scores is beside it (K-S: 0 is perfect)."
+    ]
+    if isinstance(privacy, OpenRun):
+        return [*notes, "The run was trained without privacy: nothing bounds what can be read out."]
+    epsilon, delta = float(privacy.epsilon), float(privacy.delta)
+    once = next((group for group in groups if group.copies == 1), None)
+    if once is None or privacy.unit != EXAMPLE:
+        return notes
+    most = mean_bound(epsilon=epsilon, delta=delta, candidates=after[0].suffixes)
+    found = max(
+        each.exact for each, canary in zip(after, canaries, strict=True) if canary.copies == 1
+    )
+    # of any of them: each has that chance at most, and the largest of several is not one at random
+    number = once.canaries
+    chance = min(1.0, number * chance_bound(found, epsilon=epsilon, delta=delta))
+    return [
+        *notes,
+        f"Of a canary inserted once, ε = {epsilon:.2f} allows {most:.2f} bits in the mean, and of"
+        f" any of {number} the {found:.2f} bits found of one, or more, with a chance of at most"
+        f" {chance:.2g}; of one inserted r times it allows r times the ε.",
+    ]

@@ -1,26 +1,66 @@
-"""From scores of canaries to guesses, and to the best lower bound of epsilon that they show.
+"""Statistics of audits in one run: from guesses about canaries to lower bounds of epsilon.
 
-An attack gives every canary a score, higher where it is more likely to have been included. It says
-"in" of those with the highest scores and "out" of those with the lowest, and nothing of the ones
-between. How many guesses show the most is not known beforehand, so a list of numbers that depends
-on nothing but the number of canaries is looked at, and each of its bounds is taken at a confidence
-that pays for having looked at all (``confidence_of_each``).
+Each of m canaries is included in the training by a fair coin of its own. An attack gives every
+canary a score, higher where it is more likely included, guesses "in" of the highest and "out" of
+the lowest scores, and says nothing of those between. An `Outcome` is how many of its guesses were
+right. Three tests ask whether an outcome is possible; read them in this order:
 
-Ties: where a score that is guessed is shared by more canaries than there are guesses left, the
-guesses are counted as if they fell on those for which they are wrong. So equal scores never show
-more than any way of breaking the tie without knowing the coins, and no tie is broken by chance.
+1. **Any (epsilon, delta)-DP mechanism** (`epsilon_lower_bound`): Steinke, Nasr and Jagielski 2023,
+   "Privacy auditing with one (1) training run" (arXiv 2305.08846). Under (eps, 0)-DP, r guesses are
+   right no more often than r throws of a coin of chance q = e^eps / (1 + e^eps), although all are
+   about one model (Theorem 5.2). With delta, the chance of v or more right ones is at most
+
+       P[B >= v] + 2 m delta * max over i in 1..v of P[v > B >= v - i] / i,   B ~ Binomial(r, q)
+
+   (Theorem 5.2, Corollary 5.4; the algorithm is Appendix D).
+2. **A trade-off curve f** (`p_value`, `mu_lower_bound`): Mahloujifar, Melis and Chaudhuri 2024,
+   "Auditing f-differential privacy in one run" (arXiv 2410.22235). It is far sharper where the
+   curve is known, of which (eps, delta) is one tangent. Let C be the number of right guesses among
+   c, p_i = P[C = i], and J a canary drawn at random:
+
+       r_i = P[J guessed right, C >= i] = sum over j >= i of (j / m) p_j
+       h_i = P[J guessed wrong, C >= i] = sum over j >= i of ((c - j) / m) p_j.
+
+   Turning J's coin over turns a right guess about it into a wrong one and leaves the others as they
+   were, so the curve bounds "J right, i - 1 or more of the others right" by the same with J wrong:
+   h_{i-1} >= f(1 - r_i), averaged over J and all coins, f being convex and symmetric. Suppose
+   P[C >= v] = tau. Least restrictive is to have all of it at v, and at each smaller i the least p_i
+   that the inequality allows. Where r_0 + h_0, which equals c / m, would exceed c / m, tau is
+   impossible (their Algorithm 3). The largest mu that is ruled out is a lower bound whatever the
+   mechanism is; its epsilon is one only where the curve is Gaussian.
+3. **Independent canaries** (`find_contradiction_independent`): a curve alone allows a mechanism to
+   leak by common chance, to tell nothing in 19 of 20 trainings and much about every canary in the
+   twentieth, so that 841 right guesses of 1,000 rule out a Gaussian mu of no more than 0.68. DP-SGD
+   adds noise that is independent in every direction. Where each canary moves the weights in a
+   direction of its own, what is seen of one says nothing about another's coin, each is guessed
+   right with a chance of at most a = 1 - alpha, f(alpha) = alpha (Phi(mu / 2) for a Gaussian), and
+   the number of right guesses about all m is at most binomial. The same 841 rule out mu < 1.84.
+
+How many guesses show the most is not known beforehand. A list of numbers that depends on m alone is
+tried, each at a confidence that pays for all (Bonferroni). Where a score that is guessed is shared
+by more canaries than guesses are left, the guesses count as if they fell on those for which they
+are wrong: ties never show more than any way of breaking them without the coins.
+
+>>> round(epsilon_lower_bound(Outcome(canaries=1000, guesses=100, correct=75), delta=1e-4), 3)
+0.673
+>>> round(mu_lower_bound(Outcome(canaries=1000, guesses=1000, correct=841)), 2)
+0.68
+>>> round(mu_lower_bound(Outcome(canaries=1000, guesses=200, correct=195)), 2)
+1.08
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import betainc, gammaln
 
-from dpft.audit.one_run import epsilon_lower_bound, largest_epsilon_lower
-from dpft.audit.outcome import Outcome, check_delta, confidence_of_each
+from dpft.audit.trade_off import GaussianTradeOff, TradeOff, check_confidence
 from dpft.errors import InputError
+from dpft.privacy.accounting.gdp import gaussian_epsilon
 
 CHOICES = 10
 """At how many numbers of guesses an audit looks."""
@@ -28,9 +68,48 @@ FEWEST = 1 / 20
 """The share of the canaries about which the fewest guesses of the list are made."""
 DEVIATIONS = 3.0
 """By how many standard deviations of the coins the included ones may be more than half."""
+TOLERANCE = 1e-6
+"""By how much a lower bound may lie below the largest value that the test rejects."""
+ROUNDING = 1e-12
+"""By how much of it a sum must exceed its bound to count as above it."""
+HALVINGS = 40
+LEAST_DELTA = 1e-300
+"""The delta that stands for 0 where a Gaussian's epsilon would be infinite."""
 
 Scores = NDArray[np.float64]
 Coins = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of guessing, for some canaries, whether each was included in the training.
+
+    Attributes:
+        canaries: How many there were, each included by a fair coin of its own.
+        guesses: For how many of them "in" or "out" was guessed, without regard to the coins.
+        correct: How many of the guesses were right.
+
+    Raises:
+        InputError: No guessing can come to these numbers.
+    """
+
+    canaries: int
+    guesses: int
+    correct: int
+
+    def __post_init__(self) -> None:
+        if self.canaries < 1:
+            raise InputError(f"canaries must be at least 1, got {self.canaries}.")
+        if not 0 <= self.guesses <= self.canaries:
+            raise InputError(
+                f"guesses must be between 0 and the number of canaries ({self.canaries}), "
+                f"got {self.guesses}."
+            )
+        if not 0 <= self.correct <= self.guesses:
+            raise InputError(
+                f"correct must be between 0 and the number of guesses ({self.guesses}), "
+                f"got {self.correct}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +121,11 @@ class LowerBound:
         guesses: How many guesses showed it.
         correct: How many of these were right.
         canaries: How many canaries there were.
-        confidence: That of ``epsilon_lower``, the looks at all numbers of guesses paid for.
-        choices: At how many numbers of guesses was looked.
+        confidence: That of ``epsilon_lower``, all numbers of guesses tried paid for.
+        choices: How many numbers of guesses were tried.
         largest_epsilon_lower: The largest bound that so many canaries could have shown.
         outcomes: What came of each number of guesses, from the most to the fewest.
-        epsilons: The lower bound by each of them, in the order of ``outcomes``; each may be
-            reported beside the others, all of them hold at once in ``confidence``.
+        epsilons: The lower bound by each of ``outcomes``; all hold at once in ``confidence``.
     """
 
     epsilon_lower: float
@@ -67,6 +145,30 @@ class LowerBound:
         return tuple(sorted(zip(guesses, self.epsilons, strict=True)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Contradiction:
+    """Whether an audit's outcomes are possible under a trade-off curve.
+
+    Attributes:
+        contradicted: Whether they say, in ``confidence``, that the mechanism is not of this curve.
+        p_value: An upper bound of the chance of an outcome as telling as the most telling one, all
+            numbers of guesses tried paid for; at most 1.
+        guesses: How many guesses the most telling outcome had.
+        correct: How many of these were right.
+        canaries: How many canaries there were.
+        confidence: As asked for.
+        choices: How many numbers of guesses were tried.
+    """
+
+    contradicted: bool
+    p_value: float
+    guesses: int
+    correct: int
+    canaries: int
+    confidence: float
+    choices: int
+
+
 def best_lower_bound(
     scores: ArrayLike,
     included: ArrayLike,
@@ -74,6 +176,7 @@ def best_lower_bound(
     delta: float,
     confidence: float = 0.95,
     choices: int = CHOICES,
+    gaussian: bool = False,
 ) -> LowerBound:
     """Returns the largest lower bound of epsilon over a fixed list of numbers of guesses.
 
@@ -83,53 +186,22 @@ def best_lower_bound(
         delta: The delta beside which epsilon stands, in [0, 1).
         confidence: How sure the bound is to be, in (0, 1), the choice among ``choices`` paid for.
         choices: Length of the list of numbers of guesses.
+        gaussian: Whether the mechanism's curve is taken to be Gaussian.
 
     Guarantees:
-        As ``one_run.epsilon_lower_bound``, for the largest of the list.
+        Whatever is (eps, delta)-differentially private in each canary (and, with ``gaussian``, of a
+        Gaussian curve) gets a bound above eps with a probability of at most ``1 - confidence``.
 
     Raises:
         InputError: A canary has no finite score or no coin, or a value is out of range.
     """
     check_delta(delta)
-    outcomes = guess_outcomes(scores, included, choices=choices)
-    largest = largest_epsilon_lower(
-        outcomes[0].canaries, delta=delta, confidence=confidence, choices=choices
-    )
     each = confidence_of_each(confidence, choices)
-    return best_of(
-        outcomes,
-        lambda outcome: epsilon_lower_bound(
-            canaries=outcome.canaries,
-            guesses=outcome.guesses,
-            correct=outcome.correct,
-            delta=delta,
-            confidence=each,
-        ),
-        confidence=confidence,
-        choices=choices,
-        largest=largest,
-    )
-
-
-def best_of(
-    outcomes: tuple[Outcome, ...],
-    bound: Callable[[Outcome], float],
-    *,
-    confidence: float,
-    choices: int,
-    largest: float,
-) -> LowerBound:
-    """Returns the largest of the bounds of some outcomes.
-
-    Args:
-        outcomes: One for each number of guesses.
-        bound: Returns the lower bound of epsilon by one of them, at its part of the confidence.
-        confidence: Of all of the bounds at once.
-        choices: At how many numbers of guesses was looked.
-        largest: The largest bound that so many canaries could have shown.
-    """
-    epsilons = tuple(bound(outcome) for outcome in outcomes)
+    test = epsilon_lower_if_gaussian if gaussian else epsilon_lower_bound
+    outcomes = guess_outcomes(scores, included, choices=choices)
+    epsilons = tuple(test(outcome, delta=delta, confidence=each) for outcome in outcomes)
     best = outcomes[int(np.argmax(epsilons))]
+    all_right = Outcome(canaries=best.canaries, guesses=best.canaries, correct=best.canaries)
     return LowerBound(
         epsilon_lower=max(epsilons),
         guesses=best.guesses,
@@ -137,14 +209,207 @@ def best_of(
         canaries=best.canaries,
         confidence=confidence,
         choices=choices,
-        largest_epsilon_lower=largest,
+        largest_epsilon_lower=test(all_right, delta=delta, confidence=each),
         outcomes=outcomes,
         epsilons=epsilons,
     )
 
 
+def find_contradiction(
+    scores: ArrayLike,
+    included: ArrayLike,
+    trade_off: TradeOff,
+    *,
+    confidence: float = 0.95,
+    choices: int = CHOICES,
+) -> Contradiction:
+    """Returns whether the scores are possible under a trade-off curve, the plan's for instance.
+
+    Args:
+        scores: As in ``best_lower_bound``.
+        included: As there.
+        trade_off: The curve of the mechanism, or a lower bound of it.
+        confidence: As there.
+        choices: As there.
+
+    Guarantees:
+        A mechanism whose curve lies nowhere below ``trade_off`` is contradicted with a probability
+        of at most ``1 - confidence``.
+
+    Raises:
+        InputError: A canary has no finite score or no coin, or a value is out of range.
+    """
+    confidence_of_each(confidence, choices)
+    outcomes = guess_outcomes(scores, included, choices=choices)
+    chances = [p_value(trade_off, outcome) for outcome in outcomes]
+    least = min(chances)
+    telling = outcomes[chances.index(least)]
+    return _contradiction(telling, min(1.0, choices * least), confidence, choices)
+
+
+def find_contradiction_independent(
+    scores: ArrayLike, included: ArrayLike, trade_off: TradeOff, *, confidence: float = 0.95
+) -> Contradiction:
+    """Returns whether the accuracy of guesses about all canaries is possible under a curve.
+
+    Guesses about only some canaries are not bounded by it: the surest would be chosen.
+
+    Args:
+        scores: As in ``best_lower_bound``.
+        included: As there.
+        trade_off: The curve of the mechanism, or a lower bound of it.
+        confidence: How sure the answer is to be, in (0, 1).
+
+    Guarantees:
+        Canaries that do not mix, of a mechanism whose curve lies nowhere below ``trade_off``, are
+        contradicted with a probability of at most ``1 - confidence``.
+
+    Raises:
+        InputError: A canary has no finite score or no coin, or confidence is out of range.
+    """
+    check_confidence(confidence)
+    (outcome,) = guess_outcomes(scores, included, choices=1)
+    wrong = outcome.canaries - outcome.correct
+    accuracy = largest_accuracy(trade_off)
+    chance = float(betainc(outcome.correct, wrong + 1, accuracy)) if outcome.correct else 1.0
+    return _contradiction(outcome, chance, confidence, choices=1)
+
+
+def _contradiction(
+    outcome: Outcome, chance: float, confidence: float, choices: int
+) -> Contradiction:
+    return Contradiction(
+        contradicted=chance <= 1 - confidence,
+        p_value=chance,
+        confidence=confidence,
+        choices=choices,
+        **vars(outcome),
+    )
+
+
+def epsilon_lower_bound(outcome: Outcome, *, delta: float, confidence: float = 0.95) -> float:
+    """Returns the largest epsilon that the outcome contradicts; 0 where it contradicts none.
+
+    Args:
+        outcome: Of guesses whose number was fixed without regard to the coins.
+        delta: The delta beside which epsilon stands, in [0, 1).
+        confidence: How sure the bound is to be, in (0, 1).
+
+    Guarantees:
+        Whatever is (eps, delta)-differentially private in each canary gets a bound above eps with
+        a probability of at most ``1 - confidence``.
+
+    Raises:
+        InputError: Delta or confidence is out of range.
+    """
+    check_delta(delta)
+    check_confidence(confidence)
+    return _epsilon_lower_bound(outcome, delta, 1 - confidence)
+
+
+@lru_cache(maxsize=4096)
+def _epsilon_lower_bound(outcome: Outcome, delta: float, level: float) -> float:
+    p_value_of = _p_value_of_epsilon(outcome, delta)
+    return largest_rejected(lambda epsilon: p_value_of(epsilon) <= level)
+
+
+def p_value_of_epsilon(outcome: Outcome, *, epsilon: float, delta: float) -> float:
+    """Returns an upper bound of the chance of as many right guesses under (epsilon, delta)-DP."""
+    return _p_value_of_epsilon(outcome, delta)(epsilon)
+
+
+def _p_value_of_epsilon(outcome: Outcome, delta: float) -> Callable[[float], float]:
+    """Returns the p-value as a function of epsilon; what does not depend on it is computed once."""
+    guesses, correct = outcome.guesses, outcome.correct
+    added = 2 * outcome.canaries * delta
+    fewer = np.arange(correct - 1, -1, -1)
+    log_ways = gammaln(guesses + 1) - gammaln(fewer + 1) - gammaln(guesses - fewer + 1)
+
+    def p_value(epsilon: float) -> float:
+        if correct == 0:
+            return 1.0
+        log_right = -math.log1p(math.exp(-epsilon))
+        log_wrong = log_right - epsilon
+        tail = betainc(correct, guesses - correct + 1, math.exp(log_right))
+        if added == 0:
+            return float(tail)
+        below = np.exp(log_ways + fewer * log_right + (guesses - fewer) * log_wrong)
+        steepest = np.max(np.cumsum(below) / np.arange(1, correct + 1))
+        return float(min(1.0, tail + added * steepest))
+
+    return p_value
+
+
+def p_value(trade_off: TradeOff, outcome: Outcome) -> float:
+    """Returns an upper bound of the chance of as many right guesses under a trade-off curve."""
+    if not is_impossible(trade_off, outcome, 1.0):
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_impossible(trade_off, outcome, middle) else (middle, high)
+    return high
+
+
+def mu_lower_bound(outcome: Outcome, *, confidence: float = 0.95) -> float:
+    """Returns the largest mu of Gaussian curves that the outcome contradicts; 0 if it does none.
+
+    Guarantees:
+        A mechanism that is mu-Gaussian-DP in each canary gets a bound above mu with a probability
+        of at most ``1 - confidence``.
+
+    Raises:
+        InputError: Confidence is out of range.
+    """
+    check_confidence(confidence)
+    return _mu_lower_bound(outcome, 1 - confidence)
+
+
+@lru_cache(maxsize=4096)
+def _mu_lower_bound(outcome: Outcome, level: float) -> float:
+    return largest_rejected(lambda mu: is_impossible(GaussianTradeOff(mu), outcome, level))
+
+
+def epsilon_lower_if_gaussian(outcome: Outcome, *, delta: float, confidence: float = 0.95) -> float:
+    """Returns the epsilon of ``mu_lower_bound``: a lower bound where the curve is Gaussian."""
+    check_delta(delta)
+    mu = mu_lower_bound(outcome, confidence=confidence)
+    return gaussian_epsilon(mu, max(delta, LEAST_DELTA)) if mu > 0 else 0.0
+
+
+def is_impossible(trade_off: TradeOff, outcome: Outcome, chance: float) -> bool:
+    """Returns whether ``correct`` or more right guesses cannot have this chance under the curve."""
+    guesses, correct = outcome.guesses, outcome.correct
+    most = guesses / outcome.canaries * (1 + ROUNDING)
+    right = chance * correct / outcome.canaries
+    wrong = chance * (guesses - correct) / outcome.canaries
+    for fewer in range(correct - 1, -1, -1):
+        least = float(trade_off(1 - right))
+        if least <= wrong:
+            # then no fewer guesses need be right, and nothing changes any more
+            break
+        right += fewer / (guesses - fewer) * (least - wrong)
+        wrong = least
+        if right + wrong > most:
+            return True
+    return False
+
+
+def largest_accuracy(trade_off: TradeOff) -> float:
+    """Returns how often, at most, the coin of one canary can be guessed right under a curve.
+
+    >>> round(largest_accuracy(GaussianTradeOff(1.0)), 4)  # Phi(1/2)
+    0.6915
+    """
+    low, high = 0.0, 0.5
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if trade_off(middle) > middle else (low, middle)
+    return 1 - low
+
+
 def guess_counts(canaries: int, choices: int = CHOICES) -> tuple[int, ...]:
-    """Returns at which numbers of guesses an audit looks: all of the canaries, then fewer.
+    """Returns which numbers of guesses an audit tries: all of the canaries, then fewer.
 
     They fall evenly in ratio, to a twentieth of the canaries, and never depend on a score.
 
@@ -165,17 +430,12 @@ def guess_outcomes(
     (``_split``), so that a model which separates the two perfectly makes no wrong guess only
     because more or fewer than half of the coins fell on "in".
 
-    Args:
-        scores: As in ``best_lower_bound``.
-        included: As there.
-        choices: As there.
-
     Raises:
         InputError: A canary has no finite score or no coin, or there are no choices.
     """
     if choices < 1:
         raise InputError(f"choices must be at least 1, got {choices}.")
-    right_in, right_out, split = _count_right(*checked_scores(scores, included))
+    right_in, right_out, split = count_right(scores, included)
     canaries = len(right_in) - 1
     outcomes = []
     for guesses in guess_counts(canaries, choices):
@@ -185,34 +445,16 @@ def guess_outcomes(
     return tuple(outcomes)
 
 
-def correct_guesses(
-    scores: ArrayLike, included: ArrayLike, *, guessed_in: int, guessed_out: int
-) -> Outcome:
-    """Returns what comes of guessing "in" of the highest scores and "out" of the lowest.
+def count_right(
+    scores: ArrayLike, included: ArrayLike
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Returns how many are right of the first k guesses of "in", of "out", and the split.
 
-    Args:
-        scores: As in ``best_lower_bound``.
-        included: As there.
-        guessed_in: Of how many of the highest scores "in" is guessed.
-        guessed_out: Of how many of the lowest "out" is.
+    Of equal scores those for which the guess is wrong come first.
 
-    Raises:
-        InputError: A canary has no finite score or no coin, or there are more guesses than
-            canaries, or fewer than none.
-    """
-    right_in, right_out, _ = _count_right(*checked_scores(scores, included))
-    canaries = len(right_in) - 1
-    if min(guessed_in, guessed_out) < 0 or guessed_in + guessed_out > canaries:
-        raise InputError(
-            f"guessed_in ({guessed_in}) and guessed_out ({guessed_out}) must be at least 0 and "
-            f"together at most the number of canaries ({canaries})."
-        )
-    correct = int(right_in[guessed_in] + right_out[guessed_out])
-    return Outcome(canaries=canaries, guesses=guessed_in + guessed_out, correct=correct)
-
-
-def checked_scores(scores: ArrayLike, included: ArrayLike) -> tuple[Scores, Coins]:
-    """Returns scores and coins as arrays.
+    Returns:
+        Of the k highest scores how many are included, of the k lowest how many are not, both of
+        shape (m + 1,) for k from 0; and how many scores count as low.
 
     Raises:
         InputError: A score is missing or not finite, a coin is missing or no boolean, or there are
@@ -232,21 +474,12 @@ def checked_scores(scores: ArrayLike, included: ArrayLike) -> tuple[Scores, Coin
             f"the score of canary {first} is {numbers[first]}, as of {len(unusable) - 1} others; "
             "every canary needs a finite score."
         )
-    return numbers, coins
-
-
-def _count_right(
-    scores: Scores, included: Coins
-) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Returns how many are right of the first k guesses of "in", of "out", and the split.
-
-    The last key of a sort leads; the first decides among equal scores, the wrong guesses first.
-    """
-    highest_first = np.lexsort((included, -scores))
-    lowest_first = np.lexsort((~included, scores))
-    right_in = np.concatenate([[0], np.cumsum(included[highest_first])])
-    right_out = np.concatenate([[0], np.cumsum(~included[lowest_first])])
-    return right_in, right_out, _split(scores[lowest_first])
+    # the last key of a sort leads; the first decides among equal scores
+    highest_first = np.lexsort((coins, -numbers))
+    lowest_first = np.lexsort((~coins, numbers))
+    right_in = np.concatenate([[0], np.cumsum(coins[highest_first])])
+    right_out = np.concatenate([[0], np.cumsum(~coins[lowest_first])])
+    return right_in, right_out, _split(numbers[lowest_first])
 
 
 def _split(ascending: Scores) -> int:
@@ -265,3 +498,52 @@ def _split(ascending: Scores) -> int:
     gaps = ascending[places] - ascending[places - 1]
     from_middle = np.abs(places - canaries / 2)
     return int(places[np.lexsort((from_middle, -gaps))[0]])
+
+
+def check_delta(delta: float) -> None:
+    """Refuses a delta outside [0, 1).
+
+    Raises:
+        InputError: It is.
+    """
+    if not 0 <= delta < 1:
+        raise InputError(f"delta must be in [0, 1), got {delta}; take that of the run's report.")
+
+
+def confidence_of_each(confidence: float, choices: int) -> float:
+    """Returns the confidence of each of some bounds that hold at once in ``confidence``.
+
+    Bonferroni's correction: whichever of them is then reported, for instance the largest, holds
+    with the confidence asked for.
+
+    >>> round(confidence_of_each(0.95, 10), 6)
+    0.995
+
+    Raises:
+        InputError: The confidence is outside (0, 1), or there are no choices.
+    """
+    check_confidence(confidence)
+    if choices < 1:
+        raise InputError(f"choices must be at least 1, got {choices}.")
+    return 1 - (1 - confidence) / choices
+
+
+def largest_rejected(rejects: Callable[[float], bool]) -> float:
+    """Returns the largest value from 0 on that a test rejects, 0 where it rejects none.
+
+    Args:
+        rejects: Whether a value is rejected; where it rejects a value, it rejects every smaller
+            one, and it does not reject them all.
+
+    Guarantees:
+        A value above 0 is itself rejected, and at most ``TOLERANCE`` below the largest.
+    """
+    if not rejects(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while rejects(high):
+        low, high = high, 2 * high
+    while high - low > TOLERANCE:
+        middle = (low + high) / 2
+        low, high = (middle, high) if rejects(middle) else (low, middle)
+    return low

@@ -1,20 +1,66 @@
-"""How much of a text a model writes on by itself: exact match, token accuracy, edit distance.
+"""Memorization: how much of its records a model writes, given a prefix or a text with gaps.
 
-The metrics of Ponomareva et al. 2022 (Training Text-to-Text Transformers with Privacy Guarantees,
-sections 4 and 5.2). Their median edit distances of up to 229 over 114 tokens cannot be distances
-of tokens: T5's library, which they used, compares words. Both are here, by different names.
+Ponomareva et al. 2022, "Training Text-to-Text Transformers with Privacy Guarantees", sections 4 and
+5.2: records with and without near duplicates among the training records, of those trained on and of
+others (the control), are each cut in two (`cut_records`); the model writes on, or fills hidden
+spans, greedily; and what it wrote is scored against the record (`scores_of`). Their median edit
+distances of up to 229 over 114 tokens cannot be distances of tokens: T5's library, which they used,
+compares words. Both are here, by different names.
+
+A record is asked about as the rows of tokens that were trained on, without the end-of-text token;
+of a record in chunks each chunk is a row.
+
+- **continuation**: the model is given the first ``prefix_tokens`` tokens. Whatever it did not learn
+  to write (the prompt, unless ``task.learn_prompt``) is always among them, however long it is; and
+  of a row that is no longer, it is given the first half. A seq2seq model reads the prompt as in
+  training; what the prefix holds beyond it, its decoder is given as written already. Of a corpus,
+  whose texts have no prompt, a seq2seq model reads the whole prefix, and of a short text as much of
+  it as in training.
+- **spans**: the model reads the row but for spans that are hidden at places drawn from its own
+  tokens alone, as T5 draws them, and fills them: each after its sentinel, or each token of them at
+  once, in place of its mask.
 """
 
 import re
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from dpft.audit.base import needed
+from dpft.audit.audited_run import (
+    RunRecords,
+    Unseen,
+    check_writes_texts,
+    read_run_records,
+)
+from dpft.audit.base import CONTINUATION, SPANS, needed
+from dpft.audit.text_overlap import METHOD, PromptSets, prompt_sets, whole_text
+from dpft.data.corpus_rows import MEAN_SPAN, NOISE_DENSITY, CorpusEncoding, public_bits
+from dpft.data.encoding import TokenEncoding
+from dpft.data.tokenization import TokenizedExample
+from dpft.data.views import hidden_spans
+from dpft.errors import InputError
+from dpft.evaluation.samples import spread
+from dpft.evaluation.scored import OnProgress, counter
+from dpft.generation.batches import batches_by_tokens
+from dpft.generation.continuations import Beginning, continuations
+from dpft.generation.inference import evaluation_mode
+from dpft.kinds import IGNORED_LABEL, MASKED, SEQ2SEQ
+from dpft.models.loading import quiet_transformers
+from dpft.models.losses import token_logits
+from dpft.records.audits import MemorizationAudit
+from dpft.records.form import joined, write_record
+from dpft.reports.terminal import Grid
+from dpft.run_folder import MEMORIZATION, hold_run, private_audit_path
+from dpft.runs.progress import batch_progress
+from dpft.runs.saved_run import saved_run
+from dpft.runs.task_model import TrainedModel, trained_model_of_run
+from dpft.tasks.base import TextTask
+from dpft.tasks.records import Example
+from dpft.training.training_config import DeviceConfig
 
-CONTINUATION, SPANS = HIDDEN = ("continuation", "spans")
-"""What a model is to write of a record."""
 _NO_WORD = re.compile(r"[^\w]")
 
 
@@ -104,3 +150,403 @@ def t5_words(text: str) -> list[str]:
 def _right(attempt: Attempt) -> int:
     pairs = zip(attempt.continuation, attempt.written, strict=False)
     return sum(one == other for one, other in pairs)
+
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutRow:
+    """A row in two parts."""
+
+    record: int
+    """Which of the records it is of."""
+    beginning: Beginning
+    """What the model is given, with how many tokens it may write."""
+    asked: tuple[Tokens, ...]
+    """The stretches that it is to write, in order: one continuation, or the hidden spans. At least
+    one, and none empty."""
+    sentinels: Tokens = ()
+    """Tokens that part what is written, each stretch after its own; none: they follow each
+    other."""
+
+    def written(self, tokens: Sequence[int]) -> list[Tokens]:
+        """Returns what a model wrote of each stretch; nothing of one that it left out."""
+        if not self.sentinels:
+            starts = [sum(map(len, self.asked[:at])) for at in range(len(self.asked))]
+            stops = [*starts[1:], len(tokens)]
+            return [tuple(tokens[a:b]) for a, b in zip(starts, stops, strict=True)]
+        places = [at for at, token in enumerate(tokens) if token in self.sentinels]
+        found: dict[int, Tokens] = {}
+        for start, stop in zip(places, [*places, len(tokens)][1:], strict=True):
+            found.setdefault(tokens[start], tuple(tokens[start + 1 : stop]))
+        return [found.get(sentinel, ()) for sentinel in self.sentinels[: len(self.asked)]]
+
+
+def hidden_of(asked: str | None, encoding: TokenEncoding) -> str:
+    """Returns what a model is to write, ``CONTINUATION`` or ``SPANS``.
+
+    Args:
+        asked: One of them; None: whichever it has learned.
+        encoding: How records became rows in training.
+
+    Raises:
+        InputError: The model has not learned to write it.
+    """
+    masked = encoding.layout.kind == MASKED
+    fills = masked or (isinstance(encoding, CorpusEncoding) and encoding.span_corruption)
+    hidden = asked or (SPANS if fills else CONTINUATION)
+    if hidden == SPANS and not fills:
+        raise InputError(
+            "audit.hidden=spans needs a run of task.objective=span_corruption or mlm, whose model"
+            " has learned to fill spans; leave it out."
+        )
+    if hidden == CONTINUATION and masked:
+        raise InputError(
+            "audit.hidden=continuation needs a model that writes, got a masked language model,"
+            " which fills spans; leave it out."
+        )
+    return hidden
+
+
+def cut_records(
+    records: Sequence[Example],
+    encoding: TokenEncoding,
+    *,
+    hidden: str | None = None,
+    prefix_tokens: int,
+    continuation_tokens: int,
+    rows: Sequence[Sequence[int]] | None = None,
+) -> list[CutRow]:
+    """Returns the records' rows in two parts; those with nothing left to write are left out.
+
+    Args:
+        records: Of a task of texts.
+        encoding: How they became rows in training.
+        hidden: As ``hidden_of``.
+        prefix_tokens: That the model is given, where it writes on.
+        continuation_tokens: Most that it is to write of a row.
+        rows: Of each record the numbers of the rows that are asked about; None: all.
+
+    Raises:
+        InputError: As ``hidden_of``.
+    """
+    spans = hidden_of(hidden, encoding) == SPANS
+    made, counts = encoding.rows_in_chunks(records)
+    ends = counts.cumsum()
+    cut: list[CutRow] = []
+    for number in range(len(records)):
+        every = range(int(ends[number] - counts[number]), int(ends[number]))
+        chosen = every if rows is None else [every[at] for at in rows[number]]
+        for row in (made[at] for at in chosen):
+            if spans:
+                assert isinstance(encoding, CorpusEncoding)
+                cut += _without_spans(number, row, encoding, continuation_tokens)
+            else:
+                cut += _begun(number, row, encoding, prefix_tokens, continuation_tokens)
+    return cut
+
+
+def _begun(
+    number: int, row: TokenizedExample, encoding: TokenEncoding, prefix: int, most: int
+) -> list[CutRow]:
+    """Returns a row that is to be written on, or nothing."""
+    seq2seq = encoding.layout.kind == SEQ2SEQ
+    end = encoding.tokenizer.eos_token_id
+    read, target = _parts(row, seq2seq=seq2seq)
+    target = target[:-1] if target[-1:] == [end] else target
+    begun: list[int] = []
+    if seq2seq and isinstance(encoding, CorpusEncoding):
+        whole = target if encoding.span_corruption else read + target
+        half = len(whole) // 2 if encoding.span_corruption else len(read)
+        ends = [end] if encoding.span_corruption else []
+        place = prefix if len(whole) > prefix else half
+        place = max(1, min(place, encoding.max_length - len(ends)))
+        read, rest = whole[:place] + ends, whole[place : place + encoding.max_length]
+    else:
+        source = len(read) - seq2seq  # A source ends with an end-of-text token of its own.
+        # A causal model reads at least one token.
+        given = source if seq2seq else max(1, source)
+        length = source + len(target)
+        place = max(given, prefix if length > prefix else length // 2) - source
+        begun, rest = target[:place], target[place:]
+    asked = tuple(rest[:most])
+    if not asked:
+        return []
+    beginning = Beginning(
+        read=tuple(read if seq2seq else read + begun),
+        begun=tuple(begun) if seq2seq else (),
+        lacking=len(asked),
+    )
+    return [CutRow(record=number, beginning=beginning, asked=(asked,))]
+
+
+def _parts(row: TokenizedExample, *, seq2seq: bool) -> tuple[list[int], list[int]]:
+    """Returns the tokens of a row that are only read, and those that are learned."""
+    labels = [int(label) for label in row.labels]
+    learned = [label for label in labels if label != IGNORED_LABEL]
+    if seq2seq:
+        return row.input_ids, learned
+    given = len(labels) - len(learned)
+    return row.input_ids[:given], row.input_ids[given:]
+
+
+def _without_spans(
+    number: int, row: TokenizedExample, encoding: CorpusEncoding, most: int
+) -> list[CutRow]:
+    """Returns a row whose spans are to be filled, or nothing."""
+    ids, before = row.input_ids, 0
+    if encoding.layout.kind == MASKED:
+        before = len(encoding.around[0])
+        ids = ids[before : len(ids) - len(encoding.around[1])]
+    bits = public_bits(row)
+    places = hidden_spans(len(ids), density=NOISE_DENSITY, mean_span=MEAN_SPAN, bits=bits)
+    asked: list[Tokens] = []
+    for start, stop in places:
+        room = most - sum(map(len, asked))
+        if stop > start and room > 0:
+            asked.append(tuple(ids[start : min(stop, start + room)]))
+    if not asked:
+        return []
+    count = sum(map(len, asked))
+    if encoding.layout.kind == MASKED:
+        read = list(row.input_ids)
+        for (start, _), stretch in zip(places, asked, strict=False):
+            hidden = slice(before + start, before + start + len(stretch))
+            read[hidden] = [int(encoding.tokenizer.mask_token_id)] * len(stretch)
+        beginning = Beginning(read=tuple(read), lacking=count)
+        return [CutRow(record=number, beginning=beginning, asked=tuple(asked))]
+    view = encoding.view
+    assert view is not None
+    # Each stretch is written after its sentinel.
+    beginning = Beginning(read=tuple(view(row, bits).input_ids), lacking=count + len(asked))
+    return [
+        CutRow(record=number, beginning=beginning, asked=tuple(asked), sentinels=encoding.sentinels)
+    ]
+
+
+SETS = tuple(field.name for field in fields(PromptSets))
+OWNERS = "private: it is about the training records, no epsilon covers it, and it stays with the"
+OWNERS += " owner of the data"
+WHOLE = {CONTINUATION: "whole continuations written", SPANS: "texts of which every span is filled"}
+NO_NEAR = {
+    "train_dup": "no training record has a near duplicate",
+    "train_unique": "every training record has a near duplicate",
+    "valid_in_train": "no record that was not trained on is near to one that was",
+    "valid_unique": "every record that was not trained on is near to one that was",
+}
+"""Why a set is empty though its records were read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorizationResult:
+    """What a model wrote of its records; private."""
+
+    hidden: str
+    """What the model had to write."""
+    prefix_tokens: int
+    continuation_tokens: int
+    limit: int
+    scores: dict[str, MemorizationScores]
+    """By set, ``SETS``; those that are not there are left out."""
+    not_there: dict[str, str]
+    """Why sets are not there, in words, by set."""
+
+    def record(self) -> MemorizationAudit:
+        """Returns what ``output=json`` prints: each score by set, shares in percent."""
+        by_set = {
+            each.name: {name: getattr(scores, each.name) for name, scores in self.scores.items()}
+            for each in fields(MemorizationScores)
+        }
+        settings = {key: value for key, value in vars(self).items() if key != "scores"}
+        note = {"note": OWNERS, "near_duplicates": METHOD}
+        return joined(MemorizationAudit, **note, **settings, **by_set)
+
+    def parts(self) -> list[Grid | str]:
+        """Returns the scores for people, a line for each set, and what they are."""
+        rows = [
+            (
+                name,
+                f"{one.records}" if one.rows == one.records else f"{one.records} ({one.rows} rows)",
+                f"{one.exact_match:.2f}",
+                f"{one.token_accuracy:.2f}",
+                f"{one.median_edit_distance:g}",
+                f"{one.median_edit_distance_words:g}",
+            )
+            for name, one in self.scores.items()
+        ]
+        return [
+            Grid(columns=("set", "records", "EM %", "TA %", "MED", "MED words"), rows=rows),
+            *[f"{name} is not there: {why}." for name, why in self.not_there.items()],
+            f"EM: {WHOLE[self.hidden]}; TA: tokens in their places; MED: median edit distance in"
+            " tokens, and in words as T5 splits them.",
+            f"This is {OWNERS}.",
+        ]
+
+    def file(self, run: Path) -> str:
+        """Returns a sentence that says where the scores are kept."""
+        return f"The scores, for the owner of the data alone: {run / MEMORIZATION}"
+
+
+def audit_memorization(
+    run: Path,
+    *,
+    hidden: str | None,
+    prefix_tokens: int,
+    continuation_tokens: int,
+    limit: int,
+    device: DeviceConfig,
+) -> MemorizationResult:
+    """Writes on a run's records with its model, and writes the scores into the run's private/.
+
+    Args:
+        run: The folder of a run whose training has ended.
+        hidden: What the model is to write; None: what it has learned.
+        prefix_tokens: That it is given of a record.
+        continuation_tokens: Most that it is to write.
+        limit: Most records of each set.
+        device: Where the model runs.
+
+    Raises:
+        InputError: The run cannot be read, or its model writes no texts, or its records are not
+            there or not known, or a library is missing.
+        StateError: A file of the run is damaged.
+    """
+    quiet_transformers()
+    config = saved_run(str(run))
+    task = check_writes_texts(config)
+    for module in ("datasketch", "rapidfuzz"):
+        needed(module)
+    with hold_run(run):
+        trained = trained_model_of_run(run, config)
+        encoding = trained.encoding(task, max_new_tokens=None)
+        assert isinstance(encoding, TokenEncoding)  # a task of texts is in tokens
+        hidden = hidden_of(hidden, encoding)
+        sets, not_there = _sets(read_run_records(run, config, encoding), limit)
+        cut = partial(
+            cut_records,
+            encoding=encoding,
+            hidden=hidden,
+            prefix_tokens=prefix_tokens,
+            continuation_tokens=continuation_tokens,
+        )
+        writer = _Writer(trained, task, encoding, device, batch_size=config.eval.batch_size)
+        scores = {}
+        with batch_progress("memorization", counts=False) as show:
+            for name, chosen in sets.items():
+                found = writer.scores(cut(chosen.records, rows=chosen.rows), name, show)
+                if found is None:
+                    not_there[name] = "of no record is anything left to write"
+                else:
+                    scores[name] = found
+        result = MemorizationResult(
+            hidden=hidden,
+            prefix_tokens=prefix_tokens,
+            continuation_tokens=continuation_tokens,
+            limit=limit,
+            scores=scores,
+            not_there=not_there,
+        )
+        write_record(private_audit_path(run, MEMORIZATION), result.record(), mode=0o600)
+    return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chosen:
+    """The records of a set."""
+
+    records: list[Example]
+    rows: list[Sequence[int]] | None
+    """Of each the numbers of the rows that were trained on; None: of others, all."""
+
+
+def _sets(records: RunRecords, limit: int) -> tuple[dict[str, _Chosen], dict[str, str]]:
+    """Returns the sets that there are, each cut to the limit, and why others are not there."""
+    there = isinstance(records.unseen, Unseen)
+    unseen = records.unseen.records if isinstance(records.unseen, Unseen) else []
+    places = prompt_sets([*map(whole_text, records.training)], [*map(whole_text, unseen)])
+    sets, not_there = {}, {}
+    for name in SETS:
+        of_training = name.startswith("train")
+        source = records.training if of_training else unseen
+        chosen: Sequence[int] = getattr(places, name)
+        if chosen:
+            some = [chosen[at] for at in spread(len(chosen), limit)]
+            rows = [records.rows[at] for at in some] if of_training else None
+            sets[name] = _Chosen(records=[source[at] for at in some], rows=rows)
+        else:
+            missing = not of_training and not there
+            not_there[name] = str(records.unseen) if missing else NO_NEAR[name]
+    return sets, not_there
+
+
+class _Writer:
+    """A run's model, which writes records on, or fills spans of them."""
+
+    def __init__(
+        self,
+        trained: TrainedModel,
+        task: TextTask,
+        encoding: TokenEncoding,
+        device: DeviceConfig,
+        *,
+        batch_size: int,
+    ) -> None:
+        self._encoding, self._batch_size = encoding, batch_size
+        self._model = trained.on_device(task, device.prepare())
+
+    def scores(
+        self, cut: Sequence[CutRow], name: str, show: OnProgress
+    ) -> MemorizationScores | None:
+        """Returns the scores of a set; None where nothing of its records is left to write."""
+        write = self._filled if self._encoding.layout.kind == MASKED else self._continued
+        written = write([each.beginning for each in cut], counter(name, len(cut), show))
+        if not cut:
+            return None
+        attempts = [
+            [self._attempt(*pair) for pair in zip(each.asked, each.written(tokens), strict=True)]
+            for each, tokens in zip(cut, written, strict=True)
+        ]
+        return scores_of(attempts, records=len({each.record for each in cut}))
+
+    def _continued(
+        self, beginnings: Sequence[Beginning], count: Callable[[int], None]
+    ) -> Sequence[Sequence[int]]:
+        return continuations(
+            self._model,
+            self._encoding.tokenizer,
+            beginnings,
+            batch_size=self._batch_size,
+            on_batch=count,
+        )
+
+    def _filled(
+        self, beginnings: Sequence[Beginning], count: Callable[[int], None]
+    ) -> Sequence[Sequence[int]]:
+        """Returns the likeliest token in the place of each mask, all of a row at once."""
+        mask = self._encoding.tokenizer.mask_token_id
+        found: list[list[int]] = [[] for _ in beginnings]
+        lengths = [len(each.read) for each in beginnings]
+        with evaluation_mode(self._model):
+            for places in batches_by_tokens(lengths, self._batch_size):
+                rows = [list(beginnings[at].read) for at in places]
+                batch = self._encoding.layout.collate(
+                    [TokenizedExample(input_ids=row, labels=row) for row in rows]
+                )
+                logits = token_logits(self._model, batch.to(self._model.device))
+                likeliest = logits.argmax(dim=-1).tolist()
+                for at, row, tokens in zip(places, rows, likeliest, strict=True):
+                    found[at] = [tokens[n] for n, token in enumerate(row) if token == mask]
+                count(len(places))
+        return found
+
+    def _attempt(self, continuation: tuple[int, ...], written: tuple[int, ...]) -> Attempt:
+        return Attempt(
+            continuation=continuation,
+            written=written,
+            continuation_text=self._text(continuation),
+            written_text=self._text(written),
+        )
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return str(self._encoding.tokenizer.decode(list(tokens), skip_special_tokens=True))

@@ -1,140 +1,205 @@
-"""A lower bound of epsilon from one run, by its guesses about canaries.
+"""The findings of ``audit=one_run``: lower bounds of epsilon beside the report's own.
 
-Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run" (arXiv 2305.08846).
-Each of m canaries is included by a fair coin; an attack sees the trained model, and guesses the
-coins of r canaries of its choice. Were the training (eps, 0)-differentially private, the guesses
-would be right no more often than r throws of a coin that falls right with probability
-q = e^eps / (1 + e^eps), even though they all are about one model (Theorem 5.2, delta = 0). With
-delta, the chance of v or more right ones is at most
-
-    P[B >= v] + 2 m delta * max over i in 1..v of P[v > B >= v - i] / i,   B ~ Binomial(r, q)
-
-(Theorem 5.2 and Corollary 5.4; the algorithm is Appendix D). So an epsilon at which that chance
-is below 5 % is contradicted by the outcome, and the largest of them is a lower bound that is wrong
-in at most 5 % of audits.
-
-What it assumes: fair and independent coins, and a number of guesses that is fixed beforehand
-(``dpft.audit.guessing`` corrects for looking at several). It assumes nothing of the mechanism.
-
->>> round(epsilon_lower_bound(canaries=1000, guesses=100, correct=75, delta=1e-4), 3)
-0.673
->>> round(largest_epsilon_lower(1000, delta=1e-5, choices=10), 2)
-5.14
+They are those of ``dpft.audit.guessing``: of any mechanism, of a Gaussian one, and against the
+trade-off curve of the run's own plan, which finds a mechanism that is not the one accounted for
+even where its epsilon still holds. Several kinds of attacker (`View`) share the confidence.
 """
 
-import math
-from functools import lru_cache
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-from scipy.special import betainc, gammaln
+from markupsafe import Markup
 
-from dpft.audit.outcome import (
-    Outcome,
-    check_confidence,
-    check_delta,
-    confidence_of_each,
-    largest_rejected,
+from dpft.audit.base import Finding
+from dpft.audit.guessing import (
+    Contradiction,
+    LowerBound,
+    best_lower_bound,
+    find_contradiction,
+    find_contradiction_independent,
 )
-from dpft.errors import InputError
+from dpft.audit.plots import lower_bound_plot, roc_plot, trade_off_plot
+from dpft.audit.trade_off import TradeOff, mechanism_trade_off, roc_curve
+from dpft.data.canaries import Canary
+from dpft.privacy.completeness import NO_STEPS, read_run_ledger
+from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
+from dpft.records.form import joined
+from dpft.reports.run.audited import is_another_mechanism, is_contradicted, one_run_rows
+from dpft.run_folder import CHECKPOINTS
+from dpft.training.checkpoint import checkpoints
+from dpft.training.resume import find_resume_point
+
+logger = logging.getLogger(__name__)
 
 
-def epsilon_lower_bound(
-    *, canaries: int, guesses: int, correct: int, delta: float, confidence: float = 0.95
-) -> float:
-    """Returns the largest epsilon that the outcome contradicts; 0 where it contradicts none.
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What one kind of attacker sees of the canaries."""
 
-    Args:
-        canaries: Number of canaries, each included by a fair coin of its own.
-        guesses: Number of them whose coin was guessed, fixed without regard to the coins.
-        correct: Number of guesses that were right.
-        delta: The delta beside which epsilon stands, in [0, 1).
-        confidence: How sure the bound is to be, in (0, 1).
+    name: str
+    threat_model: str
+    scores: Sequence[float]
+    """Of each canary, higher where it is more likely to have been trained on."""
+    independent: bool = False
+    """Whether what is seen of one canary says nothing of another's coin (``independent``)."""
 
-    Guarantees:
-        Whatever is (eps, delta)-differentially private in each canary gets a bound above eps with
-        a probability of at most ``1 - confidence``.
 
-    Raises:
-        InputError: No guessing comes to these numbers, or delta or confidence is out of range.
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How sure the findings are, and what they stand beside."""
+
+    epsilon: float | None
+    """That of the report; None of a run without privacy."""
+    delta: float
+    trade_off: TradeOff | None
+    """Of the run's plan; None of a run without privacy."""
+    confidence: float
+    """Of all lower bounds at once, and of their largest."""
+    mechanism_confidence: float
+    """Of all verdicts at once on whether the mechanism is the plan's."""
+    choices: int
+
+
+def planned_trade_off(folder: Path) -> TradeOff | None:
+    """Returns the trade-off curve of what a run took, by its plan and its number of noisy steps.
+
+    None where the plan is gone with the run's checkpoints, with a warning.
     """
-    check_delta(delta)
-    check_confidence(confidence)
-    outcome = Outcome(canaries=canaries, guesses=guesses, correct=correct)
-    return _lower_bound(outcome, delta, 1 - confidence)
+    if not checkpoints(folder / CHECKPOINTS):
+        logger.warning(
+            "%s is gone, and the plan with it: nothing is held against the plan's own curve",
+            folder / CHECKPOINTS,
+        )
+        return None
+    plan = find_resume_point(folder).plan()
+    streams = (read_run_ledger(folder) or NO_STEPS).streams
+    return mechanism_trade_off(plan.event(streams))
 
 
-def largest_epsilon_lower(
-    canaries: int, *, delta: float, confidence: float = 0.95, choices: int = 1
-) -> float:
-    """Returns the largest lower bound that so many canaries could have shown.
-
-    It is that of a guess about each of them, all of them right.
-
-    Args:
-        canaries: Number of canaries.
-        delta: The delta beside which epsilon stands, in [0, 1).
-        confidence: How sure the bound is to be, in (0, 1).
-        choices: At how many numbers of guesses the audit looks, each corrected for it.
-
-    Raises:
-        InputError: There are no canaries, or another value is out of range.
-    """
-    return epsilon_lower_bound(
-        canaries=canaries,
-        guesses=canaries,
-        correct=canaries,
-        delta=delta,
-        confidence=confidence_of_each(confidence, choices),
+def finding(canaries: Sequence[Canary], views: Sequence[View], settings: Settings) -> Finding:
+    """Returns what the scores of one or several kinds of attacker show, the strongest first."""
+    coins = [canary.included for canary in canaries]
+    found = [_Found.of(view, coins, settings, len(views)) for view in views]
+    lead = max(found, key=lambda each: each.bound.epsilon_lower)
+    entries = [each.entry(settings) for each in found]
+    short = tuple(
+        ViewInShort(
+            view=entry.view,
+            epsilon_lower=entry.epsilon_lower,
+            other_mechanism=entry.other_mechanism,
+            assumes_no_mixing=entry.assumes_no_mixing,
+        )
+        for entry in entries
+    )
+    strongest = _with_verdict(lead.entry(settings), entries)
+    released = joined(GuessesInShort, strongest, views=short)
+    return Finding(
+        record=joined(OneRunAudit, strongest, views=tuple(entries)),
+        rows=[row for entry in entries for row in one_run_rows(entry)],
+        notes=_notes(released),
+        figures=_figures(found, coins, settings),
+        released=released,
     )
 
 
-def p_value(*, canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Returns an upper bound of the chance of as many right guesses under (epsilon, delta)-DP.
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What one kind of attacker found."""
 
-    Args:
-        canaries: As in ``epsilon_lower_bound``.
-        guesses: As there.
-        correct: As there.
-        epsilon: At least 0.
-        delta: In [0, 1).
+    view: View
+    bound: LowerBound
+    gaussian: LowerBound
+    against_plan: Contradiction | None
 
-    Raises:
-        InputError: No guessing comes to these numbers, or epsilon or delta is out of range.
-    """
-    check_delta(delta)
-    if not epsilon >= 0:
-        raise InputError(f"epsilon must be at least 0, got {epsilon}.")
-    outcome = Outcome(canaries=canaries, guesses=guesses, correct=correct)
-    return _Test(outcome, delta).p_value(epsilon)
-
-
-@lru_cache(maxsize=4096)
-def _lower_bound(outcome: Outcome, delta: float, level: float) -> float:
-    test = _Test(outcome, delta)
-    return largest_rejected(lambda epsilon: test.p_value(epsilon) <= level)
-
-
-class _Test:
-    """The test of one outcome, with what does not depend on epsilon computed once."""
-
-    def __init__(self, outcome: Outcome, delta: float) -> None:
-        guesses, correct = outcome.guesses, outcome.correct
-        self._guesses, self._correct = guesses, correct
-        self._added = 2 * outcome.canaries * delta
-        self._fewer = np.arange(correct - 1, -1, -1)
-        self._log_ways = (
-            gammaln(guesses + 1) - gammaln(self._fewer + 1) - gammaln(guesses - self._fewer + 1)
+    @classmethod
+    def of(cls, view: View, coins: Sequence[bool], settings: Settings, views: int) -> "_Found":
+        """Returns it, at a confidence that pays for looking at several views."""
+        each = 1 - (1 - settings.confidence) / views
+        sure = 1 - (1 - settings.mechanism_confidence) / views
+        delta, choices = settings.delta, settings.choices
+        asked: dict[str, Any] = {"delta": delta, "confidence": each, "choices": choices}
+        against = None
+        if settings.trade_off is not None and view.independent:
+            against = find_contradiction_independent(
+                view.scores, coins, settings.trade_off, confidence=sure
+            )
+        elif settings.trade_off is not None:
+            against = find_contradiction(
+                view.scores, coins, settings.trade_off, confidence=sure, choices=choices
+            )
+        return cls(
+            view=view,
+            bound=best_lower_bound(view.scores, coins, **asked),
+            gaussian=best_lower_bound(view.scores, coins, **asked, gaussian=True),
+            against_plan=against,
         )
 
-    def p_value(self, epsilon: float) -> float:
-        if self._correct == 0:
-            return 1.0
-        log_wrong = -epsilon - math.log1p(math.exp(-epsilon))
-        log_right = -math.log1p(math.exp(-epsilon))
-        tail = betainc(self._correct, self._guesses - self._correct + 1, math.exp(log_right))
-        if self._added == 0:
-            return float(tail)
-        wrong = self._guesses - self._fewer
-        below = np.exp(self._log_ways + self._fewer * log_right + wrong * log_wrong)
-        steepest = np.max(np.cumsum(below) / np.arange(1, self._correct + 1))
-        return float(min(1.0, tail + self._added * steepest))
+    def entry(self, settings: Settings) -> Guesses:
+        """Returns it as it is written down."""
+        bound, against = self.bound, self.against_plan
+        return Guesses(
+            view=self.view.name,
+            threat_model=self.view.threat_model,
+            epsilon_lower=bound.epsilon_lower,
+            epsilon=settings.epsilon,
+            delta=settings.delta,
+            canaries=bound.canaries,
+            guesses=bound.guesses,
+            correct=bound.correct,
+            confidence=settings.confidence,
+            choices=bound.choices,
+            largest_epsilon_lower=bound.largest_epsilon_lower,
+            epsilon_lower_if_gaussian=self.gaussian.epsilon_lower,
+            other_mechanism=against is not None and against.contradicted,
+            p_value_of_plan=None if against is None else against.p_value,
+            mechanism_confidence=settings.mechanism_confidence,
+            assumes_no_mixing=against is not None and self.view.independent,
+        )
+
+
+def _with_verdict(lead: Guesses, entries: Sequence[Guesses]) -> Guesses:
+    """Returns an entry with whether any view's scores are impossible under the plan.
+
+    Beside it is the p of all views: that of the most telling one, paid for by their number.
+    """
+    p_values = {
+        at: entry.p_value_of_plan
+        for at, entry in enumerate(entries)
+        if entry.p_value_of_plan is not None
+    }
+    if not p_values:
+        return lead
+    telling = min(p_values, key=lambda at: p_values[at])
+    return replace(
+        lead,
+        other_mechanism=any(entry.other_mechanism for entry in entries),
+        p_value_of_plan=min(1.0, len(entries) * float(p_values[telling])),
+        assumes_no_mixing=entries[telling].assumes_no_mixing,
+    )
+
+
+def _figures(
+    found: Sequence[_Found], coins: Sequence[bool], settings: Settings
+) -> Mapping[str, Markup]:
+    curves = {each.view.name: roc_curve(each.view.scores, coins) for each in found}
+    strongest = max(found, key=lambda each: each.bound.epsilon_lower).view.name
+    return {
+        "lower_bound": lower_bound_plot(
+            {each.view.name: each.bound for each in found}, epsilon=settings.epsilon
+        ),
+        "roc": roc_plot(curves, trade_off=settings.trade_off),
+        "trade_off": trade_off_plot(curves[strongest], planned=settings.trade_off),
+    }
+
+
+def _notes(released: GuessesInShort) -> list[str]:
+    if released.epsilon is None:
+        return ["The run was trained without privacy: there is no ε to hold this against."]
+    said = [said for said in (is_contradicted(released), is_another_mechanism(released)) if said]
+    return said or [
+        "A lower bound below ε contradicts nothing, and proves nothing: a stronger attack, or more"
+        " canaries, could show more."
+    ]

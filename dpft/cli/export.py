@@ -10,6 +10,6 @@ __all__ = ["CONFIG", "READS_RECORDS", "run"]
 
 def run(config: ExportConfig) -> None:
     """Writes the folder."""
-    from dpft.runs.export import export
+    from dpft.runs.opened_run import export
 
     export(config)

@@ -201,7 +201,7 @@ def print_tuning_bill(sweep: Path, job_folders: Sequence[Path]) -> None:
     folders = list(dict.fromkeys(job_folders))
     if not any(has_ledger_or_trials(folder) for folder in folders):
         return
-    from dpft.runs.tuning.bill import write_tuning_bill  # Torch, which few sweeps are without.
+    from dpft.runs.tuning_bill import write_tuning_bill  # Torch, which few sweeps are without.
 
     bill = write_tuning_bill(sweep, folders)
     if bill:

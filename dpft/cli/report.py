@@ -18,7 +18,7 @@ from dpft.reports.comparison.pages import FILES, markdown, record, write_compari
 from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
 from dpft.reports.run.run_record import RunRecord, with_own_scores
 from dpft.run_folder import PAGE, PRIVATE, REPORT, SHEET_KEY, private_folder
-from dpft.runs.finished_runs import read_finished_runs, rebuild_report
+from dpft.runs.saved_run import read_finished_runs, rebuild_report
 
 CONFIG = ReportConfig
 TAKES_BARE_WORDS = True

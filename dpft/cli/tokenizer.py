@@ -22,7 +22,7 @@ def expand(overrides: list[str]) -> list[str]:
 def run(command: TokenizerCommand) -> None:
     """Makes the vocabulary in the folder that Hydra made, or in the one that ``resume`` names."""
     from dpft.runs.answer import show
-    from dpft.runs.tokenizing.command import make_tokenizer
+    from dpft.runs.tokenizing import make_tokenizer
 
     folder = run_folder() if command.resume is None else Path(command.resume)
     show(make_tokenizer(command, folder, write_request=write_hydra_record), command.output)

@@ -17,8 +17,7 @@ from dpft.parallel.parallel_config import check_start
 from dpft.parallel.silence import is_beside_first
 from dpft.runs.configuring import checked_overrides as expand
 from dpft.runs.configuring import train_configuration as configuration
-from dpft.runs.early import announce, early_calibration
-from dpft.runs.run_plan import plan_run
+from dpft.runs.run_plan import announce, early_calibration, plan_run
 from dpft.runs.saved_run import saved_run
 from dpft.startup import LIBRARIES, READING, doing, shown_startup
 from dpft.training.trackers.base import TrackerConfig
@@ -80,7 +79,7 @@ def run(command: TrainCommand) -> None:
         doing(READING)
         calibrate = None
         if command.resume is None:
-            from dpft.runs.training_data import read_early
+            from dpft.runs.held_out import read_early
 
             if isinstance(command.tracking, TrackerConfig):
                 command.tracking.check()

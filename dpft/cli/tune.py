@@ -7,7 +7,7 @@ from dpft.config.schema import POLYMORPHIC
 from dpft.config.tune import TuneCommand
 from dpft.runs.configuring import checked_overrides as expand
 from dpft.runs.configuring import tune_configuration as configuration
-from dpft.runs.early import announce
+from dpft.runs.run_plan import announce
 from dpft.runs.saved_run import saved_run
 
 CONFIG = TuneCommand
@@ -18,9 +18,9 @@ __all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
 def run(command: TuneCommand) -> None:
     """Searches in the folder that Hydra made, or goes on in the one that ``resume`` names."""
     announce(command)
+    from dpft.runs import tuning
     from dpft.runs.ending import show_ending
-    from dpft.runs.tuning import run_search
 
     folder = run_folder() if command.resume is None else Path(command.resume)
-    run_search.run(command, folder, write_request=write_hydra_record)
+    tuning.run(command, folder, write_request=write_hydra_record)
     show_ending(folder, saved_run(str(folder)).task)

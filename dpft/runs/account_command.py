@@ -49,8 +49,8 @@ from dpft.reports.accounting.sweeps import (
     failure_notes,
     noise_table,
 )
+from dpft.runs import ledgers
 from dpft.runs.answer import Answer
-from dpft.runs.spending import ledgers
 
 
 @dataclass(frozen=True, kw_only=True)

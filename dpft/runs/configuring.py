@@ -220,7 +220,7 @@ def tune_configuration(composed: DictConfig, words: Words) -> "TuneCommand":
 
     if composed.get("resume") is None:
         return _of_recipe(composed, words, TuneCommand)
-    from dpft.runs.tuning.run_search import resumed_search
+    from dpft.runs.tuning import resumed_search
 
     others = sorted(set(words.keys) - {"resume"})
     if others:

@@ -57,14 +57,14 @@ from dpft.run_folder import (
     PRIVATE_METRICS,
     REPORT,
 )
-from dpft.runs.evaluation import write_scores
-from dpft.runs.folder import origin, read_begun
-from dpft.runs.run_plan import RunPlan
-from dpft.runs.spending.with_tokenizer import (
+from dpft.runs.composition import (
     PUBLIC_TOKENIZER,
     cost_together,
     tokenizer_of,
 )
+from dpft.runs.evaluation import write_scores
+from dpft.runs.folder import origin, read_begun
+from dpft.runs.run_plan import RunPlan
 from dpft.tasks.base import Task
 from dpft.training.resume import ResumePoint
 

@@ -33,10 +33,10 @@ from dpft.reports.run.synthetic import cost, statement
 from dpft.run_folder import GENERATED, PRIVACY, hold_run
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.progress import batch_progress
+from dpft.runs.run_cost import cut, loading_device
 from dpft.runs.saved_run import saved_run
-from dpft.runs.sharding import cut, loading_device
+from dpft.runs.task_model import TrainedModel, trained_model_of_run
 from dpft.runs.together import check_alike, check_same_model
-from dpft.runs.trained_model import TrainedModel, trained_model_of_run
 from dpft.tasks.base import Task, TextTask
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.records import Example

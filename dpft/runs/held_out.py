@@ -1,4 +1,9 @@
-"""Which records a run trains on and which it scores; they are told apart before either is used.
+"""The training records as they are read, and which of them a run trains on and which it scores.
+
+What ``read_early`` reads, before torch is imported, the first ``load_training_data`` of the same
+records hands out: a faulty row is refused a second after the command, not after the libraries that
+take ten. Canaries that join the records are written into the run's private folder, where ``dpft
+audit`` finds them.
 
 A published task has splits of its own. Your own single file has not: ``eval.held_out`` takes some
 of it, by a secret key that stays in the run's private/, so that ``dpft eval run=`` scores the same.
@@ -8,20 +13,169 @@ import dataclasses
 import hmac
 import logging
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dpft.config.schema import EvaluateConfig, TrainConfig
+from dpft.data.canaries import Canary
 from dpft.data.held_out import fingerprint, new_key, split_held_out
-from dpft.data.sources import has_split, has_training_split_alone, load_examples
+from dpft.data.packed_records import PackedRecords
+from dpft.data.sources import has_split, has_training_split_alone, load_examples, read_examples
 from dpft.errors import InputError
-from dpft.evaluation.evaluate import Evaluation
 from dpft.files import write_text
-from dpft.run_folder import HELD_OUT_KEY, private_path
+from dpft.records.canaries import KeptCanaries, KeptCanary
+from dpft.records.form import read_record, write_record
+from dpft.run_folder import CANARIES, HELD_OUT_KEY, private_audit_path, private_path
 from dpft.runs.saved_run import saved_run
-from dpft.runs.training_data import TrainingData, load_training_data
-from dpft.tasks.records import Record
+from dpft.tasks.base import Task, TextualTask
+from dpft.tasks.image_records import LabeledImage
+from dpft.tasks.records import Example, LabeledExample, Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """Every record that was read, before any of them is left out."""
+
+    examples: Sequence[Record]
+    units: Sequence[str] | None
+    """The privacy unit of each; None: each is one of its own."""
+    faulty: Sequence[str] = ()
+    """The unit of each faulty row, which is no record but counts in sizes and rates; private."""
+    blank: int = 0
+    """Records whose texts are empty and whose label is learned; private."""
+    cut: int = 0
+    """Records of which a text was cut before it was tokenized; private."""
+
+    def only(self, places: Sequence[int]) -> "TrainingData":
+        """Returns the records at some places alone."""
+        units = None if self.units is None else [self.units[at] for at in places]
+        if isinstance(self.examples, PackedRecords):
+            return replace(self, examples=self.examples.only(places), units=units)
+        return replace(self, examples=[self.examples[at] for at in places], units=units)
+
+    @property
+    def num_units(self) -> int:
+        """How many units were read."""
+        if self.units is None:
+            return len(self.examples) + len(self.faulty)
+        return len({*self.units, *self.faulty})
+
+
+_early: ContextVar[list[tuple[TrainConfig, TrainingData]] | None] = ContextVar(
+    "early", default=None
+)
+
+
+@contextmanager
+def read_early(config: TrainConfig) -> Iterator[None]:
+    """Reads a local training split, which the block then takes from ``load_training_data``.
+
+    Args:
+        config: Of a run that begins. Of one with several processes nothing is read: each of them
+            reads for itself, and only the first one speaks.
+
+    Raises:
+        InputError: As ``load_training_data``.
+    """
+    if config.parallel.name != "none" or config.task.effective_source != "local":
+        yield
+        return
+    token = _early.set([(config, load_training_data(config))])
+    try:
+        yield
+    finally:
+        _early.reset(token)
+
+
+def load_training_data(config: TrainConfig) -> TrainingData:
+    """Returns the training records, and whose they are where ``privacy.unit`` is a column.
+
+    Raises:
+        InputError: As ``read_examples``.
+    """
+    early = _early.get()
+    if early and _reads_the_same(early[0][0], config):
+        return early.pop()[1]
+    privacy = config.privacy
+    units: list[str] = []
+    faulty: list[str] = []
+    blank = cut = 0
+    column = privacy.unit if privacy.has_units else None
+
+    def records() -> Iterator[Record]:
+        nonlocal blank, cut
+        known: dict[str, str] = {}  # Equal units are one text.
+        for record, unit, is_cut in read_examples(config.task, "train", column):
+            if record is None:
+                faulty.append(unit)
+                continue
+            if column is not None:
+                units.append(known.setdefault(unit, unit))
+            if isinstance(record, LabeledExample) and not any(map(str.strip, record.texts)):
+                blank += 1
+            cut += is_cut
+            yield record
+
+    examples = PackedRecords(records())
+    return TrainingData(
+        examples=examples,
+        units=None if column is None else units,
+        faulty=faulty,
+        blank=blank,
+        cut=cut,
+    )
+
+
+def _reads_the_same(early: TrainConfig, config: TrainConfig) -> bool:
+    """Returns whether two configurations read the same records, the length apart."""
+    before, task = early.task, config.task
+    if isinstance(before, TextualTask) and isinstance(task, TextualTask):
+        task = replace(task, max_length=before.max_length)
+    return before == task and early.privacy.unit == config.privacy.unit
+
+
+def write_canaries(folder: Path, canaries: Sequence[Canary], task: Task) -> None:
+    """Writes them for the owner alone, with the texts that a reader can search for."""
+    kept = tuple(
+        KeptCanary(**asdict(canary), included=canary.included, texts=_texts(canary.record(task)))
+        for canary in canaries
+    )
+    path = private_audit_path(folder, CANARIES)
+    write_record(path, KeptCanaries(canaries=kept), mode=0o600)
+
+
+def read_canaries(folder: Path) -> list[Canary]:
+    """Returns a run's canaries; none where it was trained without.
+
+    Raises:
+        InputError: The file is of another schema version.
+        StateError: The file is damaged.
+    """
+    path = folder / CANARIES
+    if not path.exists():
+        return []
+    return [
+        Canary(
+            kind=kept.kind,
+            read=kept.read,
+            learned=kept.learned,
+            number=kept.number,
+            copies=kept.copies,
+            unit=kept.unit,
+        )
+        for kept in read_record(path, KeptCanaries).canaries
+    ]
+
+
+def _texts(record: Record) -> tuple[str, ...]:
+    if isinstance(record, Example):
+        return record.prompt, record.target
+    assert not isinstance(record, LabeledImage)  # canaries are words
+    return tuple(record.texts)
+
 
 HELD_OUT = "held_out"
 """What the records are called in metrics.json, where other runs have the split's name."""
@@ -115,34 +269,17 @@ def records_to_score(config: EvaluateConfig) -> dict[str, list[Record]]:
     return {HELD_OUT: list(data.only(held).examples)}
 
 
-def not_evaluated(config: TrainConfig) -> list[Evaluation]:
-    """Returns an entry for metrics.json that says why nothing was scored; none where it was."""
-    if not _is_unscored(config):
-        return []
-    why = dict.fromkeys(config.task.metrics, NOT_EVALUATED)
-    return [
-        Evaluation(
-            task=config.task.name,
-            split=config.eval.split,
-            examples=0,
-            stage="after",
-            metrics={},
-            not_computed=why,
-            predictions=(),
-        )
-    ]
-
-
 def _own_split(config: TrainConfig) -> dict[str, list[Record]]:
     if not config.eval.enabled:
         return {}
-    if _is_unscored(config):
+    if is_unscored(config):
         logger.warning("not evaluated: %s", NOT_EVALUATED)
         return {}
     return {part: load_examples(config.task, part) for part in _parts(config)}
 
 
-def _is_unscored(config: TrainConfig) -> bool:
+def is_unscored(config: TrainConfig) -> bool:
+    """Returns whether a run has training records alone, and nobody asked to score others."""
     asked = config.eval.split != config.task.eval_split or config.eval.held_out is not None
     return config.eval.enabled and not asked and has_training_split_alone(config.task)
 

@@ -22,7 +22,7 @@ from dpft.records.ratings import SheetDecoding
 from dpft.run_folder import PRIVATE, SHEET, SHEET_KEY, hold_run
 from dpft.runs.held_out import HELD_OUT, records_to_score
 from dpft.runs.saved_run import saved_run
-from dpft.runs.trained_model import TrainedModel, trained_model_of_run
+from dpft.runs.task_model import TrainedModel, trained_model_of_run
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import are_texts
 

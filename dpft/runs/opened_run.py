@@ -1,6 +1,13 @@
-"""A finished run as a program sees it: what it promised, what it scored, and its model."""
+"""A finished run's model, with what it promised and scored: opened from Python, or exported.
 
-from collections.abc import Mapping
+``dpft export`` writes the model as a folder to hand on, with the record of what it guarantees.
+Merging an adapter is arithmetic on the trained weights, post-processing, so epsilon is the run's.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,17 +15,21 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dpft.config.schema import TrainConfig
+from dpft.config.schema import ExportConfig, TrainConfig
+from dpft.errors import InputError
+from dpft.files import share
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.records.form import as_json
 from dpft.records.privacy_file import guarantee, is_promised
 from dpft.records.promises import PrivateRun
+from dpft.released import write_released
+from dpft.reports.run.card import write_card
 from dpft.reports.run.origin import data_name, model_title
 from dpft.reports.run.run_record import RunRecord, read_run, with_own_scores
-from dpft.run_folder import REPORT
+from dpft.run_folder import EXPORT, MODEL, PRIVACY, REPORT, hold_run
 from dpft.runs.saved_run import saved_run
-from dpft.runs.trained_model import TrainedModel, trained_model_of_run
+from dpft.runs.task_model import TrainedModel, trained_model_of_run
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -153,3 +164,97 @@ def open_run(folder: "str | Path | Run") -> Run:
     path = Path(folder)
     config = saved_run(str(path))
     return Run(folder=path, config=config, record=with_own_scores(read_run(path)))
+
+
+logger = logging.getLogger(__name__)
+
+
+def export(config: ExportConfig) -> None:
+    """Writes the folder: the run's model, merged or as it was saved, its digests, privacy.json.
+
+    Raises:
+        InputError: There is no such run, the folder is there already, or the weights cannot be
+            merged.
+    """
+    quiet_transformers()
+    folder = Path(config.run)
+    saved = saved_run(config.run)
+    target = new_folder(folder, config.to)
+    with hold_run(folder):
+        whole = saved.method.saves_whole_model
+        write = merged(folder, saved) if config.merge and not whole else copied(folder, saved)
+        with whole_or_absent(target) as partial:
+            write(partial, target)
+            write_released(partial)
+            if (folder / PRIVACY).exists():
+                shutil.copy(folder / PRIVACY, partial / PRIVACY)
+                write_card(read_run(folder), partial)
+            else:
+                logger.warning("%s has no %s, so none is exported", folder, PRIVACY)
+    logger.info("model: %s", target)
+
+
+def new_folder(folder: Path, to: str | None) -> Path:
+    """Returns the folder to write.
+
+    Raises:
+        InputError: It is there, or cannot be made, or is a part of the model to export.
+    """
+    target = folder / EXPORT if to is None else Path(to).expanduser()
+    if target.exists() or target.is_symlink():
+        raise InputError(f"to must be a new folder, got {target}, which exists; choose another.")
+    above = next(parent for parent in target.parents if parent.exists())
+    if not above.is_dir():
+        raise InputError(f"to must be a new folder, got {target}, but {above} is a file.")
+    if target.resolve().is_relative_to((folder / MODEL).resolve()):
+        raise InputError(
+            f"to must be outside the model that is exported, got {target}; choose another."
+        )
+    return target
+
+
+@contextmanager
+def whole_or_absent(target: Path) -> Iterator[Path]:
+    """Gives a folder to write that becomes ``target`` if all goes well, and else is removed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        yield partial
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+Write = Callable[[Path, Path], None]
+"""Writes the model into the first folder, which will be called the second."""
+
+
+def copied(folder: Path, saved: TrainConfig) -> Write:
+    """Returns what writes the model as the run saved it."""
+
+    def write(partial: Path, target: Path) -> None:
+        shutil.copytree(folder / MODEL, partial)
+        saved.method.relocate(partial, target)
+
+    return write
+
+
+def merged(folder: Path, saved: TrainConfig) -> Write:
+    """Returns what writes the model as one that needs no base; merges before anything is written.
+
+    Raises:
+        InputError: The method's weights cannot be merged.
+    """
+    trained_model = trained_model_of_run(folder, saved)
+    head = trained_model.head(saved.task)
+    model = saved.method.merge(trained_model.load(head))
+    processor = trained_model.processor(saved.task, head)
+
+    def write(partial: Path, target: Path) -> None:
+        partial.mkdir()
+        model.save_pretrained(partial, safe_serialization=True)
+        processor.save_pretrained(partial)
+        share(partial)
+
+    return write

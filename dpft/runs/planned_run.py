@@ -1,4 +1,4 @@
-"""What a run would do and cost, without training.
+"""``dpft plan``: what a run would do and cost, without training; and sizes that a budget allows.
 
 Needs no more of a model than its config.json; reads local data only to count it where no public
 number is configured.
@@ -6,10 +6,13 @@ number is configured.
 
 import dataclasses
 import functools
+import logging
+import math
 import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -21,35 +24,56 @@ from dpft.head_losses import losses_added_up
 from dpft.kinds import Head
 from dpft.methods.base import count_parameters
 from dpft.models.architecture import Architecture, read_architecture
+from dpft.privacy.accounting.accountants import Accountants
+from dpft.privacy.accounting.compute import (
+    TOKENS_PER_PARAMETER,
+    Budget,
+    Division,
+    advised,
+    divisions,
+    ratio_curve,
+)
 from dpft.privacy.accounting.signal import signal_share
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.noise import add_noise
+from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.randomness import make_randomness
 from dpft.records.form import joined
-from dpft.records.plans import MeasuredTime, OpenPlan, PrivatePlan, RankMemory, RunCosts
+from dpft.records.plans import (
+    MeasuredTime,
+    OpenPlan,
+    PlannedCompute,
+    PlannedDivision,
+    PrivatePlan,
+    RankMemory,
+    RunCosts,
+)
+from dpft.reports.accounting.plots import plot_noise_batch_ratio
 from dpft.reports.run.privacy_record import no_promise, parameters_of, promise_of
-from dpft.runs.early import say_default_method
-from dpft.runs.modality.base import modality_of
-from dpft.runs.planned_compute import plan_compute
-from dpft.runs.planned_ranks import PlannedRanks, check_ranks, with_micro_batch_size
+from dpft.runs.composition import planned_with_tokenizer
+from dpft.runs.held_out import load_training_data
+from dpft.runs.modality import modality_of
 from dpft.runs.run_cost import (
+    PlannedRanks,
     check_micro_batch_tokens,
+    check_ranks,
     estimated_cost,
     own_length,
     planned_model,
     taken_length,
+    with_micro_batch_size,
 )
 from dpft.runs.run_plan import (
     COUNTED,
     RunPlan,
     noise_beside_independent,
     plan_run,
+    say_default_method,
     warn_of_delta,
     warn_of_noise,
     with_batch_size,
 )
-from dpft.runs.spending.with_tokenizer import planned_with_tokenizer
 from dpft.runs.task_model import (
     encoding_of,
     fitted_to,
@@ -57,11 +81,67 @@ from dpft.runs.task_model import (
     prepare_model,
     training_head,
 )
-from dpft.runs.training_data import load_training_data
 from dpft.tasks.records import Record
 from dpft.training.compiling import check_compiler
 from dpft.training.precision import autocast
 from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
+
+logger = logging.getLogger(__name__)
+
+
+def plan_compute(
+    config: PlanConfig, plan: PrivacyPlan, *, tokens_per_example: int, parameters: int
+) -> PlannedCompute:
+    """Returns how the budget of ``compute`` is best divided; drawn where ``to`` says so.
+
+    Args:
+        config: Of the plan; it has a budget of compute, and of privacy.
+        plan: The run's own, for its public numbers; its steps and batch are not read.
+        tokens_per_example: How long an example is taken to be.
+        parameters: Of the whole model.
+
+    Raises:
+        InputError: The budget is too small.
+    """
+    guarantee = config.privacy.guarantee
+    assert config.compute is not None and guarantee is not None and guarantee.eps is not None
+    budget = Budget(
+        tokens=config.compute,
+        tokens_per_example=tokens_per_example,
+        num_examples=plan.num_examples,
+        eps=guarantee.eps,
+        delta=plan.delta,
+        accountant=guarantee.accountant,
+    )
+    with Accountants() as accountants:
+        found = divisions(budget, accountants)
+        best = advised(found)
+        if config.to is not None:
+            steps = sorted({max(1, best.steps // 4), best.steps, best.steps * 4})
+            curves = {count: ratio_curve(budget, count, accountants) for count in steps}
+            plot_noise_batch_ratio(curves, found, best, budget, Path(config.to))
+            logger.info("plot: %s", config.to)
+    flops = 6 * parameters * config.compute
+    return PlannedCompute(
+        tokens=config.compute,
+        tokens_per_example=tokens_per_example,
+        model_parameters=parameters,
+        flops=flops,
+        parameters_without_privacy=round(math.sqrt(flops / (6 * TOKENS_PER_PARAMETER))),
+        divisions=tuple(_record(each) for each in found),
+        advised=_record(best),
+    )
+
+
+def _record(division: Division) -> PlannedDivision:
+    return PlannedDivision(
+        steps=division.steps,
+        expected_batch_size=division.expected_batch_size,
+        noise_multiplier=division.noise_multiplier,
+        noise_batch_ratio=division.noise_batch_ratio,
+        strength=division.strength,
+        is_measured=division.is_measured,
+    )
 
 
 def measure_step(

@@ -53,11 +53,11 @@ from dpft.run_folder import (
     is_base_model,
     private_path,
 )
+from dpft.runs.composition import spent_before, tokenizer_of
 from dpft.runs.exit_codes import say
 from dpft.runs.folder import has_begun, read_begun
 from dpft.runs.held_out import held_out_key
 from dpft.runs.run_plan import RunPlan, method_phases, plan_without_noise, public_size
-from dpft.runs.spending.with_tokenizer import spent_before, tokenizer_of
 from dpft.runs.witnessing import refuse_witness_of_file
 from dpft.training.checkpoint import checkpoints
 from dpft.training.loop import TrainingSet

@@ -1,39 +1,72 @@
-"""A run, hand-over by hand-over: prepared, begun or gone on with, and finished.
+"""``dpft train``: a run prepared, begun or gone on with, and finished.
 
 Everything that can be refused is refused before the run's folder is opened; no private record is
 used before the plan stands and the clipper has been proved on synthetic data. A run that broke off
-goes on through the same hand-overs.
+goes on through the same functions.
 
-Every process of a run goes through all of them. The first one alone writes, speaks, and has the
+Every process of a run goes through all of them. The first one alone writes, logs, and has the
 run's private state; ``Ranks.first`` says where.
+
+Written down with a run is what the model that it starts from has promised already, as that model's
+privacy.json states. Training a private model without the records that made it is post-processing:
+its epsilon for them stays, whatever it is trained on next. Where the same people are in both data
+sets, the costs add up (simple composition; Dwork and Roth 2014, theorem 3.16), which a report can
+only say: nobody tells dpft who they are.
 """
 
 import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
+from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError, note_records_read
 from dpft.files import check_writable
 from dpft.links import refuse_links
 from dpft.models.loading import quiet_transformers
+from dpft.models.source import ModelConfig
 from dpft.parallel.processes import started
 from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.shards import WholeSums
 from dpft.parallel.silence import without_logging
+from dpft.parallel.submitted import submitted_job
+from dpft.privacy.completeness import knows_the_end
 from dpft.privacy.witness import Handover, Witness
+from dpft.records.form import keys_of
+from dpft.records.privacy_file import RunPrivacy, read_privacy
+from dpft.records.promises import OpenRun, PrivateRun, StartingModel
+from dpft.released import check_released
 from dpft.reports.accounting.plan_table import in_words
 from dpft.reports.run.metrics_files import read_own_evaluations
-from dpft.run_folder import CHECKPOINTS, PRIVACY, REPORT, WHITE_BOX, hold_run, private_path
-from dpft.runs.beginning import write_beginning
+from dpft.run_folder import (
+    AUDIT_KEY,
+    CHECKPOINTS,
+    CONFIGURATION,
+    LEDGER,
+    MODEL,
+    PRIVACY,
+    REPORT,
+    UNIT_KEY,
+    WHITE_BOX,
+    hold_run,
+    private_path,
+)
 from dpft.runs.ending import report
-from dpft.runs.evaluation import write_scores
+from dpft.runs.evaluation import not_evaluated, scheduled_scores, score, score_with, write_scores
 from dpft.runs.exit_codes import crash_kept
-from dpft.runs.folder import WriteRequest, refuse_used_folder
-from dpft.runs.held_out import not_evaluated
-from dpft.runs.prepared_run import Planner, Prepared, prepare
-from dpft.runs.records import write_summary
+from dpft.runs.folder import WriteRequest, refuse_used_folder, start_anew, write_begun
+from dpft.runs.held_out import keep_key, write_canaries
+from dpft.runs.prepared_run import (
+    Planner,
+    Prepared,
+    digests_at_start,
+    prepare,
+    prove_clipper,
+    train,
+)
 from dpft.runs.resuming import (
     Secrets,
     digest_of,
@@ -44,29 +77,114 @@ from dpft.runs.resuming import (
     read_secrets,
     restarted_command,
     same_records,
+    save_fingerprint,
 )
-from dpft.runs.run_cost import foretell
-from dpft.runs.run_plan import RunPlan, plan_run, with_noise
-from dpft.runs.scheduled_scores import scheduled_scores, score, score_with
-from dpft.runs.sharded_run import sharded
-from dpft.runs.sharding import check_sharding
-from dpft.runs.spending.spent_run import check_model, read_ended_ledger
-from dpft.runs.spent_epsilon import curve_beside, finished_curve
+from dpft.runs.run_cost import check_sharding, cut, foretell
+from dpft.runs.run_plan import RunPlan, curve_beside, finished_curve, plan_run, with_noise
+from dpft.runs.saved_run import check_model, read_ended_ledger
 from dpft.runs.together import (
     agreed,
     check_alike,
+    check_arithmetic,
     fresh_secrets,
     share_secrets,
     share_settings,
 )
 from dpft.runs.tracking import conclude, tracked
-from dpft.runs.training import digests_at_start, train
+from dpft.runs.training_records import save_key, write_summary
 from dpft.runs.white_box import WhiteBoxListener, white_box
 from dpft.runs.witnessing import begin_handover, check_witness, hand_over_end, witness_of
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.resume import ResumePoint, find_resume_point
 
+
+def starting_models(model: ModelConfig) -> list[StartingModel]:
+    """Returns what each private training promised that a model has behind it, the last one first.
+
+    Args:
+        model: ``model.path`` is a run's model, or an exported one; another has none.
+
+    Raises:
+        InputError: Its privacy.json is of another schema version.
+        StateError: It is damaged, or contradicts the ledger beside it.
+    """
+    record = _record_beside(model)
+    if record is None:
+        return []
+    earlier = [*(record.starting_models or ())]
+    return [_promised_by(record), *earlier] if isinstance(record, PrivateRun) else earlier
+
+
+def _record_beside(model: ModelConfig) -> RunPrivacy | None:
+    """Returns the privacy.json that lies beside a model's folder, or in an exported one."""
+    if model.path is None:
+        return None
+    folder = Path(model.path).expanduser().resolve()
+    places = [folder / PRIVACY, *([folder.parent / PRIVACY] if folder.name == MODEL else [])]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        return None
+    if (found.parent / LEDGER).exists() or knows_the_end(found.parent):
+        ledger = read_ended_ledger(found.parent)
+        if ledger is not None and folder == found.parent / MODEL:
+            check_released(folder, ledger.released, ledger=found.parent / LEDGER)
+    record = read_privacy(found)
+    return record if isinstance(record, PrivateRun | OpenRun) else None
+
+
+def _promised_by(record: PrivateRun) -> StartingModel:
+    kept = {key.field: getattr(record, key.field) for key in keys_of(StartingModel)}
+    return StartingModel(**{**kept, "ledger": record.ledger.head})
+
+
 logger = logging.getLogger(__name__)
+
+
+def write_beginning(
+    prepared: Prepared, folder: Path, write_request: WriteRequest | None, *, asked: str
+) -> None:
+    """Writes into a run's folder what it begins with.
+
+    Args:
+        prepared: The run.
+        folder: Its own, which this process holds.
+        write_request: Writes how the run was asked for.
+        asked: What tells the configuration that was asked for from any other.
+    """
+    start_anew(folder)
+    starting = starting_models(prepared.config.model)
+    write_begun(folder, asked=asked, job=submitted_job(), starting_models=starting)
+    if write_request is not None:
+        write_request(folder)
+    dump(prepared.config, folder / CONFIGURATION)
+    logger.info("run: %s", folder)
+    if prepared.unit_key is not None:
+        save_key(folder, UNIT_KEY, prepared.unit_key)
+    if prepared.canaries:
+        save_key(folder, AUDIT_KEY, prepared.audit_key)
+        write_canaries(folder, prepared.canaries, prepared.config.task)
+    keep_key(folder, prepared.division)
+    save_fingerprint(folder, prepared.training_set)
+
+
+def sharded(prepared: Prepared, ranks: Ranks) -> Prepared:
+    """Returns a run whose model is cut where that was asked for, its clipper proved.
+
+    Raises:
+        InputError: A parameter cannot be sharded, or the processes round otherwise.
+        RunError: The clipper is not exact on this model.
+    """
+    config, training_set = prepared.config, prepared.training_set
+    read = None if prepared.rows is None else prepared.rows.read
+    shards = cut(prepared.model, config.parallel, training_set.device, ranks, read)
+    if shards is None:
+        return prepared
+    prepared = replace(prepared, shards=shards)
+    check_arithmetic(prepared, ranks)
+    whole = WholeSums(shards.unsharded)
+    with ranks.settled():
+        prove_clipper(config, prepared.plan, prepared.model, training_set.layout, whole)
+    return prepared
 
 
 def run(

@@ -1,23 +1,38 @@
-"""What the steps of a run take before it has begun: their time; memory is in ``planned_ranks``.
+"""What a run will take, foretold from public numbers: time of its steps, memory of its ranks.
 
-It follows from public numbers alone, the model's shapes, ``task.max_length`` and the configuration,
-and from a probe of the machine: of it ``dpft plan`` and a run's first line say the same. Where the
-records' owner alone sees it, on a terminal, it may follow their mean length (``own_length``).
+It follows from the model's shapes (its config.json is enough), ``task.max_length``, the
+configuration and a probe of the machine; ``dpft plan``, a run's first line and
+``train.micro_batch_size=auto`` ask the same functions, so that they agree. Where the records' owner
+alone sees it, on a terminal, the time may follow their mean length (``own_length``).
 """
 
 import logging
+import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
-from dpft.config.schema import TrainConfig
+from dpft.config.schema import PlanConfig, TrainConfig
 from dpft.data.layout import Layout
 from dpft.data.token_rows import TokenRows
 from dpft.errors import InputError
+from dpft.estimates.activations import Activations, guessed_activations, trace_activations
+from dpft.estimates.rank_memory import (
+    HEAP,
+    RankShapes,
+    StepShapes,
+    memory_by_phase,
+    peak_of,
+    rank_shapes,
+    shard_size,
+)
 from dpft.estimates.step_time import (
     ModelShapes,
     estimate,
@@ -25,18 +40,26 @@ from dpft.estimates.step_time import (
     probe_machine,
 )
 from dpft.kinds import Head
+from dpft.memory import usable_memory
 from dpft.methods.base import input_embeddings
 from dpft.models.architecture import Architecture
 from dpft.models.loading import meta_model, new_names
 from dpft.models.vocabulary import grow_as_planned
-from dpft.records.plans import EstimatedTime
+from dpft.parallel.blocks import repeated_blocks
+from dpft.parallel.cutting import ReadRows, check_can_be_sharded
+from dpft.parallel.grid import make_grid
+from dpft.parallel.parallel_config import SHARDED, ParallelConfig, check_shards, world
+from dpft.parallel.ranks import Ranks
+from dpft.parallel.shards import ShardedModel
+from dpft.records.plans import EstimatedTime, PlannedProcesses, RankMemory
 from dpft.reports.accounting.plan_table import in_words
-from dpft.runs.run_plan import RunPlan
-from dpft.runs.spent_epsilon import leading_accountant
+from dpft.runs.run_plan import RunPlan, leading_accountant
 from dpft.runs.task_model import layout_of, training_head, with_fused_head
 from dpft.startup import PROBING, doing
 from dpft.tasks.base import Task, TextualTask
+from dpft.training.optimizers import check_works_on_shards
 from dpft.training.self_check import synthetic_losses
+from dpft.training.training_config import AUTO
 
 MATRIX = 2
 
@@ -269,3 +292,309 @@ def least_rows(config: TrainConfig) -> int:
     guarantee = config.privacy.guarantee
     has_units = guarantee is not None and guarantee.has_units
     return guarantee.records_per_unit if guarantee is not None and has_units else 1
+
+
+def check_sharding(config: TrainConfig) -> None:
+    """Refuses what does not go with a sharded model, before anything is read.
+
+    Raises:
+        InputError: The run is to be compiled, or its optimizer, its loss scale or its audit reads
+            whole parameters.
+    """
+    if not config.parallel.shards_model:
+        return
+    check_works_on_shards(config.optimizer)
+    if config.audit.white_box:
+        raise InputError(
+            "audit.white_box=true needs the whole model in each process, got parallel=fsdp; set"
+            " audit.white_box=false, or parallel=ddp."
+        )
+    if config.train.adaptive_loss_scale:
+        raise InputError(
+            "train.adaptive_loss_scale=true needs the whole model in each process, got"
+            " parallel=fsdp; set train.adaptive_loss_scale=false, or parallel=ddp."
+        )
+    if config.train.compile:
+        raise InputError(
+            "train.compile=true needs the whole model in each process, got parallel=fsdp; set"
+            " train.compile=false, or parallel=ddp."
+        )
+
+
+def cut(
+    model: nn.Module,
+    config: ParallelConfig,
+    device: torch.device,
+    ranks: Ranks,
+    read: ReadRows | None = None,
+) -> ShardedModel | None:
+    """Cuts a model in place, the same on every rank; None where it is to stay whole.
+
+    Args:
+        model: On the CPU or the device, and where ``read`` is given on the meta device.
+        config: Whether, and into how many shards.
+        device: What this rank computes on.
+        ranks: The processes; from now on they may run the model inside ``settled``.
+        read: Reads the shards of what is on the meta device.
+
+    Raises:
+        InputError: A parameter cannot be sharded.
+    """
+    if not config.shards_model:
+        return None
+    with ranks.settled():
+        check_can_be_sharded(model)
+    blocks = repeated_blocks(model)
+    if not blocks:
+        logger.warning(
+            "parallel=fsdp: %s has no list of blocks, so that all of it is gathered to be run",
+            type(model).__name__,
+        )
+    shards = ShardedModel(
+        model,
+        make_grid(ranks, config.shard_size, device),
+        ranks,
+        blocks=blocks,
+        accumulates_shards=config.accumulate == SHARDED,
+        offload=config.cpu_offload and device.type != "cpu",
+        read=read,
+    )
+    ranks.served = shards.served
+    return shards
+
+
+def loading_device(config: ParallelConfig, device: torch.device) -> torch.device:
+    """Returns where a model is loaded to: one that is cut goes to its device in shards."""
+    return torch.device("cpu") if config.shards_model else device
+
+
+GIGABYTE = 10**9
+MOST_ROWS = 2**20
+"""More than ever fit."""
+TRACED_ROWS = 4
+"""Of the micro-batch that is traced; one of other rows keeps in proportion."""
+WITHOUT_A_TRACE = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    NotImplementedError,
+    AssertionError,
+)
+"""What a model may raise on tensors without values."""
+Config = TypeVar("Config", bound=TrainConfig)
+
+
+def with_micro_batch_size(
+    config: Config, architecture: Architecture, head: Head, device: torch.device
+) -> Config:
+    """Returns the configuration with the micro-batch size that ``auto`` stands for.
+
+    Args:
+        config: With the length of its examples and its batch size.
+        architecture: Of the model.
+        head: What it answers with.
+        device: Where it is trained.
+
+    Raises:
+        InputError: The device's memory is unknown, or not even one record, or unit, fits.
+    """
+    if config.train.micro_batch_size != AUTO:
+        return config
+    clips, longest = config.privacy.clips, config.task.longest
+    if clips is not None and clips.engine == "loop":
+        size = 1
+    else:
+        size = _fitting(config, architecture, head, device)
+    logger.info(
+        "train.micro_batch_size=%d: records of task.max_length=%d that the memory of the device"
+        " holds by the estimate of dpft plan, since auto was asked for",
+        *(size, longest),
+    )
+    return replace(config, train=replace(config.train, micro_batch_size=size))
+
+
+def _fitting(
+    config: TrainConfig, architecture: Architecture, head: Head, device: torch.device
+) -> int:
+    """Returns the largest micro-batch that fits, at most a step's records.
+
+    Raises:
+        InputError: As ``with_micro_batch_size``.
+    """
+    least, train, longest = least_rows(config), config.train, config.task.longest
+    assert train.expected_batch_size is not None
+    most = train.expected_batch_size * least
+    ranks = PlannedRanks(
+        config=config, architecture=architecture, head=head, batch_size=most, device=device
+    )
+    room = ranks.room
+    if room is None:
+        raise InputError(
+            f"train.micro_batch_size=auto needs to know the memory of the device ({device.type}),"
+            " which the system does not say; set a number, such as 32."
+        )
+    size, tokens = ranks.largest(room), train.micro_batch_tokens
+    if tokens is not None and longest <= tokens <= size * longest:
+        return most
+    if size < least:
+        raise InputError(
+            f"train.micro_batch_size=auto must hold at least {least} records of"
+            f" task.max_length={longest}, got room for {size} in the {room / 2**30:.1f} GiB that"
+            " may be used by the estimate; set a number, lower task.max_length, or choose a"
+            " smaller model or method=lora."
+        )
+    return min(most, size)
+
+
+def check_ranks(config: PlanConfig, architecture: Architecture, head: Head) -> None:
+    """Refuses what a run of these processes would refuse.
+
+    Raises:
+        InputError: The processes make no whole replicas, or the model cannot be cut.
+    """
+    check_shards(config.parallel, config.parallel.planned_processes)
+    check_sharding(config)
+    if config.parallel.shards_model:
+        model, _ = planned_model(config, architecture, head)
+        check_can_be_sharded(model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRanks:
+    """The processes of a run that is planned."""
+
+    config: TrainConfig
+    """With the length of its records."""
+    architecture: Architecture
+    head: Head
+    batch_size: int
+    """Records of a step, as expected."""
+    device: torch.device
+
+    def costs(self) -> dict[str, Any]:
+        """Returns memory and traffic, as fields of ``RunCosts``."""
+        phases = memory_by_phase(self._shapes, self._step(self._rows))
+        phase, parts = peak_of(phases)
+        parallel, room = self.config.parallel, self.room
+        return {
+            "processes": PlannedProcesses(
+                strategy=parallel.name,
+                world_size=self._processes,
+                shard_size=shard_size(parallel, self._processes),
+                accumulate=parallel.accumulate,
+                engine=self._engine,
+            ),
+            "memory_per_rank_bytes": RankMemory(**parts),
+            "memory_peak_phase": phase,
+            "memory_by_phase_bytes": {name: sum(each.values()) for name, each in phases.items()},
+            "bytes_sent_per_step": self._sent(),
+            "device_memory_bytes": room,
+            "largest_micro_batch": None if room is None else self.largest(room),
+        }
+
+    @property
+    def _processes(self) -> int:
+        return self.config.parallel.planned_processes
+
+    @property
+    def _rows(self) -> int:
+        """Records of a micro-batch of longest ones."""
+        train = self.config.train
+        rows, tokens = min(train.most_rows, self.batch_size), train.micro_batch_tokens
+        return rows if tokens is None else max(1, min(rows, tokens // self.config.task.longest))
+
+    @cached_property
+    def _engine(self) -> str | None:
+        """Of the clipper; None: nothing is clipped."""
+        clips = self.config.privacy.clips
+        if clips is None:
+            return None
+        if self.config.model.gradient_checkpointing:
+            self._model.activation_checkpointing_enable()
+        return clips.clipping_options().resolved(self._model).engine
+
+    @cached_property
+    def _model(self) -> PreTrainedModel:
+        return planned_model(self.config, self.architecture, self.head)[0]
+
+    @cached_property
+    def _shapes(self) -> RankShapes:
+        parallel, optimizer = self.config.parallel, self.config.optimizer
+        averages = self.config.train.averaging is not None
+        return rank_shapes(self._model, parallel, self._processes, optimizer, averages=averages)
+
+    @cached_property
+    def _activations(self) -> Activations:
+        """Of a micro-batch of ``TRACED_ROWS``."""
+        config = self.config
+        model, _ = planned_model(config, self.architecture, self.head)
+        try:
+            return trace_activations(
+                model,
+                rows=TRACED_ROWS,
+                length=config.task.longest,
+                layout=layout_of(config.task, self.architecture, self.head),
+                precision=config.train.precision,
+                recomputes=config.model.gradient_checkpointing,
+            )
+        except WITHOUT_A_TRACE as error:
+            kind = type(error).__name__
+            logger.warning(
+                "the activations of %s are guessed from its layers' shapes: it does not run without"
+                " values (%s)",
+                *(type(model).__name__, kind),
+            )
+        length = config.task.longest + config.method.extra_positions
+        shapes = planned_shapes(config, self.architecture, self.head)
+        return guessed_activations(shapes, rows=TRACED_ROWS, length=length)
+
+    def _step(self, rows: int) -> StepShapes:
+        clips = self.config.privacy.clips
+        return StepShapes(
+            activations=self._activations.of_rows(rows),
+            engine=self._engine,
+            memory_mb=0 if clips is None else clips.clipper_memory_mb,
+            heap=HEAP if self.device.type == "cpu" and self._given is None else 1.0,
+            # A draw of more records than expected may be a micro-batch more.
+            micro_batches=self._micro_batches(rows, self.batch_size + 3 * self.batch_size**0.5),
+            history=self.config.mechanism.history_numbers
+            * -(-self._shapes.trained // self._processes),
+        )
+
+    def _micro_batches(self, rows: int, drawn: float) -> int:
+        """Returns how many micro-batches the busiest process has."""
+        return math.ceil(drawn / (rows * self._processes))
+
+    def _sent(self) -> int:
+        return self._shapes.traffic.bytes_per_step(
+            engine=self._engine,
+            micro_batches=self._micro_batches(self._rows, self.batch_size),
+            drawn=self.batch_size,
+        )
+
+    @property
+    def _given(self) -> float | None:
+        """Gigabytes of the accelerator that is planned for; None: it is this machine."""
+        return self.config.plan.device_memory_gb if isinstance(self.config, PlanConfig) else None
+
+    @property
+    def room(self) -> int | None:
+        """Bytes that a process may plan with, as configured or of this machine; None: unknown."""
+        if self._given is not None:
+            return int(self._given * GIGABYTE)
+        memory, here = usable_memory(self.device), world()
+        if memory is None or self.device.type != "cpu":
+            return memory
+        return memory // (self._processes if here is None else here.local_size)
+
+    def largest(self, room: int) -> int:
+        """Returns the most records of a micro-batch that fit, 0 for none."""
+        fits, too_many = 0, MOST_ROWS
+        while too_many - fits > 1:
+            rows = (fits + too_many) // 2
+            step = replace(self._step(rows), micro_batches=3)
+            _, parts = peak_of(memory_by_phase(self._shapes, step))
+            fits, too_many = (rows, too_many) if parts["total"] <= room else (fits, rows)
+        return fits

@@ -1,17 +1,521 @@
-"""The configuration of a run whose training has ended, from its folder.
+"""A run read from its folder, and held against its ledger, by every command that names one.
 
-It stands apart from the run's model (``trained_model``) so that a command that names a run is
-checked before torch is imported.
+What a run spent stands in its ledger, whose first line is the plan, and nowhere else. privacy.json,
+config.yaml and reports are what a run wrote for its readers; nothing signs them, and whoever owns
+the folder can edit them. A key there that says otherwise than the ledger is named, with the file
+that has it; what depends on the file is refused, and ``dpft account run=`` answers from the ledger.
+An epsilon that no accountant's answer of this version can confirm at a glance must at least not be
+below what a simple test of the ledger's steps shows (``shown_epsilon``).
+
+Importing it imports no torch, so that a command is refused at once.
 """
 
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dpft.config.load import load_saved
 from dpft.config.schema import POLYMORPHIC, TrainConfig
-from dpft.errors import InputError, StateError
+from dpft.errors import DpftError, InputError, StateError
 from dpft.links import refuse_links
-from dpft.run_folder import CONFIGURATION, LEDGER, MODEL
-from dpft.runs.spending.spent_run import check_model, read_ended_ledger
+from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
+from dpft.privacy.accounting.membership import shown_epsilon
+from dpft.privacy.completeness import check_lodged, knows_the_end, read_run_ledger
+from dpft.privacy.ledger import LedgerRecord
+from dpft.privacy.mechanisms.histogram import histogram_of
+from dpft.privacy.plan import GIVEN, HistogramPlan, Plan, PrivacyPlan, write_plan
+from dpft.privacy.spending import Noise, steps_taken
+from dpft.records.bounds import Interval
+from dpft.records.configuration import read_saved
+from dpft.records.form import as_json, read_record
+from dpft.records.privacy_file import guarantee, has_noise, read_privacy
+from dpft.records.promises import PrivateRun
+from dpft.records.sweeps import Search
+from dpft.records.vocabularies import PrivateVocabulary
+from dpft.released import check_released
+from dpft.reports.run.report import write_report
+from dpft.reports.run.run_record import RunRecord, find_runs, read_run
+from dpft.run_folder import (
+    CONFIGURATION,
+    HYDRA,
+    JOURNAL,
+    LEDGER,
+    MODEL,
+    PRIVACY,
+    PRIVATE,
+    TRIALS,
+    TUNING,
+)
+
+SAME = 1e-9
+"""Relative difference that rounding explains."""
+PLANNED = (
+    *("noise_multiplier", "sample_rate", "steps", "delta", "num_examples", "expected_batch_size"),
+    *("clipping", "unit", "unit_definition", "neighboring_relation", "sampler", "calibration"),
+    *("phases", "delta_source", "mechanism"),
+)
+"""Keys of privacy.json that the plan has under the same name."""
+Stated = PrivateRun | PrivateVocabulary
+"""A privacy.json with an epsilon."""
+Fact = tuple[str, Any, Any]
+"""A key, what the file says, and what the ledger does."""
+ABSENT = "nothing"
+
+
+def check_stated(folder: Path, ledger: LedgerRecord) -> None:
+    """Refuses a run whose privacy.json or config.yaml contradicts its ledger.
+
+    Args:
+        folder: The run's.
+        ledger: Its ledger.
+
+    Raises:
+        StateError: One does, as where it was edited.
+    """
+    found = list(differences(folder, ledger))
+    if found:
+        raise StateError(f"{'; '.join(found)}. Put it back as it was.")
+
+
+def differences(folder: Path, ledger: LedgerRecord) -> Iterator[str]:
+    """Yields what files beside a ledger say otherwise, a sentence each, without its full stop.
+
+    Args:
+        folder: The run's.
+        ledger: Its ledger, with a plan.
+    """
+    path = folder / PRIVACY
+    plan = ledger.plan
+    if plan is None:
+        return
+    facts: list[Fact] = []
+    if path.exists():
+        privacy = read_privacy(path)
+        if not has_noise(privacy):
+            yield (
+                f"{path} must state the epsilon of the {ledger.counted_steps} noisy steps of"
+                f" {folder / LEDGER}, got none: it was edited or is another run's"
+            )
+        else:
+            facts = [*_of_ledger(privacy, ledger), *_of_plan(privacy, ledger)]
+            yield from _words(path, facts)
+            if not facts_differ(facts):
+                yield from _words(path, _of_accountants(folder, privacy, ledger))
+                yield from _impossible(folder, privacy, ledger)
+    yield from _words(folder / CONFIGURATION, _of_configuration(folder, plan), section="privacy.")
+
+
+def facts_differ(facts: list[Fact]) -> bool:
+    """Returns whether any of some facts is not what the ledger says."""
+    return any(not _same(stated, known) for _, stated, known in facts)
+
+
+def _words(path: Path, facts: Any, *, section: str = "") -> Iterator[str]:
+    for name, stated, known in facts:
+        if not _same(stated, known):
+            yield (
+                f"{path}: {section}{name} must be {_shown(known)}, as the ledger says, got"
+                f" {_shown(stated)}"
+            )
+
+
+def _shown(value: Any) -> str:
+    return ABSENT if value is None else repr(value)
+
+
+def _of_ledger(privacy: Stated, ledger: LedgerRecord) -> Iterator[Fact]:
+    yield "ledger.lines", privacy.ledger.lines, ledger.lines
+    yield "ledger.head", privacy.ledger.head, ledger.head
+    yield "steps_taken", privacy.steps_taken, ledger.steps
+    plan = ledger.plan
+    assert plan is not None
+    yield "private", privacy.private, not plan.reproducible
+    stated = privacy.participations if isinstance(privacy, PrivateRun) else None
+    if stated is not None and isinstance(plan, PrivacyPlan):
+        yield "participations", stated, plan.event(ledger.streams or (1,)).steps
+
+
+def _of_plan(privacy: Stated, ledger: LedgerRecord) -> Iterator[Fact]:
+    plan, stated = ledger.plan, as_json(privacy)
+    if isinstance(plan, HistogramPlan):
+        for name, value in plan.histogram.items():
+            if name != "name":
+                yield name, stated.get(name), value
+    assert plan is not None
+    written = write_plan(plan)
+    for name in PLANNED:
+        if name in written and not (_is_of_search(privacy) and name == "calibration"):
+            yield name, stated.get(name), written[name]
+
+
+def _of_accountants(folder: Path, privacy: Stated, ledger: LedgerRecord) -> Iterator[Fact]:
+    """Yields what epsilon must be: calibrated, exact, or whose bound the file says it is."""
+    plan, epsilon = ledger.plan, privacy.epsilon
+    if isinstance(plan, HistogramPlan):
+        yield "epsilon", epsilon, histogram_of(plan.histogram).epsilon
+        return
+    assert isinstance(plan, PrivacyPlan)
+    calibration = plan.calibration
+    if plan.is_trial or _is_of_search(privacy):
+        yield from _of_search(folder, privacy, plan)
+    elif calibration is not None and plan.event(ledger.streams or (1,)) == plan.event():
+        yield "accountant", privacy.accountant, calibration.accountant
+        yield "epsilon", epsilon, calibration.epsilon
+    else:
+        name = privacy.accountant
+        if name not in LEADING_ACCOUNTANTS:
+            yield "accountant", name, " or ".join(LEADING_ACCOUNTANTS)
+        answer = privacy.epsilons.get(name) if isinstance(privacy, PrivateRun) else None
+        yield "epsilon", epsilon, answer.upper if isinstance(answer, Interval) else answer
+
+
+def _is_of_search(privacy: Stated) -> bool:
+    return isinstance(privacy, PrivateRun) and privacy.selection is not None
+
+
+def _of_search(folder: Path, privacy: Stated, plan: PrivacyPlan) -> Iterator[Fact]:
+    """Yields the bound that a search was bound to before its first trial, which its plans have."""
+    calibration = plan.calibration
+    if calibration is not None:
+        yield "accountant", privacy.accountant, calibration.accountant
+        yield "epsilon", privacy.epsilon, calibration.epsilon
+    path = folder / TRIALS
+    if path.exists():
+        yield "epsilon", privacy.epsilon, read_record(path, Search).calibration.epsilon
+
+
+def _of_configuration(folder: Path, plan: PrivacyPlan | HistogramPlan) -> Iterator[Fact]:
+    """Yields what config.yaml asked for, where the plan says what came of it."""
+    config = read_saved(folder / CONFIGURATION)
+    asked = None if config is None else config.privacy
+    if asked is None:
+        return
+    if asked.unit is not None:
+        yield "unit", asked.unit, plan.unit
+    if plan.delta_source == GIVEN or asked.delta is not None:
+        yield "delta", asked.delta, plan.delta
+    yield "noise_seed", asked.noise_seed is not None, plan.reproducible
+    if isinstance(plan, HistogramPlan) or plan.is_trial:
+        return
+    if asked.num_examples is not None:
+        yield "num_examples", asked.num_examples, plan.num_examples
+    calibration = plan.calibration
+    if calibration is not None and calibration.target is not None:
+        yield "eps", asked.eps, calibration.target
+    elif asked.noise_multiplier is not None:
+        yield "noise_multiplier", asked.noise_multiplier, plan.noise_multiplier
+
+
+def _impossible(folder: Path, privacy: Stated, ledger: LedgerRecord) -> Iterator[str]:
+    """Yields an epsilon that is below what the ledger's steps show, whatever goes with it."""
+    stated = [("epsilon", float(privacy.epsilon), float(privacy.delta))]
+    if isinstance(privacy, PrivateRun) and privacy.tokenizer is not None:
+        stated.append(("epsilon_with_tokenizer", *guarantee(privacy)))
+    for name, epsilon, delta in stated:
+        for noise, steps in steps_taken(ledger, folder / LEDGER).items():
+            if noise.threshold_delta:
+                continue  # A histogram's is exact, and was compared.
+            least = shown_epsilon(
+                noise_multiplier=noise.noise_multiplier,
+                sample_rate=noise.sample_rate,
+                steps=steps,
+                delta=delta,
+            )
+            if epsilon < least * (1 - 1e-6):
+                yield (
+                    f"{folder / PRIVACY}: {name} must be at least {least:.4g}, which the"
+                    f" {steps} noisy steps of {folder / LEDGER} show at delta = {delta:.4g}, got"
+                    f" {epsilon:.4g}"
+                )
+
+
+def _same(stated: Any, known: Any) -> bool:
+    if isinstance(stated, bool) or isinstance(known, bool):
+        return stated is known
+    if isinstance(stated, int | float) and isinstance(known, int | float):
+        try:
+            return math.isclose(stated, known, rel_tol=SAME)
+        except OverflowError:  # a whole number beyond every float
+            return stated == known
+    if isinstance(stated, Mapping) and isinstance(known, Mapping):
+        names = stated.keys() | known
+        return all(_same(stated.get(name), known.get(name)) for name in names)
+    if isinstance(stated, list | tuple) and isinstance(known, list | tuple):
+        pairs = len(stated) == len(known)
+        return pairs and all(_same(one, two) for one, two in zip(stated, known, strict=True))
+    return bool(stated == known)
+
+
+CLOSING_LINE = "closing line"
+"""What shows the end of a finished run's ledger where private/ is not there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpentRun:
+    """A run's noisy steps and what their epsilon means."""
+
+    folder: str
+    ledger: LedgerRecord
+    plan: Plan
+    taken: Mapping[Noise, int]
+    """How many steps were taken under each noise."""
+    end: str | None
+    """What shows that no line is missing at the ledger's end; None where nothing does."""
+    differences: tuple[str, ...] = ()
+    """What privacy.json and config.yaml say otherwise than the ledger, a sentence each."""
+
+    @property
+    def steps(self) -> int:
+        """Noisy steps to account for."""
+        return self.ledger.counted_steps
+
+    @property
+    def tokenizer_taken(self) -> Mapping[Noise, int]:
+        """The noisy step of the tokenizer that the plan adds to; none where it adds to none."""
+        before = self.plan.tokenizer
+        if before is None:
+            return {}
+        record = LedgerRecord(
+            steps=1, mechanisms=(before.mechanism,), closed=True, lines=before.lines,
+            head=before.head,
+        )  # fmt: skip
+        return steps_taken(record, Path(self.folder) / LEDGER)
+
+
+def read_spent(folder: str, *, trial: bool = False) -> SpentRun:
+    """Returns what a run has spent, finished or not.
+
+    Args:
+        folder: The run's; of its files the ledger alone is needed.
+        trial: Whether it may be a search's, of whose steps alone no epsilon follows.
+
+    Raises:
+        InputError: The folder holds no private run, or a search's; or an earlier version's ledger.
+        StateError: The ledger, or what ``private/`` knows of the steps, is damaged, or they do not
+            agree.
+    """
+    path = Path(folder)
+    ledger = read_run_ledger(path)
+    if ledger is None:
+        raise InputError(_why_no_ledger(path))
+    _check_not_cut(path, ledger)
+    plan = ledger.plan
+    if plan is None:
+        if ledger.counted_steps or not knows_the_end(path):
+            raise StateError(
+                f"{path / LEDGER}, line 1: the first line is torn or gone, and steps may have"
+                " followed it. Put the ledger back as it was."
+            )
+        raise InputError(
+            f"{path / LEDGER} must hold the run's plan, got no whole line: the run broke off before"
+            " it drew a record, and spent nothing."
+        )
+    if not trial and (plan.is_trial or (path / TUNING).exists()):
+        raise InputError(
+            f"{folder} is of dpft tune: its ledger holds one of a secret number of runs, so no"
+            f" epsilon follows from it; the whole search's stands in {PRIVACY}."
+        )
+    if ledger.closed and not plan.may_end_after(ledger.streams):
+        raise StateError(
+            f"{path / LEDGER} is closed and must hold the {plan.steps} planned steps at"
+            f" least, got {ledger.counted_steps}: lines were cut, and a closing line was written"
+            " after them. Put it back as it was."
+        )
+    planned = None
+    if isinstance(plan, PrivacyPlan):
+        planned = Noise(noise_multiplier=plan.noise_multiplier, sample_rate=plan.sample_rate)
+    end = CLOSING_LINE if ledger.closed else None
+    return SpentRun(
+        folder=folder,
+        ledger=ledger,
+        plan=plan,
+        taken=steps_taken(ledger, path / LEDGER, planned=planned),
+        end="private/" if knows_the_end(path) else end,
+        differences=() if plan.is_trial else _differences(path, ledger),
+    )
+
+
+def _differences(folder: Path, ledger: LedgerRecord) -> tuple[str, ...]:
+    """Returns what other files say otherwise, or that one of them cannot be read."""
+    try:
+        return tuple(differences(folder, ledger))
+    except DpftError as error:  # the ledger is all that the answer needs
+        return (str(error).rstrip("."),)
+
+
+def read_ended_ledger(folder: Path) -> LedgerRecord | None:
+    """Returns a run's ledger, once ``private/``, privacy.json and config.yaml agree with it.
+
+    What prints statements of privacy.json, or makes something of a run's model, reads it by this.
+
+    Returns:
+        What it says; None where there is none and nothing knows of one.
+
+    Raises:
+        InputError: A file is of another schema version.
+        StateError: The ledger is damaged, or was cut, added to or replaced; or another file
+            contradicts it.
+    """
+    ledger = read_run_ledger(folder)
+    if ledger is not None:
+        _check_not_cut(folder, ledger)
+        check_stated(folder, ledger)
+    elif (folder / PRIVACY).exists() and has_noise(known := read_privacy(folder / PRIVACY)):
+        check_lodged(folder / LEDGER, None, vars(known.ledger), by=str(folder / PRIVACY))
+    return ledger
+
+
+def check_model(folder: Path, ledger: LedgerRecord | None) -> None:
+    """Refuses a model in a run's folder that is not the one which the run released.
+
+    Args:
+        folder: The run's.
+        ledger: What its ledger says; None, of a run without privacy, has nothing to compare with.
+
+    Raises:
+        StateError: It is another one.
+    """
+    if ledger is not None and ledger.closed:
+        check_released(folder / MODEL, ledger.released, ledger=folder / LEDGER)
+
+
+def _check_not_cut(folder: Path, ledger: LedgerRecord) -> None:
+    """Refuses a ledger that has not ended and lacks lines which privacy.json names.
+
+    Raises:
+        StateError: It does.
+    """
+    path = folder / PRIVACY
+    try:
+        known = read_privacy(path) if path.exists() else None
+    except DpftError:
+        return
+    if known is None or not has_noise(known) or ledger.closed:
+        return
+    if known.ledger.lines > ledger.lines:
+        check_lodged(folder / LEDGER, ledger, vars(known.ledger), by=str(path))
+
+
+def _why_no_ledger(folder: Path) -> str:
+    """Returns the sentence that refuses a folder without a ledger."""
+    wanted = f"run must be the folder of a dpft run, got {str(folder)!r}, which"
+    hint = "give the folder that `dpft train` named, such as outputs/DATE/TIME."
+    if not folder.is_dir():
+        return f"{wanted} does not exist; {hint}"
+    if _is_open(folder):
+        return (
+            f"run must be a private one, got {str(folder)!r}, which was trained with privacy=none:"
+            " it protects nobody, alone or with others, and no epsilon bounds it."
+        )
+    return f"{wanted} has no {LEDGER}: no noisy step was taken in it; {hint}"
+
+
+def _is_open(folder: Path) -> bool:
+    """Returns whether a folder is of a run with ``privacy=none``."""
+    config = read_saved(folder / CONFIGURATION)
+    return config is not None and config.is_open
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundRuns:
+    """The ledgers below some folders."""
+
+    folders: tuple[str, ...]
+    """Of runs whose steps count."""
+    left_out: tuple[str, ...] = ()
+    """A sentence for each folder that does not count, and why."""
+
+
+def find_ledgers(
+    given: Sequence[str], *, leave_out: Sequence[str] = (), data_id: str | None = None
+) -> FoundRuns:
+    """Returns every run with a ledger in some folders or below them, however deep.
+
+    Args:
+        given: Folders of runs, or of many.
+        leave_out: Folders to leave out, on the user's word.
+        data_id: Leaves out runs whose plan names other data by ``privacy.data_id``.
+
+    Raises:
+        InputError: A folder holds no run; one without privacy is among them, which no total
+            covers; one is named twice; or what is to be left out is not among them.
+    """
+    found: list[str] = []
+    notes: list[str] = []
+    to_leave = {Path(name).resolve(): name for name in leave_out}
+    unused = dict(to_leave)
+    for name in given:
+        below, links = _runs_below(Path(name))
+        notes += links
+        if not below:
+            raise InputError(_nothing(name))
+        for run in below:
+            if run.resolve() in to_leave:
+                unused.pop(run.resolve(), None)
+                notes.append(f"{run}: left out by leave_out")
+            elif _is_open(run) and not (run / LEDGER).exists():
+                raise InputError(
+                    f"{_why_no_ledger(run)[:-1]}; leave it out by leave_out=[{run}] if it was"
+                    " trained on other data."
+                )
+            elif (run / LEDGER).exists() or knows_the_end(run) or (run / PRIVACY).exists():
+                found.append(str(run))
+            else:
+                notes.append(f"{run}: no noisy step was taken in it")
+    if unused:
+        raise InputError(
+            f"leave_out must name runs below {', '.join(given)}, got {', '.join(unused.values())};"
+            " drop it."
+        )
+    if len({Path(folder).resolve() for folder in found}) < len(found):
+        raise InputError(f"runs must name different folders, got one twice in {', '.join(found)}.")
+    if data_id is not None:
+        for folder in list(found):
+            plan = read_spent(folder).plan
+            if plan.data_id not in (None, data_id):
+                found.remove(folder)
+                notes.append(f"{folder}: of other data, privacy.data_id={plan.data_id}")
+    return FoundRuns(folders=tuple(found), left_out=tuple(notes))
+
+
+def _runs_below(folder: Path) -> tuple[list[Path], list[str]]:
+    """Returns the run in a folder and all below it, by name, and the links that are not followed.
+
+    In a run's own folder only a further ledger is another run; those in its ``private/`` are of a
+    search's trials, whose bound stands with the search.
+    """
+    runs: list[Path] = []
+    links: list[str] = []
+    for place, names, files in os.walk(folder):
+        path = Path(place)
+        above = [run for run in runs if path != run and path.is_relative_to(run)]
+        has_steps = LEDGER in files or (path / JOURNAL).is_file()
+        if has_steps or (CONFIGURATION in files and not above and path.name != HYDRA):
+            runs.append(path)
+        if path in runs:
+            names[:] = [name for name in names if name != PRIVATE]
+        links += [
+            f"{path / name}: a symbolic link, which is not followed; name its folder"
+            for name in names
+            if (path / name).is_symlink()
+        ]
+    return sorted(runs, key=_by_numbers), links
+
+
+def _by_numbers(run: Path) -> list[tuple[int, str]]:
+    """Returns what orders the runs of a sweep: 2 comes before 10."""
+    return [(int(part) if part.isdecimal() else -1, part) for part in run.parts]
+
+
+def _nothing(name: str) -> str:
+    lacks = f"has no {LEDGER} in it or below" if Path(name).is_dir() else "does not exist"
+    return (
+        f"runs must be folders of runs, or of many of them, got {name!r}, which {lacks}; give what"
+        " `dpft train` named, such as outputs/DATE/TIME, or outputs."
+    )
 
 
 def saved_run(folder: str) -> TrainConfig:
@@ -52,3 +556,45 @@ def _has_ended(folder: Path, config: TrainConfig) -> bool:
             " was."
         )
     return True
+
+
+def read_finished_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[Path]]:
+    """Returns the records of the finished runs in some folders, and the folders of the others.
+
+    Args:
+        folders: Of runs, or of sweeps of them.
+
+    Raises:
+        InputError: A folder holds none, or none of them has a report, or one has a symbolic link.
+        StateError: A run's files are damaged.
+    """
+    finished, unfinished = find_runs(folders)
+    if not finished:
+        raise InputError(
+            f"runs must name a run that has ended, got {len(unfinished)} that have not; go on with"
+            " them by dpft train resume=RUN."
+        )
+    for folder in finished:
+        refuse_links(folder)
+        # A report may be handed on without its ledger; where one is, or is known of, it must fit.
+        if (folder / LEDGER).exists() or knows_the_end(folder):
+            read_ended_ledger(folder)
+    return [read_run(folder) for folder in finished], unfinished
+
+
+def rebuild_report(record: RunRecord) -> None:
+    """Writes report.md, report.html and the model's card of a run anew from its public files.
+
+    In the folder of a search every file keeps its time, which is that of the search's beginning:
+    another would tell how long the search took at most.
+
+    Args:
+        record: As ``read_finished_runs`` gives it.
+    """
+    public = [path for path in record.folder.glob("*") if path.name != PRIVATE]
+    below = [path for top in public for path in top.rglob("*")]
+    times = {path: path.stat().st_mtime_ns for path in (*below, *public, record.folder)}
+    write_report(record.folder)
+    if record.is_of_search:
+        for path, time in times.items():
+            os.utime(path, ns=(time, time))

@@ -22,7 +22,7 @@ from torch import nn
 from dpft.compiler import missing_for_compile
 from dpft.errors import InputError
 from dpft.privacy.clipping.choices import Compilation
-from dpft.privacy.clipping.engines.compiled import compiled, shape_of
+from dpft.privacy.clipping.engines.patches import compiled, shape_of
 from dpft.run_folder import COMPILED, private_path
 from dpft.training.loop import TrainingSet
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from dpft.privacy import engine, noise, sampling
 from dpft.privacy.binomial import BinomialBlocks
 from dpft.privacy.clipping import norms
-from dpft.privacy.clipping.engines import norm_collector
+from dpft.privacy.clipping.engines import recording
 from dpft.privacy.clipping.factors import Flat
 from dpft.privacy.clipping.squares import Squares
 from dpft.privacy.clipping.uses import Use
@@ -103,6 +103,6 @@ def _tied_weights(bug: Callable[[Sequence[Use], SquaresOf], Squares]) -> Iterato
         return bug(uses, right) if len(uses) > 1 else right(uses)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (norms, norm_collector):
+        for module in (norms, recording):
             patch.setattr(module, "squares_at_a_glance", squares_of)
         yield

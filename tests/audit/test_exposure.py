@@ -1,21 +1,38 @@
+"""What an audit of exposure says beside its numbers."""
+
 import math
+from itertools import product
+from math import log
 
 import numpy as np
 import pytest
+import torch
 from scipy.integrate import quad
 from scipy.special import log_ndtr
 from scipy.stats import norm, skewnorm
 
+from dpft.audit.audited_run import Scorer
 from dpft.audit.exposure import (
     MEAN_UNSEEN,
+    Exposed,
     SkewNormal,
     all_exact_exposures,
     chance_bound,
     exact_exposure,
+    finding,
     fit_skew_normal,
     mean_bound,
+    suffix_scores,
 )
+from dpft.data.canaries import EXPOSURE, Canary, vocabulary, whole_words
+from dpft.data.canary_config import CanaryConfig
 from dpft.errors import InputError
+from dpft.models.architecture import read_architecture
+from dpft.models.loading import load_tokenizer
+from dpft.runs.task_model import encoding_of, fitted_to, prepare_model, training_head
+from tests.config.test_conf import loaded
+from tests.reports.run.plain import privacy_of
+from tests.reports.run.test_privacy_record import record as private
 from tests.slowness import slow
 
 SPACE = 10**5
@@ -123,3 +140,74 @@ def test_a_bad_fit_is_seen():
 def test_what_cannot_be_ranked_or_fitted_is_refused(refused, sentence):
     with pytest.raises(InputError, match=sentence):
         refused()
+
+
+PRIVACY = privacy_of({**private(), "epsilon": 1.0, "delta": 1e-6})
+
+
+def canary(copies: int) -> Canary:
+    return Canary(kind=EXPOSURE, read=(), learned=("a",), number=0, copies=copies, unit=f"{copies}")
+
+
+def exposed(bits: float) -> Exposed:
+    return Exposed(exact=bits, fitted=bits, goodness_of_fit=0.01, suffixes=2**16)
+
+
+def test_the_chance_is_of_the_largest_of_all_canaries_inserted_once() -> None:
+    """A mean of several is no draw of one, so that the bound of one says nothing of it."""
+    bits = {0: [9.0, 1.0], 1: [1.0, 8.0, 3.0], 10: [16.0]}
+    canaries = [canary(copies) for copies, found in bits.items() for _ in found]
+    after = [exposed(each) for found in bits.values() for each in found]
+    said = finding(canaries, after, after, PRIVACY).notes[-1]
+    chance = 3 * chance_bound(8.0, epsilon=1.0, delta=1e-6)
+    assert (
+        f"of any of 3 the 8.00 bits found of one, or more, with a chance of at most {chance:.2g}"
+        in said
+    )
+    assert math.isclose(chance, 3 * (math.e / 256 + 1e-6))
+
+
+FEW = CanaryConfig(exposure_canaries=1, vocabulary=3, suffix_words=3)
+
+
+@pytest.fixture(scope="module")
+def scored():
+    config = loaded("train", ["task=e2e", "model=tiny", "task.source=embedded", "privacy.eps=3"])
+    architecture = read_architecture(config.model)
+    config = fitted_to(config, architecture)
+    head = training_head(config, architecture)
+    tokenizer = load_tokenizer(architecture, kind=head.kind)
+    encoding = encoding_of(config.task, architecture, head, tokenizer)
+    model, _ = prepare_model(config, architecture, head)
+    return config.task, Scorer(model=model, encoding=encoding, batch_size=4)
+
+
+def canary_of_suffix_scores(words) -> Canary:
+    read, learned = tuple(words), (words[1], words[1], words[2])
+    return Canary(kind=EXPOSURE, read=read, learned=learned, number=0, copies=1, unit="u")
+
+
+def test_every_suffix_has_the_likelihood_that_it_has_by_itself(scored) -> None:
+    task, scorer = scored
+    words = vocabulary(FEW, whole_words(scorer.encoding.tokenizer))
+    one = canary_of_suffix_scores(words)
+    found = suffix_scores(scorer, task, one, words)
+    expected = []
+    for suffix in product(words, repeat=3):
+        (row,) = scorer.encoding.rows([task.canary(one.read, suffix, number=0)])
+        ids, places = (
+            torch.tensor([row.input_ids]),
+            [len(row.input_ids) - 4 + at for at in range(3)],
+        )
+        with torch.no_grad():
+            said = scorer.model.eval()(ids).logits[0].log_softmax(-1)
+        expected.append(-sum(said[at - 1, ids[0, at]].item() for at in places) / log(2))
+    np.testing.assert_allclose(found.all, expected, rtol=1e-5)
+    assert found.own == found.all[1 * 9 + 1 * 3 + 2]
+
+
+def test_words_of_several_tokens_are_refused(scored) -> None:
+    task, scorer = scored
+    words = ["pub", "zymurgically", "cheap"]
+    with pytest.raises(InputError, match="got 4 learned tokens for 3 words of task=e2e"):
+        suffix_scores(scorer, task, canary_of_suffix_scores(words), words)

@@ -3,8 +3,6 @@ import re
 import numpy as np
 import pytest
 
-from dpft.audit.attack_curves import roc_curve
-from dpft.audit.contradiction import best_lower_bound_f_dp
 from dpft.audit.guessing import best_lower_bound
 from dpft.audit.plots import (
     exposure_histogram,
@@ -12,7 +10,7 @@ from dpft.audit.plots import (
     roc_plot,
     trade_off_plot,
 )
-from dpft.audit.trade_off import GaussianTradeOff
+from dpft.audit.trade_off import GaussianTradeOff, roc_curve
 from tests.audit.known_mechanisms import gaussian
 
 SCORES, INCLUDED = gaussian(1.0, 400, np.random.default_rng(1))
@@ -22,7 +20,7 @@ def figures():
     curve = roc_curve(SCORES, INCLUDED)
     bounds = {
         "Steinke et al. 2023": best_lower_bound(SCORES, INCLUDED, delta=1e-5),
-        "f-DP, Gaussian": best_lower_bound_f_dp(SCORES, INCLUDED, delta=1e-5),
+        "f-DP, Gaussian": best_lower_bound(SCORES, INCLUDED, delta=1e-5, gaussian=True),
     }
     return {
         "exposure": exposure_histogram({"r = 1": [0.1, 2.0, 17.5], "r = 10": [9.0]}, bits=16.6),

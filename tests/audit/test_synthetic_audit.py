@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from dpft.audit.kinds.synthetic import SyntheticText
-from dpft.audit.synthetic_audit import audit_synthetic, written_pages
-from dpft.audit.synthetic_result import SyntheticResult
+from dpft.audit.synthetic_audit import SyntheticResult, audit_synthetic, written_pages
 from dpft.errors import InputError
 from dpft.files import write_json
 from dpft.reports.terminal import Grid

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from dpft.runs.saved_run import saved_run
-from dpft.runs.trained_model import trained_model_of_run
+from dpft.runs.task_model import trained_model_of_run
 from tests.slowness import slow, slow_but
 from tests.stories.tiny import TRAINING, Workspace, make_workspace
 

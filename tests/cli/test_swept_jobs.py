@@ -72,7 +72,7 @@ def test_runs_in_other_processes_are_on_the_bill(
 ) -> None:
     billed = []
     monkeypatch.setattr(
-        "dpft.runs.tuning.bill.write_tuning_bill",
+        "dpft.runs.tuning_bill.write_tuning_bill",
         lambda sweep, folders: billed.append((sweep, folders)),
     )
     assert main(["fake", "-m", "hydra.sweep.dir=mine", "privacy.eps=3", "outcome=spend,done"]) == 0
@@ -110,7 +110,7 @@ def test_a_launcher_that_loses_a_process_is_one_sentence_and_the_bill_is_written
 ) -> None:
     launch_by(BreakingLauncher, monkeypatch)
     monkeypatch.setattr(
-        "dpft.runs.tuning.bill.write_tuning_bill",
+        "dpft.runs.tuning_bill.write_tuning_bill",
         lambda sweep, folders: f"a bill of {[folder.name for folder in folders]}",
     )
     assert main(["fake", "-m", "privacy.eps=3", "outcome=spend,done"]) == 1

@@ -9,7 +9,7 @@ from dpft.config.schema import check_compile
 from dpft.data.collation import TextLayout
 from dpft.errors import InputError
 from dpft.models.source import ModelConfig
-from dpft.runs.records import training_layout
+from dpft.runs.training_records import training_layout
 from dpft.training.training_config import TrainingConfig
 
 COMPILED = TrainingConfig(compile=True)

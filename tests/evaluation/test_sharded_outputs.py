@@ -11,7 +11,7 @@ from dpft.evaluation.outputs import ModelOutputs
 from dpft.generation.decoding import DecodeConfig
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.runs.sharding import cut
+from dpft.runs.run_cost import cut
 from dpft.tasks.records import Example
 from tests.evaluation.test_outputs import EXAMPLES, writer
 from tests.parallel.forked import on_ranks

@@ -22,7 +22,7 @@ from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import load_model, meta_model, new_names
 from dpft.models.source import ModelConfig
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.runs.modality.base import modality_of
+from dpft.runs.modality import modality_of
 from dpft.runs.task_model import layout_of
 from dpft.tasks.image_task import ImageTask
 

@@ -14,7 +14,7 @@ from dpft.parallel.grid import make_grid
 from dpft.parallel.local import local
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
-from dpft.runs.training import held_to_save
+from dpft.runs.prepared_run import held_to_save
 from tests.parallel.forked import on_ranks
 from tests.parallel.small_steps import CPU, Case, prepared
 from tests.slowness import slow_but

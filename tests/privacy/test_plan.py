@@ -33,9 +33,9 @@ from dpft.records.promises import Origin
 from dpft.reports.plots import epsilon_points
 from dpft.reports.run.privacy_record import account_for_run, private_run, promise_of
 from dpft.run_folder import LEDGER
+from dpft.runs import tuning
 from dpft.runs.planned_run import account_for_plan
 from dpft.runs.run_plan import RunPlan
-from dpft.runs.tuning import search
 
 
 def plan(**changes) -> PrivacyPlan:
@@ -154,12 +154,12 @@ def test_trust_rule_1_a_search_is_calibrated_to_its_plans_mechanisms(followed, m
         privacy=DifferentialPrivacy(name="dp", eps=3.0),
     )  # fmt: skip
     for name in ("score_metric", "check_fit", "divide"):
-        monkeypatch.setattr(search, name, lambda *_: None)
-    monkeypatch.setattr(search, "load_training_data", lambda _: data)
-    monkeypatch.setattr(search, "_uncalibrated", lambda *_: followed)
-    monkeypatch.setattr(search, "calibrate_trials", calibrate)
+        monkeypatch.setattr(tuning, name, lambda *_: None)
+    monkeypatch.setattr(tuning, "load_training_data", lambda _: data)
+    monkeypatch.setattr(tuning, "_uncalibrated", lambda *_: followed)
+    monkeypatch.setattr(tuning, "calibrate_trials", calibrate)
     with pytest.raises(Asked):
-        search.draw_search(given)
+        tuning.draw_search(given)
 
 
 def test_phases_follow_each_other_and_must_add_up():

@@ -10,7 +10,7 @@ from dpft.config.load import load
 from dpft.config.location import config_directory
 from dpft.config.schema import POLYMORPHIC, TrainCommand
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
-from dpft.runs.early import announce, what_is_trained
+from dpft.runs.run_plan import announce, what_is_trained
 from tests.slowness import slow
 
 
@@ -80,7 +80,7 @@ class Stop(logging.Filter):
     def filter(self, record):
         sys.exit(100 if "torch" in sys.modules else 50)
 
-logging.getLogger("dpft.runs.early").addFilter(Stop())
+logging.getLogger("dpft.runs.run_plan").addFilter(Stop())
 sys.exit(main(["train", "model=tiny", "task.source=embedded", "privacy.eps=3"]))
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True)

@@ -27,12 +27,12 @@ from dpft.files import read_yaml
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.run_folder import hold_run
-from dpft.runs.called_words import EVALUATE_COMMAND
+from dpft.runs import tuning
+from dpft.runs.api import EVALUATE_COMMAND
 from dpft.runs.configuring import evaluate_configuration
 from dpft.runs.folder import WriteRequest
 from dpft.runs.opened_run import Run
-from dpft.runs.tuning import run_search, search
-from dpft.runs.tuning.run_search import resumed_search
+from dpft.runs.tuning import resumed_search
 from tests.stories.tiny import METRICS, Workspace, make_workspace
 
 TRAINING = (
@@ -254,7 +254,7 @@ def test_a_search_is_given_its_words_its_rows_and_its_model(
         searched.append((command, folder, held_splits()))
         shutil.copytree(by_call.folder, folder, dirs_exist_ok=True)
 
-    monkeypatch.setattr(run_search, "run", search)
+    monkeypatch.setattr(tuning, "run", search)
     words = [*TRAINING, "tune.metric=perplexity", "eval.split_is_public=true"]
     words += ["tuning.space.train.learning_rate=[0.1,0.2]"]
     run = dpft.tune(words, rows=splits(), folder="found", **pair())
@@ -351,8 +351,8 @@ def test_a_search_that_breaks_off_keeps_the_model_object(monkeypatch: pytest.Mon
     def broken(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_search, "run_trial", broken)
-    monkeypatch.setattr(search, "draw_count", lambda count, stream: 1)
+    monkeypatch.setattr(tuning, "run_trial", broken)
+    monkeypatch.setattr(tuning, "draw_count", lambda count, stream: 1)
     words = [*TRAINING, "tune.metric=perplexity", "eval.split_is_public=true"]
     words += [
         f"tuning.space.train.{key}" for key in ("learning_rate=[0.1]", "expected_batch_size=[8]")

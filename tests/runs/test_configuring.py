@@ -5,9 +5,8 @@ from omegaconf import OmegaConf
 
 from dpft.config.words import Words
 from dpft.errors import InputError
-from dpft.runs import configuring
+from dpft.runs import configuring, tuning
 from dpft.runs.configuring import evaluate_overrides, tune_configuration
-from dpft.runs.tuning import run_search
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def test_another_model_beside_a_run_is_refused(run_of_dart: None, word: str) -> 
 
 
 def test_a_search_that_is_gone_on_with_takes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_search, "resumed_search", lambda folder: f"the search in {folder}")
+    monkeypatch.setattr(tuning, "resumed_search", lambda folder: f"the search in {folder}")
     composed = OmegaConf.create({"resume": "RUN"})
     alone = Words(job=("resume=RUN",), typed=("resume=RUN",))
     assert tune_configuration(composed, alone) == "the search in RUN"

@@ -9,9 +9,8 @@ import torch
 from dpft.data.collation import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL, TEXT
-from dpft.runs.held_out import Division
-from dpft.runs.records import render, summarize
-from dpft.runs.training_data import TrainingData
+from dpft.runs.held_out import Division, TrainingData
+from dpft.runs.training_records import render, summarize
 from dpft.tasks.records import Example
 from dpft.training.loop import TrainingSet
 

@@ -5,8 +5,7 @@ import pytest
 from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
 from dpft.privacy.accounting.early import Target
 from dpft.records.ledger import Calibration
-from dpft.runs.early import early_calibration, target_of
-from dpft.runs.run_plan import plan_run, with_batch_size
+from dpft.runs.run_plan import early_calibration, plan_run, target_of, with_batch_size
 from tests.config.test_conf import loaded
 
 FOUND = Calibration(accountant="rdp", epsilon=2.9, grid="orders")

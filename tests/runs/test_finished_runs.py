@@ -7,7 +7,7 @@ import pytest
 
 from dpft.errors import InputError, StateError
 from dpft.run_folder import PAGE, REPORT
-from dpft.runs.finished_runs import read_finished_runs, rebuild_report
+from dpft.runs.saved_run import read_finished_runs, rebuild_report
 from tests.reports.run.folders import write_run
 from tests.runs.spending.run_folders import make_run
 

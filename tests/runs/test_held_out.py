@@ -11,16 +11,17 @@ from dpft.config.schema import EvaluateConfig, TrainCommand, TrainConfig
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
 from dpft.runs import held_out
+from dpft.runs.evaluation import not_evaluated
 from dpft.runs.held_out import (
     HELD_OUT,
     Division,
+    TrainingData,
     divide,
     held_out_key,
     keep_key,
-    not_evaluated,
+    load_training_data,
     records_to_score,
 )
-from dpft.runs.training_data import TrainingData, load_training_data
 from tests.config.test_conf import loaded
 from tests.stories.tiny import write_rows
 

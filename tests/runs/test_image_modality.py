@@ -13,7 +13,7 @@ from dpft.kinds import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import load_model, new_names
 from dpft.models.source import EMBEDDED_MODEL, ModelConfig
-from dpft.runs.modality.base import modality_of
+from dpft.runs.modality import modality_of
 from dpft.runs.task_model import head_of, layout_of
 from dpft.tasks.celeba import CelebA
 from dpft.tasks.digits import DigitsTask

@@ -18,9 +18,9 @@ from dpft.estimates import rank_memory
 from dpft.models.architecture import read_architecture
 from dpft.records.form import as_json
 from dpft.records.plans import EstimatedTime
-from dpft.runs import planned_ranks, planned_run
-from dpft.runs.planned_ranks import with_micro_batch_size
+from dpft.runs import planned_run, run_cost
 from dpft.runs.planned_run import describe_run
+from dpft.runs.run_cost import with_micro_batch_size
 from dpft.runs.task_model import fitted_to, training_head
 from tests.config.test_conf import loaded
 from tests.models import small
@@ -121,7 +121,7 @@ def test_a_model_that_cannot_be_cut_is_refused_by_its_parameter(
 ) -> None:
     model = nn.Module()
     model.scale = nn.Parameter(torch.ones((), device="meta"))
-    monkeypatch.setattr(planned_ranks, "planned_model", lambda *_: (model, frozenset()))
+    monkeypatch.setattr(run_cost, "planned_model", lambda *_: (model, frozenset()))
     with pytest.raises(InputError, match="cannot shard the parameter scale"):
         planned(base, "parallel=fsdp")
 
@@ -133,7 +133,7 @@ def test_a_model_that_does_not_run_without_values_is_guessed(
         raise RuntimeError
 
     expected = planned(base)["memory_per_rank_bytes"]
-    monkeypatch.setattr(planned_ranks, "trace_activations", fails)
+    monkeypatch.setattr(run_cost, "trace_activations", fails)
     found = planned(base)["memory_per_rank_bytes"]
     assert "guessed from its layers' shapes" in caplog.text
     assert replace_activations(found) == replace_activations(expected)
@@ -204,7 +204,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     monkeypatch.setattr(rank_memory, "NOISE_BLOCK", 0)
 
     def set_to(beyond: int) -> None:
-        monkeypatch.setattr(planned_ranks, "usable_memory", lambda _: rank_memory.PROCESS + beyond)
+        monkeypatch.setattr(run_cost, "usable_memory", lambda _: rank_memory.PROCESS + beyond)
 
     return set_to
 
@@ -294,6 +294,6 @@ def test_memory_that_nobody_knows_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=r"memory of the device \(mps\).*set a number, such as 32"):
         resolved(auto, torch.device("mps"))
-    monkeypatch.setattr(planned_ranks, "usable_memory", lambda _: None)
+    monkeypatch.setattr(run_cost, "usable_memory", lambda _: None)
     with pytest.raises(InputError, match=r"memory of the device \(cpu\)"):
         resolved(auto)

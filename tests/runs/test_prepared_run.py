@@ -8,8 +8,8 @@ import pytest
 from dpft.config.schema import TrainConfig
 from dpft.errors import InputError
 from dpft.runs import prepared_run
+from dpft.runs.held_out import TrainingData
 from dpft.runs.prepared_run import Prepared, prepare
-from dpft.runs.training_data import TrainingData
 
 
 def test_held_out_rows_are_never_trained_on(

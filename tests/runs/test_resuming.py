@@ -21,7 +21,6 @@ from dpft.reports.run.metrics_files import write_metrics
 from dpft.run_folder import AUDIT_KEY, FINGERPRINT, UNIT_KEY, private_path
 from dpft.runs import resuming
 from dpft.runs.held_out import Division, keep_key
-from dpft.runs.records import save_key
 from dpft.runs.resuming import (
     MAY_CHANGE,
     SECTIONS,
@@ -34,6 +33,7 @@ from dpft.runs.resuming import (
     save_fingerprint,
 )
 from dpft.runs.run_plan import plan_run
+from dpft.runs.training_records import save_key
 from dpft.training.checkpoint import Checkpoint
 from dpft.training.resume import ResumePoint
 from tests.config.test_conf import loaded

@@ -13,8 +13,8 @@ from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.evaluate import Evaluation
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.run_folder import PRIVATE_SCORES_BY_STEP, SCORES_BY_STEP
-from dpft.runs import scheduled_scores as scheduled_module
-from dpft.runs.scheduled_scores import ScheduledScores, scheduled_scores
+from dpft.runs import evaluation
+from dpft.runs.evaluation import ScheduledScores, scheduled_scores
 from dpft.schemas import schema
 from dpft.training import loop
 from tests.stories.tiny import SETTING, TRAINING, Workspace, make_workspace
@@ -126,7 +126,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         )  # fmt: skip
         return [one]
 
-    monkeypatch.setattr(scheduled_module, "evaluate", evaluate)
+    monkeypatch.setattr(evaluation, "evaluate", evaluate)
 
     def made(**changes: object) -> ScheduledScores:
         config = SimpleNamespace(

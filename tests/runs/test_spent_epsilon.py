@@ -8,8 +8,7 @@ import pytest
 from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.accounting.over_steps import Failure
 from dpft.records.ledger import Calibration
-from dpft.runs.run_plan import PublicSize, RunPlan
-from dpft.runs.spent_epsilon import curve_beside, epsilon_so_far, finished_curve
+from dpft.runs.run_plan import PublicSize, RunPlan, curve_beside, epsilon_so_far, finished_curve
 from tests.privacy.test_plan import plan
 
 RDP = Calibration(accountant="rdp", epsilon=9.0, grid="")

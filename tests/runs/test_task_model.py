@@ -21,6 +21,7 @@ from dpft.models.vocabulary import add_tokens
 from dpft.runs.configuring import checked_overrides
 from dpft.runs.modality.text import check_lengths
 from dpft.runs.task_model import (
+    TrainedModel,
     encoding_of,
     fitted_to,
     head_of,
@@ -28,7 +29,6 @@ from dpft.runs.task_model import (
     prepare_model,
     written_tokens,
 )
-from dpft.runs.trained_model import TrainedModel
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.corpus import CorpusTask
 from dpft.tasks.custom_texts import CustomTexts

@@ -12,9 +12,9 @@ from dpft.data.collation import TextLayout
 from dpft.errors import InputError, StateError
 from dpft.privacy.plan import Phase
 from dpft.records.checkpoints import BoundRun
-from dpft.runs import training
+from dpft.runs import prepared_run
+from dpft.runs.prepared_run import prove_clipper, train, warn
 from dpft.runs.run_plan import RunPlan, plan_run
-from dpft.runs.training import prove_clipper, train, warn
 from dpft.training.checkpoint import Checkpoint
 from dpft.training.resume import ResumePoint, promises
 from tests.config.test_conf import loaded
@@ -73,7 +73,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, dict[str, Any]
         calls.append((options.max_grad_norm, settings))
         return 1e-7
 
-    monkeypatch.setattr(training, "check_clipper", check)
+    monkeypatch.setattr(prepared_run, "check_clipper", check)
     return calls
 
 
@@ -140,14 +140,14 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     def ordinary(session: Any, steps: int, resume_point: Any, **_: Any) -> None:
         calls.append(("ordinary", SimpleNamespace(session=session, steps=steps)))
 
-    monkeypatch.setattr(training, "train_privately", private)
-    monkeypatch.setattr(training, "train_ordinarily", ordinary)
+    monkeypatch.setattr(prepared_run, "train_privately", private)
+    monkeypatch.setattr(prepared_run, "train_ordinarily", ordinary)
 
     def read(*given: Any) -> SimpleNamespace:
         calls.append(("read back", given))
         return SimpleNamespace(average=None)
 
-    monkeypatch.setattr(training, "prepare_training_state", read)
+    monkeypatch.setattr(prepared_run, "prepare_training_state", read)
     return calls
 
 

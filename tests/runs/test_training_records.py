@@ -14,11 +14,10 @@ from dpft.data.sources import load_examples, load_with_units
 from dpft.data.token_rows import TokenRows
 from dpft.data.units import bounded_units
 from dpft.errors import InputError
-from dpft.runs import records
-from dpft.runs.held_out import divide, known_by
+from dpft.runs import training_records
+from dpft.runs.held_out import TrainingData, divide, known_by, load_training_data
 from dpft.runs.prepared_run import Prepared
-from dpft.runs.records import check_canaries, make_training_set
-from dpft.runs.training_data import TrainingData, load_training_data
+from dpft.runs.training_records import check_canaries, make_training_set
 from dpft.tasks.records import Example, Record
 from dpft.training.loop import TrainingSet
 
@@ -43,7 +42,7 @@ sys.addaudithook(_watch)
 
 @pytest.fixture(autouse=True)
 def three_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "TOGETHER", 3)
+    monkeypatch.setattr(training_records, "TOGETHER", 3)
 
 
 def without_units(config: TrainConfig) -> TrainConfig:

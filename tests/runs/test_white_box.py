@@ -12,7 +12,7 @@ from dpft.data.layout import Batch
 from dpft.errors import InputError, StateError
 from dpft.models.losses import per_example_losses
 from dpft.run_folder import WHITE_BOX
-from dpft.runs.sharding import check_sharding
+from dpft.runs.run_cost import check_sharding
 from dpft.runs.white_box import (
     StepScores,
     WhiteBoxListener,

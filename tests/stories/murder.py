@@ -50,9 +50,9 @@ AIMS: dict[str, tuple[str, str, Callable[..., None]]] = {
     "between ledger and update": ("dpft.methods.full", "Full.finish_gradient", _kill),
     "inside a checkpoint's write": ("dpft.training.checkpoint_tensors", "save_file", _half_of_them),
     "after a checkpoint's write": ("dpft.training.checkpoint", "checkpoints", _kill),
-    "inside the evaluation": ("dpft.runs.scheduled_scores", "evaluate", _kill),
+    "inside the evaluation": ("dpft.runs.evaluation", "evaluate", _kill),
     "waiting in a step": ("dpft.training.loop", "per_example_losses", _wait),
-    "waiting in an evaluation": ("dpft.runs.scheduled_scores", "evaluate", _wait),
+    "waiting in an evaluation": ("dpft.runs.evaluation", "evaluate", _wait),
     "inside the report": ("dpft.runs.ending", "write_report", _kill),
 }
 """Moment to the function in whose place, at some call of it, the process kills itself."""

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dpft.models.vocabulary import add_tokens
 from dpft.runs.saved_run import saved_run
-from dpft.runs.trained_model import trained_model_of_run
+from dpft.runs.task_model import trained_model_of_run
 from dpft.tasks.personachat import TOKENS
 from tests.slowness import slow_but
 from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace, own_entries

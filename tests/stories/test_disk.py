@@ -12,7 +12,7 @@ import pytest
 from dpft.privacy.journal import JournaledLedger
 from dpft.privacy.ledger import read_ledger
 from dpft.runs import ending as run_ending
-from dpft.runs import training
+from dpft.runs import prepared_run
 from dpft.training import session
 from dpft.training.checkpoint import checkpoints, read_checkpoint
 from tests.stories.test_resume import RUN, files
@@ -108,7 +108,7 @@ FULL = {
     "a checkpoint's model": (session, "save_checkpoint", 2, 100_000),
     "a checkpoint's optimizer": (session, "save_checkpoint", 2, 400_000),
     "the ledger": (JournaledLedger, "record_step", 4, 0),
-    "the model": (training.Session, "save_model", 1, 0),
+    "the model": (prepared_run.Session, "save_model", 1, 0),
     "the scores": (run_ending, "write_scores", 1, 0),
     "the report": (run_ending, "write_report", 1, 0),
 }

@@ -11,7 +11,7 @@ import pytest
 
 from dpft.privacy.journal import JournaledLedger
 from dpft.runs import ending as run_ending
-from dpft.runs import scheduled_scores
+from dpft.runs import evaluation
 from dpft.training import checkpoint_tensors, loop
 from dpft.training.resume import find_resume_point
 from tests.stories.murder import SECONDS, start, wait_until
@@ -60,7 +60,7 @@ TERM, INT = signal.SIGTERM, signal.SIGINT
 PHASES = {
     "a step": (JournaledLedger, "record_step", 3, 3),
     "a checkpoint": (checkpoint_tensors, "save_file", 3, 2),
-    "the evaluation": (scheduled_scores, "evaluate", 2, 5),
+    "the evaluation": (evaluation, "evaluate", 2, 5),
     "the scores": (run_ending, "write_scores", 1, 5),
     "the report": (run_ending, "write_report", 1, 5),
 }

@@ -392,7 +392,7 @@ def test_words_that_cannot_be_written_are_said_to_have_cost(
     def full(path: Path, text: str, **_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("dpft.runs.tokenizing.command.write_text", full)
+    monkeypatch.setattr("dpft.runs.tokenizing.write_text", full)
     done = workspace.run(*TOKENIZER, *PIECES, *EPS, "hydra.run.dir=full")
     assert done.code == 1
     sentence = done.err.splitlines()[-1]

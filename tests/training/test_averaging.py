@@ -12,7 +12,7 @@ from torch import nn
 from dpft.errors import InputError
 from dpft.methods.base import METHODS
 from dpft.run_folder import CHECKPOINTS
-from dpft.runs import scheduled_scores
+from dpft.runs import evaluation
 from dpft.training import loop as loop_module
 from dpft.training.averaging import Averaging, WeightAverage
 from dpft.training.checkpoint import checkpoints, restore_checkpoint, save_checkpoint
@@ -294,17 +294,17 @@ def test_both_weights_are_scored_and_the_model_keeps_those_that_are_released(
         seen.append((at, weight.item()))
         return []
 
-    monkeypatch.setattr(scheduled_scores, "score", score)
+    monkeypatch.setattr(evaluation, "score", score)
     prepared: Any = SimpleNamespace(division=SimpleNamespace(scored={"test": ["a record"]}))
-    assert scheduled_scores.score_with(average, prepared) == []
+    assert evaluation.score_with(average, prepared) == []
     mean, last = 2.0, 3.0
     values = (last, mean) if released else (mean, last)
     assert seen == [(stage, values[0]), ("after", values[1])]
     assert weight.item() == seen[-1][1]
     seen.clear()
-    scheduled_scores.score_with(None, prepared)
+    evaluation.score_with(None, prepared)
     nothing: Any = SimpleNamespace(division=SimpleNamespace(scored={}))
-    scheduled_scores.score_with(average, nothing)
+    evaluation.score_with(average, nothing)
     assert [at for at, _ in seen] == ["after", "after"], "no average, or nothing to score"
 
 

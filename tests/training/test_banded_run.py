@@ -14,7 +14,7 @@ from dpft.privacy.ledger import Ledger, check_ledger, hash_of, read_ledger
 from dpft.privacy.mechanisms.banded import Banded
 from dpft.privacy.spending import Noise, steps_taken
 from dpft.run_folder import HISTORY, KEYS
-from dpft.runs.spending.spent_run import read_spent
+from dpft.runs.saved_run import read_spent
 from dpft.training import loop as loop_module
 from dpft.training.private_run import train_privately
 from dpft.training.resume import find_resume_point

@@ -13,7 +13,7 @@ from dpft.config.schema import check_adaptive_scale
 from dpft.errors import InputError
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.privacy_config import NoPrivacy
-from dpft.runs.sharding import check_sharding
+from dpft.runs.run_cost import check_sharding
 from dpft.training import loop as loop_module
 from dpft.training import loss_scale as module
 from dpft.training.loss_scale import WINDOW, AdaptiveLossScale

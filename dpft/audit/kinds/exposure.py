@@ -12,11 +12,11 @@ from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, expect
 from dpft.data.canaries import EXPOSURE, Canary
 from dpft.errors import InputError
 from dpft.run_folder import CANARIES
-from dpft.runs.training_data import read_canaries
+from dpft.runs.held_out import read_canaries
 
 if TYPE_CHECKING:
-    from dpft.audit.exposure_findings import Exposed
-    from dpft.audit.likelihoods import Scorer
+    from dpft.audit.audited_run import Scorer
+    from dpft.audit.exposure import Exposed
 
 
 @AUDITS.register("exposure")
@@ -32,8 +32,8 @@ class ExposureAudit(Audit):
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""
-        from dpft.audit.exposure_findings import finding
-        from dpft.audit.likelihoods import trained, untrained
+        from dpft.audit.audited_run import trained, untrained
+        from dpft.audit.exposure import finding
         from dpft.evaluation.scored import counter
         from dpft.runs.progress import batch_progress
 
@@ -56,8 +56,7 @@ class ExposureAudit(Audit):
         canaries: Sequence[Canary],
         count: Callable[[int], None],
     ) -> "list[Exposed]":
-        from dpft.audit.exposure_findings import exposed
-        from dpft.audit.suffix_scores import suffix_scores
+        from dpft.audit.exposure import exposed, suffix_scores
         from dpft.data.canaries import vocabulary, whole_words
         from dpft.data.encoding import TokenEncoding
 

@@ -29,7 +29,7 @@ class MembershipAudit(Audit):
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""
-        from dpft.audit.membership_audit import audit_membership
+        from dpft.audit.membership import audit_membership
 
         return audit_membership(
             run,

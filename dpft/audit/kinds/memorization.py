@@ -1,12 +1,11 @@
 """``audit=memorization``: how much of its records a run's model writes on by itself.
 
-Ponomareva et al. 2022, sections 4 and 5.2; ``dpft.audit.memorization_audit`` does it.
+Ponomareva et al. 2022, sections 4 and 5.2; ``dpft.audit.memorization`` does it.
 """
 
 from dataclasses import dataclass
 
-from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, expect
-from dpft.audit.memorization import HIDDEN
+from dpft.audit.base import AUDITS, HIDDEN, Audit, AuditedRun, Finding, expect
 from dpft.errors import InputError
 
 
@@ -41,7 +40,7 @@ class Memorization(Audit):
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""
-        from dpft.audit.memorization_audit import audit_memorization
+        from dpft.audit.memorization import audit_memorization
 
         result = audit_memorization(
             run.folder,

@@ -4,10 +4,8 @@ Each canary was trained on if its secret coin said so. Whoever guesses more coin
 epsilon allows has shown that epsilon is larger (Steinke, Nasr and Jagielski 2023).
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, expect
@@ -15,12 +13,11 @@ from dpft.data.canaries import COIN, Canary
 from dpft.errors import InputError
 from dpft.records.privacy_file import RunPrivacy
 from dpft.records.promises import OpenRun
-from dpft.run_folder import CANARIES, CHECKPOINTS
-from dpft.runs.training_data import read_canaries
+from dpft.run_folder import CANARIES
+from dpft.runs.held_out import read_canaries
 
 if TYPE_CHECKING:
-    from dpft.audit.one_run_findings import View
-    from dpft.audit.trade_off import TradeOff
+    from dpft.audit.one_run import View
 
 BLACK_BOX = (
     "black box: the attacker has the released model and the one before fine-tuning, and knows every"
@@ -32,7 +29,6 @@ WHITE_BOX = (
 )
 NON_PRIVATE_DELTA = 1e-5
 """Of a run that promises none."""
-logger = logging.getLogger(__name__)
 
 
 @AUDITS.register("one_run")
@@ -60,7 +56,7 @@ class OneRunAudit(Audit):
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""
-        from dpft.audit.one_run_findings import Settings, finding
+        from dpft.audit.one_run import Settings, finding, planned_trade_off
 
         canaries = canaries_of(run)
         epsilon, delta = promise(run.privacy)
@@ -76,7 +72,7 @@ class OneRunAudit(Audit):
 
     def views(self, run: AuditedRun, canaries: Sequence[Canary]) -> "list[View]":
         """Returns what each kind of attacker sees of the canaries."""
-        from dpft.audit.one_run_findings import View
+        from dpft.audit.one_run import View
 
         found = [
             View(
@@ -107,7 +103,7 @@ class OneRunAudit(Audit):
 
     def black_box_scores(self, run: AuditedRun, canaries: Sequence[Canary]) -> list[float]:
         """Returns by how much training raised the log-likelihood of each canary."""
-        from dpft.audit.likelihoods import trained, untrained
+        from dpft.audit.audited_run import trained, untrained
 
         records = [canary.record(run.config.task) for canary in canaries]
         with trained(run, self.batch_size) as scorer:
@@ -136,27 +132,6 @@ def canaries_of(run: AuditedRun) -> list[Canary]:
             " audit=memorization can still be done."
         )
     return canaries
-
-
-def planned_trade_off(folder: Path) -> "TradeOff | None":
-    """Returns the trade-off curve of what a run took, by its plan and its number of noisy steps.
-
-    None where the plan is gone with the run's checkpoints, with a warning.
-    """
-    from dpft.audit.trade_off import mechanism_trade_off
-    from dpft.privacy.completeness import NO_STEPS, read_run_ledger
-    from dpft.training.checkpoint import checkpoints
-    from dpft.training.resume import find_resume_point
-
-    if not checkpoints(folder / CHECKPOINTS):
-        logger.warning(
-            "%s is gone, and the plan with it: nothing is held against the plan's own curve",
-            folder / CHECKPOINTS,
-        )
-        return None
-    plan = find_resume_point(folder).plan()
-    streams = (read_run_ledger(folder) or NO_STEPS).streams
-    return mechanism_trade_off(plan.event(streams))
 
 
 def promise(privacy: RunPrivacy) -> tuple[float | None, float]:

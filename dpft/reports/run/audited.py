@@ -10,7 +10,7 @@ from dpft.records.promises import PrivateRun
 
 Row = tuple[str, str]
 NO_MIXING = "if what is seen of one canary tells nothing of another's coin"
-"""What a test of the mechanism by white-box scores assumes (``dpft.audit.independent``)."""
+"""What a test of the mechanism by white-box scores assumes (``dpft.audit.guessing``)."""
 
 
 def is_contradicted(entry: Guesses) -> str | None:

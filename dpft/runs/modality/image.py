@@ -20,7 +20,7 @@ from dpft.files import write_json
 from dpft.kinds import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER, Head
 from dpft.models.architecture import Architecture
 from dpft.models.source import TIMM, origin
-from dpft.runs.modality.base import MODALITIES, Modality
+from dpft.runs.modality import MODALITIES, Modality
 from dpft.tasks.image_task import ImageTask
 
 PREPROCESSOR = "preprocessor_config.json"

@@ -21,7 +21,7 @@ from dpft.models.heads import language_kind, padding_id
 from dpft.models.loading import language_head, load_tokenizer, meta_model
 from dpft.models.positions import max_positions, takes_position_ids, takes_token_types
 from dpft.models.vocabulary import add_tokens, known_tokens
-from dpft.runs.modality.base import MODALITIES, Modality
+from dpft.runs.modality import MODALITIES, Modality
 from dpft.tasks.base import SeqToSeqTask, Task, TextualTask
 from dpft.tasks.classification import CLS, ClassificationTask
 from dpft.tasks.corpus import SPANS, CorpusTask

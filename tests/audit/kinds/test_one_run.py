@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from dpft.audit.kinds.one_run import OneRunAudit
-from dpft.audit.one_run_findings import View
+from dpft.audit.one_run import View
 from dpft.data.canaries import Canary
 from dpft.errors import InputError
 from dpft.runs.white_box import read_white_box

@@ -12,15 +12,15 @@ from dpft.privacy.plan import SpentBefore
 from dpft.privacy.spending import Noise, added_up
 from dpft.records.ledger import Calibration
 from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
-from dpft.runs.spending.bounds import (
+from dpft.runs.composition import (
     account_for_spent,
     account_together,
     check_head,
     check_same_unit,
     tokenizers_beside,
 )
-from dpft.runs.spending.ledgers import SAME_DATA, run_table, together_table
-from dpft.runs.spending.spent_run import SpentRun, read_spent
+from dpft.runs.ledgers import SAME_DATA, run_table, together_table
+from dpft.runs.saved_run import SpentRun, read_spent
 from tests.runs.spending.run_folders import (
     BATCH,
     NOISE,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpft.runs.spending.ledgers import SAME_DATA
+from dpft.runs.ledgers import SAME_DATA
 from tests.runs.spending.run_folders import edit, make_run, mechanism, tear
 from tests.slowness import slow
 from tests.stories.tiny import Workspace

@@ -6,7 +6,7 @@ import yaml
 from dpft.errors import InputError, StateError
 from dpft.privacy.spending import Noise
 from dpft.records.ledger import Calibration
-from dpft.runs.spending.spent_run import find_ledgers, read_ended_ledger, read_spent
+from dpft.runs.saved_run import find_ledgers, read_ended_ledger, read_spent
 from tests.runs.spending.run_folders import (
     BATCH,
     NOISE,

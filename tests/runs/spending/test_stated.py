@@ -11,8 +11,7 @@ from dpft.privacy.mechanisms.banded import Banded
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.privacy.plan import HistogramPlan, write_plan
 from dpft.records.ledger import Calibration
-from dpft.runs.finished_runs import read_finished_runs
-from dpft.runs.spending.spent_run import read_ended_ledger
+from dpft.runs.saved_run import read_ended_ledger, read_finished_runs
 from tests.reports.run.test_privacy_record import without_privacy
 from tests.runs.spending.run_folders import (
     BATCH,

@@ -7,14 +7,14 @@ import pytest
 
 from dpft.privacy.accounting import EpsilonBound
 from dpft.records.form import as_json
-from dpft.runs.spending.ledgers import (
+from dpft.runs.ledgers import (
     SAME_DATA,
     run_record,
     run_table,
     together_record,
     together_table,
 )
-from dpft.runs.spending.spent_run import SpentRun, read_spent
+from dpft.runs.saved_run import SpentRun, read_spent
 from tests.runs.spending.run_folders import SIZE, make_run, mechanism
 
 DELTA = 1 / (2 * SIZE)

@@ -12,9 +12,9 @@ import yaml
 from dpft.privacy.accounting import Accountants, EpsilonBound, account
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.records.sweeps import Bound, BoundedRun, UnboundedRun
-from dpft.runs.spending.spent_run import SpentRun, read_spent
-from dpft.runs.tuning import bill as bill_module
-from dpft.runs.tuning.bill import _alone_in_words, _bill, _swept, _words, write_tuning_bill
+from dpft.runs import tuning_bill
+from dpft.runs.saved_run import SpentRun, read_spent
+from dpft.runs.tuning_bill import _alone_in_words, _bill, _swept, _words, write_tuning_bill
 from dpft.training import loop
 from tests.stories.tiny import EVALUATION, TRAINING, Outcome, Workspace, make_workspace
 
@@ -158,7 +158,7 @@ def test_a_run_that_was_not_private_leaves_no_bound_for_all(
 
     change = {} if seeded else {"name": "none"}
     if seeded:
-        monkeypatch.setattr(bill_module, "read_spent", as_seeded)
+        monkeypatch.setattr(tuning_bill, "read_spent", as_seeded)
     for run in ("0", "1"):
         shutil.copytree(workspace.root / "sweep" / run, tmp_path / run)
     path = tmp_path / "1" / "config.yaml"

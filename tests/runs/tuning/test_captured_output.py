@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpft.runs.tuning.search import everything_to, owner_only
+from dpft.runs.tuning import everything_to, owner_only
 
 
 def test_prints_logs_and_what_c_code_writes_go_to_a_private_file(

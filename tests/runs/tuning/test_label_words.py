@@ -9,9 +9,9 @@ from torch import Tensor
 
 from dpft.data.layout import Batch
 from dpft.errors import InputError
+from dpft.runs import label_words
 from dpft.runs.exit_codes import exit_code_of_job
-from dpft.runs.tuning import label_words
-from dpft.runs.tuning.label_words import main
+from dpft.runs.label_words import main
 from tests.models import small
 
 FILMS = [

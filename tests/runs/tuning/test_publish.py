@@ -13,7 +13,7 @@ from dpft.config.tune import TuneCommand
 from dpft.errors import StateError
 from dpft.records.ledger import Calibration
 from dpft.run_folder import trial_folder
-from dpft.runs.tuning.run_search import check_spent, publish
+from dpft.runs.tuning import check_spent, publish
 from tests.config.test_tune import command
 from tests.reports.run.folders import write_run
 from tests.runs.spending.run_folders import make_run, mechanism

@@ -17,9 +17,8 @@ from dpft.errors import InputError, RunError
 from dpft.privacy.accounting.selection import ACCOUNTANT
 from dpft.privacy.randomness import PURPOSES, Randomness, make_randomness
 from dpft.run_folder import KEYS
-from dpft.runs import prepared_run, run
-from dpft.runs.tuning import run_search, search
-from dpft.runs.tuning.run_search import resumed_search
+from dpft.runs import prepared_run, run, tuning
+from dpft.runs.tuning import resumed_search
 from dpft.training import private_run
 from dpft.training.diagnostics import Diagnostics
 from tests.config.test_tune import command
@@ -42,8 +41,8 @@ SETTINGS = [
 def drawn() -> Iterator[None]:
     """Every search draws the same three trials, of which the second learns the most."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "draw_count", lambda count, stream: len(SETTINGS))
-        patch.setattr(search, "draw_settings", lambda space, number, stream: SETTINGS)
+        patch.setattr(tuning, "draw_count", lambda count, stream: len(SETTINGS))
+        patch.setattr(tuning, "draw_settings", lambda space, number, stream: SETTINGS)
         yield
 
 
@@ -150,13 +149,13 @@ def test_a_search_that_has_ended_is_left_alone_and_its_folder_is_taken(
     ("owner", "function", "call", "error", "code"),
     [
         # Between the second trial's end and the third one's beginning.
-        (search, "begin", 3, KeyboardInterrupt(), 130),
+        (tuning, "begin", 3, KeyboardInterrupt(), 130),
         # Inside the second trial, after its training.
         (run, "report", 2, KeyboardInterrupt(), 130),
         (run, "report", 2, OSError(errno.ENOSPC, "No space left on device", "x"), 1),
         # What a trial needs is gone for a while.
         (prepared_run, "load_tokenizer", 2, InputError("model.path must be a folder."), 2),
-        (run_search, "publish", 1, KeyboardInterrupt(), 130),
+        (tuning, "publish", 1, KeyboardInterrupt(), 130),
     ],
 )
 def test_a_search_that_broke_off_goes_on_without_a_trial_run_twice_or_drawn_anew(
@@ -181,7 +180,7 @@ def test_a_search_that_broke_off_goes_on_without_a_trial_run_twice_or_drawn_anew
     ended = {path: path.stat().st_mtime_ns for path in private.glob("trial-*/outcome.json")}
     assert not (workspace.root / name / "ledger.jsonl").exists()
     with monkeypatch.context() as patch:
-        patch.setattr(search, "draw_count", None)
+        patch.setattr(tuning, "draw_count", None)
         resumed = workspace.run("tune", f"resume={name}")
     assert resumed.code == 0, resumed.err
     assert (private / "trials.json").read_bytes() == drawn
@@ -202,9 +201,9 @@ def test_a_trial_that_crashes_or_diverges_counts_as_the_worst(
             crashed = workspace.run("tune", *SEARCH, f"hydra.run.dir={name}")
         assert crashed.code == 0, crashed.err
         assert len(crashed.err.splitlines()) == len(outcome.err.splitlines())
-        tuning = workspace.root / name / "private/tuning"
-        assert json.loads((tuning / "trial-1/outcome.json").read_text())["score"] is None
-        assert str(error) in (tuning / "trial-1/log").read_text()
+        trials = workspace.root / name / "private/tuning"
+        assert json.loads((trials / "trial-1/outcome.json").read_text())["score"] is None
+        assert str(error) in (trials / "trial-1/log").read_text()
         assert "learning_rate: 0.0001" in (workspace.root / name / "config.yaml").read_text()
 
 
@@ -214,17 +213,17 @@ def test_trust_rule_4_a_trial_that_diverges_or_fails_keeps_no_generator_states(
     """The second trial's learning rate overflows in its first step, the third one fails later."""
     rates = (0.0001, 1e39, 0.03)
     settings = [{**SETTINGS[0], "train.learning_rate": rate} for rate in rates]
-    monkeypatch.setattr(search, "draw_settings", lambda space, number, stream: settings)
+    monkeypatch.setattr(tuning, "draw_settings", lambda space, number, stream: settings)
     fails = breaking(Diagnostics.write, 3, ZeroDivisionError("oh"))
     monkeypatch.setattr(Diagnostics, "write", fails)
     space = "tuning.space.train.learning_rate=[0.0001,1e39,0.03]"
     done = workspace.run("tune", *SEARCH, WITHOUT_TEXTS, space, "hydra.run.dir=diverged")
     assert done.code == 0, done.err
-    tuning = workspace.root / "diverged/private/tuning"
-    scores = [json.loads((tuning / f"trial-{n}/outcome.json").read_text()) for n in range(3)]
+    trials = workspace.root / "diverged/private/tuning"
+    scores = [json.loads((trials / f"trial-{n}/outcome.json").read_text()) for n in range(3)]
     assert [one["score"] is None for one in scores] == [False, True, True]
-    assert "overflow" in (tuning / "trial-1/log").read_text()
-    assert all(list(tuning.glob(f"trial-{n}/private/checkpoints/step-*")) for n in range(3))
+    assert "overflow" in (trials / "trial-1/log").read_text()
+    assert all(list(trials.glob(f"trial-{n}/private/checkpoints/step-*")) for n in range(3))
     assert not list((workspace.root / "diverged").rglob(KEYS))
 
 
@@ -277,7 +276,7 @@ def test_a_search_goes_on_with_the_records_that_it_began_with_alone(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(search, "begin", breaking(search.begin, 1, KeyboardInterrupt()))
+        patch.setattr(tuning, "begin", breaking(tuning.begin, 1, KeyboardInterrupt()))
         assert workspace.run("tune", *SEARCH, "hydra.run.dir=bound").code == 130
     data = workspace.root / "data" / "train.jsonl"
     whole = data.read_text()
@@ -320,5 +319,5 @@ def test_processes_of_torchrun_do_not_search_each_on_its_own(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="parallel=none is one process, got 2"):
-        run_search.run(command("task=e2e"), tmp_path / "search")
+        tuning.run(command("task=e2e"), tmp_path / "search")
     assert not list(tmp_path.iterdir())

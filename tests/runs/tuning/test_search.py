@@ -8,7 +8,7 @@ from dpft.errors import StateError
 from dpft.records.ledger import Calibration
 from dpft.records.sweeps import Search, Trial
 from dpft.run_folder import TUNING
-from dpft.runs.tuning.search import draw_trials, read_search, write_search
+from dpft.runs.tuning import draw_trials, read_search, write_search
 from tests.config.test_tune import command
 
 SEARCH = Search(

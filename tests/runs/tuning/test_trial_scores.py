@@ -13,7 +13,7 @@ from dpft.errors import InputError, StateError
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.records.form import write_record
 from dpft.records.scores import Metrics, ScoreEntry, TrialScore
-from dpft.runs.tuning.search import (
+from dpft.runs.tuning import (
     read_trial_score,
     score_metric,
     score_of,

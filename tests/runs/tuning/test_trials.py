@@ -12,9 +12,9 @@ from dpft.config.load import dump
 from dpft.config.tune import TuneCommand
 from dpft.errors import DpftError, InputError, RunError, StateError
 from dpft.records.sweeps import Trial
+from dpft.runs import tuning
 from dpft.runs.run_plan import RunPlan
-from dpft.runs.tuning import search as trials
-from dpft.runs.tuning.search import run_trial, train_trial
+from dpft.runs.tuning import run_trial, train_trial
 from tests.config.test_tune import command
 from tests.runs.tuning.test_search import SEARCH
 
@@ -27,7 +27,7 @@ def tune() -> TuneCommand:
 
 
 @pytest.fixture
-def tuning(tmp_path: Path) -> Path:
+def tuning_folder(tmp_path: Path) -> Path:
     (tmp_path / "tuning").mkdir()
     return tmp_path / "tuning"
 
@@ -41,23 +41,23 @@ def beginning(monkeypatch: pytest.MonkeyPatch, what: Callable[..., Any]) -> None
         assert not with_curve, "its own steps are not what was spent"
         what(config, folder, planner, write_request)
 
-    monkeypatch.setattr(trials, "begin", begin)
+    monkeypatch.setattr(tuning, "begin", begin)
 
 
 def test_a_trial_has_its_setting_its_own_noise_and_the_searchs_calibration(
-    tune: TuneCommand, tuning: Path, monkeypatch: pytest.MonkeyPatch
+    tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def origin(_: Path) -> None: ...
 
     planned: list[RunPlan] = []
 
     def begin(config: Any, folder: Path, planner: Any, write_request: Any) -> None:
-        assert (folder, write_request) == (tuning / "trial-0", origin)
+        assert (folder, write_request) == (tuning_folder / "trial-0", origin)
         assert config.train.learning_rate == TRIAL.setting["train.learning_rate"] == 0.1
         planned.append(planner(config, lambda: pytest.fail("the size is published")))
 
     beginning(monkeypatch, begin)
-    assert run_trial(tune, SEARCH, TRIAL, tuning / "trial-0", origin) == 0
+    assert run_trial(tune, SEARCH, TRIAL, tuning_folder / "trial-0", origin) == 0
     (plan,) = planned
     assert plan.privacy is not None and plan.steps == 3
     assert plan.privacy.noise_multiplier == TRIAL.noise_multiplier == 1.5
@@ -65,7 +65,7 @@ def test_a_trial_has_its_setting_its_own_noise_and_the_searchs_calibration(
 
 
 def test_what_a_trial_says_goes_to_its_log_and_is_the_owners_alone(
-    tune: TuneCommand, tuning: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+    tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     def begin(_: Any, folder: Path, *__: Any) -> None:
         print("printed")
@@ -74,7 +74,7 @@ def test_what_a_trial_says_goes_to_its_log_and_is_the_owners_alone(
         raise ZeroDivisionError("crashed")
 
     beginning(monkeypatch, begin)
-    trial = tuning / "trial-0"
+    trial = tuning_folder / "trial-0"
     assert run_trial(tune, SEARCH, TRIAL, trial) == 1
     assert capfd.readouterr() == ("", "")
     log = (trial / "log").read_text()
@@ -83,13 +83,13 @@ def test_what_a_trial_says_goes_to_its_log_and_is_the_owners_alone(
 
 
 def test_a_trial_that_fails_has_its_code_and_its_search_goes_on(
-    tune: TuneCommand, tuning: Path, monkeypatch: pytest.MonkeyPatch
+    tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def begin(*_: Any) -> None:
         raise RunError("weights are not finite.")
 
     beginning(monkeypatch, begin)
-    assert run_trial(tune, SEARCH, TRIAL, tuning / "trial-0") == RunError.exit_code
+    assert run_trial(tune, SEARCH, TRIAL, tuning_folder / "trial-0") == RunError.exit_code
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_trial_that_fails_has_its_code_and_its_search_goes_on(
 )
 def test_a_trial_that_could_not_run_stops_the_search_without_being_named(
     tune: TuneCommand,
-    tuning: Path,
+    tuning_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     error: DpftError,
     sentence: str,
@@ -111,30 +111,30 @@ def test_a_trial_that_could_not_run_stops_the_search_without_being_named(
 
     beginning(monkeypatch, begin)
     with pytest.raises(type(error), match=sentence) as info:
-        run_trial(tune, SEARCH, TRIAL, tuning / "trial-3")
+        run_trial(tune, SEARCH, TRIAL, tuning_folder / "trial-3")
     assert "trial-3" not in str(info.value) and "trial 3" not in str(info.value)
 
 
 def test_a_full_disk_is_no_trials_own_failure(
-    tune: TuneCommand, tuning: Path, monkeypatch: pytest.MonkeyPatch
+    tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def begin(_: Any, folder: Path, *__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(folder / "x"))
 
     beginning(monkeypatch, begin)
     with pytest.raises(OSError, match="No space") as info:
-        run_trial(tune, SEARCH, TRIAL, tuning / "trial-3")
-    assert info.value.filename == str(tuning)
+        run_trial(tune, SEARCH, TRIAL, tuning_folder / "trial-3")
+    assert info.value.filename == str(tuning_folder)
 
 
 def test_a_trial_without_a_checkpoint_begins_anew_and_one_with_a_checkpoint_goes_on(
-    tune: TuneCommand, tuning: Path, monkeypatch: pytest.MonkeyPatch
+    tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[set[str]] = []
     beginning(monkeypatch, lambda _, at, *__: begun.append({each.name for each in at.iterdir()}))
     gone_on: list[Any] = []
-    monkeypatch.setattr(trials, "go_on", lambda *given, **_: gone_on.append(given))
-    trial = tuning / "trial-0"
+    monkeypatch.setattr(tuning, "go_on", lambda *given, **_: gone_on.append(given))
+    trial = tuning_folder / "trial-0"
     trial.mkdir()
     (trial / "stale").touch()
     run_trial(tune, SEARCH, TRIAL, trial)
@@ -148,9 +148,9 @@ def test_a_trial_without_a_checkpoint_begins_anew_and_one_with_a_checkpoint_goes
 
 
 def test_a_setting_that_does_not_fit_is_refused_before_anything_is_begun(
-    tune: TuneCommand, tuning: Path, monkeypatch: pytest.MonkeyPatch
+    tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beginning(monkeypatch, lambda *_: pytest.fail("it was begun"))
     odd = Trial(setting={"method.rank": 4}, noise_multiplier=1.0)
     with pytest.raises(InputError, match="unknown configuration key method.rank"):
-        train_trial(tune, SEARCH, odd, tuning, goes_on=False)
+        train_trial(tune, SEARCH, odd, tuning_folder, goes_on=False)

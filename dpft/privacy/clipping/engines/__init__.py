@@ -12,11 +12,13 @@ from torch import nn
 
 from dpft.privacy.clipping.choices import Tuning, check_engine_name
 from dpft.privacy.clipping.costs import FLOAT_BYTES
+from dpft.privacy.clipping.engines.algorithms import (
+    BookKeepingEngine,
+    InstantiateEngine,
+    LoopEngine,
+    TwoPassEngine,
+)
 from dpft.privacy.clipping.engines.base import Engine
-from dpft.privacy.clipping.engines.book_keeping import BookKeepingEngine
-from dpft.privacy.clipping.engines.instantiate import InstantiateEngine
-from dpft.privacy.clipping.engines.loop import LoopEngine
-from dpft.privacy.clipping.engines.two_pass import TwoPassEngine
 from dpft.privacy.clipping.factors import ClippingStyle
 
 ENGINES: dict[str, type[Engine]] = {

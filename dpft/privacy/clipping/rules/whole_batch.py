@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.separation.held_still import is_held_still
+from dpft.privacy.clipping.separation.deterministic import in_deterministic_mode
 
 LayerForward = Callable[[Tensor], Tensor]
 
@@ -135,7 +135,7 @@ def with_one_mask(dropout: nn.Module, recorder: Recorder) -> LayerForward:
 
     def run(inputs: Tensor) -> Tensor:
         own: LayerForward = partial(type(dropout).forward, dropout)
-        if recorder.token is None or not dropout.training or is_held_still():
+        if recorder.token is None or not dropout.training or in_deterministic_mode():
             return own(inputs)
         outputs: Tensor = _OneMask.apply(own, recorder.token, inputs)
         return outputs
@@ -178,7 +178,7 @@ class WholeBatchAttention(TorchFunctionMode):
         if len(args) > len(names) or named["query"].dim() != 4:
             return func(*args, **options)
         tensors = [named.pop(name, None) for name in names]
-        options = named | ({"dropout_p": 0.0} if is_held_still() else {})
+        options = named | ({"dropout_p": 0.0} if in_deterministic_mode() else {})
         return _Attention.apply(self._token, partial(func, **options), *tensors)
 
 

@@ -3,22 +3,21 @@
 A layer rule reads off the examples' gradients from what enters a layer and what comes back to it,
 as long as both carry the batch in front. A weight that no rule knows (a class token, Llama's norm)
 or that meets a tensor without the batch (BERT's positions, one row for all examples) needs another
-way. It is found when a kind of call of the model (``signature``) is met for the first time:
+way. It is found when a call signature of the model is met for the first time:
 
 1. ``flow`` runs the model on two and on three rows, and so learns which tensors carry the batch
    and which module puts which weight to use.
-2. ``broadcasts`` finds the layers with a rule that meet one row for all examples: they are given a
-   row for each.
-3. ``regions`` chooses the smallest modules around the other uses that turn one example's inputs
-   into one example's outputs. ``region_plans`` keeps the choice for the next call of the kind.
-4. ``mapping`` runs these modules once per example, over weights expanded to one for each example:
+2. ``regions`` finds the layers with a rule that meet one row for all examples, which are given a
+   row for each, and chooses the smallest modules around the other uses that turn one example's
+   inputs into one example's outputs. The choice is kept for the next call of the signature.
+3. ``mapping`` runs these modules once per example, over weights expanded to one for each example:
    the gradients of the expanded weights are the examples' own.
-5. ``proof`` holds all that is recorded against the bare model, on few rows of the batch at hand
-   (``few_rows``, ``row_subset``, ``root_calls``). A plan that it disproves is widened: to modules
-   in the place of broadcasts, to larger modules, at last to the whole model, and then refused.
+4. ``proof`` compares all that is recorded with the bare model, on few rows of the batch at hand
+   (``row_subset``). A plan that is not exact falls back to modules in the place of broadcasts, to
+   larger modules, at last to the whole model, and then the model is refused.
 
-That no row changes another is looked at first, by running each alone (``rows_alone``) and by
-computing losses in other company (``loss_company``), at the batches that ``kinds`` says.
+That no row changes another is checked first, by re-executing each alone (``single_example``) and
+by comparing the losses of subsets of rows (``cross_example``).
 
 Worked example: a scale that is no layer's weight, shared by all examples.
 

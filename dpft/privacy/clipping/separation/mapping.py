@@ -9,30 +9,119 @@ cannot run the module (a value read from a tensor), a loop over the examples doe
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from dpft.errors import RunError
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.expansion import expanded
 from dpft.privacy.clipping.rules.whole_batch import WholeBatchAttention
-from dpft.privacy.clipping.separation.kept_state import random_state_kept_on_failure
-from dpft.privacy.clipping.separation.region_arguments import (
-    RegionArguments,
-    output_axes,
-    split_tensors,
-)
+from dpft.privacy.clipping.separation.deterministic import random_state_restored_on_failure
+from dpft.privacy.clipping.separation.flow import Status
+from dpft.privacy.clipping.separation.nested_values import map_tensors, named_tensors
 from dpft.privacy.clipping.separation.regions import Region
-from dpft.privacy.clipping.separation.slow_paths import NOT_ITS_OWN, reason_of, say_once
 
 logger = logging.getLogger(__name__)
 _logged: set[str] = set()
+_said: WeakKeyDictionary[nn.Module, set[Hashable]] = WeakKeyDictionary()
+REASONS = {
+    "data-dependent control flow": "it reads a value from a tensor",
+    ".item()": "it reads a value from a tensor",
+    "dynamic shape": "the shape of one of its tensors depends on values",
+    "accessing `data`": "it changes a weight as it runs",
+    "inplace": "it writes in place into a tensor without the batch",
+    "Batching rule not implemented": "one of its operations has no form over examples",
+}
+"""What is said, by what torch says."""
+NOT_ITS_OWN = "mapped over its examples it gives other gradients than its own"
+
+CARRYING = (Status.BATCH, Status.SECOND)
+
+
+class RegionArguments:
+    """The arguments of a region's call, with the tensors that carry the batch set apart.
+
+    Attributes:
+        count: How many examples they carry.
+        device: Where.
+        rows: The tensors that carry the batch, brought to the front.
+    """
+
+    def __init__(self, tree: Any, region: Region) -> None:
+        """Finds the tensors that carry the batch.
+
+        Args:
+            tree: The call's positional and keyword arguments.
+            region: What is called.
+
+        Raises:
+            RunError: No argument carries the batch.
+        """
+        self._tree = tree
+        tensors = {place: leaf for place, leaf in named_tensors(tree).items() if leaf.dim()}
+        status = {place: region.inputs.get(place) for place in tensors}
+        known = [place for place in tensors if status[place] in CARRYING]
+        first = next(iter(known or tensors), None)
+        if first is None:
+            raise RunError(
+                f"a {type(region.module).__name__} layer, whose {', '.join(region.expanded)} is "
+                "trainable, must take an input that carries the batch, got none; freeze it or "
+                "choose `engine='loop'`."
+            )
+        self.count = tensors[first].shape[_axis(status[first])]
+        self.device = tensors[first].device
+        # What had one row to be broadcast may have b of them behind another region.
+        everyones = {Status.SHARED} if region.widened else {Status.SHARED, Status.ONE}
+        self._axes = {
+            place: _axis(status[place])
+            for place, leaf in tensors.items()
+            if status[place] not in everyones
+            and leaf.shape[_axis(status[place]) :][:1] == (self.count,)
+        }
+        self.rows: list[Tensor] = [tensors[p].movedim(axis, 0) for p, axis in self._axes.items()]
+
+    def with_rows(self, rows: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the arguments with others in the place of ``rows``, the batch in front too."""
+        pairs = zip(self._axes.items(), rows, strict=True)
+        taken = {place: row.movedim(0, axis) for (place, axis), row in pairs}
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] = map_tensors(
+            self._tree, lambda place, leaf: taken.get(place, leaf)
+        )
+        return arguments
+
+
+def split_tensors(outputs: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
+    """Returns the tensors of nested outputs, and what puts others in their places."""
+    found = named_tensors(outputs)
+
+    def build(tensors: Sequence[Tensor]) -> Any:
+        others = dict(zip(found, tensors, strict=True))
+        return map_tensors(outputs, lambda place, _: others[place])
+
+    return list(found.values()), build
+
+
+def output_axes(tensors: Sequence[Tensor], region: Region) -> list[int]:
+    """Returns which dimension of each output carries the batch."""
+    learned = list(region.outputs.values())
+    if len(learned) != len(tensors):
+        return [0] * len(tensors)
+    return [_axis(status) for status in learned]
+
+
+def _axis(status: Status | None) -> int:
+    return 1 if status is Status.SECOND else 0
+
+
+logger = logging.getLogger(__name__)
 
 
 class _Body(nn.Module):
@@ -76,7 +165,7 @@ class MappedForward:
         region = self._region
         if not region.loops and not region.failures:
             try:
-                with random_state_kept_on_failure(arguments.device):
+                with random_state_restored_on_failure(arguments.device):
                     outputs = self._mapped(arguments)
             except (RuntimeError, NotImplementedError) as error:
                 region.failures.append(reason_of(error))
@@ -177,8 +266,72 @@ def _keeping_activations(module: nn.Module) -> Iterator[None]:
             vars(layer)["gradient_checkpointing"] = True
 
 
-def log_once(message: str, level: int = logging.INFO) -> None:
+class RepeatedOnce:
+    """A module's forward in which what has a row for each example is not repeated over them.
+
+    What else is repeated as often as there are examples would come out in another shape: the graph
+    behind the losses is then another one, and its proof fails.
+    """
+
+    def __init__(self, forward: Callable[..., Any], recorder: Recorder) -> None:
+        """Prepares for a module.
+
+        Args:
+            forward: Its own.
+            recorder: Which knows the number of examples.
+        """
+        self._forward = forward
+        self._recorder = recorder
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module."""
+        if not torch.is_grad_enabled() or self._recorder.in_region:
+            return self._forward(*args, **kwargs)
+        with _NotRepeating(self._recorder):
+            return self._forward(*args, **kwargs)
+
+
+class _NotRepeating(TorchFunctionMode):
+    """Leaves out ``rows.repeat(b, 1, …)`` of (b, …) that gradients flow to."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.repeat and not kwargs and not self._recorder.in_region:
+            rows, *sizes = args
+            if rows.requires_grad and rows.dim() and self._is_over_the_batch(rows, sizes):
+                return rows
+        return func(*args, **(kwargs or {}))
+
+    def _is_over_the_batch(self, rows: Tensor, sizes: Sequence[Any]) -> bool:
+        examples = self._recorder.examples
+        flat = tuple(sizes[0]) if isinstance(sizes[0], Sequence) else tuple(sizes)
+        return len(rows) == examples and flat == (examples, *[1] * (rows.dim() - 1))
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns in words why a module cannot be mapped over its examples."""
+    message = str(error)
+    return next(
+        (words for sign, words in REASONS.items() if sign in message),
+        "it does what cannot be mapped over examples",
+    )
+
+
+def say_once(model: nn.Module, kind: Hashable, message: str, level: int) -> None:
+    """Logs a message of a model, the first time that one of its kind is given."""
+    said = _said.setdefault(model, set())
+    if kind not in said:
+        said.add(kind)
+        logger.log(level, "clipping: %s", message)
+
+
+def log_once(message: str) -> None:
     """Logs a message of the clipper, the first time that it is given."""
     if message not in _logged:
         _logged.add(message)
-        logger.log(level, "clipping: %s", message)
+        logger.info("clipping: %s", message)

@@ -33,24 +33,255 @@ Had the layer changed the rows' places, the sum would still be right, and no row
 >>> bare = bare_run(model.w * x, trainable, loss_scale=1.0)
 >>> try:
 ...     check_against(bare, swapped, precision=None)
-... except Disproved as error:
+... except NotExact as error:
 ...     print(error)
 the gradient of w recorded for one example depends on another example's loss
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dpft.privacy.clipping.separation.fingerprints import HALF_TOLERANCE, Disproved, Pass
-from dpft.privacy.clipping.separation.graph import gradients_kept, ordinary_gradients, other_leaves
+from dpft.errors import RunError
 from dpft.privacy.clipping.trainable import TrainableParameters
 from dpft.privacy.clipping.units import Shares
 from dpft.privacy.clipping.uses import Use
+
+
+def describe_graph(losses: Tensor, parameters: Mapping[str, Tensor]) -> int:
+    """Returns a digest of the operations behind losses and of their order.
+
+    Two batches with one digest took one way through one computation, whatever their sizes.
+
+    Args:
+        losses: Shape (b,).
+        parameters: What the clipper knows, by name.
+
+    Raises:
+        RunError: The losses depend on a parameter that the clipper does not know.
+    """
+    nodes = []
+    known = set(parameters.values())
+    for node in _nodes(losses):
+        _check_leaf(node, known)
+        nodes.append(node.name())
+    return hash(tuple(nodes))
+
+
+def other_leaves(losses: Tensor, parameters: Mapping[str, Tensor]) -> list[Tensor]:
+    """Returns the leaves beside the parameters that the losses have a gradient for.
+
+    Such as embeddings that a caller made the model's inputs.
+
+    Raises:
+        RunError: A parameter is among them, whose gradient would not be clipped.
+    """
+    known = set(parameters.values())
+    found = [_check_leaf(node, known) for node in _nodes(losses)]
+    return [leaf for leaf in found if leaf is not None]
+
+
+def ordinary_gradients(
+    losses: Tensor,
+    parameters: Mapping[str, Tensor],
+    *,
+    weights: Tensor,
+    retain_graph: bool = False,
+) -> dict[str, Tensor]:
+    """Returns the gradients of a weighted sum by name, of the parameters that have one.
+
+    A whole backward pass, as reentrant checkpoints need; ``grad`` of everything stays as it was.
+    """
+    touched = [*parameters.values(), *other_leaves(losses, parameters)]
+    with gradients_kept(touched):
+        torch.autograd.backward(losses, weights, retain_graph=retain_graph)
+        return {name: p.grad for name, p in parameters.items() if p.grad is not None}
+
+
+@contextmanager
+def gradients_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Sets gradients aside while backward passes make others."""
+    held = [(tensor, tensor.grad) for tensor in tensors]
+    for tensor in tensors:
+        tensor.grad = None
+    try:
+        yield
+    finally:
+        for tensor, gradient in held:
+            tensor.grad = gradient
+
+
+def _check_leaf(node: Any, known: Collection[Tensor]) -> Tensor | None:
+    """Returns the leaf that a node accumulates into, unless it is one of the known parameters."""
+    leaf: Tensor | None = getattr(node, "variable", None)
+    if leaf is None or leaf in known:
+        return None
+    if isinstance(leaf, nn.Parameter):
+        raise RunError(
+            f"the losses depend on a trainable parameter of shape {tuple(leaf.shape)} outside the "
+            "clipped model, whose gradient would not be clipped; make it a part of the model or "
+            "freeze it."
+        )
+    return leaf
+
+
+def _nodes(losses: Tensor) -> Iterator[Any]:
+    """Yields the nodes of a graph, each once, in an order that follows its structure."""
+    waiting: list[Any] = [losses.grad_fn]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        waiting.extend(following for following, _ in node.next_functions)
+
+
+HALF_TOLERANCE = 5e-2
+LOST_TO_FLOAT16 = 1e-4
+"""Norm of a whole row under which float16, with steps of 6e-8 there, says nothing."""
+MIXED = {torch.float64: 1e-9, torch.float32: 1e-5}
+"""Most that a row may differ from its scaled self: other rows' share in it."""
+MIXED_ELSEWHERE = 1e-3
+"""The same in half precision, and where an accelerator adds in any order."""
+
+
+class NotExact(Exception):
+    """What the layers record are not the examples' own gradients; the message says how so."""
+
+
+@dataclass
+class RecordedPass:
+    """The uses that one backward pass met, in order."""
+
+    uses: list["Fingerprint"] = field(default_factory=list)
+
+    def note(self, name: str, use: Use) -> None:
+        """Keeps a fingerprint of a use."""
+        self.uses.append(Fingerprint.of(name, use))
+
+    def finite_rows(self, rows: Tensor) -> Tensor:
+        """Returns which of the rows, shape (b,), are finite in every use."""
+        each = [tensor.isfinite().all(0) for use in self.uses for tensor in use.rows]
+        return torch.stack([rows, *each]).all(0)
+
+    def parameters_with_gradients(self) -> set[str]:
+        """Returns the names of parameters to whose gradient some row of a use adds something."""
+        return {use.name for use in self.uses if use.smallest_peak_norm > 0}
+
+    def check_scaled(
+        self,
+        other: "RecordedPass",
+        weights: Tensor,
+        finite: Tensor,
+        *,
+        lossy: bool,
+    ) -> bool:
+        """Compares each use with itself in a pass with weights; False where float16 lost it.
+
+        Args:
+            other: The pass with weights.
+            weights: Of the finite rows.
+            finite: Which rows to compare, shape (b,).
+            lossy: Whether anything was computed in float16.
+
+        Raises:
+            NotExact: A row that should be scaled by its weight is something else.
+        """
+        if len(self.uses) != len(other.uses):
+            raise NotExact("two backward passes met different uses of its weights")
+        for before, after in zip(self.uses, other.uses, strict=True):
+            if before.at(finite).becomes(after.at(finite), weights, lossy=lossy):
+                continue
+            if lossy and before.smallest_peak_norm < LOST_TO_FLOAT16:
+                return False
+            raise NotExact(
+                f"the gradient of {before.name} recorded for one example depends on "
+                "another example's loss"
+            )
+        return True
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Enough of a use to see whether each of its rows was scaled.
+
+    Attributes:
+        name: Name of the parameter whose use it is.
+        dtype: The dtype of the use's tensors.
+        rows: For each tensor of the use its rows' norms and projections, shape (2, b).
+    """
+
+    name: str
+    dtype: torch.dtype
+    rows: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, name: str, use: Use) -> Self:
+        """Returns the fingerprint of a use of the parameter called ``name``."""
+        tensors = [t for t in vars(use).values() if isinstance(t, Tensor) and t.is_floating_point()]
+        return cls(name, tensors[0].dtype, tuple(_norms_and_projections(t) for t in tensors))
+
+    @property
+    def smallest_peak_norm(self) -> float:
+        """The least peak norm of the use's tensors: that of a tensor is its largest finite row's.
+
+        It is 0 where a whole tensor of the use is 0, so that the use adds nothing to any gradient.
+        """
+        return min(float(rows[0].nan_to_num(0.0, 0.0).max()) for rows in self.rows)
+
+    def at(self, rows: Tensor) -> Self:
+        """Returns the fingerprint of some rows alone; ``rows`` picks them, shape (b,)."""
+        return replace(self, rows=tuple(each[:, rows] for each in self.rows))
+
+    def becomes(self, other: "Fingerprint", weights: Tensor, *, lossy: bool) -> bool:
+        """Whether ``other`` is the fingerprint of this use with row i scaled by ``weights[i]``.
+
+        Of a product's two tensors backward scales one; so each must be scaled or unchanged, and
+        one at least scaled.
+        """
+        if self.name != other.name or len(self.rows) != len(other.rows):
+            return False
+        pairs = list(zip(self.rows, other.rows, strict=True))
+        scaled = [self._close(mine * weights, theirs, lossy=lossy) for mine, theirs in pairs]
+        same = [self._close(mine, theirs, lossy=lossy) for mine, theirs in pairs]
+        return any(scaled) and all(a or b for a, b in zip(scaled, same, strict=True))
+
+    def _close(self, expected: Tensor, got: Tensor, *, lossy: bool) -> bool:
+        """Whether rows agree, each by its own norm, down to a trace of the largest."""
+        if expected.shape[1] == 0:
+            return True
+        mixed, trace = MIXED.get(self.dtype, MIXED_ELSEWHERE), 1e-6
+        if expected.device.type != "cpu":
+            mixed = MIXED_ELSEWHERE
+        if lossy:
+            mixed, trace = HALF_TOLERANCE, 1e-3
+        # Below 1e-30 float32 numbers lose digits.
+        least = max(trace * float(expected[0].max()), 1e-30)
+        return bool(((expected - got).abs() <= mixed * expected[0].clamp(min=least)).all())
+
+
+def _norms_and_projections(tensor: Tensor) -> Tensor:
+    """Returns two numbers a row that are scaled exactly where the row is, shape (2, b)."""
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    width = tensor.shape[-1] if tensor.dim() > 1 else 1
+    rows = tensor.reshape(len(tensor), -1, width)
+    norms = torch.linalg.vector_norm(rows.flatten(1), dim=1, dtype=dtype)
+    projected = (rows @ _direction(rows, 2)).to(torch.float64) @ _direction(rows, 1).double()
+    return torch.stack([norms, projected])
+
+
+def _direction(rows: Tensor, dimension: int) -> Tensor:
+    steps = torch.arange(rows.shape[dimension], device=rows.device, dtype=torch.float64)
+    return (1.7 * steps).cos().to(rows.dtype)
+
 
 EXPONENTS = 8
 """Weights are 2^-4 to 2^3: exact to multiply by, and no overflow."""
@@ -64,11 +295,11 @@ Run = Callable[[Tensor, Callable[[str, Use], None]], Tensor]
 without a graph."""
 
 
-class OtherLosses(Disproved):
+class OtherLosses(NotExact):
     """The clipped model's losses are not the bare model's."""
 
 
-class Verdict(Enum):
+class CheckResult(Enum):
     """What a proof that found nothing wrong has shown."""
 
     WHOLE = "that every parameter's gradients are the examples' own"
@@ -118,7 +349,7 @@ def bare_run(
     weights = _weights(shares.count, losses)
     first = weights[0][shares.losses] * loss_scale
     found = ordinary_gradients(losses, parameters, weights=first)
-    pairs = zip(parameters, _apart([found.get(name) for name in parameters]), strict=True)
+    pairs = zip(parameters, _unaliased([found.get(name) for name in parameters]), strict=True)
     gradients = {n: torch.zeros_like(parameters[n]) if g is None else g for n, g in pairs}
     return BareRun(losses.detach(), shares, weights, gradients, others)
 
@@ -131,7 +362,7 @@ def _weights(count: int, losses: Tensor) -> list[Tensor]:
     return [torch.exp2((digit - EXPONENTS // 2).to(losses.dtype)) for digit in digits]
 
 
-def _apart(found: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
+def _unaliased(found: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
     """Yields gradients in memory of their own: autograd may hand out one tensor as two."""
     seen: set[int] = set()
     for gradient in found:
@@ -144,7 +375,7 @@ def _apart(found: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
         seen.add(memory.data_ptr())
 
 
-def check_against(bare: BareRun, run: Run, *, precision: torch.dtype | None) -> Verdict:
+def check_against(bare: BareRun, run: Run, *, precision: torch.dtype | None) -> CheckResult:
     """Returns how far it is proved that the clipped model's uses are the examples' own gradients.
 
     Args:
@@ -153,12 +384,12 @@ def check_against(bare: BareRun, run: Run, *, precision: torch.dtype | None) -> 
         precision: What the model computes in under autocast, or None.
 
     Raises:
-        Disproved: Losses, rows or sums are not those of the bare model.
+        NotExact: Losses, rows or sums are not those of the bare model.
     """
-    plain, rest, shares = Pass(), _Rest(bare), bare.shares
+    plain, rest, shares = RecordedPass(), _Remainder(bare), bare.shares
     with gradients_kept(bare.others):
         losses = run(torch.ones_like(bare.losses), plain.note)
-        passes = [Pass() for _ in bare.weights]
+        passes = [RecordedPass() for _ in bare.weights]
         for number, (passed, weights) in enumerate(zip(passes, bare.weights, strict=True)):
             run(weights[shares.losses], passed.note if number else rest.also_subtract(passed.note))
     dtypes = {precision, *(use.dtype for use in plain.uses)}
@@ -171,15 +402,15 @@ def check_against(bare: BareRun, run: Run, *, precision: torch.dtype | None) -> 
     for passed, weights in zip(passes, bare.weights, strict=True):
         of_rows = weights[shares.rows][finite]
         if not plain.check_scaled(passed, of_rows, finite, lossy=lossy):
-            return Verdict.FOR_NOW
+            return CheckResult.FOR_NOW
     if not bool(finite.all()):
-        return Verdict.FOR_NOW
+        return CheckResult.FOR_NOW
     rest.check_nothing_is_left(tolerance, half=half)
     everyone = plain.parameters_with_gradients() >= set(bare.gradients)
-    return Verdict.WHOLE if everyone else Verdict.PARTLY
+    return CheckResult.WHOLE if everyone else CheckResult.PARTLY
 
 
-class _Rest:
+class _Remainder:
     """The bare model's gradient, less what the uses add up to."""
 
     def __init__(self, bare: BareRun) -> None:
@@ -202,7 +433,7 @@ class _Rest:
         """Refuses uses that do not add up to the bare model's gradients.
 
         Raises:
-            Disproved: A parameter's uses do not add up to its gradient.
+            NotExact: A parameter's uses do not add up to its gradient.
         """
         whole = torch.stack(list(self._sizes.values())).norm()
         for name, left in self._left.items():
@@ -210,4 +441,4 @@ class _Rest:
             size = self._sizes[name].clamp(min=LEAST_SHARE * float(whole))
             allowed = tolerance * size + rounding * self._norm_bounds[name]
             if not bool(left.norm() <= allowed + torch.finfo(left.dtype).tiny):
-                raise Disproved(f"what its layers record does not add up to the gradient of {name}")
+                raise NotExact(f"what its layers record does not add up to the gradient of {name}")

@@ -6,16 +6,55 @@ used behind its layer's back) get their per-example gradients by running the sma
 module through which the batch can be followed once per example, over an expanded weight.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 
+import torch
 from torch import nn
 
 from dpft.errors import InputError
 from dpft.privacy.clipping.rules import find_rule, intercepted_function
-from dpft.privacy.clipping.separation.flow import Flow, ModuleFlow, Status, WeightUse
-from dpft.privacy.clipping.separation.slow_paths import UNKNOWN, Cause, cause_of
+from dpft.privacy.clipping.separation.flow import Flow, ModuleFlow, Signature, Status, WeightUse
+from dpft.privacy.clipping.separation.proof import CheckResult
 from dpft.privacy.clipping.trainable import TrainableParameters
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a module must run example by example, and what a caller can do.
+
+    Attributes:
+        why: A clause that names a parameter.
+        remedy: What to do.
+    """
+
+    why: str
+    remedy: str
+
+
+UNKNOWN = Cause(
+    "no smaller module carries the batch from its inputs to its outputs",
+    "give its layers inputs that carry the batch in front",
+)
+
+
+def cause_of(use: WeightUse, *, recorded: bool) -> Cause:
+    """Returns why a use of a weight needs a module that runs example by example.
+
+    Args:
+        use: The use.
+        recorded: Whether it is a layer's with a rule, of the layer's own weight.
+    """
+    layer = type(use.user).__name__
+    if not recorded:
+        remedy = f"freeze {use.name}, or use it in a layer with a rule, such as nn.Linear"
+        return Cause(f"{layer} uses {use.name} in a way that no rule knows", remedy)
+    why = f"{use.name} meets a tensor that does not carry the batch in front"
+    if isinstance(use.user, nn.Embedding):
+        return Cause(why, f"pass position_ids, or what else {layer} looks up, for each example")
+    return Cause(why, f"give {layer} an input that carries the batch in front, or freeze it")
 
 
 @dataclass(frozen=True)
@@ -195,3 +234,269 @@ def _carries_the_batch(use: WeightUse, flow: Flow) -> bool:
         entering = next(iter(flow.modules[use.user].inputs.values()), None)
         return entering not in (Status.ONE, Status.SHARED)
     return flow.modules[use.user].carries_the_batch_in
+
+
+@dataclass(frozen=True)
+class Broadcasts:
+    """Where one row for all examples becomes a row for each.
+
+    Attributes:
+        layers: Layers with a rule whose input is expanded to the batch.
+        repeaters: Modules whose forward repeats a row over the batch (peft repeats its prompt),
+            which must not be done again with what already has a row for each example.
+    """
+
+    layers: Collection[nn.Module] = ()
+    repeaters: Collection[nn.Module] = ()
+
+
+def broadcasts_of(flow: Flow, trainable: TrainableParameters) -> Broadcasts:
+    """Returns the layers that meet one row for all examples whenever their weights are used."""
+    recorded, raw = [], set()
+    for use in flow.uses:
+        if is_recorded(use, trainable):
+            recorded.append(use)
+        else:
+            raw.add(use.name)
+    layers = {use.user for use in recorded if _meets_one_row(use, flow)}
+    layers -= {use.user for use in recorded if not _meets_one_row(use, flow)}
+    layers = {layer for layer in layers if not raw & set(trainable.own(layer).values())}
+    return Broadcasts(layers, flow.repeaters) if layers else Broadcasts()
+
+
+def _meets_one_row(use: WeightUse, flow: Flow) -> bool:
+    """Whether a layer is at work on an input that is expanded by a leading dimension.
+
+    That is a leading dimension of one, or of an embedding the ids of one sequence, shape (t,).
+    """
+    if isinstance(use.user, nn.Embedding) and use.status is Status.SHARED:
+        return use.rank == 1
+    if intercepted_function(use.user) is not None:
+        return use.status is Status.ONE
+    return next(iter(flow.modules[use.user].inputs.values()), None) is Status.ONE
+
+
+class Level(IntEnum):
+    """How far from the weights their regions are."""
+
+    BROADCAST = 0
+    """The smallest modules, but for layers whose one row for all becomes a row for each."""
+    SMALL = 1
+    """The smallest modules, also where their outputs have one row for all to broadcast."""
+    CARRYING = 2
+    """The smallest modules whose outputs all carry the batch."""
+    WHOLE = 3
+    """The model itself."""
+    LOOPED = 4
+    """The model itself, one example after another."""
+
+
+@dataclass(eq=False)
+class RegionPlan:
+    """Which modules of the model run example by example in one kind of call.
+
+    Attributes:
+        flow: How the batch passes through; None where the model would not run on fewer rows.
+        ambiguous: Whether it was learned where some other size equals the batch size.
+        level: How far from the weights the regions are.
+        regions: The modules that run example by example.
+        broadcasts: The layers that are given a row for each example instead of one for all.
+        refusal: Why no smaller regions would do, naming a parameter.
+    """
+
+    flow: Flow | None
+    ambiguous: bool
+    level: Level
+    regions: list[Region]
+    broadcasts: Broadcasts = field(default_factory=Broadcasts)
+    refusal: InputError | None = None
+
+
+@dataclass
+class _Proof:
+    """How far one kind of batch is proved, and how many of its batches have come."""
+
+    result: CheckResult = CheckResult.WHOLE
+    batches: int = 1
+
+    def holds_once_more(self) -> bool:
+        """Counts a batch; False where it is to be proved again, at each doubling of them.
+
+        A parameter that had no gradient yet (behind a gate that starts at zero, say) may get one.
+        """
+        self.batches += 1
+        again = self.result is CheckResult.PARTLY and self.batches & (self.batches - 1) == 0
+        return not again
+
+
+class RegionPlans:
+    """The plans of one model for one trainable set, and which of them are proved."""
+
+    def __init__(self, model: nn.Module, trainable: TrainableParameters) -> None:
+        """Prepares for a model of which no call was seen yet.
+
+        Args:
+            model: The model.
+            trainable: The parameters whose uses are to be told apart.
+        """
+        self._planner = RegionPlanner(model, trainable)
+        self._trainable = trainable
+        self._plans: dict[Hashable, RegionPlan] = {}
+        self._proofs: dict[tuple[Hashable, Hashable], _Proof] = {}
+        self._fresh: tuple[Hashable, CheckResult] | None = None
+        self._calls: list[tuple[Signature, RegionPlan]] = []
+        self._replayed: Iterator[RegionPlan] | None = None
+
+    def by_kind(self) -> list[Region]:
+        """Returns the regions to begin with, before any call of the model was seen."""
+        return self._planner.by_kind()
+
+    def plan_for(self, signature: Signature, learn: Callable[[], Flow | None]) -> RegionPlan:
+        """Returns the plan for a call, learned where its kind is new or was ambiguous."""
+        replayed = None if self._replayed is None else next(self._replayed, None)
+        if replayed is not None:
+            return replayed
+        plan = self._plans.get(signature.kind)
+        if plan is None or (plan.ambiguous and not signature.is_ambiguous):
+            plan = self._plans[signature.kind] = self._plan(learn(), signature.is_ambiguous)
+        self._calls.append((signature, plan))
+        return plan
+
+    def start(self) -> None:
+        """Begins a computation of losses: forgets the calls of the model that the last one made."""
+        self._calls = []
+
+    @property
+    def saw_a_call(self) -> bool:
+        """Whether the model itself was called since ``start``."""
+        return bool(self._calls)
+
+    @property
+    def kinds(self) -> list[Hashable]:
+        """The kinds of the calls since ``start``."""
+        return [signature.kind for signature, _ in self._calls]
+
+    @property
+    def are_ambiguous(self) -> bool:
+        """Whether some size equals the batch size in a call since ``start``."""
+        return any(signature.is_ambiguous for signature, _ in self._calls)
+
+    @property
+    def were_proved(self) -> bool:
+        """Whether such calls as those since ``start`` were proved, whatever graph they led to."""
+        return any(calls == self._key for calls, _ in self._proofs)
+
+    def has_proof_of(self, graph: Hashable) -> bool:
+        """Whether the calls since ``start`` were proved with this graph."""
+        return (self._key, graph) in self._proofs
+
+    @property
+    def are_wholly_proved(self) -> bool:
+        """Whether such calls as those since ``start`` were proved, and every parameter's uses."""
+        return any(
+            calls == self._key and proof.result is CheckResult.WHOLE
+            for (calls, _), proof in self._proofs.items()
+        )
+
+    def remember_graph(self, graph: Hashable) -> None:
+        """Remembers that the calls since ``start`` are proved with another graph too."""
+        self._proofs[(self._key, graph)] = _Proof()
+
+    @property
+    def precision(self) -> torch.dtype | None:
+        """The dtype that autocast computed in during the calls since ``start``; None without it."""
+        found = (signature.precision for signature, _ in self._calls)
+        return next((precision for precision in found if precision is not None), None)
+
+    def are_proved(self, graph: Hashable) -> bool:
+        """Whether the batch of the calls since ``start`` may be used: its kind has been proved.
+
+        Args:
+            graph: Digest of the graph that the calls since ``start`` led to; another graph is
+                another way through the model or another loss, and is proved by itself.
+        """
+        if not self.saw_a_call:
+            self._fresh = None
+            return False
+        key = (self._key, graph)
+        if self._fresh is not None and self._fresh[0] == self._key:
+            if self._fresh[1] is not CheckResult.FOR_NOW:
+                self._proofs.setdefault(key, _Proof()).result = self._fresh[1]
+            self._fresh = None
+            return True
+        self._fresh = None
+        return key in self._proofs and self._proofs[key].holds_once_more()
+
+    def remember_proof(self, result: CheckResult) -> None:
+        """Remembers a proof of the calls since ``start``, for the batch that is to follow."""
+        self._fresh = (self._key, result)
+
+    @property
+    def _key(self) -> Hashable:
+        return tuple((signature, plan.level) for signature, plan in self._calls)
+
+    @contextmanager
+    def replaying(self) -> Iterator[None]:
+        """Gives the n-th call inside the plan that the n-th call since ``start`` got.
+
+        A proof repeats a computation, and must judge the plans that the computation used.
+        """
+        self._replayed = iter([plan for _, plan in self._calls])
+        try:
+            yield
+        finally:
+            self._replayed = None
+
+    def widen(self) -> bool:
+        """Takes the plans of the calls since ``start`` one level up; False where none can be."""
+        plans = dict.fromkeys(plan for _, plan in self._calls)
+        wider = [plan for plan in plans if plan.level < Level.LOOPED]
+        for plan in wider:
+            self._widen(plan)
+        return bool(wider)
+
+    def forget(self) -> None:
+        """Forgets the plans of the calls since ``start``: they are learned anew."""
+        for signature, _ in self._calls:
+            self._plans.pop(signature.kind, None)
+
+    @property
+    def refusal(self) -> InputError | None:
+        """Why the calls since ``start`` needed the whole model as a region, where they did."""
+        return next((plan.refusal for _, plan in self._calls if plan.refusal is not None), None)
+
+    def _plan(self, flow: Flow | None, ambiguous: bool) -> RegionPlan:
+        if flow is None:
+            return RegionPlan(flow, ambiguous, Level.CARRYING, self._planner.by_kind())
+        plan = RegionPlan(flow, ambiguous, Level.SMALL, [])
+        broadcasts = broadcasts_of(flow, self._trainable)
+        if broadcasts.layers:
+            with suppress(InputError):
+                layers = broadcasts.layers
+                plan.regions = self._planner.by_flow(flow, widening=True, broadcast=layers)
+                plan.level, plan.broadcasts = Level.BROADCAST, broadcasts
+                return plan
+        self._use_small_regions(plan, flow)
+        return plan
+
+    def _use_small_regions(self, plan: RegionPlan, flow: Flow) -> None:
+        plan.level, plan.broadcasts = Level.SMALL, Broadcasts()
+        try:
+            plan.regions = self._planner.by_flow(flow, widening=True)
+        except InputError as error:
+            plan.level, plan.refusal = Level.WHOLE, error
+            plan.regions = self._planner.whole(flow)
+
+    def _widen(self, plan: RegionPlan) -> None:
+        if plan.level == Level.BROADCAST and plan.flow is not None:
+            self._use_small_regions(plan, plan.flow)
+            return
+        if plan.level == Level.SMALL and plan.flow is not None:
+            plan.level = Level.CARRYING
+            try:
+                plan.regions = self._planner.by_flow(plan.flow, widening=False)
+                return
+            except InputError as error:
+                plan.refusal = error
+        plan.level = Level.LOOPED if plan.level == Level.WHOLE else Level.WHOLE
+        plan.regions = self._planner.whole(plan.flow, loops=plan.level == Level.LOOPED)

@@ -6,9 +6,11 @@ from torch import nn
 
 from dpft.errors import RunError
 from dpft.privacy.clipping.choices import Tuning
-from dpft.privacy.clipping.engines.book_keeping import BookKeepingEngine
+from dpft.privacy.clipping.engines.algorithms import BookKeepingEngine
+from dpft.privacy.clipping.engines.base import ClipDecision
+from dpft.privacy.clipping.engines.recording import Rows
 from dpft.privacy.clipping.factors import clipping_style
-from dpft.privacy.clipping.uses import GradientUse
+from dpft.privacy.clipping.uses import GradientUse, OuterUse
 
 X = torch.randn(3, 2, generator=torch.Generator().manual_seed(0))
 STYLE = clipping_style("flat", max_grad_norm=1.0)
@@ -111,3 +113,41 @@ def test_a_weight_of_several_layers_is_known_as_shared():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
     assert installed(model).shared == {"0.weight"}
+
+
+def test_rows_of_a_unit_add_up_before_the_norm_and_take_its_factor():
+    units = torch.tensor([7, 5, 7])
+    rows = Rows(torch.tensor([1.0, 1.0, float("nan")]), units)
+    assert rows.finite.tolist() == [True, False]
+    formed = rows.fold(GradientUse(torch.tensor([[3.0], [1.0], [4.0]])))
+    # Units in ascending order: 5 has row 1, and 7 rows 0 and 2.
+    assert formed.values.tolist() == [[1.0], [7.0]]
+    factored = OuterUse(torch.tensor([[[3.0]], [[1.0]], [[4.0]]]), torch.ones(3, 1, 1))
+    assert rows.fold(factored) is factored
+    for use in (formed, factored):
+        assert rows.squared_norms([use], 0.0).values.tolist() == [1.0, 49.0]
+    decision = ClipDecision(
+        norms=torch.tensor([1.0, 7.0]),
+        factors=torch.tensor([[10.0, 100.0]]),
+        finite=torch.tensor([True, True]),
+        non_finite=0,
+    )
+    for use, shape in ((formed, (1,)), (factored, (1, 1))):
+        total = torch.zeros(shape)
+        rows.add_weighted_sum(use, decision, 0, total)
+        assert total.item() == 10 * 1 + 100 * 7
+
+
+def test_what_is_not_finite_adds_zero_and_is_counted():
+    rows = Rows(torch.ones(2), None)
+    decision = ClipDecision(
+        norms=torch.tensor([2.0, 0.0]),
+        factors=torch.tensor([[0.5, 1.0]]),
+        finite=torch.tensor([True, False]),
+        non_finite=1,
+    )
+    total = torch.zeros(1)
+    rows.add_weighted_sum(GradientUse(torch.tensor([[2.0], [float("nan")]])), decision, 0, total)
+    assert total.tolist() == [1.0]
+    batch = decision.clipped_batch()
+    assert batch.norms.tolist() == [2.0, 0.0] and batch.non_finite == 1

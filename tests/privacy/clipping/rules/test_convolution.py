@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from dpft.privacy.clipping import costs, patch_use
-from dpft.privacy.clipping.engines import book_keeping
+from dpft.privacy.clipping.engines import algorithms
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules import convolution, find_rule
 from dpft.privacy.clipping.trainable import TrainableParameters
@@ -57,7 +57,7 @@ def test_norms_and_sums_equal_the_loop(make, shape):
 def by_patches(request, monkeypatch):
     """Makes every convolution keep inputs and output gradients, and take norms in one way."""
     monkeypatch.setattr(convolution, "instantiated_is_smaller", lambda shape: False)
-    monkeypatch.setattr(book_keeping, "keeping_is_cheaper", lambda shape, memory: False)
+    monkeypatch.setattr(algorithms, "keeping_is_cheaper", lambda shape, memory: False)
     monkeypatch.setattr(patch_use, "ghost_is_cheaper", lambda shape: request.param)
 
 

@@ -10,7 +10,7 @@ from dpft.errors import RunError
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.separation import mapping
 from dpft.privacy.clipping.separation.flow import Status
-from dpft.privacy.clipping.separation.mapping import MappedForward, log_once
+from dpft.privacy.clipping.separation.mapping import MappedForward, log_once, reason_of
 from dpft.privacy.clipping.separation.regions import Region
 from dpft.privacy.clipping.trainable import TrainableParameters
 
@@ -139,7 +139,46 @@ def test_a_message_is_logged_once(caplog, monkeypatch):
     monkeypatch.setattr(mapping, "_logged", set())
     caplog.set_level(logging.INFO, logger="dpft")
     for _ in range(2):
-        log_once("something is slow", logging.WARNING)
+        log_once("something is slow")
     assert [(r.levelname, r.message) for r in caplog.records] == [
-        ("WARNING", "clipping: something is slow")
+        ("INFO", "clipping: something is slow")
     ]
+
+
+def reads(x):
+    return x if x.sum() > 0 else -x
+
+
+def gathers(x):
+    return x[x > 0]
+
+
+def writes(x):
+    rows = torch.zeros(3)
+    rows[0] = x[0]
+    return rows
+
+
+def reaches_in(x):
+    return x.data
+
+
+def refuses(x):
+    raise RuntimeError("a text of 137 tokens")
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        (reads, "it reads a value from a tensor"),
+        (lambda x: x * x.sum().item(), "it reads a value from a tensor"),
+        (gathers, "the shape of one of its tensors depends on values"),
+        (writes, "it writes in place into a tensor without the batch"),
+        (reaches_in, "it changes a weight as it runs"),
+        (refuses, "it does what cannot be mapped over examples"),
+    ],
+)
+def test_the_reason_is_told_in_words_of_our_own(run, expected):
+    with pytest.raises(RuntimeError) as caught:
+        torch.vmap(run)(torch.randn(4, 3))
+    assert reason_of(caught.value) == expected

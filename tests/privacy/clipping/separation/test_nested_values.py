@@ -18,9 +18,11 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from dpft.privacy.clipping.separation.nested_values import (
     HoldsItself,
+    batch_size_of,
     map_tensors,
     named_tensors,
     sealed_types,
+    take_rows,
 )
 
 ROWS = torch.arange(6.0).view(2, 3)
@@ -194,3 +196,17 @@ def test_what_cannot_be_opened_is_named_wherever_it_is(name):
 def test_numbers_names_and_what_is_global_are_plain(value):
     assert sealed_types(value) == {} and named_tensors(value) == {}
     assert map_tensors(value, lambda _, tensor: tensor) == value
+
+
+def test_the_first_tensor_with_rows_says_how_many_examples_there_are():
+    assert batch_size_of(((), {"scale": torch.tensor(2.0), "x": torch.ones(5, 2)})) == 5
+    assert batch_size_of(((None, "text"), {})) == 0
+
+
+def test_rows_are_repeated_until_there_are_enough_and_what_has_another_size_stays():
+    shared, scalar = torch.ones(5), torch.tensor(2.0)
+    (rows, *others), kwargs = take_rows(
+        ((torch.tensor([[1], [2]], dtype=torch.float), shared, scalar), {"text": "text"}), 3
+    )
+    assert rows.tolist() == [[1.0], [2.0], [1.0]]
+    assert others[0] is shared and others[1] is scalar and kwargs == {"text": "text"}

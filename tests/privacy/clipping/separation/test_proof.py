@@ -7,6 +7,17 @@ from torch import nn
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.rules import linear
+from dpft.privacy.clipping.separation.proof import (
+    LOST_TO_FLOAT16,
+    Fingerprint,
+    NotExact,
+    RecordedPass,
+    describe_graph,
+    gradients_kept,
+    ordinary_gradients,
+    other_leaves,
+)
+from dpft.privacy.clipping.uses import GradientUse, OuterUse
 from tests.privacy.clipping.rules.oracle import assert_equals_the_loop
 from tests.slowness import slow
 
@@ -217,15 +228,15 @@ def test_a_proof_leaves_random_state_buffers_and_gradients_alone():
 
 def test_each_kind_of_call_is_proved_once(monkeypatch):
     layer, proofs = Positions(lambda p: p).double(), []
-    from dpft.privacy.clipping.engines import verdicts
+    from dpft.privacy.clipping.engines import exactness
 
-    check = verdicts.check_against
+    check = exactness.check_against
 
     def counted(*args, **options):
         proofs.append(1)
         return check(*args, **options)
 
-    monkeypatch.setattr(verdicts, "check_against", counted)
+    monkeypatch.setattr(exactness, "check_against", counted)
     with PerExampleClipper(layer, 0.5) as clipper:
         for b, t in ((3, 5), (4, 5), (3, 6), (2, 7)):
             clipper.accumulate(lambda b=b, t=t: layer(inputs(b, t)).sum((1, 2)))
@@ -369,3 +380,144 @@ def test_an_error_of_the_users_own_is_passed_on():
             raise IndexError("mine")
 
         clipper.accumulate(losses)
+
+
+def made():
+    model = nn.Linear(3, 2)
+    return model, dict(model.named_parameters())
+
+
+def test_one_computation_has_one_digest_whatever_its_sizes_and_another_has_another():
+    model, parameters = made()
+    few, many = torch.ones(2, 3), torch.zeros(5, 3)
+    expected = describe_graph(model(few).sum(1), parameters)
+    assert describe_graph(model(many).sum(1), parameters) == expected
+    others = [model(few).sum(1).tanh(), model(few).sum(1).exp(), model(few).tanh().sum(1)]
+    assert len({expected, *(describe_graph(losses, parameters) for losses in others)}) == 4
+
+
+def test_inputs_with_a_gradient_are_other_leaves_and_parameters_of_the_model_are_not():
+    model, parameters = made()
+    inputs = torch.ones(2, 3, requires_grad=True)
+    assert [leaf is inputs for leaf in other_leaves(model(inputs).sum(1), parameters)] == [True]
+    assert other_leaves(model(torch.ones(2, 3)).sum(1), parameters) == []
+
+
+@pytest.mark.parametrize("look", [describe_graph, other_leaves])
+def test_a_parameter_outside_the_model_is_refused_by_its_shape(look):
+    model, parameters = made()
+    head = nn.Parameter(torch.ones(2))
+    with pytest.raises(RunError, match=r"trainable parameter of shape \(2,\) outside the clipped"):
+        look(model(torch.ones(4, 3)) @ head, parameters)
+
+
+def test_gradients_of_a_weighted_sum_leave_every_grad_as_it_was():
+    model, parameters = made()
+    inputs = torch.ones(2, 3, requires_grad=True)
+    model.weight.grad = torch.full((2, 3), 7.0)
+    weights = torch.tensor([1.0, 10.0])
+    losses = model(inputs)[:, 0]
+    found = ordinary_gradients(losses, parameters, weights=weights, retain_graph=True)
+    assert torch.equal(found["weight"], torch.tensor([[11.0] * 3, [0.0] * 3]))
+    assert torch.equal(model.weight.grad, torch.full((2, 3), 7.0))
+    assert model.bias.grad is None and inputs.grad is None
+    losses.sum().backward()
+
+
+def test_a_parameter_without_a_gradient_is_left_out():
+    model, parameters = made()
+    frozen = {**parameters, "unused": nn.Parameter(torch.ones(1))}
+    found = ordinary_gradients(model(torch.ones(2, 3))[:, 0], frozen, weights=torch.ones(2))
+    assert set(found) == set(parameters)
+
+
+def test_gradients_are_put_back_after_an_error_too():
+    tensor = torch.ones(1, requires_grad=True)
+    tensor.grad = torch.ones(1)
+    with pytest.raises(ZeroDivisionError), gradients_kept([tensor]):
+        assert tensor.grad is None
+        tensor.grad = torch.zeros(1)
+        raise ZeroDivisionError
+    assert torch.equal(tensor.grad, torch.ones(1))
+
+
+WEIGHTS = torch.tensor([0.5, 4.0, 2.0])
+EVERY = torch.ones(3, dtype=torch.bool)
+NAME = "dense.weight"
+
+
+def use(seed=0, size=1.0):
+    g = torch.Generator().manual_seed(seed)
+    return OuterUse(size * torch.randn(3, 2, 4, generator=g), torch.randn(3, 2, 5, generator=g))
+
+
+def scaled(before, weights=WEIGHTS):
+    return OuterUse(before.left * weights[:, None, None], before.right)
+
+
+def passed(*uses):
+    found = RecordedPass()
+    for each in uses:
+        found.note(NAME, each)
+    return found
+
+
+def check(before, after, *, rows=EVERY, weights=WEIGHTS, lossy=False):
+    return before.check_scaled(after, weights[rows], rows, lossy=lossy)
+
+
+def test_rows_scaled_by_their_weights_pass():
+    assert check(passed(use(), use(1)), passed(scaled(use()), scaled(use(1))))
+
+
+OTHERS = {
+    "left as it was": lambda u: u,
+    "scaled by another row's weight": lambda u: scaled(u, WEIGHTS.flip(0)),
+    "mixed with another row": lambda u: OuterUse(
+        scaled(u).left + 1e-3 * u.left.roll(1, 0), u.right
+    ),
+    "turned around": lambda u: scaled(OuterUse(u.left.flip(2), u.right)),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_any_other_row_is_disproved_by_its_parameters_name(other):
+    with pytest.raises(NotExact, match=r"dense\.weight recorded for one example depends on"):
+        check(passed(use()), passed(other(use())))
+
+
+def test_a_pass_that_met_other_uses_is_disproved():
+    with pytest.raises(NotExact, match="met different uses"):
+        check(passed(use()), passed())
+
+
+def test_only_the_rows_that_are_asked_for_are_compared():
+    after = scaled(use())
+    after.left[1] = float("nan")
+    rows = torch.tensor([True, False, True])
+    assert check(passed(use()), passed(after), rows=rows)
+    assert passed(after).finite_rows(EVERY).tolist() == rows.tolist()
+
+
+@pytest.mark.parametrize(("size", "lost"), [(LOST_TO_FLOAT16 / 100, True), (1.0, False)])
+def test_what_is_so_small_that_float16_lost_it_says_nothing(size, lost):
+    before, after = passed(use(size=size)), passed(use(seed=1, size=size))
+    if lost:
+        assert not check(before, after, lossy=True)
+    else:
+        with pytest.raises(NotExact):
+            check(before, after, lossy=True)
+
+
+def test_the_smallest_peak_norm_is_the_largest_finite_row_of_the_smallest_tensor():
+    left = torch.tensor([[[3.0, 4.0]], [[0.0, 1.0]], [[float("inf"), 0.0]]])
+    right = torch.full((3, 1, 1), 100.0)
+    assert Fingerprint.of(NAME, OuterUse(left, right)).smallest_peak_norm == 5.0
+    nothing = OuterUse(torch.zeros(3, 1, 2), right)
+    assert Fingerprint.of(NAME, nothing).smallest_peak_norm == 0.0
+
+
+def test_a_parameter_has_a_gradient_where_no_tensor_of_some_use_is_zero():
+    found = passed(use())
+    found.note("dense.bias", GradientUse(torch.zeros(3, 2)))
+    assert found.parameters_with_gradients() == {NAME}

@@ -2,12 +2,21 @@
 
 import logging
 
+import peft
 import pytest
 import torch
 from torch import nn
 
 from dpft.errors import InputError
 from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.clipping.separation.flow import learn_flow, signature_of
+from dpft.privacy.clipping.separation.proof import CheckResult
+from dpft.privacy.clipping.separation.regions import Level, RegionPlans
+from dpft.privacy.clipping.trainable import TrainableParameters
+from tests.privacy.clipping.architectures.batches import causal_without_positions, examples
+from tests.privacy.clipping.architectures.comparison import clipped, difference
+from tests.privacy.clipping.architectures.zoo import EVERY
+from tests.privacy.clipping.oracle import Clipped
 from tests.privacy.clipping.rules.oracle import assert_equals_the_loop
 
 INPUTS = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -224,3 +233,185 @@ def test_a_layer_run_twice_in_a_region_adds_up_before_the_norm():
 
     layer = Again().double()
     assert_equals_the_loop(layer, lambda: layer(INPUTS))
+
+
+class ScaledLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 3))
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.inner(x) * self.scale
+
+
+def made():
+    model = ScaledLayer()
+    return model, RegionPlans(model, TrainableParameters(model))
+
+
+def call(plans, model, x, learned):
+    def learn():
+        learned.append(x.shape)
+        return learn_flow(model, model.forward, ((x,), {}), dict(model.named_parameters()))
+
+    return plans.plan_for(signature_of(model, ((x,), {})), learn)
+
+
+def test_a_plan_is_learned_once_per_kind_and_anew_where_it_was_ambiguous():
+    model, plans = made()
+    learned = []
+    for shape in ((4, 4, 3), (4, 5, 3), (2, 6, 3), (6, 6, 3)):
+        call(plans, model, torch.ones(shape), learned)
+    assert learned == [(4, 4, 3), (4, 5, 3)]
+
+
+def test_a_proof_holds_for_its_calls_and_its_level_alone():
+    model, plans = made()
+    x = torch.ones(4, 5, 3)
+    plans.start()
+    assert not plans.saw_a_call and not plans.are_proved(graph=1)
+    plan = call(plans, model, x, [])
+    assert plans.saw_a_call and not plans.are_proved(graph=1)
+    plans.remember_proof(CheckResult.WHOLE)
+    assert plans.are_proved(graph=1) and plans.are_proved(graph=1)
+    assert not plans.are_proved(graph=2)
+    assert plan.level is Level.SMALL and plans.widen()
+    assert not plans.are_proved(graph=1)
+
+
+def test_widening_ends_with_the_whole_model_one_example_after_another():
+    model, plans = made()
+    plans.start()
+    plan = call(plans, model, torch.ones(4, 5, 3), [])
+    levels = []
+    while plans.widen():
+        levels.append(plan.level)
+    assert levels == [Level.CARRYING, Level.WHOLE, Level.LOOPED]
+    assert [region.module for region in plan.regions] == [model] and plan.regions[0].loops
+
+
+def test_what_was_proved_in_part_holds_for_one_batch_or_until_their_number_doubles():
+    model, plans = made()
+    plans.start()
+    call(plans, model, torch.ones(4, 5, 3), [])
+    plans.remember_proof(CheckResult.FOR_NOW)
+    assert [plans.are_proved(graph=1) for _ in range(2)] == [True, False]
+    plans.remember_proof(CheckResult.PARTLY)
+    proved = [plans.are_proved(graph=1) for _ in range(9)]
+    assert proved == [True, False, True, False, True, True, True, False, True]
+
+
+STEPS, WIDTH = 5, 3
+
+
+class Positioned(nn.Module):
+    """Texts and positions that are looked up once for all, ``place`` putting them together."""
+
+    def __init__(self, place, *layers: nn.Module):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens = nn.Embedding(9, WIDTH)
+        self.positions = nn.Embedding(STEPS, WIDTH)
+        self.behind = nn.Sequential(*layers)
+        self.head = nn.Linear(WIDTH, 1)
+        self.place = place
+        self.double()
+
+    def forward(self, ids):
+        rows = self.place(self, ids)
+        return self.head(rows.tanh()).sum((1, 2))
+
+
+def steps(ids):
+    return torch.arange(ids.shape[1])
+
+
+def as_one_row(model, ids):
+    return model.tokens(ids) + model.behind(model.positions(steps(ids)[None]))
+
+
+def as_one_sequence(model, ids):
+    return model.tokens(ids) + model.positions(steps(ids))
+
+
+def as_the_first_row(model, ids):
+    """Right of one row for all, and wrong of a row for each."""
+    return model.tokens(ids) + model.positions(steps(ids)[None])[0]
+
+
+def repeated(model, ids):
+    prompt = model.behind(model.positions(steps(ids)[None]))
+    return torch.cat([prompt.repeat(len(ids), 1, 1), model.tokens(ids)], 1)
+
+
+def repeated_as_four_numbers_are(model, ids):
+    """The four are to be repeated also where there are four examples."""
+    four = torch.arange(4, dtype=torch.float64)[:, None]
+    return repeated(model, ids) * four.repeat(len(ids), 1).view(len(ids), -1, 1).sum(1, True)
+
+
+def sums(model, batches, engine):
+    model.zero_grad()
+    with PerExampleClipper(model, 0.05, engine=engine) as clipper:
+        norms = [clipper.accumulate(lambda ids=ids: model(ids)) for ids in batches]
+    return Clipped(torch.cat(norms), {n: p.grad for n, p in model.named_parameters()})
+
+
+def batch(count):
+    return torch.randint(0, 9, (count, STEPS), generator=torch.Generator().manual_seed(count))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [as_one_row, as_one_sequence, as_the_first_row, repeated, repeated_as_four_numbers_are],
+)
+def test_gradients_are_the_loops_whatever_the_model_makes_of_the_rows(place):
+    model = Positioned(place, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+    if place in (as_one_sequence, as_the_first_row):
+        del model.behind
+    batches = [batch(count) for count in (1, 3, STEPS, 4, 1)]
+    got = sums(model, batches, "book_keeping")
+    assert difference(got, sums(model, batches, "loop")) < 1e-12
+
+
+@pytest.mark.parametrize("place", [as_one_row, as_one_sequence, repeated])
+def test_no_module_runs_example_by_example_for_it(place, caplog):
+    model = Positioned(place, nn.Linear(WIDTH, WIDTH))
+    if place is as_one_sequence:
+        del model.behind
+    with caplog.at_level(logging.INFO):
+        sums(model, [batch(3)], "book_keeping")
+    assert "example" not in caplog.text
+
+
+def test_what_runs_without_gradients_meanwhile_sees_its_own_row():
+    model = Positioned(as_one_row)
+    expected = model(batch(2))
+    with PerExampleClipper(model, 1.0) as clipper:
+        clipper.accumulate(lambda: model(batch(4)))
+        with torch.no_grad():
+            assert model.positions(steps(batch(2))[None]).shape == (1, STEPS, WIDTH)
+            assert torch.equal(model(batch(2)), expected)
+
+
+@pytest.mark.parametrize("config", [peft.PromptTuningConfig, peft.PromptEncoderConfig])
+def test_a_prompt_that_peft_looks_up_once_is_clipped_as_by_the_loop(config, caplog):
+    base = EVERY["gpt2-tied"].build(dtype=torch.float32)
+    model = peft.get_peft_model(base, config(task_type="CAUSAL_LM", num_virtual_tokens=4)).double()
+    rows, kind = examples((5, 9, 3)), prompted
+    with caplog.at_level(logging.INFO):
+        got = clipped(model, kind, rows)
+    assert difference(got, clipped(model, kind, rows, engine="loop")) < 1e-10
+    assert "example" not in caplog.text
+
+
+def prompted(model, rows):
+    own = rows.ids.shape[1]
+
+    def without_the_prompts_own_logits(**inputs):
+        outputs = model(**{k: v for k, v in inputs.items() if k != "use_cache"})
+        outputs.logits = outputs.logits[:, -own:]
+        return outputs
+
+    return causal_without_positions(without_the_prompts_own_logits, rows)

@@ -1,0 +1,321 @@
+"""The run under audit: its models' log-likelihoods, its training records, and records unseen by it.
+
+An audit compares the last two, so each must be what it is called. Which records were held out is
+known by the run's own key alone, and whether the training records are still the same by its
+fingerprint, both in private/.
+"""
+
+import hmac
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from dpft.audit.base import AuditedRun
+from dpft.config.schema import TrainConfig
+from dpft.data.canaries import Canary, copies_of
+from dpft.data.encoding import Encoding
+from dpft.data.fingerprint import fingerprint
+from dpft.data.held_out import split_held_out
+from dpft.data.layout import EncodedRows
+from dpft.data.sources import has_training_split_alone, load_examples
+from dpft.errors import DpftError, InputError, StateError
+from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
+from dpft.generation.batches import batches_by_tokens
+from dpft.generation.inference import evaluation_mode
+from dpft.kinds import TEXT
+from dpft.models.architecture import read_architecture
+from dpft.models.losses import per_example_losses, token_nll
+from dpft.records.form import read_record
+from dpft.records.kept import Fingerprint
+from dpft.run_folder import CANARIES, FINGERPRINT, HELD_OUT_KEY, PRIVATE, UNIT_KEY
+from dpft.runs.held_out import (
+    HELD_OUT,
+    TrainingData,
+    held_out_key,
+    known_by,
+    load_training_data,
+    read_canaries,
+)
+from dpft.runs.resuming import kept_here, read_secrets
+from dpft.runs.task_model import fitted_to, prepare_model, trained_model_of_run, training_head
+from dpft.runs.training_records import encode_records
+from dpft.tasks.base import TextTask
+from dpft.tasks.records import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scorer:
+    """A model that says how likely records are."""
+
+    model: PreTrainedModel
+    """On its device."""
+    encoding: Encoding
+    batch_size: int
+    """How many of the longest records are read at once."""
+
+    def log_likelihoods(self, records: Sequence[Record]) -> list[float]:
+        """Returns the log-likelihood of what is learned of each record, in nats, in order.
+
+        Of a text it is the sum over its learned tokens, of a label its own, of a score the negative
+        squared error.
+        """
+        rows = self.encoding.rows(records)
+        found = [0.0] * len(rows)
+        lengths = [len(row.input_ids) + len(row.labels) for row in rows]
+        with evaluation_mode(self.model), torch.no_grad():
+            for places in batches_by_tokens(lengths, self.batch_size):
+                batch = self.encoding.layout.collate([rows[place] for place in places])
+                batch = batch.to(self.model.device)
+                is_text = batch.answer == TEXT
+                losses = (
+                    token_nll(self.model, batch)[0]
+                    if is_text
+                    else per_example_losses(self.model, batch)
+                )
+                for place, loss in zip(places, losses.tolist(), strict=True):
+                    found[place] = -loss
+        return found
+
+
+@contextmanager
+def trained(run: AuditedRun, batch_size: int) -> Iterator[Scorer]:
+    """Gives the model that the run released."""
+    model = trained_model_of_run(run.folder, run.config)
+    yield Scorer(
+        model=model.on_device(run.config.task, run.device.prepare()),
+        encoding=model.encoding(run.config.task, max_new_tokens=None),
+        batch_size=batch_size,
+    )
+
+
+@contextmanager
+def untrained(run: AuditedRun, batch_size: int) -> Iterator[Scorer]:
+    """Gives the model that the run began with, which is as public as what it was made from."""
+    encoding = trained_model_of_run(run.folder, run.config).encoding(
+        run.config.task, max_new_tokens=None
+    )
+    model = starting_model(run.config, run)
+    model.to(run.device.prepare())  # type: ignore[arg-type]
+    yield Scorer(model=model, encoding=encoding, batch_size=batch_size)
+
+
+def starting_model(config: TrainConfig, run: AuditedRun) -> PreTrainedModel:
+    """Returns what the run's method made of its model, before the first step, on the CPU.
+
+    Raises:
+        InputError: The model cannot be found any more.
+    """
+    here = config.__class__(**{**vars(config), "model": kept_here(config.model, run.folder)})
+    architecture = read_architecture(here.model)
+    here = fitted_to(here, architecture)
+    model, _ = prepare_model(here, architecture, training_head(here, architecture))
+    return model
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unseen:
+    """Records of the run's task that it was not trained on; of a task of texts, ``Example``."""
+
+    records: Sequence[Any]
+    split: str
+    """Where they are from, such as test, or held_out."""
+    public: bool
+    """Whether they may be shown."""
+    places: Sequence[int] | None = None
+    """Where they are among all records of the training split; None: they are another split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecords:
+    """The records of a run that an audit compares; the training records are private."""
+
+    training: Sequence[Any]
+    places: Sequence[int]
+    """Where the training records are among all that were read of their split."""
+    rows: Sequence[Sequence[int]]
+    """Of each training record the numbers of its rows that were trained on: 0, unless it was cut
+    into chunks."""
+    unseen: Unseen | str
+    """Others, or why there are none, in words."""
+
+
+def read_run_records(run: Path, config: TrainConfig, encoding: Encoding) -> RunRecords:
+    """Returns the records that a run was trained on, and others.
+
+    Args:
+        run: The run's folder.
+        config: The run's configuration.
+        encoding: How its records became rows.
+
+    Raises:
+        InputError: The training records cannot be read, or are not those of the run, or which they
+            are is not known for want of a key in private/.
+        StateError: A file in private/ is damaged.
+    """
+    read = load_training_data(config)
+    data = replace(read, examples=list(read.examples))
+    kept: Sequence[int] = range(len(data.examples))
+    unseen: Unseen | str
+    if config.eval.held_out is None:
+        unseen = unseen_records(config)
+    else:
+        kept, held = _sides(run, config, data)
+        records = data.only(held).examples
+        unseen = Unseen(records=records, split=HELD_OUT, public=False, places=held)
+    trained = _trained_on(run, config, data.only(kept), encoding)
+    places = [kept[at] for at in trained]
+    return RunRecords(
+        training=[data.examples[at] for at in places],
+        places=places,
+        rows=list(trained.values()),
+        unseen=unseen,
+    )
+
+
+def records_and_unseen(
+    run: Path, config: TrainConfig, encoding: Encoding
+) -> tuple[RunRecords | str, Unseen | str]:
+    """Returns the training records and others, or of either why they are not there, in words.
+
+    Args:
+        run: As ``read_run_records``.
+        config: As ``read_run_records``.
+        encoding: As ``read_run_records``.
+
+    Raises:
+        StateError: A file in private/ is damaged.
+    """
+    try:
+        records = read_run_records(run, config, encoding)
+    except InputError as error:
+        why = str(error)
+        return why, unseen_records(config) if config.eval.held_out is None else why
+    return records, records.unseen
+
+
+def check_writes_texts(config: TrainConfig) -> TextTask:
+    """Returns a run's task, whose answers are texts.
+
+    Raises:
+        InputError: They are labels.
+    """
+    if not isinstance(config.task, TextTask):
+        raise InputError(
+            f"run must be of a model that writes texts, got task={config.task.name}, whose answers"
+            " are labels; audit=membership is for those, too."
+        )
+    return config.task
+
+
+def unseen_records(config: TrainConfig) -> Unseen | str:
+    """Returns the split that a run's task is scored on, or why there is none, in words."""
+    if has_training_split_alone(config.task):
+        return "the data are a training split alone, of which nothing was held out"
+    if reads_training_split(config.task, config.eval):
+        return f"eval.split={config.eval.split} is the training split, or has a part of it"
+    records: list[Record] = []
+    try:
+        for part in config.task.parts(config.eval.split):
+            records += load_examples(config.task, part)
+    except InputError as error:
+        return str(error)
+    public = eval_split_is_public(config.task, config.eval)
+    return Unseen(records=records, split=config.eval.split, public=public)
+
+
+def _sides(
+    run: Path, config: TrainConfig, data: TrainingData
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Returns the places of the records that were kept, and of those held out.
+
+    Raises:
+        InputError: The run's key is gone, or the records are others.
+    """
+    if not (run / HELD_OUT_KEY).exists():
+        raise _gone(run, HELD_OUT_KEY, "by which those held out are told from those trained on")
+    key, before = held_out_key(run)
+    if not hmac.compare_digest(known_by(data, key), before):
+        raise _others()
+    units = data.units or [str(at) for at in range(len(data.examples))]
+    return split_held_out(units, float(config.eval.held_out or 0), key)
+
+
+def _trained_on(
+    run: Path, config: TrainConfig, data: TrainingData, encoding: Encoding
+) -> dict[int, list[int]]:
+    """Returns the places of the records that the loop was given, to the numbers of their rows.
+
+    As in training, a record without anything to learn is left out, a unit has no more records
+    than ``privacy.records_per_unit``, and canaries come after all others.
+    """
+    canaries = read_canaries(run)
+    added, owners = copies_of(canaries, config.task), None
+    key = b""
+    if data.units is not None and config.privacy.guarantee is not None:
+        key = read_secrets(run).unit_key
+        owners = [*data.units, *(unit for _, unit in added)]
+        if not key:
+            raise _gone(run, UNIT_KEY, "by which the records of large units were chosen")
+    records = [*data.examples, *(record for record, _ in added)]
+    encoded = encode_records(config, records, owners, encoding, unit_key=key)
+    if _all_known(run, config, canaries):
+        _check_same(run, encoded.rows, encoded.units)
+    return {at: rows for at, rows in encoded.trained_on().items() if at < len(data.examples)}
+
+
+def _all_known(run: Path, config: TrainConfig, canaries: Sequence[Canary]) -> bool:
+    """Returns whether the run's canaries are there, which its fingerprint is of, too."""
+    if canaries or not config.audit.wanted:
+        return True
+    logger.warning(
+        "whether the training records are those of the run is not checked without %s, which is"
+        " gone",
+        run / CANARIES,
+    )
+    return False
+
+
+def _check_same(run: Path, rows: EncodedRows, units: list[list[int]] | None) -> None:
+    """Refuses other records than the run was trained on, as far as that can be known.
+
+    Raises:
+        InputError: They are others.
+        StateError: The run's fingerprint is damaged.
+    """
+    path = run / FINGERPRINT
+    if not path.exists():
+        logger.warning(
+            "whether the training records are those of the run is not checked by %s, which is gone",
+            path,
+        )
+        return
+    try:
+        known = read_record(path, Fingerprint)
+        key = bytes.fromhex(known.key)
+    except (OSError, ValueError, DpftError) as error:
+        raise StateError(f"{path} is damaged; put it back as it was.") from error
+    if not hmac.compare_digest(fingerprint(rows, units, key), known.hmac):
+        raise _others()
+
+
+def _gone(run: Path, key: str, what: str) -> InputError:
+    return InputError(
+        f"run must have {key}, {what}, got {str(run)!r} without; put its {PRIVATE}/ back as it was."
+        " What can be done without: audit=synthetic, of the synthetic text alone."
+    )
+
+
+def _others() -> InputError:
+    return InputError(
+        "run must be audited on the training records that it was given, in the same order, got"
+        " others; put them back as they were."
+    )

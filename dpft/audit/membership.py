@@ -1,0 +1,408 @@
+"""Membership inference: scores of records from models' log-likelihoods, and what they show.
+
+Score functions take natural logarithms of what models say of records, shape (n,) or, of k reference
+models, (k, n), and return a score for each record, shape (n,), higher where the record is more
+likely to have been trained on. `audit_membership` attacks a run by its own records; all of its
+findings are private: which record scores how is of the records, and no epsilon covers it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import logsumexp
+
+from dpft.audit.audited_run import Scorer, Unseen, read_run_records, trained, untrained
+from dpft.audit.base import AuditedRun, Finding
+from dpft.audit.one_run import planned_trade_off
+from dpft.audit.plots import roc_plot
+from dpft.audit.trade_off import (
+    RocCurve,
+    TradeOff,
+    largest_auc,
+    largest_true_positive_rate,
+    operating_point,
+    roc_curve,
+)
+from dpft.errors import InputError
+from dpft.evaluation.samples import spread
+from dpft.privacy.plan import EXAMPLE
+from dpft.records.audits import AllowedAttack, Attack, MembershipAudit, OperatingPoints
+from dpft.records.promises import OpenRun
+from dpft.runs.saved_run import saved_run
+from dpft.tasks.records import Record
+
+Numbers = NDArray[np.float64]
+LEAST_DEVIATION = 1e-6
+"""Below it, what differs between reference models is rounding."""
+
+
+def loss_scores(log_likelihoods: ArrayLike) -> Numbers:
+    """Returns the log-likelihoods themselves: minus the loss (Yeom et al. 2018, arXiv 1709.01604).
+
+    Args:
+        log_likelihoods: Of the model under attack, shape (n,).
+
+    Raises:
+        InputError: One is not finite.
+    """
+    return _finite(log_likelihoods, "log-likelihoods", 1)
+
+
+def loss_ratio_scores(log_likelihoods: ArrayLike, before: ArrayLike) -> Numbers:
+    """Returns by how much training has raised each log-likelihood.
+
+    The likelihood ratio to one reference model, here the model before fine-tuning (Carlini et al.
+    2021, arXiv 2012.07805; Mireshghallah et al. 2022, arXiv 2203.03929): what every model of the
+    language finds easy no longer counts.
+
+    Args:
+        log_likelihoods: Of the model under attack, shape (n,).
+        before: Of the same model before fine-tuning, shape (n,).
+
+    Raises:
+        InputError: One is not finite, or the numbers of records differ.
+    """
+    after = _finite(log_likelihoods, "log-likelihoods", 1)
+    return after - _same_records(_finite(before, "log-likelihoods before", 1), after)
+
+
+def rmia_scores(
+    log_likelihoods: ArrayLike,
+    references_out: ArrayLike,
+    population: ArrayLike,
+    population_references: ArrayLike,
+    *,
+    references_in: ArrayLike | None = None,
+    offline_scale: float = 1.0,
+    gamma: float = 1.0,
+) -> Numbers:
+    """Returns robust membership scores (RMIA: Zarifzadeh et al. 2024, arXiv 2312.03262).
+
+    The share of population records z that x dominates: (p(x) / P(x)) / (p(z) / P(z)) >= gamma,
+    with p of the model under attack and P the mean over reference models. One reference model is
+    enough. Offline no reference model saw x, and P(x) is taken to be, as they approximate it,
+    ((1 + a) P_out(x) + 1 - a) / 2, a being ``offline_scale``.
+
+    Args:
+        log_likelihoods: Of the model under attack, shape (n,).
+        references_out: Of k reference models not trained on the records, shape (k, n).
+        population: Of the model under attack, of z records that it was not trained on, shape (z,).
+        population_references: Of the reference models, shape (l, z).
+        references_in: Of reference models trained on the records, shape (j, n): the online attack,
+            whose P(x) is the mean of the two kinds of models; None: the offline one.
+        offline_scale: a, in [0, 1]. 1 takes P_out as it is, as it must be for likelihoods of whole
+            records, beside which 1 - a would be everything; theirs, of images, were about 0.3.
+        gamma: At least 1; higher asks for clearer dominance.
+
+    Raises:
+        InputError: A value is not finite or out of range, or shapes do not match.
+    """
+    if not 0 <= offline_scale <= 1:
+        raise InputError(f"offline_scale must be in [0, 1], got {offline_scale}.")
+    if not gamma >= 1:
+        raise InputError(f"gamma must be at least 1, got {gamma}.")
+    target = _finite(log_likelihoods, "log-likelihoods", 1)
+    population_target = _finite(population, "log-likelihoods of the population", 1)
+    outside = _log_mean(references_out, target)
+    if references_in is None:
+        average = _offline_average(outside, offline_scale)
+    else:
+        average = np.logaddexp(outside, _log_mean(references_in, target)) - math.log(2)
+    ratios = target - average
+    among = np.sort(population_target - _log_mean(population_references, population_target))
+    # how many of the population are at most the ratio over gamma
+    dominated = np.searchsorted(among, ratios - math.log(gamma), side="right")
+    shares: Numbers = dominated / len(among)
+    return shares
+
+
+def lira_scores(log_likelihoods: ArrayLike, references_out: ArrayLike) -> Numbers:
+    """Returns offline LiRA scores (Carlini et al. 2022, arXiv 2112.03570).
+
+    By how many standard deviations a record's log-likelihood exceeds the mean of reference models
+    not trained on it: their test of a Gaussian fitted to these, whose probability grows with it.
+    The variance is one for all records, as they advise for few models; it needs two of them.
+
+    Args:
+        log_likelihoods: Of the model under attack, shape (n,); for confidences near 1 after
+            ``logit_scaled``.
+        references_out: Of k reference models not trained on the records, shape (k, n), k >= 2.
+
+    Raises:
+        InputError: A value is not finite, shapes do not match, there are fewer than two reference
+            models, or they all say the same.
+    """
+    target = _finite(log_likelihoods, "log-likelihoods", 1)
+    references = _same_records(_finite(references_out, "log-likelihoods of references", 2), target)
+    if len(references) < 2:
+        raise InputError("LiRA needs at least 2 reference models, got 1; RMIA works with one.")
+    deviation = math.sqrt(float(np.mean(np.var(references, axis=0, ddof=1))))
+    if deviation < LEAST_DEVIATION:
+        raise InputError("all reference models say the same of every record; train them apart.")
+    scores: Numbers = (target - references.mean(axis=0)) / deviation
+    return scores
+
+
+def logit_scaled(log_probabilities: ArrayLike) -> Numbers:
+    """Returns log(p / (1 - p)), which LiRA finds nearer to a Gaussian than log p.
+
+    Args:
+        log_probabilities: Below 0, of any shape.
+
+    Raises:
+        InputError: One is not below 0: a density, or a certainty.
+    """
+    values = np.asarray(log_probabilities, dtype=np.float64)
+    if not np.all(values < 0):
+        raise InputError("log-probabilities must be below 0 to be scaled.")
+    scaled: Numbers = values - np.log(-np.expm1(values))
+    return scaled
+
+
+def _offline_average(log_outside: Numbers, scale: float) -> Numbers:
+    """Returns log(((1 + a) P_out + (1 - a)) / 2)."""
+    weighted = math.log1p(scale) + log_outside
+    if scale == 1:
+        return weighted - math.log(2)
+    return np.logaddexp(weighted, math.log1p(-scale)) - math.log(2)
+
+
+def _log_mean(log_likelihoods: ArrayLike, target: Numbers) -> Numbers:
+    """Returns the logarithm of the mean likelihood over models, shape (n,)."""
+    rows = _same_records(_finite(log_likelihoods, "log-likelihoods of references", 2), target)
+    means: Numbers = logsumexp(rows, axis=0) - math.log(len(rows))
+    return means
+
+
+def _finite(values: ArrayLike, name: str, dimensions: int) -> Numbers:
+    numbers = np.asarray(values, dtype=np.float64)
+    if numbers.ndim != dimensions or numbers.size == 0:
+        shape = "(n,)" if dimensions == 1 else "(k, n)"
+        raise InputError(f"{name} must be of shape {shape} and not empty, got {numbers.shape}.")
+    if not np.all(np.isfinite(numbers)):
+        raise InputError(f"{name} must be finite; {np.count_nonzero(~np.isfinite(numbers))} of "
+                         f"{numbers.size} are not.")  # fmt: skip
+    return numbers
+
+
+def _same_records(values: Numbers, target: Numbers) -> Numbers:
+    if values.shape[-1] != len(target):
+        raise InputError(
+            f"reference models were asked about {values.shape[-1]} records and the model under "
+            f"attack about {len(target)}; ask all about the same."
+        )
+    return values
+
+
+LIMITS = (0.01, 0.001)
+"""False positive rates at which true ones are told."""
+CONFIDENCE = 0.95
+LIRA_RUNS = 2
+"""Reference runs that LiRA needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """What models are asked about."""
+
+    members: Sequence[Record]
+    others: Sequence[Record]
+    split: str
+    """Where the others are from."""
+
+    @property
+    def all(self) -> list[Record]:
+        """Both, members first."""
+        return [*self.members, *self.others]
+
+    @property
+    def inside(self) -> NDArray[np.bool_]:
+        """Of each, whether it is a member."""
+        return np.arange(len(self.members) + len(self.others)) < len(self.members)
+
+
+def audit_membership(
+    run: AuditedRun, *, references: Sequence[str], limit: int, batch_size: int
+) -> Finding:
+    """Attacks a run by its own records.
+
+    Args:
+        run: Whose training has ended.
+        references: Folders of runs of the same task and model on other records.
+        limit: Most members, and most others.
+        batch_size: How many of the longest records are read at once.
+
+    Raises:
+        InputError: There are no others, or which records were trained on is not known, or a
+            reference run is of another task or model.
+    """
+    others = [_reference(run, folder) for folder in references]
+    with trained(run, batch_size) as scorer:
+        records = _records(run, scorer, limit)
+        after = _said(scorer, records)
+    with untrained(run, batch_size) as scorer:
+        before = _said(scorer, records)
+    said = []
+    for each in others:
+        with trained(each, batch_size) as scorer:
+            said.append(_said(scorer, records))
+    curves = _curves(records.inside, after, before, np.array(said))
+    bound = _bound(run)
+    return Finding(
+        record=MembershipAudit(
+            attacks={name: _entry(curve, bound) for name, curve in curves.items()},
+            members=len(records.members),
+            non_members=len(records.others),
+            non_members_of=records.split,
+            reference_runs=len(references),
+        ),
+        rows=[row for name, curve in curves.items() for row in _rows(name, curve, bound)],
+        notes=_notes(run, records, curves, bound),
+        figures={"roc": roc_plot(curves, trade_off=bound)},
+    )
+
+
+def _records(run: AuditedRun, scorer: Scorer, limit: int) -> Records:
+    read = read_run_records(run.folder, run.config, scorer.encoding)
+    if not isinstance(read.unseen, Unseen) or not read.unseen.records:
+        why = read.unseen if isinstance(read.unseen, str) else "the other split is empty"
+        raise InputError(
+            "audit=membership needs records that were not trained on, and"
+            f" {why.rstrip('.')}; train a run with eval.held_out=0.1, for instance."
+        )
+    # A record is scored by its first chunk, which a unit of too many chunks may have lost.
+    trained = [each for each, rows in zip(read.training, read.rows, strict=True) if 0 in rows]
+    kept = [
+        [each[at] for at in spread(len(each), limit)]
+        for each in (trained, scorer.encoding.readable(read.unseen.records))
+    ]
+    return Records(members=kept[0], others=kept[1], split=read.unseen.split)
+
+
+def _reference(run: AuditedRun, folder: str) -> AuditedRun:
+    """Returns a reference run.
+
+    Raises:
+        InputError: It is the run itself, or of another task or model.
+    """
+    if Path(folder).resolve() == run.folder.resolve():
+        raise InputError(f"audit.reference_runs must be other runs, got {folder}, the run itself.")
+    config = saved_run(folder)
+    for name in ("task", "model"):
+        own, other = (getattr(each, name).name for each in (run.config, config))
+        if own != other:
+            raise InputError(
+                f"audit.reference_runs must be of the run's own {name}, {own}, got {folder}, which"
+                f" is of {other}."
+            )
+    return replace(run, folder=Path(folder), config=replace(config, task=run.config.task))
+
+
+def _said(scorer: Scorer, records: Records) -> Numbers:
+    return np.array(scorer.log_likelihoods(records.all))
+
+
+def _curves(
+    inside: NDArray[np.bool_], after: Numbers, before: Numbers, references: Numbers
+) -> dict[str, RocCurve]:
+    curves = {
+        "loss": roc_curve(loss_scores(after), inside),
+        "loss beside the model before": roc_curve(loss_ratio_scores(after, before), inside),
+    }
+    if len(references) >= LIRA_RUNS:
+        curves["LiRA"] = roc_curve(lira_scores(after, references), inside)
+    others = np.flatnonzero(~inside)
+    if len(references) and len(others) > 1:
+        # Every second non-member is the population, and is not asked about itself.
+        population = others[::2]
+        asked = np.setdiff1d(np.arange(len(inside)), population)
+        scores = rmia_scores(
+            after[asked], references[:, asked], after[population], references[:, population]
+        )
+        curves["RMIA"] = roc_curve(scores, inside[asked])
+    return curves
+
+
+def _bound(run: AuditedRun) -> TradeOff | None:
+    """Returns what the run's plan allows of any attack on a record; None where it says nothing."""
+    if isinstance(run.privacy, OpenRun) or run.privacy.unit != EXAMPLE:
+        return None
+    if run.privacy.tokenizer is not None:
+        return None  # The plan is the training's, and the records made the tokenizer, too.
+    return planned_trade_off(run.folder)
+
+
+def _entry(curve: RocCurve, bound: TradeOff | None) -> Attack:
+    one_percent, one_in_thousand = LIMITS
+    return Attack(
+        auc=curve.auc,
+        tpr_at_fpr=OperatingPoints(
+            one_percent=operating_point(curve, one_percent),
+            one_in_thousand=operating_point(curve, one_in_thousand),
+        ),
+        allowed=None
+        if bound is None
+        else AllowedAttack(
+            auc=largest_auc(bound),
+            one_percent=largest_true_positive_rate(bound, one_percent),
+            one_in_thousand=largest_true_positive_rate(bound, one_in_thousand),
+        ),
+    )
+
+
+def _rows(name: str, curve: RocCurve, bound: TradeOff | None) -> list[tuple[str, str]]:
+    most = "" if bound is None else f" (at most {largest_auc(bound):.3f})"
+    rows = [(f"{name}: AUC", f"{curve.auc:.3f}{most}")]
+    for limit in LIMITS:
+        rate = operating_point(curve, limit).true_positive_rate
+        most = "" if bound is None else f", at most {largest_true_positive_rate(bound, limit):.2%}"
+        said = f"{rate.rate:.2%} ({rate.lower:.2%} to {rate.upper:.2%}){most}"
+        rows.append((f"{name}: true positives at {100 * limit:g} % false ones", said))
+    return rows
+
+
+def _notes(
+    run: AuditedRun, records: Records, curves: Mapping[str, RocCurve], bound: TradeOff | None
+) -> list[str]:
+    notes = [
+        f"{len(records.members)} records that were trained on, {len(records.others)} that were not"
+        f" ({records.split}). Where these are another split, attacks may tell the splits apart, and"
+        " not what was trained on; records held out of one file (eval.held_out) differ in nothing"
+        " else. Reference runs must not have seen the records; they are as private as what they"
+        " were trained on."
+    ]
+    if isinstance(run.privacy, OpenRun):
+        return [*notes, "The run was trained without privacy: nothing bounds an attack."]
+    if run.privacy.unit != EXAMPLE:
+        return [*notes, "The unit of privacy is not a record, so ε bounds no attack on a record."]
+    if run.privacy.tokenizer is not None:
+        why = (
+            "The records made the model's tokenizer, too, so the plan of its training alone bounds"
+            " no attack on the model; the report has ε of both."
+        )
+        return [*notes, why]
+    if bound is None:
+        return [*notes, "The run's plan is gone with its checkpoints: nothing bounds an attack."]
+    looks = len(curves) * len(LIMITS)
+    sure = 1 - (1 - CONFIDENCE) / looks
+    above = [
+        f"{name} at {100 * limit:g} %"
+        for name, curve in curves.items()
+        for limit in LIMITS
+        if operating_point(curve, limit, sure).true_positive_rate.lower
+        > largest_true_positive_rate(
+            bound, operating_point(curve, limit, sure).false_positive_rate.upper
+        )
+    ]
+    if above:
+        notes.append(
+            f"**More than the mechanism allows was told apart ({', '.join(above)}), at"
+            f" {CONFIDENCE:.0%} confidence for all {looks} looks, as if each record had a training"
+            " of its own:** either the splits differ, or one training told of many at once, or the"
+            " guarantee does not hold; `audit=one_run` tells."
+        )
+    return notes

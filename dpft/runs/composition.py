@@ -1,0 +1,483 @@
+"""The cost of runs on the same data: from their ledgers, several together, with a tokenizer.
+
+Ponomareva et al. 2022, Appendix C, adds a private tokenizer's epsilon to that of training. The
+composition here is tighter: the Gaussian of the tokenizer's histogram and the sampled Gaussians of
+training by PLD, at the sum of both deltas, of which the threshold's half of the tokenizer's is
+taken first. Importing it imports no torch.
+"""
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dpft.config.schema import TrainConfig
+from dpft.errors import InputError, StateError
+from dpft.files import read_file
+from dpft.privacy.accounting import Accountants, EpsilonBound, account, account_composition
+from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
+from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.accounting.search import smallest_noise
+from dpft.privacy.histogram_config import NOT_PRIVATE
+from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION, PrivacyPlan, SpentBefore
+from dpft.privacy.spending import Noise, added_up, as_mechanisms, thresholds_delta
+from dpft.records.ledger import LedgerHead
+from dpft.records.privacy_file import read_privacy, read_vocabulary
+from dpft.records.promises import PlanPromise, TokenizerCost, WithTokenizer
+from dpft.records.vocabularies import OpenVocabulary
+from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
+from dpft.run_folder import HISTOGRAM, JOURNAL, LEDGER, PRIVACY, TOKENIZER, TOKENIZER_CONFIG
+from dpft.runs.saved_run import SpentRun, read_spent
+
+END_UNPROVEN = (
+    "the ledger's end is unproven: it is not closed, and without private/ nothing shows whether"
+    " steps were cut from its end; epsilon is that of the steps it holds. Give head=HASH or"
+    " witness=FILE, as they were lodged elsewhere."
+)
+
+
+def account_for_spent(
+    run: SpentRun,
+    *,
+    delta: float | None = None,
+    accountant: str | None = None,
+    accountants: Accountants,
+) -> EpsilonBound:
+    """Returns what a run's ledger cost, computed of its lines.
+
+    Delta, and whose bound leads, are those of the plan in the ledger's first line; what other files
+    of the run say never takes their place.
+
+    Args:
+        run: What its folder says.
+        delta: In place of the run's own.
+        accountant: In place of the one that led the run's own accounting.
+        accountants: Running accountants.
+
+    Raises:
+        InputError: ``delta`` is out of range, or no accountant can bound the steps.
+    """
+    plan = run.plan
+    at = plan.delta if delta is None else delta
+    calibration = plan.calibration
+    led = plan.accountant if calibration is None else calibration.accountant
+    bound = account_taken(run.taken, at, accountant or led, accountants)
+    source = plan.delta_source if delta is None else GIVEN
+    warnings = _notes(run) + delta_warnings(at, plan.num_examples, source=source)
+    if plan.tokenizer is not None:
+        warnings.append(_with_tokenizer(run, at, accountants))
+    return replace(bound, warnings=(*bound.warnings, *warnings))
+
+
+def _with_tokenizer(run: SpentRun, delta: float, accountants: Accountants) -> str:
+    before = run.plan.tokenizer
+    assert before is not None
+    at = math.fsum([delta, before.delta])
+    both = account_taken(added_up(run.taken, run.tokenizer_taken), at, "pld", accountants)
+    return (
+        "epsilon is of the training alone; with its tokenizer, which the same records made,"
+        f" epsilon = {up(both.epsilon)} (upper bound by {both.accountant}) at delta ="
+        f" {delta_up(at)}."
+    )
+
+
+def account_together(
+    runs: Sequence[SpentRun],
+    *,
+    delta: float | None = None,
+    accountant: str | None = None,
+    accountants: Accountants,
+) -> EpsilonBound:
+    """Returns what several runs on the same data cost together, by PLD, else RDP.
+
+    Args:
+        runs: What their folders say.
+        delta: At which the bound shall hold; None: ``default_together``.
+        accountant: "rdp" leads in place of "pld".
+        accountants: Running accountants.
+
+    Raises:
+        InputError: The runs do not protect the same unit, or no accountant can bound them.
+    """
+    check_same_unit(runs)
+    beside = [run.tokenizer_taken for run in tokenizers_beside(runs)]
+    taken = added_up(*(run.taken for run in runs), *beside)
+    at = default_together(runs) if delta is None else delta
+    return _compose(taken, at, accountant or "pld", accountants)
+
+
+def default_together(runs: Sequence[SpentRun]) -> float:
+    """Returns the delta at which runs are composed: the smallest of theirs.
+
+    A tokenizer's comes on top, since half of it goes to its threshold, whatever the others have.
+    """
+    tokenizers = [run.plan.delta for run in runs if thresholds_delta(run.taken)]
+    tokenizers += [run.plan.tokenizer.delta for run in tokenizers_beside(runs)]  # type: ignore[union-attr]
+    others = [run.plan.delta for run in runs if not thresholds_delta(run.taken)]
+    return math.fsum([*tokenizers, *([min(others)] if others else [])])
+
+
+def tokenizers_beside(runs: Sequence[SpentRun]) -> list[SpentRun]:
+    """Returns runs whose tokenizer adds to their cost and is no run among them, one for each.
+
+    Raises:
+        StateError: A run among them has the tokenizer's name, and not the ledger that the plan has.
+    """
+    here = {run.ledger.run_id: run for run in runs}
+    beside: dict[str, SpentRun] = {}
+    for run in runs:
+        before = run.plan.tokenizer
+        if before is None:
+            continue
+        named = here.get(before.run_id)
+        if named is None:
+            beside.setdefault(before.run_id, run)
+        elif named.ledger.heads[before.lines : before.lines + 1] != (before.head,):
+            raise StateError(
+                f"the ledger of {named.folder} must have the head {before.head} after line"
+                f" {before.lines}, as the plan of {run.folder} has it, got another; it was cut or"
+                " replaced. Put it back as it was."
+            )
+    return list(beside.values())
+
+
+def check_same_unit(runs: Sequence[SpentRun]) -> None:
+    """Refuses runs whose epsilons protect different things.
+
+    Raises:
+        InputError: Their unit or neighboring relation differs.
+    """
+    first = runs[0]
+    for run in runs[1:]:
+        for name in ("unit", "neighboring_relation"):
+            _same(name, first, run)
+        # A named unit is the same one whatever number of its records is trained on.
+        definitions = (first.plan.unit_definition, run.plan.unit_definition)
+        if first.plan.unit == EXAMPLE and None not in definitions:
+            _same("unit_definition", first, run)
+
+
+def check_head(run: SpentRun, head: str) -> None:
+    """Refuses a ledger whose head is not the one that was lodged elsewhere.
+
+    Raises:
+        StateError: It is another one.
+    """
+    ledger = run.ledger
+    if ledger.head == head:
+        return
+    went_on = (
+        f"; the one given was its head after line {ledger.heads.index(head)}"
+        if head in ledger.heads
+        else "; it was replaced or written anew, or the head is of another run"
+    )
+    raise StateError(
+        f"the ledger of {run.folder} must have the head {head}, got {ledger.head}{went_on}."
+    )
+
+
+def _same(name: str, first: SpentRun, other: SpentRun) -> None:
+    expected, got = getattr(first.plan, name), getattr(other.plan, name)
+    if expected != got:
+        raise InputError(
+            f"runs must all have the same {name}, got {expected!r} in {first.folder} and {got!r} in"
+            f" {other.folder}; their epsilons protect different things, so compose them apart."
+        )
+
+
+def account_taken(
+    taken: Mapping[Noise, int], delta: float, leader: str, accountants: Accountants
+) -> EpsilonBound:
+    """Returns what noisy steps cost at ``delta``, of which thresholds take theirs.
+
+    Args:
+        taken: How many there are of each noise.
+        delta: Of all of it.
+        leader: The accountant whose bound should lead.
+        accountants: Running accountants.
+
+    Raises:
+        InputError: ``delta`` is out of range, or no accountant can bound the steps.
+    """
+    if len(taken) != 1:
+        return _compose(taken, delta, leader, accountants)
+    (mechanism,) = as_mechanisms(taken, delta)
+    return _at(account(mechanism, accountant=leader, accountants=accountants), delta)
+
+
+def _compose(
+    taken: Mapping[Noise, int], delta: float, leader: str, accountants: Accountants
+) -> EpsilonBound:
+    parts = as_mechanisms(taken, delta)
+    if not parts:
+        SampledGaussian(noise_multiplier=1, sample_rate=1, steps=1, delta=delta)  # checks delta
+        none = "no noisy step is in the ledger, so nothing was spent."
+        return EpsilonBound(
+            epsilon=0.0, delta=delta, accountant="rdp", epsilons={}, warnings=(none,)
+        )
+    composition = Composition(parts=parts)
+    return _at(account_composition(composition, accountant=leader, accountants=accountants), delta)
+
+
+def _at(bound: EpsilonBound, delta: float) -> EpsilonBound:
+    """Returns the bound with the delta of all, what goes to thresholds included."""
+    return replace(bound, delta=delta)
+
+
+def _notes(run: SpentRun) -> list[str]:
+    """Returns what the ledger's end and the configuration say beside the number."""
+    notes = [NOT_PRIVATE_SEED] if run.plan.reproducible else []
+    notes += [
+        f"{difference}; epsilon is computed of the ledger, whatever that file says."
+        for difference in run.differences
+    ]
+    if run.ledger.torn_step:
+        notes.append(
+            "the last line of the ledger is torn: the run broke off while it was written, and its"
+            " step is counted."
+        )
+    elif run.ledger.journaled_step:
+        notes.append(
+            f"{JOURNAL} has one step more than the ledger: the run broke off before its"
+            " line was written, or the line was cut, and it is counted."
+        )
+    if run.end is None:
+        notes.append(END_UNPROVEN)
+    if not run.ledger.closed:
+        notes.append(
+            f"the run has not ended: {run.steps} steps are counted, of {run.plan.steps} planned."
+        )
+    elif run.steps > run.plan.steps:
+        notes.append(
+            f"{run.steps} steps are counted, of {run.plan.steps} planned: the run broke off, and"
+            " some were taken again with new noise."
+        )
+    return notes
+
+
+logger = logging.getLogger(__name__)
+PUBLIC_TOKENIZER = (
+    "the tokenizer of model.tokenizer has no ledger and is taken as public"
+    " (model.tokenizer_is_public=true): epsilon does not cover what made it"
+)
+
+
+def tokenizer_of(config: TrainConfig) -> SpentRun | None:
+    """Returns what a private run's tokenizer cost; None where it has no ledger, or there is none.
+
+    Raises:
+        InputError: It is not there, its noise was predictable, it protects another unit than the
+            run, or it has no ledger where one is needed.
+        StateError: Its ledger is damaged, or the tokenizer is not the one that the ledger's run
+            reported.
+    """
+    guarantee, given = config.privacy.guarantee, config.model.tokenizer
+    if guarantee is None or given is None:
+        return None
+    folder = _run_of(given)
+    if folder is None:
+        _check_public(config)
+        return None
+    spent = read_spent(str(folder))
+    _check_files(folder)
+    if spent.plan.reproducible and guarantee.noise_seed is None:
+        raise InputError(
+            f"model.tokenizer must be private, got {given!r}, whose noise was predictable"
+            " (privacy.noise_seed), so that no epsilon holds with it; make a tokenizer without."
+        )
+    ours = {
+        "unit": guarantee.unit,
+        "neighboring_relation": NEIGHBORING_RELATION,
+        "unit_definition": guarantee.unit_definition(config.task.unit_definition),
+    }
+    for name, value in ours.items():
+        theirs = getattr(spent.plan, name)
+        if name == "unit_definition" and (guarantee.unit != EXAMPLE or theirs is None):
+            continue  # a named unit is the same one whatever is counted of it
+        if theirs != value:
+            raise InputError(
+                f"model.tokenizer must protect the {name} of the run, {value!r}, got {theirs!r} of"
+                f" {folder}: their epsilons protect different things; make a tokenizer for it."
+            )
+    return spent
+
+
+def _run_of(given: str) -> Path | None:
+    """Returns the folder of the ``dpft tokenizer`` run that a tokenizer is of; None: of none.
+
+    The tokenizer's own folder in the run's is the run's tokenizer too: what it cost must not be
+    left out by naming it.
+
+    Raises:
+        InputError: There is nothing of that name.
+        StateError: It is such a run's, whose ledger is gone.
+    """
+    place = Path(given).expanduser()
+    if not place.exists():
+        raise InputError(
+            f"model.tokenizer must be the folder of a dpft tokenizer run, or of a tokenizer, got"
+            f" {given!r}, which does not exist; put it back, or name it as it is seen from here."
+        )
+    here = place.resolve()
+    for folder in (place, here.parent) if here.name == TOKENIZER else (place,):
+        if (folder / LEDGER).exists():
+            return folder
+        if (folder / HISTOGRAM).exists():
+            raise StateError(
+                f"{folder / LEDGER} is gone, so that what the tokenizer cost is not known; put it"
+                " back as it was."
+            )
+    return None
+
+
+def _check_public(config: TrainConfig) -> None:
+    """Refuses a tokenizer of which nothing says what it cost, unless it is said to be public."""
+    if config.model.tokenizer_is_public:
+        return
+    place = Path(str(config.model.tokenizer)).expanduser().resolve()
+    record = (place.parent if place.name == TOKENIZER else place) / PRIVACY
+    is_open = record.exists() and isinstance(read_privacy(record), OpenVocabulary)
+    if is_open or any(map(_says_not_private, (place, place / TOKENIZER))):
+        raise InputError(
+            f"model.tokenizer must be private, got {config.model.tokenizer!r}, made with"
+            " privacy=none; make one with privacy.eps, or, where its texts are public, set"
+            " model.tokenizer_is_public=true."
+        )
+    if config.privacy.guarantee is not None and config.privacy.guarantee.total_eps is not None:
+        raise InputError(
+            f"privacy.total_eps needs a model.tokenizer with a {LEDGER}, got"
+            f" {config.model.tokenizer!r}, which has none; give the folder of a dpft tokenizer run,"
+            " or privacy.eps."
+        )
+    if config.task.corpus_form is not None:
+        raise InputError(
+            f"model.tokenizer={config.model.tokenizer} has no {LEDGER} that says what it cost; give"
+            " the folder of a dpft tokenizer run, or, where no private text made it, set"
+            " model.tokenizer_is_public=true."
+        )
+    logger.warning("%s", PUBLIC_TOKENIZER.replace(" (model.tokenizer_is_public=true)", ""))
+
+
+def _says_not_private(tokenizer: Path) -> bool:
+    """Returns whether a tokenizer's own files say that it was made without privacy."""
+    try:
+        content = json.loads((tokenizer / TOKENIZER_CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # whoever loads it says what is wrong with it
+        return False
+    return isinstance(content, dict) and NOT_PRIVATE in content
+
+
+def _check_files(folder: Path) -> None:
+    known = read_vocabulary(folder / PRIVACY).tokenizer_sha256
+    found = hashlib.sha256(read_file(folder / TOKENIZER / "tokenizer.json")).hexdigest()
+    if known != found:
+        raise StateError(
+            f"{folder / TOKENIZER} is not the tokenizer that {folder / PRIVACY} names; put it back"
+            " as it was."
+        )
+
+
+def spent_before(tokenizer: SpentRun | None) -> SpentBefore | None:
+    """Returns what a plan says of a tokenizer's cost, so that it is known without its folder."""
+    if tokenizer is None or not tokenizer.ledger.mechanisms:
+        return None
+    return SpentBefore(
+        run_id=str(tokenizer.ledger.run_id),
+        lines=tokenizer.ledger.lines,
+        head=tokenizer.ledger.head,
+        delta=tokenizer.plan.delta,
+        mechanism=tokenizer.ledger.mechanisms[0],
+    )
+
+
+def delta_with(delta: float, tokenizer: SpentRun) -> float:
+    """Returns the delta of both: a training's and its tokenizer's."""
+    return delta + tokenizer.plan.delta
+
+
+def cost_together(
+    taken: Mapping[Noise, int], *, epsilon: float, delta: float, tokenizer: SpentRun
+) -> WithTokenizer:
+    """Returns what a run and its tokenizer cost together.
+
+    Args:
+        taken: The run's own noisy steps.
+        epsilon: That the run reports by itself.
+        delta: At which it does.
+        tokenizer: What its tokenizer cost.
+    """
+    at = delta_with(delta, tokenizer)
+    with Accountants() as accountants:
+        both = account_taken(added_up(taken, tokenizer.taken), at, "pld", accountants)
+        own = account_taken(tokenizer.taken, tokenizer.plan.delta, "prv", accountants)
+    return WithTokenizer(
+        epsilon_with_tokenizer=min(both.epsilon, epsilon + own.epsilon),
+        delta_with_tokenizer=at,
+        tokenizer=TokenizerCost(
+            epsilon=own.epsilon,
+            delta=tokenizer.plan.delta,
+            ledger=LedgerHead(lines=tokenizer.ledger.lines, head=tokenizer.ledger.head),
+            simple_composition=epsilon + own.epsilon,
+        ),
+    )
+
+
+def planned_with_tokenizer(
+    config: TrainConfig, plan: PrivacyPlan, promise: PlanPromise
+) -> WithTokenizer:
+    """Returns what ``dpft plan`` says of a run and its tokenizer together; nothing without one.
+
+    Args:
+        config: Of the run.
+        plan: Of its steps.
+        promise: What the plan says of them alone.
+    """
+    tokenizer = tokenizer_of(config)
+    if tokenizer is None:
+        return WithTokenizer()
+    noise = Noise(noise_multiplier=plan.noise_multiplier, sample_rate=plan.sample_rate)
+    return cost_together(
+        {noise: plan.event().steps}, epsilon=promise.epsilon, delta=plan.delta, tokenizer=tokenizer
+    )
+
+
+def noise_beside(
+    tokenizer: SpentRun, *, total_eps: float, delta: float, sample_rate: float, steps: int
+) -> float:
+    """Returns the least noise with which a training and its tokenizer keep within one epsilon.
+
+    Args:
+        tokenizer: What was spent already.
+        total_eps: Of both, at the sum of their deltas.
+        delta: Of the training.
+        sample_rate: Of the training.
+        steps: Of the training.
+
+    Raises:
+        InputError: The tokenizer leaves too little.
+    """
+    at = delta_with(delta, tokenizer)
+    others = as_mechanisms(tokenizer.taken, at)
+    left = others[0].delta
+
+    with Accountants() as accountants:
+
+        def together(noise_multiplier: float) -> float:
+            own = SampledGaussian(
+                noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=steps, delta=left
+            )
+            found = accountants.evaluate("pld", Composition(parts=(own, *others)))
+            assert found.upper is not None
+            return found.upper
+
+        try:
+            return smallest_noise(together, total_eps, start=1.0)
+        except AccountantError as error:
+            spent = account_taken(tokenizer.taken, tokenizer.plan.delta, "prv", accountants).epsilon
+            raise InputError(
+                f"privacy.total_eps={total_eps:g} is out of reach: the tokenizer alone spent"
+                f" {spent:.4g} ({error}); raise it."
+            ) from error

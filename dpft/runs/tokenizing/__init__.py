@@ -1,1 +1,0 @@
-"""``dpft tokenizer``: from records to a private vocabulary."""

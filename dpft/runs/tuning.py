@@ -1,0 +1,533 @@
+"""``dpft tune``: searches for the best settings, and pays for the search within privacy.eps.
+
+A secret random number of trials, each of a random setting, is drawn and written down before the
+first one trains; each is an ordinary private run in private/tuning. Only the best one's files
+become public, with the bound of having chosen it.
+
+How many trials there are, which one a file is of, and how the others scored must not be seen by
+anyone who sees the best: the bound rests on it (Papernot & Steinke 2022, arXiv 2110.03620). A
+trial's score is higher for the better, and private. All that a trial prints goes to a log of its
+own in private/tuning: how often it prints would count the trials.
+"""
+
+import hmac
+import json
+import logging
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from dpft.config.keys import KeyFormatter
+from dpft.config.load import load_saved, to_yaml
+from dpft.config.schema import POLYMORPHIC, TrainConfig
+from dpft.config.tune import TuneCommand, with_setting
+from dpft.data.held_out import new_key
+from dpft.errors import InputError, RunError, StateError
+from dpft.evaluation.metrics.base import HIGHER, LOWER, MetricSpec, metric_specs
+from dpft.files import write_text
+from dpft.links import refuse_links
+from dpft.models.loading import quiet_transformers
+from dpft.parallel.parallel_config import ParallelConfig, check_start
+from dpft.privacy.accounting.selection import calibrate_trials
+from dpft.privacy.keys import secret_key
+from dpft.privacy.plan import PrivacyPlan
+from dpft.privacy.privacy_config import DifferentialPrivacy
+from dpft.privacy.trials import draw_count, draw_settings
+from dpft.privacy.uniform import UniformStream
+from dpft.records.form import read_record, write_record
+from dpft.records.privacy_file import read_privacy
+from dpft.records.promises import PrivateRun
+from dpft.records.scores import Metrics, TrialScore
+from dpft.records.sweeps import Search, Trial
+from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
+from dpft.reports.run.provenance import with_selection
+from dpft.reports.run.report import write_report
+from dpft.run_folder import (
+    CHECKPOINTS,
+    CONFIGURATION,
+    LEDGER,
+    METRICS,
+    MODEL,
+    PRIVACY,
+    PRIVATE,
+    REPORT,
+    TEXTS_OF_EVALUATIONS,
+    TRIAL_LOG,
+    TRIAL_SCORE,
+    TRIALS,
+    TUNE_CONFIGURATION,
+    TUNING,
+    hold_run,
+    is_base_model,
+    trial_folder,
+)
+from dpft.runs.exit_codes import FULL_OR_FORBIDDEN, crash_kept, exit_code_of_job
+from dpft.runs.folder import WriteRequest, read_begun, refuse_used_folder, start_anew, write_begun
+from dpft.runs.held_out import divide, known_by, load_training_data
+from dpft.runs.resuming import hint_of_resume, kept_here
+from dpft.runs.run import begin, go_on
+from dpft.runs.run_plan import RunPlan, plan_run, warn_of_delta, with_batch_size
+from dpft.runs.saved_run import read_spent
+from dpft.runs.task_model import check_fit
+from dpft.training.checkpoint import checkpoints, delete_generator_states
+
+
+def score_metric(command: TuneCommand) -> MetricSpec:
+    """Returns what trials are chosen by.
+
+    Raises:
+        InputError: The task has no such metric, or neither end of it is better.
+    """
+    specs = {spec.reported_as: spec for spec in metric_specs(command.task.metrics)}
+    name = command.tune.metric or next(iter(specs), "")
+    usable = [key for key, spec in specs.items() if spec.better is not None]
+    if name not in usable:
+        raise InputError(
+            f"tune.metric must be one of task.metrics with a better end ({', '.join(usable)}), got"
+            f" {name or None!r}; set tune.metric or task.metrics."
+        )
+    return specs[name]
+
+
+def score_of(trial: Path, spec: MetricSpec) -> TrialScore:
+    """Returns the score of a finished trial, the mean over the parts of its split."""
+    values = [
+        entry.metrics.get(spec.reported_as, math.nan)
+        for entry in read_record(trial / METRICS, Metrics).evaluations
+        if entry.stage == "after"
+    ]
+    mean = math.fsum(values) / len(values) if values else math.nan
+    if not math.isfinite(mean):
+        return TrialScore(score=None)
+    return TrialScore(score={HIGHER: mean, LOWER: -mean}[spec.better or HIGHER])
+
+
+def write_trial_score(trial: Path, trial_score: TrialScore) -> None:
+    """Writes how a trial ended, after which it never runs again."""
+    trial.mkdir(mode=0o700, exist_ok=True)
+    write_record(trial / TRIAL_SCORE, trial_score, mode=0o600)
+
+
+def read_trial_score(trial: Path) -> TrialScore | None:
+    """Returns how a trial ended; None where it has not.
+
+    Raises:
+        InputError: The file is of another schema version.
+        StateError: It is damaged.
+    """
+    path = trial / TRIAL_SCORE
+    return read_record(path, TrialScore) if path.exists() else None
+
+
+def draw_search(command: TuneCommand) -> Search:
+    """Returns a calibrated search, its trials drawn; reads records only to count them.
+
+    Raises:
+        InputError: A setting of the search space or the data does not fit, or eps is out of reach.
+    """
+    config = command.settings()
+    score_metric(command)
+    check_fit(config)
+    data = load_training_data(config)
+    divide(config, data)
+    settings = command.tuning.settings()
+    plans = [_uncalibrated(command, setting, data.num_units) for setting in settings]
+    noise, calibration = calibrate_trials(
+        [plan.event() for plan in plans],
+        eps=_privacy(command).eps or math.nan,
+        count=command.tune.count,
+    )
+    by_setting = {_key(setting): value for setting, value in zip(settings, noise, strict=True)}
+    drawn = draw_trials(command)
+    trials = [Trial(setting=one, noise_multiplier=by_setting[_key(one)]) for one in drawn]
+    warn_of_delta(plans[0])
+    key = new_key()
+    return Search(
+        calibration=calibration,
+        delta=plans[0].delta,
+        key=key.hex(),
+        fingerprint=known_by(data, key),
+        trials=tuple(trials),
+    )
+
+
+def draw_trials(command: TuneCommand) -> list[dict[str, Any]]:
+    """Returns the settings of a random number of trials; nobody else may know either."""
+    stream = UniformStream(secret_key("tuning", _privacy(command).noise_seed))
+    number = draw_count(command.tune.count, stream)
+    return draw_settings(command.tuning.values(), number, stream)
+
+
+def write_search(folder: Path, search: Search) -> None:
+    """Writes what was drawn, synced to disk, for the owner alone."""
+    write_record(folder / TRIALS, search, mode=0o600)
+
+
+def read_search(folder: Path) -> Search | None:
+    """Returns what ``write_search`` wrote; None where nothing was drawn yet.
+
+    Raises:
+        InputError: It is of another schema version.
+        StateError: It is damaged.
+    """
+    path = folder / TRIALS
+    return read_record(path, Search) if path.exists() else None
+
+
+def same_records(command: TuneCommand, search: Search) -> None:
+    """Refuses to go on with other training records than the search began with.
+
+    Raises:
+        InputError: They are others.
+    """
+    data = load_training_data(command.settings())
+    if not hmac.compare_digest(known_by(data, bytes.fromhex(search.key)), search.fingerprint):
+        raise InputError(
+            "resume must go on with the training records that the search began with, got others;"
+            " put them back as they were, or begin a new search."
+        )
+
+
+def _uncalibrated(command: TuneCommand, setting: Mapping[str, Any], num_units: int) -> PrivacyPlan:
+    config = with_setting(command.settings(), setting)
+    check_fit(config)
+    config = with_batch_size(config, lambda: num_units)
+    privacy = replace(_privacy(command), eps=None, noise_multiplier=1.0)
+    plan = plan_run(replace(config, privacy=privacy), lambda: num_units).privacy
+    assert plan is not None
+    return plan
+
+
+def _privacy(command: TuneCommand) -> DifferentialPrivacy:
+    assert command.privacy.guarantee is not None
+    return command.privacy.guarantee
+
+
+def _key(setting: Mapping[str, Any]) -> str:
+    return json.dumps(setting, sort_keys=True)
+
+
+STANDARD = (1, 2)
+"""Descriptors of standard output and error, to which libraries in C write."""
+
+
+@contextmanager
+def everything_to(path: Path) -> Iterator[None]:
+    """Appends what is printed and logged inside the block, by C code too, to a file of mode 0600.
+
+    Args:
+        path: The file; its folder exists.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "a", encoding="utf-8", buffering=1) as log, ExitStack() as stack:
+        stack.enter_context(_descriptors_to(log))
+        stack.enter_context(redirect_stdout(log))
+        stack.enter_context(redirect_stderr(log))
+        stack.enter_context(_logging_to(log))
+        yield
+
+
+@contextmanager
+def owner_only() -> Iterator[None]:
+    """Lets nobody but the owner read the files and folders that are made inside the block."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def _descriptors_to(log: IO[str]) -> Iterator[None]:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = [os.dup(number) for number in STANDARD]
+    for number in STANDARD:
+        os.dup2(log.fileno(), number)
+    try:
+        yield
+    finally:
+        for number, kept in zip(STANDARD, before, strict=True):
+            os.dup2(kept, number)
+            os.close(kept)
+
+
+@contextmanager
+def _logging_to(log: IO[str]) -> Iterator[None]:
+    root, handler = logging.getLogger(), logging.StreamHandler(log)
+    handler.setFormatter(KeyFormatter("%(levelname)s: %(message)s"))
+    before, root.handlers = root.handlers, [handler]
+    try:
+        yield
+    finally:
+        root.handlers = before
+
+
+def run_trial(
+    command: TuneCommand,
+    search: Search,
+    trial: Trial,
+    path: Path,
+    write_request: WriteRequest | None = None,
+) -> int:
+    """Trains and scores one trial, heard by nobody, and returns its exit code.
+
+    A trial without a checkpoint has released nothing and is begun anew.
+
+    Raises:
+        OSError: The disk is full or may not be written to: no trial's own failure.
+        InputError: It was refused, as for a model that is gone: every setting had been checked.
+        StateError: What it left is damaged.
+    """
+    goes_on = bool(checkpoints(path / CHECKPOINTS))
+    if not goes_on:
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(mode=0o700)
+    full: list[OSError] = []
+
+    def job() -> None:
+        try:
+            train_trial(command, search, trial, path, write_request, goes_on=goes_on)
+        except OSError as error:
+            if error.errno not in FULL_OR_FORBIDDEN:
+                raise
+            full.append(error)
+
+    with owner_only(), everything_to(path / TRIAL_LOG):
+        code = exit_code_of_job(job, withhold=False)
+    if full:
+        raise OSError(full[0].errno, full[0].strerror, str(path.parent))
+    if code == InputError.exit_code:
+        raise InputError(
+            f"the search must find everything as it began, and a trial in {path.parent} was"
+            " refused; its log says why: mend that and go on, or begin a new search."
+        )
+    if code == StateError.exit_code:
+        raise StateError(f"the state of a trial in {path.parent} is damaged; its log says where.")
+    return code
+
+
+def train_trial(
+    command: TuneCommand,
+    search: Search,
+    trial: Trial,
+    path: Path,
+    write_request: WriteRequest | None = None,
+    *,
+    goes_on: bool,
+) -> None:
+    """Trains one trial as ``dpft train`` does, with the noise that the search gave its setting."""
+    if goes_on:
+        saved = load_saved(path / CONFIGURATION, TrainConfig, polymorphic=POLYMORPHIC)
+        if is_base_model(saved.model.path or ""):  # The search's folder may have been moved.
+            saved = replace(saved, model=replace(saved.model, path=command.model.path))
+        go_on(saved, path, with_curve=False)
+        return
+    config = with_setting(command.settings(), trial.setting)
+
+    def planner(config: TrainConfig, count_units: Callable[[], int]) -> RunPlan:
+        assert config.privacy.guarantee is not None
+        noise = trial.noise_multiplier
+        privacy = replace(config.privacy.guarantee, eps=None, noise_multiplier=noise)
+        plan = plan_run(replace(config, privacy=privacy), count_units)
+        assert plan.privacy is not None
+        return replace(
+            plan, privacy=replace(plan.privacy, calibration=search.calibration, is_trial=True)
+        )
+
+    begin(config, path, planner, write_request=write_request, with_curve=False)
+
+
+def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> None:
+    """Copies the best trial into the run's folder; report and privacy.json, the last, are new.
+
+    Nothing copied names the trial, and every public file has the day and the time of the search's
+    beginning: how long it took would tell how many trials there were.
+
+    Raises:
+        StateError: A trial has spent more than the search's bound covers.
+    """
+    check_spent(search, folder)
+    shutil.rmtree(folder / MODEL, ignore_errors=True)
+    for source in _released(trial):
+        target = folder / source.relative_to(trial)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    won = read_privacy(trial / PRIVACY)
+    assert isinstance(won, PrivateRun)
+    begun = read_begun(folder)
+    won = replace(
+        with_selection(won, search.calibration, command.tune.count, space=command.tuning.values()),
+        date=begun.date,
+        versions=begun.versions,
+        commit=begun.commit,
+        starting_models=begun.starting_models,
+    )
+    write_record(folder / PRIVACY, won)
+    write_report(folder)
+    _hide_duration(folder)
+
+
+def check_spent(search: Search, folder: Path) -> None:
+    """Refuses a search with a trial that took more noisy steps than were planned.
+
+    Raises:
+        StateError: There is one; its own ``dpft train resume=`` was told to overspend.
+    """
+    for number in range(len(search.trials)):
+        trial = trial_folder(folder, number)
+        if not (trial / LEDGER).exists():
+            continue
+        spent = read_spent(str(trial), trial=True)
+        if spent.ledger.steps > spent.plan.steps:
+            raise StateError(
+                f"a trial in {trial.parent} has taken {spent.ledger.steps} noisy steps of"
+                f" {spent.plan.steps} planned, so that the bound of the search does not hold;"
+                " begin a new search."
+            )
+
+
+def _hide_duration(folder: Path) -> None:
+    began = (folder / TRIALS).stat().st_mtime_ns
+    public = [path for path in folder.iterdir() if path.name != PRIVATE]
+    below = [path for top in public for path in top.rglob("*")]
+    for path in (*below, *public, folder):
+        os.utime(path, ns=(began, began))
+
+
+def _released(trial: Path) -> list[Path]:
+    files = [trial / name for name in (CONFIGURATION, METRICS, LEDGER)]
+    files += [path for pattern in TEXTS_OF_EVALUATIONS for path in trial.glob(pattern)]
+    return files + [path for path in (trial / MODEL).rglob("*") if path.is_file()]
+
+
+logger = logging.getLogger(__name__)
+
+
+def resumed_search(folder: str) -> TuneCommand:
+    """Returns the configuration that the search in a folder was begun with.
+
+    Raises:
+        InputError: There is no search.
+    """
+    path = Path(folder) / TUNE_CONFIGURATION
+    if not path.is_file():
+        raise InputError(
+            f"resume must be the folder of a dpft tune, got {folder!r}, which has no"
+            f" {TUNE_CONFIGURATION}; give the folder that the search named."
+        )
+    saved = load_saved(path, TuneCommand, polymorphic=POLYMORPHIC)
+    return replace(saved, resume=folder, model=kept_here(saved.model, Path(folder)))
+
+
+def run(command: TuneCommand, folder: Path, *, write_request: WriteRequest | None = None) -> None:
+    """Searches and publishes the best; a crash's text is kept in the folder's private/.
+
+    Args:
+        command: The search's configuration, and whether it goes on.
+        folder: Of the search: a new one, or with ``command.resume`` the one to go on in.
+        write_request: Writes how a new search, and each of its trials, was asked for.
+
+    Raises:
+        InputError: Anything does not fit.
+        RunError: No trial has a score.
+        StateError: What a search that goes on left is damaged.
+    """
+    check_start(ParallelConfig())
+    quiet_transformers()
+    refuse_links(folder)
+    with crash_kept(folder):
+        if command.resume is None:
+            begin_search(command, folder, write_request)
+        else:
+            go_on_search(command, folder, write_request)
+
+
+def begin_search(
+    command: TuneCommand, folder: Path, write_request: WriteRequest | None = None
+) -> None:
+    """Draws a search and carries it out."""
+    refuse_used_folder(folder)
+    search = draw_search(command)
+    if command.privacy.noise_seed is not None:
+        logger.warning(NOT_PRIVATE_SEED)
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold_run(folder):
+        refuse_used_folder(folder)
+        start_anew(folder)
+        write_begun(folder)
+        if write_request is not None:
+            write_request(folder)
+        (folder / TUNING).mkdir(mode=0o700)
+        write_text(folder / TUNE_CONFIGURATION, to_yaml(command), mode=0o600)
+        write_search(folder, search)
+        finish(command, search, folder, write_request)
+
+
+def go_on_search(
+    command: TuneCommand, folder: Path, write_request: WriteRequest | None = None
+) -> None:
+    """Carries out what is left of a search; what was drawn stays.
+
+    Raises:
+        InputError: The training records are others.
+        StateError: What was drawn, or a trial's state, is damaged.
+    """
+    with hold_run(folder):
+        if (folder / REPORT).exists() and (folder / PRIVACY).exists():
+            logger.info("the search in %s has ended; nothing is left to do", folder)
+            return
+        search = read_search(folder)
+        if search is None:  # It broke off before anything was trained.
+            search = draw_search(command)
+            write_search(folder, search)
+        same_records(command, search)
+        finish(command, search, folder, write_request)
+
+
+def finish(
+    command: TuneCommand,
+    search: Search,
+    folder: Path,
+    write_request: WriteRequest | None = None,
+) -> None:
+    """Runs the trials that have not ended and publishes the best.
+
+    Raises:
+        RunError: None of them has a score.
+    """
+    spec = score_metric(command)
+    with hint_of_resume(folder):
+        count = command.tune.count
+        logger.info(
+            "tuning: a secret number of trials, %.1f in expectation; one search in 100 has more"
+            " than %d", count.expected, count.quantile(0.01),
+        )  # fmt: skip
+        ended: list[tuple[float, Path]] = []
+        for number, trial in enumerate(search.trials):
+            path = trial_folder(folder, number)
+            trial_score = read_trial_score(path)
+            if trial_score is None:
+                # Whatever the noise was calibrated to is what each trial trains on.
+                same_records(command, search)
+                code = run_trial(command, search, trial, path, write_request)
+                trial_score = TrialScore(score=None) if code else score_of(path, spec)
+                write_trial_score(path, trial_score)
+            # it never runs again; also where a search was killed between the two
+            delete_generator_states(path / CHECKPOINTS)
+            if trial_score.score is not None:
+                ended.append((trial_score.score, path))
+    if not ended:
+        raise RunError(
+            f"the search ended without a single score; the logs in {folder / TUNING}, which must"
+            " not be released, say why."
+        )
+    with hint_of_resume(folder):
+        # The first of equal ones: trials are drawn alike, so that is any of them.
+        publish(command, search, max(ended, key=lambda one: one[0])[1], folder)

@@ -1,0 +1,235 @@
+"""``audit=membership`` over finished runs: what is told apart, and what is refused."""
+
+import html
+import json
+import shutil
+import stat
+
+import numpy as np
+import pytest
+
+from dpft.audit.membership import (
+    _curves,
+    lira_scores,
+    logit_scaled,
+    loss_ratio_scores,
+    loss_scores,
+    rmia_scores,
+)
+from dpft.audit.trade_off import roc_curve
+from dpft.errors import InputError
+from tests.stories.tiny import Outcome, Workspace
+
+RECORDS, REFERENCES = 2000, 4
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Log-likelihoods of tokens: records differ much in difficulty, members gain a little."""
+    rng = np.random.default_rng(9)
+    difficulty = -3 + rng.normal(size=RECORDS)
+    members = rng.random(RECORDS) < 0.5
+
+    def model(trained_on, count=None, level=difficulty):
+        shape = level.shape if count is None else (count, *level.shape)
+        return level + 0.3 * trained_on + 0.1 * rng.normal(size=shape)
+
+    everyday = -3 + rng.normal(size=500)
+    return {
+        "members": members,
+        "target": model(members),
+        "before": model(np.zeros(RECORDS)),
+        "out": model(np.zeros(RECORDS), REFERENCES),
+        "in": model(np.ones(RECORDS), REFERENCES),
+        "population": model(np.zeros(500), level=everyday),
+        "population_references": model(np.zeros(500), REFERENCES, everyday),
+    }
+
+
+def rmia(world, **options):
+    return rmia_scores(
+        world["target"],
+        world["out"],
+        world["population"],
+        world["population_references"],
+        **options,
+    )
+
+
+def auc(scores, world):
+    return roc_curve(scores, world["members"]).auc
+
+
+def test_references_take_the_difficulty_of_records_out_of_the_score(world):
+    loss = auc(loss_scores(world["target"]), world)
+    ratio = auc(loss_ratio_scores(world["target"], world["before"]), world)
+    assert 0.5 < loss < 0.65
+    # a gain of 0.3 against noise of 0.1 in both models: Phi(0.3 / 0.2)
+    assert ratio == pytest.approx(0.933, abs=0.02)
+    for scores in (
+        lira_scores(world["target"], world["out"]),
+        rmia(world),
+        rmia(world, references_in=world["in"]),
+    ):
+        assert auc(scores, world) > ratio
+
+
+def test_rmia_is_the_share_of_the_population_that_a_record_dominates(world):
+    def by_hand(gamma, average, population_average):
+        own = np.exp(world["target"]) / average
+        others = np.exp(world["population"]) / population_average
+        return np.mean(own[:, None] / others >= gamma, axis=1)
+
+    outside = np.exp(world["out"]).mean(axis=0)
+    inside = np.exp(world["in"]).mean(axis=0)
+    others = np.exp(world["population_references"]).mean(axis=0)
+    assert np.allclose(rmia(world), by_hand(1.0, outside, others))
+    assert np.allclose(rmia(world, gamma=1.3), by_hand(1.3, outside, others))
+    online = by_hand(1.0, (outside + inside) / 2, others)
+    assert np.allclose(rmia(world, references_in=world["in"]), online)
+    scaled = by_hand(1.0, (1.3 * outside + 0.7) / 2, others)
+    assert np.allclose(rmia(world, offline_scale=0.3), scaled)
+
+
+def test_rmia_works_with_one_reference_and_likelihoods_no_float_holds(world):
+    # the logarithms of whole records: e^-3000 is no float
+    scores = rmia_scores(
+        world["target"] - 3000,
+        world["out"][:1] - 3000,
+        world["population"] - 3000,
+        world["population_references"][:1] - 3000,
+    )
+    assert auc(scores, world) > 0.9
+
+
+def test_lira_is_by_how_many_deviations_a_record_exceeds_its_references(world):
+    scores = lira_scores([-1.0, -2.0], [[-2.0, -3.0], [-4.0, -5.0]])
+    # means -3 and -4, variance 2 of each
+    assert scores.tolist() == pytest.approx([2 / np.sqrt(2), 2 / np.sqrt(2)])
+
+
+def test_logits_of_confidences_near_one_are_exact():
+    assert logit_scaled([np.log(0.5)])[0] == pytest.approx(0.0, abs=1e-12)
+    # p = 1 - 1e-12
+    assert logit_scaled([-1e-12])[0] == pytest.approx(np.log(1e12), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("refused", "sentence"),
+    [
+        (lambda: loss_scores([0.0, np.nan]), "1 of 2 are not"),
+        (lambda: loss_scores([]), "not empty"),
+        (lambda: loss_ratio_scores([0.0], [0.0, 1.0]), "asked about 2 records"),
+        (lambda: lira_scores([0.0], [[1.0]]), "at least 2 reference models, got 1"),
+        (lambda: lira_scores([0.0], [[1.0], [1.0]]), "all reference models say the same"),
+        (lambda: lira_scores([0.0], [1.0]), r"must be of shape \(k, n\)"),
+        (lambda: rmia_scores([0.0], [[0.0]], [0.0], [[0.0]], gamma=0.5), "gamma must be"),
+        (lambda: rmia_scores([0.0], [[0.0]], [0.0], [[0.0]], offline_scale=2), "offline_scale"),
+        (lambda: rmia_scores([0.0], [[0.0]], [0.0], [[0.0, 1.0]]), "asked about 2 records"),
+        (lambda: logit_scaled([0.0]), "must be below 0"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(refused, sentence):
+    with pytest.raises(InputError, match=sentence):
+        refused()
+
+
+ATTACKS = {"loss", "loss beside the model before"}
+
+
+def audited(workspace: Workspace, run: str, *words: str) -> Outcome:
+    return workspace.run("audit", f"run={run}", "audit=membership", "output=json", *words)
+
+
+def test_members_and_others_are_told_beside_what_the_mechanism_allows(
+    texts_runs: Workspace,
+) -> None:
+    done = audited(texts_runs, "held", "audit.limit=20")
+    assert done.code == 0, done.err
+    record = json.loads(done.out)
+    assert set(record["attacks"]) == ATTACKS
+    assert record["members"] == 20
+    assert 0 < record["non_members"] <= 20
+    assert record["non_members_of"] == "held_out"
+    for attack in record["attacks"].values():
+        assert 0 <= attack["auc"] <= 1
+        assert 0.5 < attack["allowed"]["auc"] <= 1
+        assert attack["allowed"]["0.001"] <= attack["allowed"]["0.01"]
+        rate = attack["tpr_at_fpr"]["0.01"]["true_positive_rate"]
+        assert rate["lower"] <= rate["rate"] <= rate["upper"]
+
+
+def test_it_is_the_owners_alone(texts_runs: Workspace) -> None:
+    before = {path for path in texts_runs.root.rglob("*") if "private" not in path.parts}
+    privacy = (texts_runs.root / "held/privacy.json").read_bytes()
+    assert audited(texts_runs, "held", "audit.limit=5").code == 0
+    assert {path for path in texts_runs.root.rglob("*") if "private" not in path.parts} == before
+    assert (texts_runs.root / "held/privacy.json").read_bytes() == privacy
+    for kind in ("json", "html"):
+        path = texts_runs.root / f"held/private/audit/membership.{kind}"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def found(workspace: Workspace, run: str) -> str:
+    """Returns the page of what the audit found, as text."""
+    return html.unescape((workspace.root / run / "private/audit/membership.html").read_text())
+
+
+def test_epsilon_of_units_bounds_no_attack_on_a_record(texts_runs: Workspace) -> None:
+    done = texts_runs.run("audit", "run=owners", "audit=membership", "audit.limit=5")
+    assert done.code == 0, done.err
+    page = found(texts_runs, "owners")
+    assert "at most" not in page
+    assert "The unit of privacy is not a record" in page
+
+
+def test_without_the_private_folder_nothing_bounds_the_attack_and_that_is_said(
+    texts_runs: Workspace,
+) -> None:
+    """The plan is in private/checkpoints; the attack itself needs the model and records alone."""
+    shutil.rmtree(texts_runs.root / "pairs/private")
+    done = texts_runs.run("audit", "run=pairs", "audit=membership", "audit.limit=5")
+    assert done.code == 0, done.err
+    assert "private/checkpoints is gone, and the plan with it" in done.err
+    page = found(texts_runs, "pairs")
+    assert "The run's plan is gone with its checkpoints: nothing bounds an attack." in page
+    assert "at most" not in page
+
+
+@pytest.mark.slow
+def test_reference_runs_make_rmia_and_two_make_lira(texts_runs: Workspace) -> None:
+    done = audited(texts_runs, "held", "audit.limit=10", "audit.reference_runs=[owners]")
+    assert done.code == 0, done.err
+    assert set(json.loads(done.out)["attacks"]) == {*ATTACKS, "RMIA"}
+    done = audited(texts_runs, "held", "audit.limit=10", "audit.reference_runs=[owners,pairs]")
+    assert (done.code, "must be of the run's own task, custom, got pairs" in done.err) == (2, True)
+    done = audited(texts_runs, "held", "audit.reference_runs=[held]")
+    assert (done.code, "must be other runs, got held, the run itself" in done.err) == (2, True)
+
+
+def test_an_attack_on_what_is_remembered_finds_it_and_on_nothing_finds_nothing() -> None:
+    generator = np.random.default_rng(0)
+    inside = np.arange(400) < 200
+    before = generator.normal(-40, 5, 400)
+    references = before + generator.normal(0, 1, (2, 400))
+    remembered = _curves(inside, before + 10 * inside, before, references)
+    assert set(remembered) == {*ATTACKS, "LiRA", "RMIA"}
+    assert remembered["loss beside the model before"].auc == 1.0
+    assert min(remembered["LiRA"].auc, remembered["RMIA"].auc) > 0.98
+    nothing = _curves(inside, before + generator.normal(0, 1, 400), before, references)
+    assert all(0.4 < curve.auc < 0.6 for curve in nothing.values())
+
+
+def test_no_records_but_those_trained_on_is_refused(texts_runs: Workspace) -> None:
+    path = texts_runs.root / "data/test.jsonl"
+    aside = path.rename(path.with_name("aside"))
+    done = audited(texts_runs, "pairs")
+    aside.rename(path)
+    assert done.code == 2
+    assert "needs records that were not trained on, and" in done.err
+
+
+@pytest.mark.parametrize("word", ["audit.limit=0", "audit.batch_size=0"])
+def test_numbers_that_ask_for_nothing_are_refused(texts_runs: Workspace, word: str) -> None:
+    done = audited(texts_runs, "held", word)
+    assert (done.code, "must be at least 1, got 0" in done.err) == (2, True)
