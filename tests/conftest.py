@@ -246,21 +246,14 @@ def _alone_once(check: Callable[..., bool]) -> Callable[..., bool]:
 
 def _proved_once(prove: Callable[..., Any]) -> Callable[..., Any]:
     def prove_once(self: Any, asked: Any, subset: Any) -> Any:
-        plans = self._plans
-        key = repr(
-            (
-                "proof",
-                _shape_of(self._model),
-                self._backward.__qualname__,
-                plans._key,
-                subset is None,
-            )
-        )
+        plans, backward = self._plans, self._backward.__qualname__
+        known_of = ("proof", _shape_of(self._model), backward, subset is None)
+        key = repr((*known_of, plans._key))
         if key in _known and _known[key] is not None:
             return _known[key]
         verdict = prove(self, asked, subset)
         # A plan that had to be widened is so by this call, which the next one needs as well.
-        if repr(plans._key) in key:
+        if key == repr((*known_of, plans._key)):
             _known[key] = verdict
         return verdict
 
