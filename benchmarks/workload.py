@@ -14,7 +14,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from benchmarks.shapes import SHAPES
-from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
+from dpft.models.loading import checkpoint_activations
+from dpft.privacy.clipping.choices import DEFAULT_MEMORY_MB
 
 LORA_RANK = 4
 
@@ -84,16 +85,6 @@ class HeadWorkload:
     """Not a limit here: 0 runs the process as ``benchmarks.memory.ENVIRONMENT`` says."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pairs:
-    """A process that measures whatever pairs of workloads it is asked for, each in turns."""
-
-    worker: ClassVar[str] = "benchmarks.gpu_worker"
-    memory_limit_bytes: ClassVar[None] = None
-    device: str
-    threads: int = 1
-
-
 def make_model(workload: Workload) -> PreTrainedModel:
     """Returns the model in training mode, the method's parameters trainable."""
     torch.manual_seed(0)
@@ -101,7 +92,7 @@ def make_model(workload: Workload) -> PreTrainedModel:
     with torch.device(workload.device):
         model = shape.build().train()
     if workload.checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(model)
     if workload.method == "lora":
         model.requires_grad_(False)
         _adapt(model, shape.adapted)

@@ -26,12 +26,12 @@ from hydra._internal.defaults_list import Overrides
 from hydra.core.object_type import ObjectType
 from omegaconf.base import Metadata
 
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory
 from dpft.privacy.accounting import Accountants
-from dpft.privacy.accounting.limits import Limits
+from dpft.privacy.accounting.accountants import Limits
 from dpft.privacy.accounting.mechanism import Epsilon, SampledGaussian
 from dpft.records.form import as_json
-from dpft.reports import plots
+from dpft.reports import pages
 from tests import slowness
 
 # Set before torch or a Hugging Face library is imported, here and in every child process.
@@ -65,8 +65,8 @@ _attempts: list[str] = []
 def pytest_configure(config: pytest.Config) -> None:
     """Before any file of tests is imported: no slow case is made where none is asked for."""
     slowness.LEFT_OUT = config.option.markexpr == "not slow"
-    plots.epsilon_plot = drawn_once(plots.epsilon_plot)
-    plots.draw_svg = drawn_in_one_pass(plots.draw_svg)
+    pages.epsilon_plot = drawn_once(pages.epsilon_plot)
+    pages.draw_svg = drawn_in_one_pass(pages.draw_svg)
 
 
 def drawn_in_one_pass(draw: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,7 +214,7 @@ def sharing(accountants: Accountants, *, prv_itself: bool = False) -> Iterator[N
 def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
     """Lets runs of one shape share their self-check and their proofs, a third of what they take.
 
-    A file of tests that break what these prove says ``SELF_CHECKS_EACH_RUN = True``; one that does
+    A file of tests that break what it proves says ``SELF_CHECKS_EACH_RUN = True``; one that does
     not say so and expects a refusal fails.
     """
     with pytest.MonkeyPatch.context() as patch:

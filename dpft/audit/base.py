@@ -1,4 +1,4 @@
-"""What every audit is: its configuration, the run that it looks at, and what it found.
+"""Base of audits: configuration, the run under audit, findings, and the registry of audits.
 
 An audit is a module of ``dpft.audit.kinds`` whose class registers itself, a YAML in conf/audit, and
 a test. Importing this room imports no torch, and libraries of the ``audit`` extra are imported
@@ -13,12 +13,12 @@ from pathlib import Path
 from types import ModuleType
 
 from dpft.config.account import check_output
-from dpft.config.convert import by_name
+from dpft.config.load import by_name
 from dpft.config.schema import TrainConfig
 from dpft.errors import InputError
+from dpft.kinds import Registry
 from dpft.records.audits import AuditRecord, ExposureTable, GuessesInShort
 from dpft.records.privacy_file import RunPrivacy
-from dpft.registration import Registry
 from dpft.reports.terminal import Grid
 from dpft.training.training_config import DeviceConfig
 

@@ -1,4 +1,4 @@
-"""``dpft audit``: looks at a run, keeps what was found in its private/, and shows it."""
+"""``dpft audit``: audits a run, writes findings into its private/, and prints them."""
 
 import logging
 import sys
@@ -16,7 +16,7 @@ from dpft.records.privacy_file import RunPrivacy, run_privacy
 from dpft.records.promises import Audited
 from dpft.reports import terminal
 from dpft.reports.pages import render_html
-from dpft.reports.run.report import write_report
+from dpft.reports.report import write_report
 from dpft.reports.terminal import Grid
 from dpft.run_folder import (
     AUDIT,
@@ -31,13 +31,7 @@ from dpft.runs.saved_run import saved_run
 
 
 def render_finding(finding: Finding, name: str, note: str) -> str:
-    """Returns the page of what an audit found.
-
-    Args:
-        finding: What was found.
-        name: Of the audit.
-        note: Who may read the page.
-    """
+    """Returns the page of what an audit found."""
     return render_html(
         "audit.html.j2",
         title=f"Audit: {name.replace('_', ' ')}",

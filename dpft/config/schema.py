@@ -9,24 +9,25 @@ from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 from dpft.config.account import check_output, check_plot
-from dpft.config.convert import ClassChoice, CrossCheck, CrossChecked, by_name
-from dpft.data.canary_config import CanaryConfig
+from dpft.config.load import ClassChoice, CrossCheck, CrossChecked, by_name
+from dpft.data.canaries import CanaryConfig
 from dpft.errors import InputError
-from dpft.evaluation.eval_config import EvalConfig, check_held_out, check_schedule
-from dpft.evaluation.metrics_config import MetricsConfig
+from dpft.evaluation.eval_config import EvalConfig, MetricsConfig, check_held_out, check_schedule
 from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import TEXTS
 from dpft.methods.base import METHODS, Method
 from dpft.models.source import ModelConfig
 from dpft.parallel.launch_config import LaunchConfig
 from dpft.parallel.parallel_config import ParallelConfig
+from dpft.privacy.histogram_config import HistogramPrivacy
 from dpft.privacy.mechanisms.base import MECHANISMS, MechanismConfig
 from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
 from dpft.privacy.plan import CHUNK, EXAMPLE
 from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
-from dpft.reports.run.reference_map import Reference, ReferenceMap
+from dpft.reports.published import Reference, ReferenceMap
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.corpus import CHUNKS
+from dpft.tokenizers.histogram import OF_PIECES, TokenizerConfig
 from dpft.training.optimizers import OptimizerConfig, optimizer_class
 from dpft.training.schedules import SchedulerConfig
 from dpft.training.trackers.base import TRACKING, NoTracking, TrackingConfig
@@ -567,3 +568,37 @@ class GenerateConfig:
                 f"num needs decode=nucleus, got decode.strategy={self.decode.strategy}, which"
                 " writes the same record every time."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerCommand:
+    """``dpft tokenizer``: a vocabulary of a task's training records, and what it costs."""
+
+    task: Task
+    tokenizer: TokenizerConfig
+    privacy: HistogramPrivacy = field(default_factory=HistogramPrivacy)
+    resume: str | None = None
+    """Folder of a tokenizer's run, whose noisy histogram shall give another vocabulary."""
+    output: str = "table"
+    """table for people, or json: one object on stdout."""
+
+    def __post_init__(self) -> None:
+        check_output(self.output)
+        if self.task.lacks is not None:
+            raise InputError(self.task.lacks)
+        given, noise = self.privacy.eps is not None, self.tokenizer.noise_std is not None
+        if self.privacy.promises and given == noise:
+            raise InputError(
+                "exactly one of privacy.eps and tokenizer.noise_std must be given, got"
+                f" {'both' if given else 'neither'}. Give privacy.eps=EPSILON, or choose"
+                " privacy=none for a vocabulary without privacy."
+            )
+        if noise and not self.privacy.promises:
+            raise InputError(
+                "privacy=none makes a vocabulary without noise and has no tokenizer.noise_std, got"
+                " both; drop one of the two."
+            )
+
+
+CHANGEABLE = ("resume", "output", *(f"tokenizer.{name}" for name in OF_PIECES))
+"""Keys that ``dpft tokenizer resume=RUN`` takes."""

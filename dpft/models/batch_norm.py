@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from torch import nn
 
+from dpft.batch_mixing import StandardizedConv2d
 from dpft.errors import InputError
-from dpft.standardized_convolution import StandardizedConv2d
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 GROUPS = 32
@@ -44,9 +44,6 @@ def standardize_weights(model: nn.Module) -> tuple[str, ...]:
 
     Left as they are: one whose filters hold a single number, which would be zero, and what is no
     plain ``nn.Conv2d``.
-
-    Args:
-        model: Changed in place; its parameters keep their names and are the same tensors.
     """
     return _replace(model, (nn.Conv2d,), _standardized)
 

@@ -1,4 +1,4 @@
-"""Where a model comes from, the hub, a folder or the package, and what may be wrong there.
+"""Model sources: hub, folder or package; the section ``model``, and checks of its files.
 
 Weights are safetensors: nothing in a checkpoint is unpickled or executed (docs/design.md, rule 11).
 """
@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from dpft.errors import InputError
-from dpft.hub import hub_is_reachable
+from dpft.machine import hub_is_reachable
 from dpft.run_folder import is_base_model
 
 EMBEDDED_MODEL = Path(__file__).parent / "embedded" / "tiny"

@@ -13,19 +13,20 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
 from dpft.parallel.local import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.shards import ShardedModel
+from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.clipping.engines.base import LossFunction
-from dpft.privacy.clipping.options import ClippingOptions
 from dpft.privacy.dropout import private_dropout
+from dpft.privacy.ledger import StepLog
 from dpft.privacy.phased_clipper import PhasedClipper
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.randomness import Randomness
 from dpft.privacy.signal_to_noise import SIGNAL_STEPS, SignalAndNoise, SignalMeter
-from dpft.privacy.step_log import StepLog
 
 
 class PrivacyEngine:
@@ -168,8 +169,7 @@ class PrivacyEngine:
         with ranks.settled():
             self._ledger.record_step(self.plan.entry_at(step, stream=self._stream), released)
         divisor = self.plan.expected_batch_size
-        for gradient in gradients:
-            gradient.div_(divisor)
+        torch._foreach_div_(gradients, divisor)
         self.steps_taken += 1
         self._randomness.forget(self.steps_taken)
         self._open_step = False

@@ -22,9 +22,9 @@ from dpft.privacy.accounting import (
     calibrate_noise_multiplier,
 )
 from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, noise_over_batch_sizes
-from dpft.privacy.accounting.over_steps import epsilon_over_steps
-from dpft.privacy.accounting.rounding import delta_up
-from dpft.privacy.accounting.signal import noise_warnings
+from dpft.privacy.accounting.curve import epsilon_over_steps
+from dpft.privacy.accounting.interpretation import noise_warnings
+from dpft.privacy.accounting.summary import delta_text
 from dpft.privacy.mechanisms.base import Mechanism, Numbers
 from dpft.privacy.plan import (
     EXAMPLE,
@@ -35,22 +35,21 @@ from dpft.privacy.plan import (
 )
 from dpft.records.costs import CostOfNumbers
 from dpft.records.ledger import Calibration
-from dpft.reports.accounting.epsilon import (
+from dpft.reports.epsilon import (
     accounting_table,
-    delta_notes,
-    delta_warnings,
-    warning_lines,
-)
-from dpft.reports.accounting.plots import plot_effective_noise, plot_epsilon_over_steps
-from dpft.reports.accounting.sweeps import (
     batch_sizes_record,
     curve_record,
     curve_table,
+    delta_notes,
+    delta_warnings,
     failure_notes,
     noise_table,
+    plot_effective_noise,
+    plot_epsilon_over_steps,
+    warning_lines,
 )
+from dpft.reports.terminal import Answer
 from dpft.runs import ledgers
-from dpft.runs.answer import Answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +303,7 @@ def over_batch_sizes(config: AccountConfig) -> Answer:
         num_examples=config.num_examples,
         warnings=found.warnings,
     )
-    at = f"noise for epsilon = {config.eps:g} at delta = {delta_up(found.delta)}"
+    at = f"noise for epsilon = {config.eps:g} at delta = {delta_text(found.delta)}"
     lines = [f"{at}, {config.num_examples} examples", "", noise_table(found.sweeps)]
     notes = delta_notes(config.num_examples, source=delta_source(config))
     lines += warning_lines(notes, label="note")

@@ -24,10 +24,8 @@ from dpft.errors import InputError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
 from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, score_predictions
 from dpft.evaluation.metrics.base import metric_specs
-from dpft.evaluation.predictions import read_predictions, write_predictions
-from dpft.evaluation.samples import write_samples
-from dpft.files import write_bytes
-from dpft.links import refuse_links
+from dpft.evaluation.predictions import read_predictions, write_predictions, write_samples
+from dpft.files import refuse_links, write_bytes
 from dpft.models.architecture import read_architecture
 from dpft.parallel.processes import own_device, started
 from dpft.parallel.ranks import ALONE, Ranks
@@ -35,9 +33,13 @@ from dpft.parallel.silence import without_logging
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.records.form import read_record, write_record
 from dpft.records.scores import PRIVATE_SPLIT, STAGES, ScoresByStep, Stage, StepPoint, StepScores
-from dpft.reports.run.metrics_files import read_evaluations, read_own_evaluations, write_metrics
-from dpft.reports.run.report import write_report
-from dpft.reports.run.run_record import read_run
+from dpft.reports.report import write_report
+from dpft.reports.run_record import (
+    read_evaluations,
+    read_own_evaluations,
+    read_run,
+    write_metrics,
+)
 from dpft.run_folder import (
     CONFIGURATION,
     PREDICTIONS,

@@ -8,18 +8,18 @@ from pathlib import Path
 from dpft.config.account import AccountConfig
 from dpft.errors import InputError
 from dpft.privacy.accounting import Accountants, EpsilonBound
-from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.privacy.plan import NO_SAMPLING, SAMPLER, PrivacyPlan
 from dpft.privacy.spending import Noise
 from dpft.privacy.witness import check_witnessed
 from dpft.records.costs import CostOfRuns, LedgerAsRead, RunCost, SimpleComposition, StepsOfNoise
-from dpft.reports.accounting.epsilon import (
+from dpft.reports.epsilon import (
     accountant_lines,
     delta_notes,
     headline_of,
     warning_lines,
 )
-from dpft.runs.answer import Answer
+from dpft.reports.terminal import Answer
 from dpft.runs.composition import (
     account_for_spent,
     account_together,
@@ -62,7 +62,7 @@ def run_table(
     rows += [
         ("batch", f"{run.plan.expected_batch_size:g} expected"),
         ("units", f"{run.plan.num_examples} (taken as public)"),
-        ("delta", delta_up(spending.delta)),
+        ("delta", delta_text(spending.delta)),
     ]
     lines = [f"{label:<10}{value}" for label, value in rows]
     if spending.epsilons:
@@ -158,11 +158,11 @@ def together_table(
     lines += ["", _headline(together, steps, runs[0][0].plan.unit)]
     added = _added_up(runs)
     apart = (
-        f"the epsilon of all is by {together.accountant} at delta = {delta_up(together.delta)};"
+        f"the epsilon of all is by {together.accountant} at delta = {delta_text(together.delta)};"
         " each run's own is at its own delta, by the accountant beside it, and compares to no other"
     )
-    simple = f"added up, each run's own: epsilon {up(added.epsilon)}, delta"
-    notes = [f"{simple} {delta_up(added.delta)}"]
+    simple = f"added up, each run's own: epsilon {eps_text(added.epsilon)}, delta"
+    notes = [f"{simple} {delta_text(added.delta)}"]
     if {(own.accountant, own.delta) for _, own in runs} != {(together.accountant, together.delta)}:
         notes = [apart, *notes]
     lines += warning_lines(notes, label="note")
@@ -284,7 +284,7 @@ def _threshold_words(noise: Noise) -> str:
 def _run_lines(run: SpentRun, own: EpsilonBound) -> list[str]:
     """Returns a line for each noise of a run; the first has its epsilon and its folder."""
     lines = []
-    spent = f"{delta_up(own.delta):>11}{up(own.epsilon):>13}"
+    spent = f"{delta_text(own.delta):>11}{eps_text(own.epsilon):>13}"
     end = f"{spent}  {own.accountant:<5}{run.folder}"
     for noise, steps in run.taken.items():
         values = f"{noise.noise_multiplier:>12.6g}{noise.sample_rate:>13.6g}"

@@ -19,14 +19,13 @@ from dpft.config.schema import ExportConfig, TrainConfig
 from dpft.errors import InputError
 from dpft.files import share
 from dpft.models.loading import quiet_transformers
-from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.form import as_json
 from dpft.records.privacy_file import guarantee, is_promised
 from dpft.records.promises import PrivateRun
 from dpft.released import write_released
-from dpft.reports.run.card import write_card
-from dpft.reports.run.origin import data_name, model_title
-from dpft.reports.run.run_record import RunRecord, read_run, with_own_scores
+from dpft.reports.report import write_card
+from dpft.reports.run_record import RunRecord, data_name, model_title, read_run, with_own_scores
 from dpft.run_folder import EXPORT, MODEL, PRIVACY, REPORT, hold_run
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
@@ -132,7 +131,7 @@ class Run:
         if not is_promised(stated):
             return f"Run({str(self.folder)!r}, not private)"
         epsilon, delta = guarantee(stated)
-        bound = f"epsilon={up(epsilon)}, delta={delta_up(delta)}"
+        bound = f"epsilon={eps_text(epsilon)}, delta={delta_text(delta)}"
         return f"Run({str(self.folder)!r}, {bound}, unit={stated.unit!r})"
 
     def _repr_markdown_(self) -> str:
@@ -142,8 +141,10 @@ class Run:
         if is_promised(stated) and isinstance(stated, PrivateRun):
             epsilon, delta = guarantee(stated)
             by = f" by {stated.accountant}" if stated.tokenizer is None else ""
-            bound = f"{up(epsilon)} (upper bound{by})"
-            rows.append(("epsilon", f"{bound} at delta = {delta_up(delta)}, of one {stated.unit}"))
+            bound = f"{eps_text(epsilon)} (upper bound{by})"
+            rows.append(
+                ("epsilon", f"{bound} at delta = {delta_text(delta)}, of one {stated.unit}")
+            )
         else:
             rows.append(("privacy", "none"))
         if all(entry.split_is_public for entry in self.record.after()):

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from dpft.config.schema import PlanConfig
-from dpft.data.layout import Layout
+from dpft.data.batches import Layout
 from dpft.errors import InputError
 from dpft.head_losses import losses_added_up
 from dpft.kinds import Head
 from dpft.methods.base import count_parameters
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.privacy.accounting.accountants import Accountants
-from dpft.privacy.accounting.compute import (
+from dpft.privacy.accounting.batch_sizes import (
     TOKENS_PER_PARAMETER,
     Budget,
     Division,
@@ -33,9 +33,9 @@ from dpft.privacy.accounting.compute import (
     divisions,
     ratio_curve,
 )
-from dpft.privacy.accounting.signal import signal_share
+from dpft.privacy.accounting.interpretation import signal_share
 from dpft.privacy.accounting.summary import AccountingReport, account
-from dpft.privacy.clipping.options import ClippingOptions
+from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.noise import add_noise
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.randomness import make_randomness
@@ -49,8 +49,8 @@ from dpft.records.plans import (
     RankMemory,
     RunCosts,
 )
-from dpft.reports.accounting.plots import plot_noise_batch_ratio
-from dpft.reports.run.privacy_record import no_promise, parameters_of, promise_of
+from dpft.reports.epsilon import plot_noise_batch_ratio
+from dpft.reports.privacy_record import no_promise, parameters_of, promise_of
 from dpft.runs.composition import planned_with_tokenizer
 from dpft.runs.held_out import load_training_data
 from dpft.runs.modality import modality_of
@@ -221,14 +221,14 @@ def _add_noise(model: nn.Module) -> None:
 
 
 def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def peak_memory(device: torch.device) -> int:
     """Returns the most bytes that the accelerator, or else this process, has had so far."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated()
+    if device.type != "cpu":
+        return torch.accelerator.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

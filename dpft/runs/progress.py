@@ -22,7 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from dpft.evaluation.scored import OnProgress
+from dpft.evaluation.answers import OnProgress
 from dpft.startup import end_startup
 from dpft.training.listeners import clock_time, draws_bars
 

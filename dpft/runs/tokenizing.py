@@ -21,12 +21,11 @@ import numpy as np
 
 from dpft.config.keys import plain
 from dpft.config.load import dump
-from dpft.config.tokenizer import TokenizerCommand
+from dpft.config.schema import TokenizerCommand
 from dpft.data.sources import read_examples
 from dpft.errors import InputError, RunError, StateError
-from dpft.files import check_writable, read_file, sync_tree, write_text
-from dpft.links import refuse_links
-from dpft.privacy.accounting.rounding import up
+from dpft.files import check_writable, read_file, refuse_links, sync_tree, write_text
+from dpft.privacy.accounting.summary import eps_text
 from dpft.privacy.histogram_config import NOT_PRIVATE
 from dpft.privacy.keys import secret_key
 from dpft.privacy.ledger import Ledger, LedgerRecord, read_ledger
@@ -42,17 +41,18 @@ from dpft.records.configuration import TaskSection, parse_configuration
 from dpft.records.form import keys_of, parse, write_record
 from dpft.records.ledger import GaussianHistogram as HistogramLine
 from dpft.records.ledger import HistogramNumbers, LedgerHead
-from dpft.records.privacy_file import read_vocabulary
-from dpft.records.promises import Begun
-from dpft.records.vocabularies import (
+from dpft.records.privacy_file import (
     OpenVocabulary,
     OpenVocabularyAnswer,
     PrivateVocabulary,
     PrivateVocabularyAnswer,
+    read_vocabulary,
 )
-from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
-from dpft.reports.run.origin import data_name
-from dpft.reports.tokenizer.report import table, write_tokenizer_report
+from dpft.records.promises import Begun
+from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
+from dpft.reports.run_record import data_name
+from dpft.reports.terminal import Answer
+from dpft.reports.tokenizer_report import table, write_tokenizer_report
 from dpft.run_folder import (
     CONFIGURATION,
     DATA_SUMMARY,
@@ -65,15 +65,13 @@ from dpft.run_folder import (
     hold_run,
     private_path,
 )
-from dpft.runs.answer import Answer
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import WriteRequest, read_begun, refuse_used_folder, start_anew, write_begun
 from dpft.runs.run_plan import PublicSize, size_of_data
 from dpft.runs.training_records import NOTE
 from dpft.tasks.records import text_of
 from dpft.tokenizers.histogram import RESOLUTION, Caps, WordHistogram, count_words
-from dpft.tokenizers.pieces import VocabularyError, train_pieces
-from dpft.tokenizers.saving import is_special, save_tokenizer
+from dpft.tokenizers.pieces import VocabularyError, is_special, save_tokenizer, train_pieces
 
 
 def as_lines(words: Iterable[tuple[str, int]]) -> str:
@@ -410,7 +408,7 @@ def _what_stands(folder: Path, fault: str, words: int) -> str:
     )
     return (
         f"{fault}; {words} words reached the threshold of {mechanism.threshold:.6g}, and epsilon ="
-        f" {up(mechanism.epsilon)} stands spent: {ways_out}."
+        f" {eps_text(mechanism.epsilon)} stands spent: {ways_out}."
     )
 
 
@@ -551,8 +549,8 @@ def _release(
         except OSError as error:
             raise RunError(
                 f"{folder / HISTOGRAM} could not be written ({error.strerror}), and epsilon ="
-                f" {up(mechanism.epsilon)} stands spent: mend that, begin anew in another folder,"
-                " and compose both by dpft account runs=[FIRST,SECOND]."
+                f" {eps_text(mechanism.epsilon)} stands spent: mend that, begin anew in another"
+                " folder, and compose both by dpft account runs=[FIRST,SECOND]."
             ) from error
         ledger.close()
     return plain

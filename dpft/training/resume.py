@@ -16,14 +16,15 @@ from typing import Any
 import torch
 
 from dpft import __version__
+from dpft.devices import device_name
 from dpft.errors import InputError, StateError
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel
-from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import PrivacyPlan, read_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
+from dpft.privacy.replay_log import read_run_ledger
 from dpft.privacy.sampling import SAMPLING_SOURCE
 from dpft.run_folder import CHECKPOINTS
 from dpft.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
@@ -116,9 +117,8 @@ def environment(
     """
     device = training_set.device
     sharding = {} if shards is None else {"sharding": shards.sharding}
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return {
-        "device": f"{device.type} {name}".strip(),
+        "device": f"{device.type} {device_name(device)}".strip(),
         "compile": training_set.compile,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "dpft": __version__,

@@ -24,15 +24,14 @@ from dpft.audit.exposure import (
     mean_bound,
     suffix_scores,
 )
-from dpft.data.canaries import EXPOSURE, Canary, vocabulary, whole_words
-from dpft.data.canary_config import CanaryConfig
+from dpft.data.canaries import EXPOSURE, Canary, CanaryConfig, vocabulary, whole_words
 from dpft.errors import InputError
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_tokenizer
 from dpft.runs.task_model import encoding_of, fitted_to, prepare_model, training_head
 from tests.config.test_conf import loaded
-from tests.reports.run.plain import privacy_of
-from tests.reports.run.test_privacy_record import record as private
+from tests.reports.plain import privacy_of
+from tests.reports.test_privacy_record import record as private
 from tests.slowness import slow
 
 SPACE = 10**5

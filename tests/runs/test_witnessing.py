@@ -7,8 +7,8 @@ import pytest
 
 from dpft.config.schema import TrainCommand
 from dpft.errors import InputError, StateError
-from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.ledger import read_ledger
+from dpft.privacy.replay_log import read_run_ledger
 from dpft.privacy.witness import WitnessFile, make_witness, read_handed
 from dpft.runs.witnessing import (
     begin_handover,
@@ -18,7 +18,7 @@ from dpft.runs.witnessing import (
     witness_of,
 )
 from tests.config.test_conf import loaded
-from tests.runs.spending.run_folders import make_run
+from tests.runs.run_folders import make_run
 
 
 def run_id_of(folder: Path) -> str | None:

@@ -16,7 +16,7 @@ from jsonschema.exceptions import best_match
 from dpft.privacy.accounting import Accountants
 from dpft.schemas import schema
 from tests.conftest import sharing
-from tests.runs.tuning.test_run_search import SEARCH
+from tests.runs.test_tuning_search import SEARCH
 from tests.schemas.kept_runs import OPEN, QUICK, SHORT, make_runs
 from tests.slowness import slow, slow_but
 from tests.stories.test_tokenizer import PIECES, TRAIN

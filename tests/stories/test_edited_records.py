@@ -13,7 +13,7 @@ import pytest
 from dpft.errors import StateError
 from dpft.privacy.ledger import read_ledger
 from dpft.runs.opened_run import open_run
-from tests.runs.spending.run_folders import edit
+from tests.runs.run_folders import edit
 from tests.stories.test_resume import RUN
 from tests.stories.tiny import Workspace, make_workspace
 

@@ -39,8 +39,8 @@ from transformers import (
 )
 
 import dpft.runs.run  # noqa: F401  as sklearn
-from dpft.config.hydra_errors import register_resolver
-from dpft.config.location import config_directory
+from dpft.config.composing import register_resolver
+from dpft.config.load import config_directory
 from dpft.models.source import EMBEDDED_MODEL
 from tests.data.images import made
 from tests.models import small

@@ -15,10 +15,10 @@ from dpft.errors import InputError, RunError, SaidElsewhere
 from dpft.methods.base import METHODS
 from dpft.parallel.local import local
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.frozen_state import digests_of
 from dpft.privacy.plan import Phase, PrivacyPlan
+from dpft.privacy.replay_log import read_run_ledger
 from dpft.run_folder import CHECKPOINTS
 from dpft.training.checkpoint import checkpoints
 from dpft.training.private_run import train_privately

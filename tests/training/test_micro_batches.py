@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BertForSequenceClassification
 
-from dpft.data.collation import TextLayout, synthetic_rows
+from dpft.data.batches import TextLayout, synthetic_rows
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SEQ2SEQ
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper

@@ -14,10 +14,10 @@ from dpft.errors import InputError, StateError
 from dpft.methods.base import METHODS
 from dpft.methods.full import Full
 from dpft.privacy import ledger as ledger_module
-from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, first_line, hash_of, read_ledger
-from dpft.records.checkpoints import KnownLedger
+from dpft.privacy.replay_log import read_run_ledger
+from dpft.records.kept import KnownLedger
 from dpft.run_folder import KEYS
 from dpft.training import checkpoint as checkpoint_module
 from dpft.training import checkpoint_tensors

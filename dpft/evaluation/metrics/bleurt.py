@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
-from dpft.evaluation.metrics.needs import missing_folder
-from dpft.evaluation.metrics_config import MetricsConfig
-from dpft.models.positions import max_positions
+from dpft.evaluation.eval_config import MetricsConfig
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, missing_folder, register
+from dpft.models.architecture import max_positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -30,11 +29,6 @@ def bleurt(
     predictions: Sequence[str], references: Sequence[Sequence[str]], settings: MetricsConfig
 ) -> float:
     """Returns the mean over inputs of the best reference's score, about -2..1.
-
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to, at least one.
-        settings: Which model.
 
     Raises:
         InputError: The folder holds no sequence classifier with one output.
@@ -57,8 +51,9 @@ def missing_bleurt(settings: MetricsConfig) -> str | None:
 
 
 def _load(folder: Path) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
-    import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from dpft.devices import best_device
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -73,7 +68,7 @@ def _load(folder: Path) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
             f"{_KEY} must hold a classifier with one output, got {folder} with"
             f" {model.config.num_labels}."
         )
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
+    return model.to(best_device()).eval(), tokenizer
 
 
 def _batches(pairs: Sequence[tuple[str, str]]) -> Iterator[Sequence[tuple[str, str]]]:

@@ -22,8 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from dpft.errors import RunError
 from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.rules.expansion import expanded
-from dpft.privacy.clipping.rules.whole_batch import WholeBatchAttention
+from dpft.privacy.clipping.rules.whole_batch import WholeBatchAttention, expanded
 from dpft.privacy.clipping.separation.deterministic import random_state_restored_on_failure
 from dpft.privacy.clipping.separation.flow import Status
 from dpft.privacy.clipping.separation.nested_values import map_tensors, named_tensors
@@ -48,6 +47,9 @@ CARRYING = (Status.BATCH, Status.SECOND)
 
 class RegionArguments:
     """The arguments of a region's call, with the tensors that carry the batch set apart.
+
+    Most carry it in front. Of some it is the second dimension: of a time-major model's texts, of a
+    recurrent layer's states, of the copies of each token that Gemma 3n keeps.
 
     Attributes:
         count: How many examples they carry.

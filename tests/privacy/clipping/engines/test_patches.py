@@ -11,8 +11,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import make_boxed_func
 
-from dpft.compiler import missing_for_compile
 from dpft.errors import InputError, RunError
+from dpft.machine import missing_for_compile
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.choices import Compilation
 from dpft.privacy.clipping.engines.patches import (
@@ -20,8 +20,7 @@ from dpft.privacy.clipping.engines.patches import (
     watch_for_unrecorded_gradients,
     with_signature,
 )
-from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.traced import Tap
+from dpft.privacy.clipping.recorder import Recorder, Tap
 from dpft.privacy.clipping.trainable import TrainableParameters
 from tests.privacy.clipping.oracle import Clipped, gpt2, records
 from tests.slowness import slow_but
