@@ -17,7 +17,7 @@ from benchmarks.sweep import table
 from dpft.config.load import load_saved
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.data.sources import load_examples
-from dpft.reports.run.run_record import read_run
+from dpft.reports.run_record import read_run
 
 LEARNING_RATES = {"full": "1e-3", "lora": "1e-2", "bitfit": "1e-2", "linear_probe": "5e-2"}
 """Method to its learning rate, the same with and without privacy."""

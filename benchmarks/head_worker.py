@@ -16,8 +16,7 @@ from benchmarks.worker import MAX_GRAD_NORM, answer, peak_bytes, timed
 from benchmarks.workload import HeadWorkload
 from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
-from dpft.fused_head import fuse_head
-from dpft.head_losses import losses_added_up
+from dpft.head_losses import fuse_head, losses_added_up
 from dpft.kinds import CAUSAL
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from dpft.reports.run.metrics_files import read_own_evaluations
+from dpft.reports.run_record import read_own_evaluations
 
 SECONDS = "seconds"
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpft.reports.run.metrics_files import read_evaluations
+from dpft.reports.run_record import read_evaluations
 
 RATES = {
     "sst2": {"adamw": "3e-3 1e-2 3e-2", "adam_bc": "1e-3 3e-3 1e-2", "muon": "1e-3 3e-3 1e-2"},

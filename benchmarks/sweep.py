@@ -9,8 +9,8 @@ from pathlib import Path
 
 from benchmarks.tables import markdown_table
 from dpft.records.promises import PrivateRun
-from dpft.reports.comparison.tables import parameters
-from dpft.reports.run.run_record import RunRecord, find_runs, read_run
+from dpft.reports.comparison import parameters
+from dpft.reports.run_record import RunRecord, find_runs, read_run
 
 COLUMNS = ("method", "learning rate", "ε", "noise multiplier", "trainable", "share")
 

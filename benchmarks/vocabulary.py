@@ -16,8 +16,7 @@ import numpy as np
 from benchmarks import tables
 from dpft.config.composing import compose
 from dpft.config.load import load
-from dpft.config.schema import TASK
-from dpft.config.tokenizer import TokenizerCommand
+from dpft.config.schema import TASK, TokenizerCommand
 from dpft.data.sources import read_examples
 from dpft.privacy.keys import secret_key
 from dpft.privacy.mechanisms.histogram import GaussianHistogram, noise_std_for, released

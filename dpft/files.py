@@ -1,7 +1,10 @@
-"""Files that are either whole or absent, and folders that only their owner can read.
+"""Files that are whole or absent, folders that only their owner can read, and no symbolic links.
 
 A run's folder may have been received from somebody, or be damaged: what is read here is refused in
-one sentence where it is not what dpft wrote.
+one sentence where it is not what dpft wrote. Through a link in it a command would write to, delete
+or open to others what lies elsewhere: ``model/x`` may stand for the owner's own key, and
+``private/lock`` for a file that is not there yet. dpft makes no links and follows none, so a
+command that writes into a run's folder looks for them first.
 """
 
 import fcntl
@@ -16,7 +19,45 @@ from typing import Any
 import yaml
 
 from dpft.errors import InputError, StateError
-from dpft.links import everything_below
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuses the folder of a run with a symbolic link in it, before dpft writes there.
+
+    The folder itself may be reached through links, as one on another disk is.
+
+    Args:
+        folder: The run's; it need not exist.
+
+    Raises:
+        InputError: There is one.
+        OSError: A folder in it cannot be read.
+    """
+    for path in everything_below(folder):
+        if path.is_symlink():
+            raise InputError(
+                f"{path} must be a file or a folder of its own, got a symbolic link, through which"
+                " a command would reach outside the run's folder; remove it, and put in its place"
+                " what belongs there."
+            )
+
+
+def everything_below(folder: Path) -> Iterator[Path]:
+    """Yields what is in a folder and in the folders in it; a link, and not what it points to.
+
+    What a run that goes on removes meanwhile is left out.
+    """
+    folders = [folder]
+    while folders:
+        try:
+            entries = sorted(folders.pop().iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for path in entries:
+            yield path
+            if path.is_dir() and not path.is_symlink():
+                folders.append(path)
+
 
 SCHEMA_VERSION = 1
 MOST_NESTED = 50

@@ -1,7 +1,16 @@
-"""Kinds of models, by how they answer, and the other words that rooms of one level share."""
+"""Kinds of models and answers, words that rooms of one level share, and registries of kinds.
 
+A registry is what a package offers by name, where each offer registers itself.
+"""
+
+import importlib
+import pkgutil
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from dpft.errors import InputError
 
 CAUSAL = "causal"
 """Continues a text: GPT-2, Llama."""
@@ -51,3 +60,69 @@ class Head:
     def num_outputs(self) -> int:
         """Numbers a classifier gives for a record."""
         return max(1, len(self.labels))
+
+
+Entry = TypeVar("Entry")
+
+
+class Registry(Generic[Entry]):
+    """What the modules of one package offer, by name.
+
+    A module that registers nothing is one that others of the package share; no list need say so.
+    """
+
+    def __init__(self, package: str, *, key: str) -> None:
+        """Begins without an entry.
+
+        Args:
+            package: Dotted name of the package whose modules register themselves.
+            key: The configuration key that names an entry, for messages.
+        """
+        self._package, self._key = package, key
+        self._entries: dict[str, Entry] = {}
+
+    def register(self, *names: str) -> Callable[[Entry], Entry]:
+        """Returns a decorator that registers what it is given under every one of the names.
+
+        Raises:
+            ValueError: A name is taken.
+        """
+
+        def registered(entry: Entry) -> Entry:
+            for name in names:
+                if name in self._entries:
+                    raise ValueError(f"{self._package} has a {name} already; choose another name.")
+                self._entries[name] = entry
+            return entry
+
+        return registered
+
+    def _import(self, names: Iterable[str]) -> None:
+        for name in names:
+            importlib.import_module(f"{self._package}.{name}")
+
+    def _modules(self) -> list[str]:
+        package = importlib.import_module(self._package)
+        return [module.name for module in pkgutil.iter_modules(package.__path__)]
+
+    def entries(self) -> dict[str, Entry]:
+        """Returns every entry by name, sorted, once all modules of the package are imported."""
+        self._import(self._modules())
+        return dict(sorted(self._entries.items()))
+
+    def named(self, name: str) -> Entry:
+        """Returns the entry of that name.
+
+        The module of the same name is asked first, since all modules of a package together may
+        take seconds to import.
+
+        Raises:
+            InputError: There is none.
+        """
+        self._import({name} & set(self._modules()))
+        if name in self._entries:
+            return self._entries[name]
+        entries = self.entries()
+        if name not in entries:
+            raise InputError(f"{self._key} must be one of {', '.join(entries)}, got {name!r}.")
+        return entries[name]

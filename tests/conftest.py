@@ -1,5 +1,6 @@
 """What every test has: no network, one thread per process, accountants that run already."""
 
+import copy
 import gc
 import hashlib
 import io
@@ -8,6 +9,7 @@ import os
 import pickle
 import socket
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -18,17 +20,18 @@ import absl.logging
 import pytest
 import yaml
 from hydra._internal import config_loader_impl as hydra_loader
-from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.defaults_list import Overrides
 from hydra.core.object_type import ObjectType
+from omegaconf.base import Metadata
 
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.accountants import Limits
-from dpft.privacy.accounting.mechanism import Epsilon
+from dpft.privacy.accounting.mechanism import Epsilon, SampledGaussian
 from dpft.records.form import as_json
-from dpft.reports import plots
+from dpft.reports import pages
 from tests import slowness
 
 # Set before torch or a Hugging Face library is imported, here and in every child process.
@@ -62,7 +65,23 @@ _attempts: list[str] = []
 def pytest_configure(config: pytest.Config) -> None:
     """Before any file of tests is imported: no slow case is made where none is asked for."""
     slowness.LEFT_OUT = config.option.markexpr == "not slow"
-    plots.epsilon_plot = drawn_once(plots.epsilon_plot)
+    pages.epsilon_plot = drawn_once(pages.epsilon_plot)
+    pages.draw_svg = drawn_in_one_pass(pages.draw_svg)
+
+
+def drawn_in_one_pass(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """Spares each figure the passes that find where its texts would touch: half of its time."""
+
+    @wraps(draw)
+    def draw_plainly(*args: Any, **given: Any) -> Any:
+        from matplotlib.figure import Figure
+
+        with pytest.MonkeyPatch.context() as patch:
+            lay_out = Figure.set_layout_engine
+            patch.setattr(Figure, "set_layout_engine", lambda own, *_, **__: lay_out(own, "none"))
+            return draw(*args, **given)
+
+    return draw_plainly
 
 
 def drawn_once(plot: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -149,20 +168,42 @@ class AnswersOfAllWorkers(dict[Any, Any]):
 
 
 @pytest.fixture(scope="module")
-def shared_accounting(accountants: Accountants) -> Iterator[None]:
-    """Lets every command share these accountants, whose start takes longer than a tiny run."""
-    with sharing(accountants):
+def shared_accounting(request: pytest.FixtureRequest, accountants: Accountants) -> Iterator[None]:
+    """Lets every command share these accountants, whose start takes longer than a tiny run.
+
+    A file of tests of what PRV says of a run says ``PRV_ITSELF = True``.
+    """
+    with sharing(accountants, prv_itself=getattr(request.module, "PRV_ITSELF", False)):
         yield
 
 
 @contextmanager
-def sharing(accountants: Accountants) -> Iterator[None]:
-    """Lets every command inside the block share these accountants."""
+def sharing(accountants: Accountants, *, prv_itself: bool = False) -> Iterator[None]:
+    """Lets every command inside the block share these accountants.
+
+    For PRV, which takes half as long as a tiny run to answer, PLD's bound stands in.
+    """
 
     def share(new: Accountants, _: Limits | None = None) -> None:
         vars(new).update(vars(accountants))
 
+    ask, begin = Accountants.evaluate, Accountants.prefetch
+
+    def evaluate(self: Accountants, name: str, mechanism: Any, **options: float) -> Epsilon:
+        if name != "prv" or not isinstance(mechanism, SampledGaussian):
+            return ask(self, name, mechanism, **options)
+        bound = ask(self, "pld", mechanism).upper
+        assert bound is not None
+        return Epsilon(lower=max(0.0, bound - 0.01), estimate=bound, upper=bound)
+
+    def prefetch(self: Accountants, name: str, mechanism: Any, **options: float) -> None:
+        if name != "prv":
+            begin(self, name, mechanism, **options)
+
     with pytest.MonkeyPatch.context() as patch:
+        if not prv_itself:
+            patch.setattr(Accountants, "evaluate", evaluate)
+            patch.setattr(Accountants, "prefetch", prefetch)
         patch.setattr(Accountants, "__init__", share)
         patch.setattr(Accountants, "__exit__", lambda *_: None)
         patch.setattr(Accountants, "abandon", lambda own: setattr(own, "_abandoned", True))
@@ -171,33 +212,56 @@ def sharing(accountants: Accountants) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Lets runs of one shape share their self-check, a third of what a tiny run takes.
+    """Lets runs of one shape share their self-check and their proofs, a third of what they take.
 
-    A file of tests that break what it proves says ``SELF_CHECKS_EACH_RUN = True``.
+    A file of tests that break what it proves says ``SELF_CHECKS_EACH_RUN = True``; one that does
+    not say so and expects a refusal fails.
     """
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "SELF_CHECKS_EACH_RUN", False):
+            from dpft.privacy.clipping.engines.exactness import ExactnessCheck as Check
             from dpft.runs import prepared_run
 
             patch.setattr(prepared_run, "check_clipper", _checked_once(prepared_run.check_clipper))
+            proved = _proved_once(Check._check_with_fallback)
+            patch.setattr(Check, "_check_with_fallback", proved)
         yield
 
 
-_differences: dict[Any, float] = {}
+_known: dict[str, Any] = {}
+"""What was proved, by what it was proved of: models that differ in weights alone are one."""
+
+
+def _shape_of(model: Any) -> tuple[object, ...]:
+    """Returns all of a model but what its weights are; its words say how much drops out."""
+    weights = [(n, p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters()]
+    return (str(model), weights, getattr(model, "config", None))
 
 
 def _checked_once(check: Callable[..., float]) -> Callable[..., float]:
-    """Returns a self-check that is made of the first of all models that differ in weights alone."""
-
     def check_once(model: Any, options: Any, **given: Any) -> float:
-        parts = [(name, type(part)) for name, part in model.named_modules()]
-        weights = [(n, p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters()]
-        key = repr((parts, weights, getattr(model, "config", None), options, given))
-        if key not in _differences:
-            _differences[key] = check(model, options, **given)
-        return _differences[key]
+        key = repr(("self-check", _shape_of(model), options, given))
+        if key not in _known:
+            _known[key] = check(model, options, **given)
+        return _known[key]
 
     return check_once
+
+
+def _proved_once(prove: Callable[..., Any]) -> Callable[..., Any]:
+    def prove_once(self: Any, asked: Any, subset: Any) -> Any:
+        plans, backward = self._plans, self._backward.__qualname__
+        known_of = ("proof", _shape_of(self._model), backward, subset is None)
+        key = repr((*known_of, plans._key))
+        if key in _known and _known[key] is not None:
+            return _known[key]
+        verdict = prove(self, asked, subset)
+        # A plan that had to be widened is so by this call, which the next one needs as well.
+        if key == repr((*known_of, plans._key)):
+            _known[key] = verdict
+        return verdict
+
+    return prove_once
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -289,19 +353,47 @@ def shipped_configuration_composed_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def configurations_copied_quickly() -> Iterator[None]:
+    """Spares each command a quarter of its time before its task: Hydra copies it all six times.
+
+    What is known of each value has fields of plain values and two mappings; copy.deepcopy takes
+    it apart and puts it together again by names. A repository's copy begins with new sources.
+    """
+
+    def copied(known: Metadata, _: object) -> Metadata:
+        made = copy.copy(known)
+        made.flags = known.flags and dict(known.flags)
+        made.resolver_cache = defaultdict(dict, copy.deepcopy(dict(known.resolver_cache)))
+        return made
+
+    def delegate_to(self: CachingConfigRepository, delegate: ConfigRepository) -> None:
+        self.delegate, self.cache = copy.copy(delegate), {}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Metadata, "__deepcopy__", copied, raising=False)
+        patch.setattr(CachingConfigRepository, "__init__", delegate_to)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def a_machine_of_known_speed() -> Iterator[None]:
     """Spares each run and plan the time in which it measures how fast the machine is.
 
-    Two runs of one machine estimate the same then, whatever else it does.
+    Two runs of one machine estimate the same then, whatever else it does. What would be measured
+    is still done, the first time that anything asks for it.
     """
+    done = set[object]()
 
     def seconds_of(work: Callable[[], object]) -> float:
-        work()
+        if work.__code__ not in done:
+            work()
+            done.add(work.__code__)
         return 1e-3
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpft.estimates.step_time._seconds_of", seconds_of)
         patch.setattr("dpft.estimates.step_time.NUMBERS", 2**12)
+        patch.setattr("dpft.estimates.step_time.NOISE_NUMBERS", 2**12)
         yield
 
 

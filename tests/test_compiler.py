@@ -6,39 +6,41 @@ from pathlib import Path
 
 import pytest
 
-from dpft import compiler
-from dpft.compiler import missing_for_compile
+from dpft import machine
+from dpft.machine import missing_for_compile
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def compiling_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One that has a compiler, and headers of Python in the folder that is returned."""
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", {"g++": "/usr/bin/g++"}.get)
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
-    monkeypatch.setattr(compiler, "find_spec", lambda _: None)
+    monkeypatch.setattr(machine, "find_spec", lambda _: None)
     (tmp_path / "Python.h").touch()
     return tmp_path
 
 
 def test_a_cpu_needs_a_compiler_and_pythons_headers(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
+    compiling_machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert missing_for_compile("cpu") is None
-    (machine / "Python.h").unlink()
+    (compiling_machine / "Python.h").unlink()
     assert missing_for_compile("cpu") == "Python's headers (python3-dev)"
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert missing_for_compile("cpu") == "a C++ compiler (g++ or clang++)"
 
 
 def test_the_compiler_that_is_named_is_the_one(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
+    compiling_machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "mine++")
     assert missing_for_compile("cpu") == "the C++ compiler mine++ (CXX)"
 
 
-def test_an_accelerator_needs_triton_too(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerator_needs_triton_too(
+    compiling_machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert missing_for_compile("cuda") == "the package triton"
-    monkeypatch.setattr(compiler, "find_spec", lambda _: object())
+    monkeypatch.setattr(machine, "find_spec", lambda _: object())
     assert missing_for_compile("cuda") is None

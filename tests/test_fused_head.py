@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpft.fused_head import LossHead, fuse_head, loss_head_of
-from dpft.head_losses import losses_added_up
+from dpft.head_losses import LossHead, fuse_head, loss_head_of, losses_added_up
 from tests.privacy.clipping.oracle import gpt2
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from huggingface_hub import constants
 
-from dpft.hub import hub_is_reachable
+from dpft.machine import hub_is_reachable
 
 
 @pytest.fixture(autouse=True)

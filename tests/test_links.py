@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpft.errors import InputError
-from dpft.links import everything_below, refuse_links
+from dpft.files import everything_below, refuse_links
 
 PLACES = ("model", "model/x", ".hydra", "private", "private/lock", "private/checkpoints/a/b")
 

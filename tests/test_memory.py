@@ -8,17 +8,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dpft import memory
-from dpft.memory import USABLE, machine_memory, return_freed_memory, usable_memory
+from dpft import machine
+from dpft.machine import USABLE, machine_memory, return_freed_memory, usable_memory
 
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine of a mebibyte, and control groups that limit nothing yet."""
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 256, "SC_PAGE_SIZE": 4096}.get)
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
-    monkeypatch.setattr(memory, "OWN_CGROUP", tmp_path / "own")
-    monkeypatch.setattr(memory, "OF_VERSION_1", tmp_path / "v1")
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
+    monkeypatch.setattr(machine, "OWN_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(machine, "OF_VERSION_1", tmp_path / "v1")
     return tmp_path
 
 
@@ -49,7 +49,7 @@ def test_training_may_use_a_share_of_all_that_a_device_has(
 ) -> None:
     properties = SimpleNamespace(total_memory=2000)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(memory, "machine_memory", lambda: 1000)
+    monkeypatch.setattr(machine, "machine_memory", lambda: 1000)
     assert usable_memory(torch.device("cuda")) == USABLE * 2000
     assert usable_memory(torch.device("cpu")) == USABLE * 1000
     assert usable_memory(torch.device("mps")) is None
@@ -69,5 +69,5 @@ def test_what_was_freed_goes_back_to_the_system() -> None:
 
 
 def test_a_system_without_glibc_gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: SimpleNamespace())
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: SimpleNamespace())
     return_freed_memory()

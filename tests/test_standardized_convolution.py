@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from dpft.standardized_convolution import StandardizedConv2d, pulled_back, standardized
+from dpft.batch_mixing import StandardizedConv2d, pulled_back, standardized
 
 
 def test_filters_have_mean_0_and_variance_1():

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dpft import vocabulary_chunks
-from dpft.vocabulary_chunks import Targets, chunk_numbers, chunks, kept_numbers
+from dpft import head_losses
+from dpft.head_losses import Targets, chunk_numbers, chunks, kept_numbers
 
 VOCABULARY, WIDTH = 50, 8
 
@@ -25,7 +25,7 @@ def labels() -> Tensor:
 def test_chunks_are_what_whole_logits_give(
     labels: Tensor, numbers: int, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vocabulary_chunks, "CHUNK_NUMBERS", numbers)
+    monkeypatch.setattr(head_losses, "CHUNK_NUMBERS", numbers)
     hidden, weight = torch.randn(4, 5, WIDTH), torch.randn(VOCABULARY, WIDTH)
     counted = labels.flatten() != -100
     logits = (hidden @ weight.t()).flatten(0, 1)[counted]
@@ -44,7 +44,7 @@ def test_chunks_are_what_whole_logits_give(
 
 
 def test_examples_stay_whole_where_asked(labels: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary_chunks, "CHUNK_NUMBERS", 4 * VOCABULARY)
+    monkeypatch.setattr(head_losses, "CHUNK_NUMBERS", 4 * VOCABULARY)
     targets = Targets.of(labels)
     hidden, weight = torch.randn(4, 5, WIDTH), torch.randn(VOCABULARY, WIDTH)
     for chunk in chunks(hidden, weight, targets, whole_examples=True):
@@ -68,7 +68,7 @@ def test_a_chunk_is_a_share_of_a_batchs_logits_or_one_example() -> None:
 def test_the_first_chunks_stay_where_there_is_room_and_are_not_computed_again(
     labels: Tensor, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vocabulary_chunks, "CHUNK_NUMBERS", VOCABULARY)
+    monkeypatch.setattr(head_losses, "CHUNK_NUMBERS", VOCABULARY)
     hidden, weight, targets = torch.randn(4, 5, WIDTH), torch.randn(50, WIDTH), Targets.of(labels)
     expected = [
         chunk.residuals.clone() for chunk in chunks(hidden, weight, targets, whole_examples=True)

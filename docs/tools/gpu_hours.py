@@ -17,9 +17,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from dpft.cli.train import CONFIG, POLYMORPHIC
-from dpft.config.hydra_errors import register_resolver
-from dpft.config.load import load
-from dpft.config.location import config_directory
+from dpft.config.composing import register_resolver
+from dpft.config.load import config_directory, load
 from dpft.errors import InputError
 from dpft.estimates.step_time import model_shapes, operations_per_token
 from dpft.runs.configuring import without_recipes_promise

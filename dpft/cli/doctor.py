@@ -1,27 +1,30 @@
 """``dpft doctor``: what is there, what is missing, and what the missing costs.
 
 Exits with 0 where dpft can train, and with 1 where something essential is missing:
-``dpft.reports.doctor.check`` says what is.
+``dpft.reports.doctor`` says what is.
 """
 
 from dataclasses import asdict
 
-from dpft.config.doctor import DoctorConfig
+from dpft.config.account import DoctorConfig
 from dpft.errors import RunError
 from dpft.records.form import json_text
-from dpft.records.machine import Check
-from dpft.reports.doctor.check import can_train, doctor_parts, doctor_record
-from dpft.reports.doctor.machine import (
+from dpft.records.plans import Check
+from dpft.reports.doctor import (
+    can_train,
     compiler_check,
     device_check,
     disk_checks,
+    doctor_parts,
+    doctor_record,
     embedded_model_check,
     hub_check,
     memory_check,
+    metric_checks,
     outputs_check,
+    package_checks,
+    tracker_checks,
 )
-from dpft.reports.doctor.metrics import metric_checks
-from dpft.reports.doctor.packages import package_checks, tracker_checks
 from dpft.reports.terminal import show
 
 CONFIG = DoctorConfig

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpft.cli.hydra_record import run_folder, write_hydra_record
+from dpft.cli.subcommand import run_folder, write_hydra_record
 from dpft.config.schema import TASK, EvaluateConfig
 from dpft.evaluation.eval_config import eval_split_is_public
 from dpft.records.form import json_text
@@ -61,7 +61,7 @@ def show(config: EvaluateConfig, evaluations: "Sequence[Evaluation]", folder: Pa
         folder: Where they were written.
     """
     from dpft.reports.pages import score
-    from dpft.reports.run.metrics_files import shown
+    from dpft.reports.run_record import shown
 
     public = eval_split_is_public(config.task, config.eval)
     is_table = config.output != "json"

@@ -18,27 +18,29 @@ from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
 from dpft.cli import SHELL_COMPLETION
-from dpft.cli.hydra_folders import remove_empty_folders, sweep_folder
-from dpft.cli.hydra_record import recorded_job
-from dpft.cli.subcommand import Subcommand
-from dpft.cli.submitted_job import in_task, launch_error, until_preempted
-from dpft.cli.swept_jobs import (
+from dpft.cli.jobs import (
     SweptJob,
+    in_task,
+    launch_error,
     lost_process,
+    remove_empty_folders,
     run_noting_exit_code,
     say_where_jobs_speak,
+    sweep_folder,
     swept_jobs,
+    until_preempted,
 )
-from dpft.config.hydra_errors import (
+from dpft.cli.subcommand import Subcommand, recorded_job
+from dpft.config.composing import (
     NOT_COMPOSED,
     all_faults,
     as_input_error,
     full_errors,
+    given_text,
     register_resolver,
 )
 from dpft.config.keys import known_keys, nearest_keys
-from dpft.config.location import config_directory
-from dpft.config.words import given_text
+from dpft.config.load import config_directory
 from dpft.errors import InputError
 from dpft.parallel.parallel_config import refuse_several, world
 from dpft.parallel.silence import is_beside_first

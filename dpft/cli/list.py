@@ -4,7 +4,7 @@ import json
 
 from dpft.config.listing import ListConfig, listed
 from dpft.records.form import as_json
-from dpft.records.machine import Listing
+from dpft.records.plans import Listing
 
 CONFIG = ListConfig
 READS_RECORDS = False

@@ -1,8 +1,4 @@
-"""The ``dpft`` command: from the arguments to a subcommand, and from its outcome to an exit code.
-
-Nothing heavy is imported here: ``dpft --help`` and ``dpft --version`` answer at once, and a
-subcommand's module is imported only when it is asked for.
-"""
+"""``dpft SUBCOMMAND …``: the subcommands; nothing heavy is imported before it is known."""
 
 import difflib
 import os
@@ -11,11 +7,10 @@ from collections.abc import Sequence
 
 from dpft import __version__
 from dpft.cli import SHELL_COMPLETION
-from dpft.cli.signals import exit_code_of_command
 from dpft.errors import InputError
 from dpft.parallel.parallel_config import refuse_several
 from dpft.parallel.silence import silent_beside_first
-from dpft.runs.exit_codes import BAD_INPUT
+from dpft.runs.exit_codes import BAD_INPUT, exit_code_of_command
 
 SUBCOMMANDS = {
     "train": "fine-tune a model under differential privacy, then evaluate and report",

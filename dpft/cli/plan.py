@@ -16,7 +16,7 @@ __all__ = ["CONFIG", "POLYMORPHIC", "READS_ROWS_ALONE", "configuration", "expand
 def run(config: PlanConfig) -> None:
     """Prints the plan, as a table or as one JSON object."""
     from dpft.models.loading import quiet_transformers
-    from dpft.reports.accounting.plan_table import plan_table
+    from dpft.reports.plan_table import plan_table
     from dpft.runs.planned_run import describe_run
 
     quiet_transformers()

@@ -6,17 +6,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpft.config.account import LATEX, ReportConfig
 from dpft.config.keys import quoted
-from dpft.config.report import LATEX, ReportConfig
 from dpft.evaluation.ratings import Key, Ratings, read_key, read_ratings
 from dpft.records.form import json_text
-from dpft.records.ratings import RatingsReport
-from dpft.records.scores import split_note
-from dpft.reports.comparison.compare import Comparison, compare
-from dpft.reports.comparison.latex import latex
-from dpft.reports.comparison.pages import FILES, markdown, record, write_comparison
+from dpft.records.scores import RatingsReport, split_note
+from dpft.reports.comparison import Comparison, compare
+from dpft.reports.comparison_page import FILES, latex, markdown, record, write_comparison
 from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
-from dpft.reports.run.run_record import RunRecord, with_own_scores
+from dpft.reports.run_record import RunRecord, with_own_scores
 from dpft.run_folder import PAGE, PRIVATE, REPORT, SHEET_KEY, private_folder
 from dpft.runs.saved_run import read_finished_runs, rebuild_report
 
@@ -118,9 +116,12 @@ def draw_signal_to_noise(comparison: Comparison, folder: Path) -> None:
     Raises:
         InputError: The first updates of a run were not measured.
     """
-    from dpft.runs.signal_to_noise import OWNERS, write_signal_to_noise
+    from dpft.reports.signal_to_noise import OWNERS, write_signal_to_noise
+    from dpft.training.diagnostics import read_signal_to_noise
 
-    logger.info("%s: %s", write_signal_to_noise(comparison, folder), OWNERS)
+    runs = [run.folder for setting in comparison.settings for run in setting.runs]
+    ratios = {run: read_signal_to_noise(run) for run in runs}
+    logger.info("%s: %s", write_signal_to_noise(comparison, ratios, folder), OWNERS)
 
 
 def describe(key: Key, ratings: Ratings) -> RatingsReport:

@@ -1,24 +1,69 @@
-"""What a module ``dpft.cli.<name>`` says of its subcommand, and the ways to run and explain it."""
+"""What a module ``dpft.cli.<name>`` says of its subcommand, and the job that runs it.
+
+A job is started with words, and has a folder and Hydra's record of it; Hydra itself would write the
+record before the run has checked its configuration.
+"""
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from dpft.cli.hydra_record import composed_job, run_folder
-from dpft.config.convert import ClassChoice
+from dpft.config.composing import Composed, Words
 from dpft.config.help_text import command_help, composed_command
 from dpft.config.keys import known_keys
 from dpft.config.listing import naming_recipe
-from dpft.config.load import load
-from dpft.config.location import config_directory
-from dpft.config.words import Words
+from dpft.config.load import ClassChoice, config_directory, load
 from dpft.errors import note_records_read
 from dpft.runs.exit_codes import crash_kept, exit_code_of_job
+
+_job: ContextVar[Composed | None] = ContextVar("job", default=None)
+
+
+@contextmanager
+def recorded_job(config: DictConfig, words: Sequence[str] = ()) -> Iterator[None]:
+    """Keep what a job was started with at hand inside the block.
+
+    Args:
+        config: The job's configuration.
+        words: The words of the command line itself; Hydra counts a sweep's parameters in a YAML
+            file among the job's overrides.
+    """
+    node = cast(DictConfig, HydraConfig.get())
+    overrides = Words(job=tuple(node.overrides.task), typed=tuple(words))
+    token = _job.set(Composed(values=config, hydra=node, words=overrides))
+    try:
+        yield
+    finally:
+        _job.reset(token)
+
+
+def composed_job() -> Composed:
+    """Returns what the running job was started with."""
+    job = _job.get()
+    assert job is not None, "only a job of recorded_job has been started with anything"
+    return job
+
+
+def write_hydra_record(folder: Path) -> None:
+    """Write ``.hydra/`` of the running job into a run's folder.
+
+    Args:
+        folder: The run's folder; it exists.
+    """
+    composed_job().write_record(folder)
+
+
+def run_folder() -> Path:
+    """Returns the folder Hydra gave the running job, absolute."""
+    return Path(HydraConfig.get().runtime.output_dir)
 
 
 def _unchanged(overrides: list[str]) -> list[str]:

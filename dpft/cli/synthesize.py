@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dpft.cli.hydra_record import run_folder
+from dpft.cli.subcommand import run_folder
 from dpft.config.synthesize import POLYMORPHIC, SynthesizeConfig, configuration, expand
 
 CONFIG = SynthesizeConfig

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from dpft.cli.hydra_record import run_folder, write_hydra_record
-from dpft.config.schema import TASK
-from dpft.config.tokenizer import TokenizerCommand
+from dpft.cli.subcommand import run_folder, write_hydra_record
+from dpft.config.schema import TASK, TokenizerCommand
 from dpft.runs.configuring import tokenizer_configuration as configuration
 
 CONFIG = TokenizerCommand
@@ -21,8 +20,8 @@ def expand(overrides: list[str]) -> list[str]:
 
 def run(command: TokenizerCommand) -> None:
     """Makes the vocabulary in the folder that Hydra made, or in the one that ``resume`` names."""
-    from dpft.runs.answer import show
+    from dpft.reports.terminal import show_answer
     from dpft.runs.tokenizing import make_tokenizer
 
     folder = run_folder() if command.resume is None else Path(command.resume)
-    show(make_tokenizer(command, folder, write_request=write_hydra_record), command.output)
+    show_answer(make_tokenizer(command, folder, write_request=write_hydra_record), command.output)

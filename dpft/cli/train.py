@@ -8,10 +8,10 @@ from pathlib import Path
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 
-from dpft.cli.hydra_record import composed_job, run_folder, write_hydra_record
+from dpft.cli.subcommand import composed_job, run_folder, write_hydra_record
+from dpft.config.composing import Words
 from dpft.config.keys import key_of, quoted
 from dpft.config.schema import POLYMORPHIC, TrainCommand
-from dpft.config.words import Words
 from dpft.files import check_writable
 from dpft.parallel.parallel_config import check_start
 from dpft.parallel.silence import is_beside_first

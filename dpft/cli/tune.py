@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dpft.cli.hydra_record import run_folder, write_hydra_record
+from dpft.cli.subcommand import run_folder, write_hydra_record
 from dpft.config.schema import POLYMORPHIC
 from dpft.config.tune import TuneCommand
 from dpft.runs.configuring import checked_overrides as expand

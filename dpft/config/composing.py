@@ -1,26 +1,323 @@
-"""From the words of a command to what Hydra composes them to, without Hydra's command line.
+"""Hydra: the words of a command, what they compose to, and its errors in one sentence each.
 
 The command line proper starts from ``hydra.main``, which runs sweeps too; what it hands on is the
-same ``Composed``, so that words mean one thing wherever they are written.
+same ``Composed`` that ``compose`` gives to a call from Python, so that words mean one thing
+wherever they are written.
+
+A sentence names the key or group, the value, what is allowed, and the nearest known name. Hydra
+ends at the first word that it cannot take. Where it does, the words are composed again without that
+word, until what is left can be composed, and then checked as a job's configuration is: all faults
+are said at once.
 """
 
-from collections.abc import Sequence
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from threading import RLock
+from typing import Any, NamedTuple
 
 import hydra
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
-
-from dpft.config.hydra_errors import (
-    NOT_COMPOSED,
-    Load,
-    all_faults,
-    hydra_of_our_own,
-    register_resolver,
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    OmegaConfBaseException,
+    ValidationError,
 )
-from dpft.config.keys import WITNESS, key_of, known_keys
-from dpft.config.words import Words
+from yaml import YAMLError
+
+from dpft.config.keys import (
+    WITNESS,
+    join_key,
+    key_of,
+    known_keys,
+    nearest,
+    nearest_keys,
+    unknown_key,
+)
+from dpft.config.load import config_directory
+from dpft.errors import Faults, InputError
 from dpft.run_folder import CONFIGURATION, HYDRA, OVERRIDES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """What a job was started with, as ``key=value``."""
+
+    job: tuple[str, ...]
+    """Overrides of the job; in a sweep, its parameters among them, whoever set those."""
+    typed: tuple[str, ...]
+    """Words of the command line itself."""
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that the job's overrides set."""
+        return list(given_overrides(self.job))
+
+    def were_typed(self, key: str) -> bool:
+        """Returns whether a word of the command line itself sets a key."""
+        return key in given_overrides(self.typed)
+
+
+def given_overrides(overrides: Sequence[str]) -> dict[str, str]:
+    """Returns the keys that the overrides set, and the values as they were written."""
+    return {key_of(override): override.partition("=")[2] for override in overrides}
+
+
+def given_text(overrides: Sequence[str], key: str) -> str | None:
+    """Returns the text that the overrides set a key to, without its quotes; None: none, or null.
+
+    A word that Hydra cannot read is left to it to refuse.
+    """
+    written = given_overrides(overrides).get(key)
+    if not written or written == "null":
+        return None
+    try:
+        override = _parser().parse_override(f"{key}={written}")
+    except HydraException:
+        return written
+    return written if override.is_sweep_override() else str(override.value())
+
+
+@cache
+def _parser() -> OverridesParser:
+    return OverridesParser.create()
+
+
+_SUBMITIT = "hydra-submitit-launcher==1.2.0"
+LAUNCHERS = {
+    "joblib": "hydra-joblib-launcher==1.2.0",
+    "submitit_local": _SUBMITIT,
+    "submitit_slurm": _SUBMITIT,
+}
+"""Launchers that dpft is tested with, and what brings them."""
+
+
+def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
+    """Returns the error a user can mend that stands behind one of Hydra's.
+
+    Args:
+        error: What Hydra, OmegaConf or the YAML parser raised.
+        known: Dotted keys of the configuration's dataclasses.
+    """
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    if isinstance(error, MissingConfigException):
+        return InputError(_unknown_option(error))
+    if isinstance(error, OverrideParseException):
+        return InputError(_unreadable_override(error))
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
+        if isinstance(cause.parent_node, DictConfig) and not cause.parent_node:
+            return InputError(_new_entry(cause.full_key))
+        return InputError(unknown_key(cause.full_key, {*known, *_composed_keys(cause)}))
+    if isinstance(cause, ValidationError) and cause.full_key:
+        return InputError(f"{cause.full_key}: {_first_line(cause)}")
+    return InputError(f"the configuration cannot be composed: {_one_line(error, cause)}")
+
+
+def refused_key(error: Exception) -> str | None:
+    """Returns the dotted key that one of OmegaConf's errors is of, also inside one of Hydra's."""
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    return cause.full_key or None if isinstance(cause, OmegaConfBaseException) else None
+
+
+def suggested_keys(error: Exception, known: Iterable[str]) -> list[str]:
+    """Returns the keys that an unknown key was probably meant to be; other errors have none.
+
+    Args:
+        error: As for ``as_input_error``.
+        known: As for ``as_input_error``.
+    """
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    if not (isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key):
+        return []
+    near = nearest_keys(cause.full_key, {*known, *_composed_keys(cause)})
+    return [key for key in near if key != cause.full_key]
+
+
+@contextmanager
+def full_errors() -> Iterator[None]:
+    """Make Hydra raise its errors instead of printing them and leaving the process."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["HYDRA_FULL_ERROR"]
+        if before is not None:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+def _unknown_option(error: MissingConfigException) -> str:
+    """Returns the sentence for ``GROUP=OPTION`` with no such option."""
+    group, slash, option = (error.missing_cfg_file or "").rpartition("/")
+    if not slash or not error.options:
+        return f"the configuration cannot be composed: {_first_line(error)}"
+    if group == "hydra/launcher" and option in LAUNCHERS:
+        return f"{group}={option} needs a plugin of Hydra; pip install {LAUNCHERS[option]}."
+    near = nearest(option, error.options)
+    hint = f"did you mean {group}={near}? Choose" if near else "choose"
+    allowed = ", ".join(sorted(error.options))
+    return f"{group}={option}: there is no such {group}; {hint} one of {allowed}."
+
+
+def _new_entry(key: str) -> str:
+    """Returns the sentence for an entry of an empty mapping, which Hydra wants a plus for."""
+    mapping = key.rpartition(".")[0]
+    return (
+        f"{mapping} has no entry to change, got {key}; add entries as '+{mapping}={{NAME: VALUE}}'."
+    )
+
+
+def _unreadable_override(error: OverrideParseException) -> str:
+    reason = " ".join(error.message.split("\n")[0].split())
+    return (
+        f"cannot read the argument {error.override!r} ({reason}); "
+        "write key=value, with both kinds of quotes, as in 'key=\"VALUE\"', around values that "
+        "hold spaces, commas, brackets or braces."
+    )
+
+
+def _composed_keys(cause: OmegaConfBaseException) -> list[str]:
+    """Returns the keys of the configuration an error arose in, its chosen groups' included."""
+    if not isinstance(cause.parent_node, DictConfig):
+        return []
+    return dotted_keys(cause.parent_node._get_root())
+
+
+def dotted_keys(node: Any, parent: str = "") -> list[str]:
+    """Returns the keys of a configuration node, inner ones included; values are not resolved."""
+    keys = []
+    for name in node:
+        key, inner = join_key(parent, name), node._get_node(name)
+        keys.append(key)
+        if isinstance(inner, DictConfig) and not (inner._is_none() or inner._is_missing()):
+            keys += dotted_keys(inner, key)
+    return keys
+
+
+def _one_line(error: Exception, cause: BaseException | None) -> str:
+    parts = [" ".join(str(part).split()) for part in (error, cause) if part is not None]
+    return "; ".join(dict.fromkeys(part for part in parts if part))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".") + "."
+
+
+_COMPOSING = RLock()
+"""Hydra has one state a process, which two threads must not change at once."""
+
+
+@contextmanager
+def hydra_of_our_own() -> Iterator[None]:
+    """Sets Hydra up for dpft's configurations inside the block; a caller's own setup comes back."""
+    with _COMPOSING:
+        state = GlobalHydra.instance()
+        before = state.hydra
+        state.clear()
+        try:
+            with initialize_config_dir(str(config_directory()), version_base="1.3"):
+                yield
+        finally:
+            GlobalHydra.set_instance(state)
+            state.hydra = before
+
+
+def unused_folder(path: str) -> str:
+    """Returns ``path``, or ``path-2``, ``path-3``, … : the first that does not exist yet.
+
+    The time in a folder's name has a resolution of one second; runs may start closer together.
+    """
+    candidates = itertools.chain([path], (f"{path}-{number}" for number in itertools.count(2)))
+    return next(candidate for candidate in candidates if not Path(candidate).exists())
+
+
+def register_resolver() -> None:
+    """Make ``${unused_folder:PATH}`` known to OmegaConf; one configuration gets one answer."""
+    OmegaConf.register_new_resolver("unused_folder", unused_folder, use_cache=True, replace=True)
+
+
+NOT_COMPOSED = (HydraException, OmegaConfBaseException, YAMLError)
+"""What the composition of a configuration may raise."""
+Load = Callable[[DictConfig, Words], Any]
+"""From what the words of a command compose to, and these words, to its dataclasses."""
+
+
+def all_faults(
+    name: str,
+    overrides: Sequence[str],
+    first: Exception,
+    *,
+    known: Sequence[str],
+    load: Load | None = None,
+) -> InputError:
+    """Returns one error of everything that is wrong with words that Hydra cannot compose.
+
+    Args:
+        name: The subcommand.
+        overrides: Its words.
+        first: What Hydra raised of them.
+        known: Dotted keys of the configuration's dataclasses.
+        load: Makes the dataclasses of what is composed, or refuses it. It is not asked where a
+            word was left out, whose lack it might refuse, nor of a run that is gone on with.
+    """
+    faults, words, complete, error = Faults(), list(overrides), True, first
+    # Twice as many: a misspelt key may become a group that has no such option.
+    for _ in range(2 * len(overrides) + 1):
+        faults.found += as_input_error(error, known).faults
+        mended = _mended(words, error, known)
+        if mended is None:
+            break
+        words, complete = mended.words, complete and mended.complete
+        try:
+            with hydra_of_our_own():
+                config = hydra.compose(name, overrides=words)
+        except NOT_COMPOSED as next_one:
+            error = next_one
+            continue
+        if load and complete and not any(key_of(word) == "resume" for word in words):
+            with faults.gathering():
+                load(config, Words(job=tuple(words), typed=tuple(words)))
+        break
+    return InputError(*dict.fromkeys(faults.found))
+
+
+class _Mended(NamedTuple):
+    words: list[str]
+    complete: bool
+    """Whether every word still says what it was meant to say."""
+
+
+def _mended(words: list[str], error: Exception, known: Sequence[str]) -> _Mended | None:
+    """Returns the words without the one that an error is of, or with the key it was meant to have.
+
+    None where the error is of none of them.
+    """
+    if isinstance(error, OverrideParseException):
+        return _without(words, [word for word in words if word == error.override])
+    if isinstance(error, MissingConfigException):
+        group = (error.missing_cfg_file or "").rpartition("/")[0]
+        return _without(words, [w for w in words if key_of(w).partition(".")[0] == group])
+    key = refused_key(error)
+    wrong = [word for word in words if key_of(word) == key]
+    near = suggested_keys(error, known)
+    if not wrong or len(near) != 1 or near[0] in map(key_of, words):
+        return _without(words, wrong)
+    value = wrong[-1].partition("=")[2]
+    others = [word for word in words if word not in wrong]
+    return _Mended([*others, f"{near[0]}={value}"], True)
+
+
+def _without(words: list[str], wrong: list[str]) -> _Mended | None:
+    return _Mended([word for word in words if word not in wrong], False) if wrong else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ from typing import Any, cast, get_type_hints
 from omegaconf import OmegaConf
 
 from dpft.config.composing import compose
-from dpft.config.convert import ClassChoice, describe
 from dpft.config.keys import (
     MISSING,
     configuration_fields,
@@ -27,8 +26,9 @@ from dpft.config.keys import (
     nearest,
     quoted,
 )
+from dpft.config.load import ClassChoice, describe
 from dpft.errors import InputError
-from dpft.records.field_texts import texts_of
+from dpft.records.form import texts_of
 
 _END = re.compile(r"(?<!\bal)(?<!\be\.g)\.(?=\s|$)")
 """The end of a sentence, which "et al." is not."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import yaml
 
 from dpft.config.account import check_output
-from dpft.config.location import config_directory
-from dpft.config.words import Words, given_text
+from dpft.config.composing import Words, given_text
+from dpft.config.load import config_directory
 from dpft.errors import InputError
 
 GROUPS = {"tasks": "task", "models": "model", "methods": "method", "recipes": "experiment"}

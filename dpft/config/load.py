@@ -1,20 +1,285 @@
-"""From Hydra's ``DictConfig`` to frozen dataclasses, and from those to ``config.yaml`` and back.
+"""From Hydra's ``DictConfig`` to frozen dataclasses, strictly, and to ``config.yaml`` and back.
 
-Nothing below this room sees a ``DictConfig``.
+Every refusal names the key, the value and the type. OmegaConf's own structured configs know no
+classes chosen by name and turn texts into numbers and booleans; a privacy parameter must be what
+its author wrote. Pydantic reads dataclasses strictly only from JSON, wraps what they refuse and
+names no whole type: translating that is no shorter. Nothing below this room sees a ``DictConfig``.
+
+A root dataclass lists the checks that concern several of its sections, each with the sections that
+it needs, so that where one section is refused the checks that need only others are made all the
+same.
 """
 
-from collections.abc import Mapping
+import dataclasses
+import math
+import sys
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
-from dpft.config.convert import ClassChoice, Schema, build
-from dpft.config.keys import ADDED, MISSING, RETIRED, known_keys, plain
+import dpft
+from dpft.config.keys import (
+    ADDED,
+    MISSING,
+    RETIRED,
+    configuration_fields,
+    join_key,
+    key_name,
+    known_keys,
+    nearest,
+    plain,
+    unknown_key,
+)
 from dpft.errors import Faults, InputError
 from dpft.files import read_yaml, write_text
+
+CrossCheck = tuple[tuple[str, ...], Callable[..., None]]
+"""Names of fields, and the function that refuses their values, handed over in that order."""
+
+
+class CrossChecked:
+    """Base of the roots that list checks; a root is refused with all that fails."""
+
+    cross_checks: ClassVar[tuple[CrossCheck, ...]] = ()
+
+    def __post_init__(self) -> None:
+        faults = Faults()
+        self.gather_faults(vars(self), faults)
+        faults.refuse()
+
+    @classmethod
+    def gather_faults(cls, sections: Mapping[str, Any], faults: Faults) -> None:
+        """Makes the checks whose sections are all there.
+
+        Args:
+            sections: Field name to value, of all fields or of those that were not refused.
+            faults: Takes what the checks refuse.
+        """
+        for names, check in cls.cross_checks:
+            if all(name in sections for name in names):
+                with faults.gathering():
+                    check(*(sections[name] for name in names))
+
+
+ClassChoice = Callable[[Mapping[str, Any]], type]
+"""From the values under a key, a ``name`` among them, to the dataclass they stand for."""
+
+
+def by_name(choose: Callable[[str], type]) -> ClassChoice:
+    """Returns the function that chooses a dataclass by the ``name`` among its values alone."""
+    return lambda values: choose(values["name"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """What is known of the configuration beyond the types of its dataclasses."""
+
+    polymorphic: Mapping[str, ClassChoice]
+    """Dotted key to the function from the values under it to the dataclass they stand for."""
+    known_keys: tuple[str, ...]
+    """Every dotted key, to suggest the one a misspelt key was meant to be."""
+
+
+def build(values: Mapping[str, Any], cls: type, *, key: str, schema: Schema) -> Any:
+    """Returns an instance of a dataclass from a mapping of its fields.
+
+    Args:
+        values: Field name to plain value.
+        cls: The dataclass, or the base of the dataclasses chosen by ``name``.
+        key: Dotted key of ``values``; empty for the root.
+        schema: Which keys hold a class chosen by name, and which keys there are.
+
+    Raises:
+        InputError: A key is unknown, a value is missing or of the wrong type, or the class refuses;
+            all that is wrong, in one error.
+    """
+    if key in schema.polymorphic:
+        cls = _chosen_class(values, key, schema)
+    hints = get_type_hints(cls)
+    fields = {key_name(entry): entry for entry in configuration_fields(cls)}
+    faults, arguments = Faults(), {}
+    with faults.gathering():
+        _refuse_unknown(values, fields, key, schema)
+    for name, entry in fields.items():
+        if name not in values and _has_default(entry):
+            continue
+        inner, hint = join_key(key, name), hints[entry.name]
+        with faults.gathering():
+            if values.get(name, MISSING) == MISSING:
+                raise InputError(f"{inner} has no value; set {inner}=VALUE ({describe(hint)}).")
+            arguments[entry.name] = convert(values[name], hint, key=inner, schema=schema)
+    if faults.found and issubclass(cls, CrossChecked):
+        cls.gather_faults(arguments, faults)
+    faults.refuse()
+    return cls(**arguments)
+
+
+def convert(value: Any, hint: Any, *, key: str, schema: Schema) -> Any:
+    """Returns a plain value as the instance of a type hint that it stands for.
+
+    Args:
+        value: A scalar, a list or a mapping.
+        hint: What a field of a dataclass is annotated with.
+        key: Dotted key of ``value``.
+        schema: Which keys hold a class chosen by name, and which keys there are.
+
+    Raises:
+        InputError: The value is not of that type, or is a number that is not finite.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{key} must be a finite number, got {value}.")
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        raise InputError(f"{key} must be a number below 1.8e308, got a larger one.")
+    for member in union_members(hint):
+        converted = _convert_member(value, member, key, schema)
+        if converted is not _NO_MATCH:
+            return converted
+    raise InputError(f"{key} must be {describe(hint)}, got {value!r}.")
+
+
+def describe(hint: Any) -> str:
+    """Returns a type hint in the words of an error message, such as ``a number or null``."""
+    members = union_members(hint)
+    if len(members) > 1:
+        null_last = sorted(members, key=lambda member: member is type(None))
+        return " or ".join(describe(member) for member in null_last)
+    if get_origin(hint) is Literal:
+        allowed = ", ".join(map(str, get_args(hint)))
+        return allowed if len(get_args(hint)) == 1 else f"one of {allowed}"
+    if _is_list(hint):
+        return "a list, each entry " + describe(_entry_hint(hint))
+    if hint in _WORDS:
+        return _WORDS[hint]
+    return "a group of keys" if _is_group(hint) else str(hint)
+
+
+def union_members(hint: Any) -> tuple[Any, ...]:
+    """Returns the types that a type hint allows, of which the first that a value fits is taken.
+
+    Numbers and texts stand last, since a whole number is also a number and a number also a text.
+    """
+    if get_origin(hint) not in (Union, types.UnionType):
+        return (hint,)
+    return tuple(sorted(get_args(hint), key=lambda member: (member is str, member is float)))
+
+
+_NO_MATCH = object()
+"""Stands for the value that does not fit a type; no configuration can hold it."""
+_WORDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    type(None): "null",
+    Any: "any value",
+}
+
+
+def _convert_member(value: Any, hint: Any, key: str, schema: Schema) -> Any:
+    """Returns a value as a type that is no union, or ``_NO_MATCH``."""
+    if get_origin(hint) is Literal:
+        return value if value in get_args(hint) else _NO_MATCH
+    if isinstance(value, list | tuple) and _is_list(hint):
+        return _convert_list(value, hint, key, schema)
+    if isinstance(value, Mapping):
+        if dataclasses.is_dataclass(hint) or key in schema.polymorphic:
+            return build(value, hint, key=key, schema=schema)
+        if _is_group(hint):
+            return _convert_dict(value, hint, key, schema)
+    return _convert_scalar(value, hint)
+
+
+def _convert_list(
+    values: list[Any] | tuple[Any, ...], hint: Any, key: str, schema: Schema
+) -> list[Any] | tuple[Any, ...]:
+    """Returns a sequence as the list or tuple that a type hint asks for, each entry converted."""
+    of_entry = _entry_hint(hint)
+    entries = [
+        convert(value, of_entry, key=f"{key}[{index}]", schema=schema)
+        for index, value in enumerate(values)
+    ]
+    return tuple(entries) if get_origin(hint) is tuple else entries
+
+
+def _convert_dict(values: Mapping[str, Any], hint: Any, key: str, schema: Schema) -> dict[str, Any]:
+    """Returns a mapping of free names as a dict, each of its values converted."""
+    of_entry = _entry_hint(hint)
+    return {
+        str(name): convert(value, of_entry, key=join_key(key, name), schema=schema)
+        for name, value in values.items()
+    }
+
+
+def _convert_scalar(value: Any, hint: Any) -> Any:
+    """Returns a value as a type without parts, or ``_NO_MATCH``.
+
+    A whole number is taken for a number, and a number for a text.
+    """
+    if hint is Any or type(value) is hint:
+        return value
+    if hint is float and type(value) is int:
+        return float(value)
+    # Hydra reads `task.data_dir=2024` as a number; the user meant a name.
+    if hint is str and type(value) in (int, float):
+        return str(value)
+    return _NO_MATCH
+
+
+def _is_list(hint: Any) -> bool:
+    return get_origin(hint) in (list, tuple)
+
+
+def _is_group(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint) or hint is dict or get_origin(hint) in (dict, Mapping)
+
+
+def _entry_hint(hint: Any) -> Any:
+    """Returns the type hint of what a list, a tuple or a dict holds under each index or name."""
+    arguments = get_args(hint)
+    if _is_list(hint):
+        return arguments[0]
+    return arguments[1] if arguments else Any
+
+
+def _chosen_class(values: Mapping[str, Any], key: str, schema: Schema) -> type:
+    """Returns the dataclass that the values under a polymorphic key choose.
+
+    Raises:
+        InputError: They hold no ``name``, or one that the key's registry refuses.
+    """
+    name = values.get("name", MISSING)
+    if name == MISSING or not isinstance(name, str):
+        raise InputError(
+            f"{key} is not chosen; set {key}=NAME, and where its YAML is your own, give it the line"
+            " 'name: NAME'."
+        )
+    return schema.polymorphic[key](values)
+
+
+def _refuse_unknown(
+    values: Mapping[str, Any], fields: Mapping[str, Any], key: str, schema: Schema
+) -> None:
+    """Refuses values under a key whose names are no fields.
+
+    Raises:
+        InputError: It names each of them, and the known key nearest to it.
+    """
+    known = {*schema.known_keys, *(join_key(key, field) for field in fields)}
+    unknown = [join_key(key, name) for name in values if name not in fields]
+    if unknown:
+        raise InputError(*(unknown_key(name, known) for name in unknown))
+
+
+def _has_default(entry: "dataclasses.Field[Any]") -> bool:
+    missing = dataclasses.MISSING
+    return entry.default is not missing or entry.default_factory is not missing
+
 
 Config = TypeVar("Config")
 VOCABULARY = "tokenizer"
@@ -132,3 +397,45 @@ def _bring_up_to_date(values: Any) -> None:
         section, _, name = key.partition(".")
         if isinstance(values.get(section), dict):
             values[section].setdefault(name, value)
+
+
+def config_directory() -> Path:
+    """Returns the absolute folder of the YAML configurations.
+
+    Raises:
+        InputError: Neither place has one.
+    """
+    package = Path(dpft.__file__).resolve().parent
+    places = (package / "conf", package.parent / "conf")
+    for place in places:
+        if place.is_dir():
+            return place
+    raise InputError(
+        f"dpft's configurations are neither in {places[0]} (an installed wheel) nor in "
+        f"{places[1]} (a checkout); install dpft again."
+    )
+
+
+def published_size(task: str) -> int:
+    """Returns the published number of training examples of a task, from conf/task.
+
+    Args:
+        task: Name of a YAML in conf/task.
+
+    Raises:
+        InputError: There is no such task, or it states no size.
+    """
+    folder = config_directory() / "task"
+    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    if task not in names:
+        near = nearest(task, names)
+        hint = f"; did you mean {near}?" if near else f": {', '.join(names)}."
+        raise InputError(
+            f"train.transfer_sample_rate_from must name a task, got {task!r}, which is none{hint}"
+        )
+    size = yaml.safe_load((folder / f"{task}.yaml").read_text())["num_train_examples"]
+    if not isinstance(size, int):
+        raise InputError(
+            f"train.transfer_sample_rate_from must name a task of a published size, got {task}."
+        )
+    return size

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 from dpft.config.account import check_output, check_plot
-from dpft.config.convert import ClassChoice, CrossCheck, CrossChecked, by_name
+from dpft.config.load import ClassChoice, CrossCheck, CrossChecked, by_name
 from dpft.data.canaries import CanaryConfig
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig, MetricsConfig, check_held_out, check_schedule
@@ -19,13 +19,15 @@ from dpft.methods.base import METHODS, Method
 from dpft.models.source import ModelConfig
 from dpft.parallel.launch_config import LaunchConfig
 from dpft.parallel.parallel_config import ParallelConfig
+from dpft.privacy.histogram_config import HistogramPrivacy
 from dpft.privacy.mechanisms.base import MECHANISMS, MechanismConfig
 from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
 from dpft.privacy.plan import CHUNK, EXAMPLE
 from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
-from dpft.reports.run.reference_map import Reference, ReferenceMap
+from dpft.reports.published import Reference, ReferenceMap
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.corpus import CHUNKS
+from dpft.tokenizers.histogram import OF_PIECES, TokenizerConfig
 from dpft.training.optimizers import OptimizerConfig, optimizer_class
 from dpft.training.schedules import SchedulerConfig
 from dpft.training.trackers.base import TRACKING, NoTracking, TrackingConfig
@@ -231,6 +233,33 @@ def check_start(method: Method, model: ModelConfig) -> None:
         raise InputError(f"method={method.name} needs model.init={required}, got {model.init}.")
 
 
+def check_quantization(
+    method: Method, model: ModelConfig, train: TrainingConfig, parallel: ParallelConfig
+) -> None:
+    """Refuses quantized weights beside what moves them, compiles them or cuts them into shards.
+
+    Raises:
+        InputError: Something does.
+    """
+    if not model.is_quantized:
+        return
+    key = f"model.quantization={model.quantization}"
+    if not method.trains_beside:
+        raise InputError(
+            f"{key} needs a method that leaves the base's weights as they are, such as method=lora,"
+            f" got method={method.name}, which moves them; set model.quantization=none."
+        )
+    if method.train_biases:
+        raise InputError(f"{key} needs method.train_biases=false: it freezes a layer's bias, too.")
+    if train.compile:
+        raise InputError(f"{key} needs train.compile=false, got true; drop one.")
+    if parallel.shards_model:
+        raise InputError(
+            f"{key} needs parallel=none or parallel=ddp, got parallel={parallel.name}: quantized"
+            " weights are not cut into shards; drop one."
+        )
+
+
 def check_exposure(task: Task, audit: CanaryConfig) -> None:
     """Refuses canaries whose suffix nobody learns to write.
 
@@ -340,6 +369,7 @@ class TrainConfig(CrossChecked):
         (("privacy", "train"), check_adaptive_scale),
         (("privacy", "model", "train"), check_compile),
         (("method", "model"), check_start),
+        (("method", "model", "train", "parallel"), check_quantization),
         (("method", "audit"), check_white_box),
         (("mechanism", "privacy", "method", "train"), check_mechanism),
         (("mechanism", "method", "privacy", "optimizer"), check_noise_known),
@@ -566,3 +596,37 @@ class GenerateConfig:
                 f"num needs decode=nucleus, got decode.strategy={self.decode.strategy}, which"
                 " writes the same record every time."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerCommand:
+    """``dpft tokenizer``: a vocabulary of a task's training records, and what it costs."""
+
+    task: Task
+    tokenizer: TokenizerConfig
+    privacy: HistogramPrivacy = field(default_factory=HistogramPrivacy)
+    resume: str | None = None
+    """Folder of a tokenizer's run, whose noisy histogram shall give another vocabulary."""
+    output: str = "table"
+    """table for people, or json: one object on stdout."""
+
+    def __post_init__(self) -> None:
+        check_output(self.output)
+        if self.task.lacks is not None:
+            raise InputError(self.task.lacks)
+        given, noise = self.privacy.eps is not None, self.tokenizer.noise_std is not None
+        if self.privacy.promises and given == noise:
+            raise InputError(
+                "exactly one of privacy.eps and tokenizer.noise_std must be given, got"
+                f" {'both' if given else 'neither'}. Give privacy.eps=EPSILON, or choose"
+                " privacy=none for a vocabulary without privacy."
+            )
+        if noise and not self.privacy.promises:
+            raise InputError(
+                "privacy=none makes a vocabulary without noise and has no tokenizer.noise_std, got"
+                " both; drop one of the two."
+            )
+
+
+CHANGEABLE = ("resume", "output", *(f"tokenizer.{name}" for name in OF_PIECES))
+"""Keys that ``dpft tokenizer resume=RUN`` takes."""

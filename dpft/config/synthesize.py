@@ -7,11 +7,10 @@ from typing import ClassVar
 from omegaconf import DictConfig
 
 from dpft.config.account import check_output
-from dpft.config.convert import CrossCheck, CrossChecked, by_name
-from dpft.config.load import load, load_saved
+from dpft.config.composing import Words, given_overrides
+from dpft.config.load import CrossCheck, CrossChecked, by_name, load, load_saved
 from dpft.config.schema import POLYMORPHIC as OF_TRAINING
 from dpft.config.schema import check_loop
-from dpft.config.words import Words, given_overrides
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import Method

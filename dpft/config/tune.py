@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from dpft.config.convert import CrossCheck
 from dpft.config.keys import join_key, known_keys, plain, unknown_key
-from dpft.config.load import from_values
+from dpft.config.load import CrossCheck, from_values
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig, eval_split_is_public

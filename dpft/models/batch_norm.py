@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from torch import nn
 
+from dpft.batch_mixing import StandardizedConv2d
 from dpft.errors import InputError
-from dpft.standardized_convolution import StandardizedConv2d
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 GROUPS = 32
@@ -105,9 +105,7 @@ def _with_parameters_of(old: nn.Module, new: NewModule) -> NewModule:
 
 
 def _replace(
-    model: nn.Module,
-    kinds: tuple[type[nn.Module], ...],
-    make: Callable[[nn.Module], nn.Module],
+    model: nn.Module, kinds: tuple[type[nn.Module], ...], make: Callable[[nn.Module], nn.Module]
 ) -> tuple[str, ...]:
     """Puts what ``make`` returns in the place of each module of some kinds; returns their names.
 

@@ -1,20 +1,22 @@
 """What audits find, as ``dpft audit output=json`` prints it and private/audit/ keeps it.
 
 Of what follows from canaries alone, privacy.json has a part: ``GuessesInShort``, ``ExposureTable``.
+The canaries themselves are kept in private/audit/ (``KeptCanaries``).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from dpft.records.form import Limits, named
-from dpft.records.values import (
+from dpft.records.form import (
     AtLeastOne,
     Count,
     Delta,
+    Limits,
     NotNegative,
     Probability,
     Versioned,
+    named,
 )
 
 Percent = Annotated[float, Limits(minimum=0, maximum=100)]
@@ -467,3 +469,33 @@ class SyntheticAudit(Versioned):
 
 AuditRecord = ExposureAudit | OneRunAudit | MembershipAudit | MemorizationAudit | SyntheticAudit
 """What an audit finds, all of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptCanary:
+    """One canary; private, as whether it was trained on is."""
+
+    kind: str
+    """With a coin, or of exposure."""
+    read: tuple[str, ...]
+    """Words that the model reads."""
+    learned: tuple[str, ...]
+    """Words that it learns, or might have."""
+    number: int
+    """Chooses its label, where there is one."""
+    copies: Count
+    """Times that it is among the training records."""
+    unit: str
+    """The privacy unit of all its copies, which no record of a user has."""
+    included: bool
+    """Whether it was trained on."""
+    texts: tuple[str, ...]
+    """What a reader can search for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptCanaries(Versioned):
+    """All canaries of a run."""
+
+    canaries: tuple[KeptCanary, ...]
+    """Included ones and others."""

@@ -1,21 +1,85 @@
-"""What ``dpft account`` prints: of given numbers, of batch sizes, of one run or several."""
+"""What accounting and comparing print: ``dpft account``, ``dpft report``, tuning_bill.json.
 
+Epsilon as accountants answer it, the bound that is reported, and what several runs cost together.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from dpft.records.bounds import DeltaSource, Epsilons, Promise, Relation, Sampler
-from dpft.records.form import Limits
-from dpft.records.ledger import Calibration, LedgerHead
-from dpft.records.values import (
+from dpft.records.form import (
+    OTHER_KEYS,
     AtLeastOne,
     Count,
     Delta,
+    Limits,
     NotNegative,
     Positive,
     Rate,
     RunId,
     Versioned,
 )
+from dpft.records.ledger import Calibration, LedgerHead
+
+DeltaSource = Annotated[
+    str,
+    Limits(
+        choices=(
+            "given",
+            "own_data",
+            "published",
+        )
+    ),
+]
+Relation = Annotated[str, Limits(choices=("add_or_remove_one",))]
+Sampler = Annotated[
+    str,
+    Limits(
+        choices=(
+            "poisson",
+            "cyclic_poisson",
+            "mixed",
+            "none",
+        )
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """An interval in which epsilon is."""
+
+    lower: float
+    """Proven lower bound."""
+    estimate: float
+    """Estimate."""
+    upper: NotNegative
+    """Proven upper bound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoAnswer:
+    """No answer."""
+
+    error: str
+    """Why there is none."""
+
+
+Answer = NotNegative | Interval | NoAnswer
+Epsilons = Mapping[str, Answer]
+"""An upper bound (rdp, pld), an estimate (gdp), an interval (prv), or why there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """Epsilon, and whose bound it is."""
+
+    epsilon: NotNegative
+    """The headline: a proven upper bound, unrounded."""
+    delta: Delta
+    """The delta at which epsilon holds."""
+    accountant: str
+    """Whose bound the headline is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,3 +315,144 @@ class CostOfNumbers(Cost, Versioned):
     """What a reader of epsilon must know, a sentence each."""
     curve: tuple[CostAtSteps, ...] | None = None
     """Epsilon over growing numbers of steps; with curve=true."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRun:
+    """A run on a split, a column for each of keys and each metric."""
+
+    run: str
+    """The run's folder."""
+    seed: float | str
+    """Seed of the initialization."""
+    epsilon: float | str
+    """What the run reports by itself; empty without privacy."""
+    delta: float | str
+    """Its delta; empty without privacy."""
+    accountant: str
+    """Whose bound its epsilon is; empty without privacy."""
+    epsilon_with_tokenizer: NotNegative | None = None
+    """Epsilon of the training and the model's tokenizer together."""
+    delta_with_tokenizer: Delta | None = None
+    """The delta at which that holds, the sum of both."""
+    private: bool
+    """Whether epsilon protects anybody: false without noise, and where a test seed made the noise.
+    """
+    trainable_parameters: Count
+    """Numbers that train."""
+    total_parameters: AtLeastOne
+    """Numbers of the model."""
+    task: str
+    """The task."""
+    split: str
+    """The split, or its part."""
+    split_is_public: bool
+    """Whether the split may be shown."""
+    note: str
+    """That epsilon does not cover the scores of a private split; else empty."""
+    columns: Annotated[Mapping[str, float | str | bool | None], OTHER_KEYS]
+    """The value of one of keys, or of a metric."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsReport(Versioned):
+    """Runs beside each other, every score unrounded."""
+
+    keys: tuple[str, ...]
+    """Keys of the configuration in which the runs differ."""
+    runs: tuple[ComparedRun, ...]
+    """A row for each run and split."""
+    costs: tuple[str, ...]
+    """What all runs cost together, in sentences."""
+    left_out: tuple[str, ...]
+    """Folders of runs that have not ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoBound:
+    """No bound."""
+
+    error: str
+    """Why there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """A bound."""
+
+    private: Literal[True] = True
+    """Always: a bound is stated."""
+    epsilon: NotNegative
+    """The headline: a proven upper bound, unrounded."""
+    delta: Positive
+    """The delta at which it holds."""
+    accountant: str
+    """Whose bound it is, or: sum of epsilons."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundedRun(Bound):
+    """A private run."""
+
+    run: str
+    """Name of the run's folder in the sweep's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnboundedRun:
+    """A run without privacy."""
+
+    run: str
+    """Name of the run's folder in the sweep's."""
+    private: Literal[False] = False
+    """Nothing bounds it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bill:
+    """The bill of runs that share records."""
+
+    records: str
+    """Which records, in words."""
+    unit: str | None
+    """Whose records epsilon protects; null of a run that nothing bounds."""
+    composed: NoBound | Bound
+    """All of them together, or why there is no bound."""
+    runs: Annotated[tuple[BoundedRun | UnboundedRun, ...], Limits(min_items=1)]
+    """Each run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningBill(Versioned):
+    """What the runs of a sweep have spent, each alone and together."""
+
+    not_counted: tuple[str, ...]
+    """Folders that could not be read, whose cost is not in the bill."""
+    bills: tuple[Bill, ...]
+    """A bill for each set of records."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One drawn trial of a search; private."""
+
+    setting: Mapping[str, Any]
+    """Key to its value."""
+    noise_multiplier: Positive
+    """Of its training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(Versioned):
+    """What a search is bound to once it is drawn; the trials are private."""
+
+    calibration: Calibration
+    """Of the whole search."""
+    delta: Delta
+    """At which its epsilon holds."""
+    key: str
+    """In hexadecimal: by what ``fingerprint`` knows the training records again."""
+    fingerprint: str
+    """Of the training records."""
+    trials: tuple[Trial, ...]
+    """All that were drawn."""

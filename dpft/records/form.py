@@ -23,8 +23,10 @@ the file, and our files have twelve. pydantic 2.14 takes 0.2 s to be imported, a
 ``dpft --help``; it takes null for an absent key, and writes it, and 3 as 3.0, when it writes again.
 """
 
+import ast
 import dataclasses
 import functools
+import inspect
 import json
 import math
 import operator
@@ -576,3 +578,55 @@ def records_within(hint: Any) -> Iterator[type]:
     else:
         for each in get_args(hint):
             yield from records_within(each)
+
+
+Count = Annotated[int, Limits(minimum=0)]
+AtLeastOne = Annotated[int, Limits(minimum=1)]
+NotNegative = Annotated[float, Limits(minimum=0)]
+Positive = Annotated[float, Limits(above=0)]
+Probability = Annotated[float, Limits(minimum=0, maximum=1)]
+Rate = Annotated[float, Limits(above=0, maximum=1)]
+Delta = Annotated[float, Limits(above=0, below=1)]
+RunId = Annotated[str, Limits(pattern="[0-9a-f]{32}", words="32 hexadecimal digits")]
+Digest = Annotated[str, Limits(pattern="[0-9a-f]{64}", words="64 hexadecimal digits")]
+Day = Annotated[str, Limits(pattern=r"\d{4}-\d{2}-\d{2}", words="a day, such as 2026-01-31")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versioned:
+    """A file, or an answer, that says of which form it is."""
+
+    schema_version: Literal[1] = 1
+    """Version of the file's form. A reader refuses another one."""
+
+
+def texts_of(cls: type) -> dict[str, str]:
+    """Returns the text on each field of a dataclass, on one line; a base's where it has no own."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if base is not object:
+            texts |= _own_texts(base)
+    return {name: " ".join(text.split()) for name, text in texts.items()}
+
+
+def _own_texts(cls: type) -> dict[str, str]:
+    """Returns the texts below the fields that a class itself declares."""
+    found = _classes(inspect.getsourcefile(cls) or "").get(cls.__qualname__)
+    if found is None:
+        return {}
+    return {
+        field.target.id: text.value.value
+        for field, text in zip(found.body, found.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+@functools.cache
+def _classes(file: str) -> dict[str, ast.ClassDef]:
+    """Returns the classes of a source file, by name."""
+    source = Path(file).read_text(encoding="utf-8")
+    return {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}

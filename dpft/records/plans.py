@@ -1,12 +1,23 @@
-"""What ``dpft plan`` prints: what a run would do, promise and cost."""
+"""What ``dpft plan``, ``doctor`` and ``list`` print: of a run to come, a machine, of names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from dpft.records.form import Limits, OneOf, Ruled, Rules
+from dpft.records.form import (
+    AtLeastOne,
+    Count,
+    KeysThere,
+    Limits,
+    NotNegative,
+    OneOf,
+    Positive,
+    Ruled,
+    Rules,
+    Versioned,
+    null,
+)
 from dpft.records.promises import NoPromise, Parameters, PlanPromise, WithTokenizer
-from dpft.records.values import AtLeastOne, Count, NotNegative, Positive, Versioned
 
 StepPhase = Literal["accumulate", "finish", "optimizer", "proof"]
 """Stretches of a step, of which one needs most memory."""
@@ -173,3 +184,48 @@ class PrivatePlan(PlanPromise, WithTokenizer, RunCosts, Versioned):
 @dataclass(frozen=True, kw_only=True)
 class OpenPlan(NoPromise, RunCosts, Versioned):
     """A run without privacy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A check."""
+
+    what: str
+    """What was looked for."""
+    state: Literal["ok", "warning", "missing"]
+    """What was found of it."""
+    found: str
+    """In words: a version, a number of GiB."""
+    cost: str | None = null()
+    """What does not work, or works worse; null where all is well."""
+    remedy: str | None = null()
+    """How to get it."""
+    essential: bool = False
+    """Whether dpft cannot train without it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor(Versioned):
+    """What this machine has and lacks."""
+
+    can_train: bool
+    """Whether nothing essential is missing."""
+    checks: tuple[Check, ...]
+    """Every check."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing(Ruled):
+    """What was asked for, each name with a line."""
+
+    RULES: ClassVar[Rules] = (KeysThere(least=1, most=1),)
+    tasks: Mapping[str, str] | None = None
+    """The tasks."""
+    models: Mapping[str, str] | None = None
+    """The models."""
+    methods: Mapping[str, str] | None = None
+    """The methods."""
+    recipes: Mapping[str, str] | None = None
+    """The recipes."""
+    metrics: Mapping[str, str] | None = None
+    """The metrics."""

@@ -5,22 +5,26 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from dpft.records.audits import ExposureTable, GuessesInShort
-from dpft.records.bounds import DeltaSource, Epsilons, Promise, Relation, Sampler
-from dpft.records.form import Limits, Part, Rule, Ruled, Rules, Together
-from dpft.records.heads import Handed
-from dpft.records.ledger import Calibration, LedgerHead
-from dpft.records.ratings import SheetDecoding
-from dpft.records.values import (
+from dpft.records.costs import DeltaSource, Epsilons, Promise, Relation, Sampler
+from dpft.records.form import (
     AtLeastOne,
     Count,
     Day,
     Delta,
     Digest,
+    Limits,
     NotNegative,
+    Part,
     Positive,
     Rate,
+    Rule,
+    Ruled,
+    Rules,
+    Together,
     Versioned,
 )
+from dpft.records.ledger import Calibration, Handed, LedgerHead
+from dpft.records.scores import SheetDecoding
 
 Clipping = Annotated[str, Limits(choices=("flat", "automatic", "automatic_v", "per_layer"))]
 

@@ -5,21 +5,24 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from dpft.records.audits import Leakage
-from dpft.records.bounds import DeltaSource, Relation
-from dpft.records.form import Limits, Part, Rule, Rules
-from dpft.records.ledger import LedgerHead
-from dpft.records.promises import SeedMarked
-from dpft.records.values import (
+from dpft.records.costs import DeltaSource, Relation
+from dpft.records.form import (
     AtLeastOne,
     Count,
     Day,
     Delta,
     Digest,
+    Limits,
     NotNegative,
+    Part,
     Positive,
     Probability,
+    Rule,
+    Rules,
     Versioned,
 )
+from dpft.records.ledger import LedgerHead
+from dpft.records.promises import SeedMarked
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,29 @@
-"""How the reports are written: jinja2's environments for Markdown and for HTML.
+"""How reports are written: jinja2's environments for Markdown and HTML, and plots as inline SVG.
 
-Both escape what they are given: a name or a reason may come from a file, and a report is opened in
-a browser. In sentences of dpft's own, `` `x` `` is code and ``**x**`` is strong, in either form.
+Texts are escaped: a name or a reason may come from a file, and a report is opened in a browser. In
+sentences of dpft's own, `` `x` `` is code and ``**x**`` is strong, in either form. A plot of
+matplotlib has the same bytes each time, no address, no script; its texts stay texts, which a reader
+can search and a screen reader can read.
 """
 
+import io
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import eps_text
+from dpft.records.privacy_file import RunPrivacy
+from dpft.records.promises import PrivateRun
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 CODE, STRONG = re.compile(r"`([^`]*)`"), re.compile(r"\*\*([^*]+)\*\*")
 
@@ -93,3 +104,261 @@ def _environment(*, html: bool) -> Environment:
         "words": words,
     }
     return environment
+
+
+STYLE = {
+    "svg.fonttype": "none",
+    # a name may hold dollar signs
+    "text.parse_math": False,
+    "axes.formatter.use_mathtext": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "axes.axisbelow": True,
+    "font.size": 10.0,
+}
+NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+COLORS = ("#0b5cad", "#c4501b", "#2e7d32", "#7b3fa0", "#8a6d00", "#00798c", "#b0305c", "#555555")
+
+
+def draw_svg(
+    draw: Callable[["Axes"], None],
+    *,
+    name: str,
+    label: str,
+    width: float = 6.6,
+    height: float = 3.3,
+) -> Markup:
+    """Returns a drawing as an ``<svg>`` element that fits the width it is given.
+
+    Args:
+        draw: Draws on empty axes.
+        name: Tells its elements from those of other figures on a page.
+        label: What it shows, for those who cannot see it.
+        width: In inches; the text's size is relative to it.
+        height: In inches.
+    """
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    with style.context(["default", {**STYLE, "svg.hashsalt": name}]):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        draw(figure.add_subplot())
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata=NO_METADATA)
+    drawn = buffer.getvalue()
+    element = drawn[drawn.index("<svg") :]
+    element = re.sub(r'\bid="([\w.]+_\d+)"', rf'id="{escape(name)}-\1"', element)
+    return Markup(element.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1))
+
+
+POINTS = 60
+Point = tuple[float, float, float]
+"""A place on the axis, the mean there, and the standard deviation, 0 where there is none."""
+Places = Literal["values", "counts", "scores"]
+"""Values and counts above 0 stand on a logarithmic axis, each value labeled, counts at round
+numbers; scores on a linear one."""
+
+
+def epsilon_points(privacy: RunPrivacy) -> list[tuple[int, float]]:
+    """Returns numbers of steps, and an upper bound of epsilon after each.
+
+    Empty without privacy, and for the best of a search, whose own steps cost less than what was
+    spent.
+
+    Guarantees:
+        Each bound is that of the run's curve, or of RDP (Mironov et al. 2019) for a run of a
+        version that had none; or the headline where that is lower, which covers all the steps and
+        so their first ones.
+    """
+    if not isinstance(privacy, PrivateRun) or privacy.selection is not None:
+        return []
+    taken = max(1, privacy.steps_taken)
+    curve = privacy.epsilon_curve
+    if curve is not None:
+        known = zip(curve.steps, curve.epsilons, strict=True)
+        bounds = [*(point for point in known if point[0] < taken), (taken, privacy.epsilon)]
+    else:
+        bounds = _rdp_points(privacy, taken)
+    return [(steps, min(bound, privacy.epsilon)) for steps, bound in bounds]
+
+
+def _rdp_points(privacy: PrivateRun, taken: int) -> list[tuple[int, float]]:
+    from dpft.privacy.accounting.rdp import epsilons
+
+    step = SampledGaussian(
+        noise_multiplier=privacy.noise_multiplier,
+        sample_rate=privacy.sample_rate,
+        steps=1,
+        delta=privacy.delta,
+    )
+    grid = sorted({math.ceil(taken * point / POINTS) for point in range(1, POINTS + 1)})
+    return list(zip(grid, epsilons(step, grid), strict=True))
+
+
+def epsilon_plot(privacy: RunPrivacy) -> Markup | None:
+    """Returns epsilon against steps with the headline at its end; None where there is no point."""
+    points = epsilon_points(privacy)
+    if not points or not isinstance(privacy, PrivateRun):
+        return None
+    from matplotlib.ticker import MaxNLocator
+
+    last = points[-1][0]
+
+    def draw(axes: "Axes") -> None:
+        steps, bounds = [0, *(step for step, _ in points)], [0.0, *(eps for _, eps in points)]
+        # to the next point's height: a line between two points would lie below the bound
+        label = f"upper bound after so many steps ({_curve_by(privacy)})"
+        axes.step(steps, bounds, where="pre", color=COLORS[0], label=label)
+        headline = f"headline ({privacy.accountant})"
+        axes.plot([last], [privacy.epsilon], "o", color=COLORS[1], label=headline, clip_on=False)
+        axes.set(xlabel="noisy steps taken", ylabel="ε", xlim=(0, last * 1.02))
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(frameon=False, loc="lower right")
+
+    label = f"epsilon grows with the steps to {eps_text(privacy.epsilon)} after {last}"
+    return draw_svg(draw, name="epsilon", label=label)
+
+
+def _curve_by(privacy: PrivateRun) -> str:
+    """Returns whose bounds the curve has, the run's own accountant first."""
+    if privacy.epsilon_curve is None:
+        return "rdp"
+    names = set(privacy.epsilon_curve.accountants)
+    return ", ".join(sorted(names, key=lambda name: (name != privacy.accountant, name)))
+
+
+def heat_map(
+    cells: Sequence[Sequence[float | None]],
+    *,
+    name: str,
+    metric: str,
+    rows: tuple[str, Sequence[str]],
+    columns: tuple[str, Sequence[str]],
+    scale: tuple[float, float],
+) -> Markup:
+    """Returns means over two keys as a grid of colors with the numbers in them.
+
+    Args:
+        cells: A mean for each row and column; None where there was no run.
+        name: Of the figure.
+        metric: What the means are of.
+        rows: The key along the vertical axis and its values.
+        columns: The key along the horizontal axis and its values.
+        scale: The values that the first and the last color stand for.
+    """
+    least, most = scale
+
+    def draw(axes: "Axes") -> None:
+        numbers = [[math.nan if value is None else value for value in row] for row in cells]
+        # a mesh, not an image, which would be pixels in the page
+        axes.pcolormesh(
+            numbers, cmap="viridis", vmin=least, vmax=most, edgecolors="white", linewidth=1
+        )
+        for y, row in enumerate(cells):
+            for x, value in enumerate(row):
+                color = "black" if value is None or value > (least + most) / 2 else "white"
+                text = "–" if value is None else f"{value:.4g}"
+                axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=color)
+        axes.set_xticks([x + 0.5 for x in range(len(columns[1]))], columns[1])
+        axes.set_yticks([y + 0.5 for y in range(len(rows[1]))], rows[1])
+        axes.set(xlabel=columns[0], ylabel=rows[0], title=metric)
+        axes.grid(False)
+        axes.invert_yaxis()
+
+    label = f"{metric} over {rows[0]} and {columns[0]}, as a heat map"
+    height = 1.4 + 0.42 * len(rows[1])
+    return draw_svg(draw, name=name, label=label, height=height)
+
+
+def extremes(*maps: Sequence[Sequence[float | None]]) -> tuple[float, float]:
+    """Returns the least and the greatest value of some heat maps, one color scale for all."""
+    values = [value for cells in maps for row in cells for value in row if value is not None]
+    return min(values), max(values)
+
+
+def line_plot(
+    series: Mapping[str, Sequence[Point]],
+    *,
+    name: str,
+    metric: str,
+    axis: str,
+    title: str = "",
+    places: Places = "values",
+) -> Markup:
+    """Returns means along an axis, a line for each series, bars of one deviation.
+
+    Args:
+        series: What a line is called, and its points in the order of the axis.
+        name: Of the figure.
+        metric: What the means are of.
+        axis: What the axis shows.
+        title: What tells the lines apart.
+        places: What the places are, as ``Places`` says.
+    """
+
+    def draw(axes: "Axes") -> None:
+        for number, (label, points) in enumerate(series.items()):
+            along, means, deviations = zip(*points, strict=True)
+            axes.errorbar(
+                along, means, yerr=deviations, label=label, color=COLORS[number % len(COLORS)],
+                marker="os^Dv"[number % 5], capsize=3,
+            )  # fmt: skip
+        _set_axis(axes, places, sorted({point[0] for line in series.values() for point in line}))
+        axes.set(xlabel=axis, ylabel=metric)
+        if set(series) != {""}:
+            axes.legend(frameon=False, title=title)
+
+    return draw_svg(draw, name=name, label=f"{metric} against {axis}")
+
+
+def scatter_plot(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    name: str,
+    metric: str,
+    axis: str,
+    title: str = "",
+) -> Markup:
+    """Returns scores against a measured quantity, a point for each run.
+
+    Args:
+        series: What points of one color are called, and the points: quantity, then score.
+        name: Of the figure.
+        metric: What the scores are of.
+        axis: What the quantity is.
+        title: What tells the colors apart.
+    """
+    lines = 0.2 * len(series)
+
+    def draw(axes: "Axes") -> None:
+        for number, (label, points) in enumerate(series.items()):
+            axes.scatter(
+                *zip(*points, strict=True), label=label, color=COLORS[number % len(COLORS)],
+                marker="os^Dv"[number % 5],
+            )  # fmt: skip
+        axes.set(xlabel=axis, ylabel=metric)
+        if set(series) != {""}:
+            # beside the points, which may be anywhere
+            axes.legend(frameon=False, title=title, loc="center left", bbox_to_anchor=(1, 0.5))
+
+    label = f"{metric} against {axis}, a point for each run"
+    return draw_svg(draw, name=name, label=label, width=7.6, height=max(3.3, 0.6 + lines))
+
+
+def _set_axis(axes: "Axes", places: Places, all_places: Sequence[float]) -> None:
+    from matplotlib.ticker import LogLocator
+
+    if places == "scores":
+        return
+    if min(all_places) > 0:  # a seed of 0, or a weight decay, has no logarithm
+        axes.set_xscale("log")
+    # matplotlib's own labels are powers of ten, which are formulas
+    if places == "counts":
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        axes.xaxis.set_major_formatter(lambda tick, _: f"{tick:,.0f}")
+    else:
+        axes.set_xticks(all_places, [f"{place:g}" for place in all_places])
+    axes.minorticks_off()

@@ -11,8 +11,7 @@ import statistics
 import textwrap
 from collections.abc import Sequence
 
-from dpft.records.ratings import RatedSystem, RatingsReport
-from dpft.records.scores import PRIVATE_SPLIT
+from dpft.records.scores import PRIVATE_SPLIT, RatedSystem, RatingsReport
 
 LEVEL = 0.95
 INDEPENDENT = (

@@ -1,4 +1,4 @@
-"""What a command prints for people on stdout: sentences, and tables of the library rich.
+"""What a command prints on stdout: sentences, tables of the library rich, or one JSON object.
 
 On a terminal texts are wrapped to its width and headings stand out. In a pipe or a file a sentence
 is one line, a row of a table is one line, and there is no color: so that they can be searched.
@@ -6,14 +6,16 @@ is one line, a row of a table is one line, and there is no color: so that they c
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from dpft.records.form import json_text
 from dpft.reports.pages import CODE, STRONG
 
 UNWRAPPED = 100_000
@@ -91,3 +93,64 @@ def _print(parts: Sequence[Grid | str], console: Console) -> None:
         if place and isinstance(part, Grid) and part.title:
             console.print()
         console.print(styled(part) if isinstance(part, str) else part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One answer in both its forms."""
+
+    table: str
+    """Lines of text."""
+    record: Any
+    """A record of ``dpft.records``, or one that is ready for JSON."""
+
+
+def show_answer(answer: Answer, output: str) -> None:
+    """Prints an answer: ``table`` for people, ``json`` for programs, one object on stdout."""
+    if output == "json":
+        print(json_text(answer.record))
+    else:
+        print(answer.table)
+
+
+class Figures(Mapping[str, Any]):
+    """The record of an answer, each of its keys an attribute too: ``figures.noise_multiplier``.
+
+    Examples:
+        >>> figures = Figures({"epsilon": 2.99, "epsilons": {"prv": {"upper": 2.99}}})
+        >>> figures.epsilon == figures["epsilon"] == figures.epsilons.prv.upper
+        True
+    """
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        self._record = dict(record)
+
+    def __getitem__(self, key: str) -> Any:
+        return _figures(self._record[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._record)
+
+    def __len__(self) -> int:
+        return len(self._record)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in self._record:
+            raise AttributeError(f"there is no {name} here, only {', '.join(self._record)}")
+        return self[name]
+
+    def __dir__(self) -> Iterable[str]:
+        return [*super().__dir__(), *self._record]
+
+    def __repr__(self) -> str:
+        return f"Figures({self._record!r})"
+
+
+def _figures(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return Figures(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_figures(inner) for inner in value]
+    return value

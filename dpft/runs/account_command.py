@@ -35,22 +35,21 @@ from dpft.privacy.plan import (
 )
 from dpft.records.costs import CostOfNumbers
 from dpft.records.ledger import Calibration
-from dpft.reports.accounting.epsilon import (
+from dpft.reports.epsilon import (
     accounting_table,
-    delta_notes,
-    delta_warnings,
-    warning_lines,
-)
-from dpft.reports.accounting.plots import plot_effective_noise, plot_epsilon_over_steps
-from dpft.reports.accounting.sweeps import (
     batch_sizes_record,
     curve_record,
     curve_table,
+    delta_notes,
+    delta_warnings,
     failure_notes,
     noise_table,
+    plot_effective_noise,
+    plot_epsilon_over_steps,
+    warning_lines,
 )
+from dpft.reports.terminal import Answer
 from dpft.runs import ledgers
-from dpft.runs.answer import Answer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,27 +21,24 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config.account import POLYMORPHIC, AccountConfig
-from dpft.config.composing import Composed, compose
-from dpft.config.hydra_errors import Load
+from dpft.config.composing import Composed, Load, Words, compose, given_overrides, given_text
 from dpft.config.keys import in_keys, quoted
 from dpft.config.listing import naming_recipe
 from dpft.config.load import from_values, load
 from dpft.config.schema import EvaluateConfig, GenerateConfig, PlanConfig, TrainCommand
 from dpft.config.tune import TuneCommand
-from dpft.config.words import Words, given_overrides, given_text
 from dpft.data.raw_rows import MEMORY, TRAIN, Rows, Splits, file_rows, rows_in_memory
 from dpft.data.rows import PROMPTS
 from dpft.errors import DpftError, InputError
 from dpft.evaluation.evaluate import Evaluation
-from dpft.files import check_writable
-from dpft.links import refuse_links
+from dpft.files import check_writable, refuse_links
 from dpft.models.loading import quiet_transformers
 from dpft.records.form import as_json
+from dpft.reports.terminal import Figures
 from dpft.run_folder import BASE_MODEL, CONFIGURATION, LOCK, PRIVATE, TUNING, hold_run, private_path
 from dpft.runs import run as runs
 from dpft.runs import tuning
 from dpft.runs.account_command import answer
-from dpft.runs.answer import Figures
 from dpft.runs.configuring import (
     checked_overrides,
     evaluate_configuration,

@@ -15,23 +15,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from dpft.config.composing import Words, given_overrides, given_text
 from dpft.config.keys import WITNESS, configuration_fields, copy_key, join_key, key_of, plain
 from dpft.config.listing import naming_recipe
-from dpft.config.load import Config, from_values, load, load_saved
-from dpft.config.location import config_directory
+from dpft.config.load import Config, config_directory, from_values, load, load_saved
 from dpft.config.schema import (
+    CHANGEABLE,
     POLYMORPHIC,
     TASK,
     EvaluateConfig,
     GenerateConfig,
     PlanConfig,
+    TokenizerCommand,
     TrainCommand,
 )
-from dpft.config.tokenizer import CHANGEABLE, TokenizerCommand
-from dpft.config.words import Words, given_overrides, given_text
 from dpft.errors import InputError
-from dpft.files import read_yaml
-from dpft.links import refuse_links
+from dpft.files import read_yaml, refuse_links
 from dpft.privacy.privacy_config import NoPrivacy, PrivacyConfig
 from dpft.records.configuration import read_saved
 from dpft.run_folder import CONFIGURATION

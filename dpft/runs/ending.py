@@ -29,21 +29,20 @@ from dpft.records.kept import StepEntry
 from dpft.records.privacy_file import RunPrivacy
 from dpft.records.promises import OpenRun, PrivateRun
 from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry
-from dpft.reports.accounting.epsilon import headline_of
-from dpft.reports.comparison.tables import LOWER_IS_BETTER
+from dpft.reports.comparison import LOWER_IS_BETTER
+from dpft.reports.epsilon import headline_of
 from dpft.reports.pages import digits
-from dpft.reports.run.origin import data_name, model_title
-from dpft.reports.run.privacy_record import (
+from dpft.reports.privacy_record import (
     account_for_run,
     no_promise,
     parameters_of,
     private_run,
 )
-from dpft.reports.run.provenance import processes_of, started_from, with_witness
-from dpft.reports.run.report import write_report
-from dpft.reports.run.run_record import RunRecord, read_run, with_own_scores
-from dpft.reports.run.scores import ScoreTable, metric_words, score_tables
-from dpft.reports.run.sections import headline, with_tokenizer
+from dpft.reports.provenance import processes_of, started_from, with_witness
+from dpft.reports.report import write_report
+from dpft.reports.run_record import RunRecord, data_name, model_title, read_run, with_own_scores
+from dpft.reports.scores import ScoreTable, metric_words, score_tables
+from dpft.reports.sections import headline, with_tokenizer
 from dpft.reports.terminal import Grid, show
 from dpft.run_folder import (
     DATA_SUMMARY,

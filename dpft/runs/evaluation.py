@@ -24,9 +24,9 @@ from dpft.errors import InputError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
 from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, score_predictions
 from dpft.evaluation.metrics.base import metric_specs
+from dpft.evaluation.outputs import ModelOutputs
 from dpft.evaluation.predictions import read_predictions, write_predictions, write_samples
-from dpft.files import write_bytes
-from dpft.links import refuse_links
+from dpft.files import refuse_links, write_bytes
 from dpft.models.architecture import read_architecture
 from dpft.parallel.processes import own_device, started
 from dpft.parallel.ranks import ALONE, Ranks
@@ -34,9 +34,13 @@ from dpft.parallel.silence import without_logging
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.records.form import read_record, write_record
 from dpft.records.scores import PRIVATE_SPLIT, STAGES, ScoresByStep, Stage, StepPoint, StepScores
-from dpft.reports.run.metrics_files import read_evaluations, read_own_evaluations, write_metrics
-from dpft.reports.run.report import write_report
-from dpft.reports.run.run_record import read_run
+from dpft.reports.report import write_report
+from dpft.reports.run_record import (
+    read_evaluations,
+    read_own_evaluations,
+    read_run,
+    write_metrics,
+)
 from dpft.run_folder import (
     CONFIGURATION,
     PREDICTIONS,
@@ -92,21 +96,25 @@ def evaluate(
         shown: Whether a bar or lines show how far it has come.
     """
     scored = {part: _known_to_read(encoding, part, some) for part, some in scored.items()}
+    outputs = ModelOutputs(
+        model=model,
+        encoding=encoding,
+        batch_size=config.eval.batch_size,
+        extra_positions=extra_positions,
+        ranks=ranks,
+    )
     public = eval_split_is_public(config.task, config.eval)
     progress = batch_progress("evaluating", counts=public, shown=shown and ranks.is_first)
     with torch.random.fork_rng(), progress as on_progress:
         return evaluate_parts(
-            model,
-            encoding,
+            outputs,
             config.task,
             scored,
             config=config.eval,
             decode=config.decode,
             metrics=config.metrics,
             stage=stage,
-            extra_positions=extra_positions,
             on_progress=on_progress,
-            ranks=ranks,
         )
 
 

@@ -1,7 +1,7 @@
-"""How a job ends: every outcome to one exit code, and what stderr may say of it.
+"""How a job or a whole command ends: every outcome to one exit code, and what stderr may say of it.
 
 Exit codes: 0 done, 1 failed while running, 2 bad input, 3 corrupted state, 141 where nobody reads
-the output any more; of a whole command also 130 interrupted and 143 terminated.
+the output any more; of a whole command also 130 interrupted and 143 terminated (SIGTERM).
 
 The message of an error that nobody foresaw may quote what it failed on: a word that a table lacks,
 a record's length, the memory that a drawn batch asked for. A terminal is copied into bug reports
@@ -12,17 +12,21 @@ names that file. Before a process has read any record, nothing is withheld and n
 
 import errno
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 from dpft.config.keys import in_keys
 from dpft.errors import DpftError, InputError, SaidElsewhere, records_were_read
 from dpft.files import write_text
 from dpft.parallel.silence import is_beside_first, let_first_speak, voice
 from dpft.run_folder import TRACEBACK, private_path
+from dpft.training.termination import TERMINATED
 
 FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """What a user can mend, and no crash: a full disk, or a folder that may not be written to."""
@@ -148,3 +152,54 @@ def _close_standard_output() -> int:
     """Ends quietly where nobody reads on (``dpft … | head``); the final flush must not fail too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return READER_GONE
+
+
+INTERRUPTED = 130
+
+
+def exit_code_of_command(command: Callable[[], int]) -> int:
+    """Run a whole command under dpft's signal handling and return its exit code."""
+    codes: list[int] = []
+    try:
+        with termination_as_exit():
+            # The job itself, which reads records, ends inside; what is left is Hydra's.
+            failed = exit_code_of_job(lambda: codes.append(_flushed(command)), withhold=False)
+    except KeyboardInterrupt:
+        say("interrupted")
+        return INTERRUPTED
+    except SystemExit as exit_:
+        return exit_code_of_exit(exit_)
+    return failed or codes[0]
+
+
+def _flushed(command: Callable[[], int]) -> int:
+    """Returns a command's code once all its output is out: whether anybody reads it shows then."""
+    code = command()
+    sys.stdout.flush()
+    return code
+
+
+def exit_code_of_exit(exit_: SystemExit) -> int:
+    """Returns the code a ``SystemExit`` carries; a text counts as a failure and is said."""
+    if exit_.code is None or isinstance(exit_.code, int):
+        return exit_.code or 0
+    say(str(exit_.code))
+    return FAILED
+
+
+@contextmanager
+def termination_as_exit() -> Iterator[None]:
+    """Turn SIGTERM into ``SystemExit(143)`` inside the block, so that open files are closed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Only the main thread may set signal handlers.
+        return
+    before = signal.signal(signal.SIGTERM, _exit_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exit_terminated(_number: int, _frame: FrameType | None) -> None:
+    say("terminated")
+    raise SystemExit(TERMINATED)

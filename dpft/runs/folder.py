@@ -22,7 +22,7 @@ from dpft.privacy.replay_log import read_journal
 from dpft.records.configuration import RunConfiguration, parse_configuration, read_saved
 from dpft.records.form import read_record, write_record
 from dpft.records.promises import BegunFile, Origin, StartingModel, Versions
-from dpft.reports.run.origin import data_name, model_name, with_kind
+from dpft.reports.run_record import data_name, model_name, with_kind
 from dpft.run_folder import (
     AUDIT_KEY,
     BEGUN,

@@ -26,8 +26,8 @@ from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.silence import without_logging
 from dpft.records.form import write_record
 from dpft.records.privacy_file import RunPrivacy, run_privacy
-from dpft.records.ratings import SheetDecoding
-from dpft.reports.run.synthetic import cost, statement
+from dpft.records.scores import SheetDecoding
+from dpft.reports.report import cost, statement
 from dpft.run_folder import GENERATED, PRIVACY, hold_run
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.progress import batch_progress

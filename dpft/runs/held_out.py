@@ -25,7 +25,7 @@ from dpft.data.sources import has_split, has_training_split_alone, load_examples
 from dpft.data.training_records import PackedRecords, new_key, records_fingerprint, split_held_out
 from dpft.errors import InputError
 from dpft.files import write_text
-from dpft.records.canaries import KeptCanaries, KeptCanary
+from dpft.records.audits import KeptCanaries, KeptCanary
 from dpft.records.form import read_record, write_record
 from dpft.run_folder import CANARIES, HELD_OUT_KEY, private_audit_path, private_path
 from dpft.runs.saved_run import saved_run

@@ -25,7 +25,7 @@ from dpft.evaluation.ratings import (
 from dpft.files import SCHEMA_VERSION, write_text
 from dpft.generation.decoding import STRATEGIES, DecodeConfig
 from dpft.records.form import write_record
-from dpft.records.ratings import SheetDecoding
+from dpft.records.scores import SheetDecoding
 from dpft.run_folder import PRIVATE, SHEET, SHEET_KEY, hold_run
 from dpft.runs.held_out import HELD_OUT, records_to_score
 from dpft.runs.saved_run import saved_run

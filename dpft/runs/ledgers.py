@@ -13,13 +13,13 @@ from dpft.privacy.plan import NO_SAMPLING, SAMPLER, PrivacyPlan
 from dpft.privacy.spending import Noise
 from dpft.privacy.witness import check_witnessed
 from dpft.records.costs import CostOfRuns, LedgerAsRead, RunCost, SimpleComposition, StepsOfNoise
-from dpft.reports.accounting.epsilon import (
+from dpft.reports.epsilon import (
     accountant_lines,
     delta_notes,
     headline_of,
     warning_lines,
 )
-from dpft.runs.answer import Answer
+from dpft.reports.terminal import Answer
 from dpft.runs.composition import (
     account_for_spent,
     account_together,

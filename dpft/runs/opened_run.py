@@ -24,9 +24,8 @@ from dpft.records.form import as_json
 from dpft.records.privacy_file import guarantee, is_promised
 from dpft.records.promises import PrivateRun
 from dpft.released import write_released
-from dpft.reports.run.card import write_card
-from dpft.reports.run.origin import data_name, model_title
-from dpft.reports.run.run_record import RunRecord, read_run, with_own_scores
+from dpft.reports.report import write_card
+from dpft.reports.run_record import RunRecord, data_name, model_title, read_run, with_own_scores
 from dpft.run_folder import EXPORT, MODEL, PRIVACY, REPORT, hold_run
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
@@ -250,7 +249,13 @@ def merged(folder: Path, saved: TrainConfig) -> Write:
     """
     trained_model = trained_model_of_run(folder, saved)
     head = trained_model.head(saved.task)
-    model = saved.method.merge(trained_model.load(head))
+    model = saved.method.merge(trained_model.load(head, dequantizes=True))
+    if saved.model.is_quantized:
+        logger.info(
+            "the base's weights are exported in float32, of the values that model.quantization=%s"
+            " gave them: about %d times the size that it trained at",
+            *(saved.model.quantization, 8 if saved.model.quantization == "nf4" else 4),
+        )
     processor = trained_model.processor(saved.task, head)
 
     def write(partial: Path, target: Path) -> None:

@@ -49,8 +49,8 @@ from dpft.records.plans import (
     RankMemory,
     RunCosts,
 )
-from dpft.reports.accounting.plots import plot_noise_batch_ratio
-from dpft.reports.run.privacy_record import no_promise, parameters_of, promise_of
+from dpft.reports.epsilon import plot_noise_batch_ratio
+from dpft.reports.privacy_record import no_promise, parameters_of, promise_of
 from dpft.runs.composition import planned_with_tokenizer
 from dpft.runs.held_out import load_training_data
 from dpft.runs.modality import modality_of
@@ -221,14 +221,14 @@ def _add_noise(model: nn.Module) -> None:
 
 
 def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def peak_memory(device: torch.device) -> int:
     """Returns the most bytes that the accelerator, or else this process, has had so far."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated()
+    if device.type != "cpu":
+        return torch.accelerator.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -36,7 +36,7 @@ from dpft.privacy.keys import secret_key
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.witness import Handover
 from dpft.released import write_released
-from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
+from dpft.reports.epsilon import NOT_PRIVATE_SEED
 from dpft.run_folder import CHECKPOINTS, KEYS, MODEL
 from dpft.runs.held_out import Division, divide, load_training_data
 from dpft.runs.modality import modality_of

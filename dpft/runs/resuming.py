@@ -29,7 +29,7 @@ from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.raw_rows import held_splits
 from dpft.data.token_rows import fingerprint
 from dpft.errors import DpftError, InputError, StateError
-from dpft.links import refuse_links
+from dpft.files import refuse_links
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import world
 from dpft.parallel.processes import is_restarted, remember, remembered
@@ -40,7 +40,7 @@ from dpft.privacy.planning import make_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.records.form import read_record, write_record
 from dpft.records.kept import Fingerprint
-from dpft.reports.run.metrics_files import read_own_evaluations
+from dpft.reports.run_record import read_own_evaluations
 from dpft.run_folder import (
     AUDIT_KEY,
     BASE_MODEL,

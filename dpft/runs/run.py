@@ -24,8 +24,7 @@ from pathlib import Path
 from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError, note_records_read
-from dpft.files import check_writable
-from dpft.links import refuse_links
+from dpft.files import check_writable, refuse_links
 from dpft.models.loading import quiet_transformers
 from dpft.models.source import ModelConfig
 from dpft.parallel.processes import started
@@ -39,8 +38,8 @@ from dpft.records.form import keys_of
 from dpft.records.privacy_file import RunPrivacy, read_privacy
 from dpft.records.promises import OpenRun, PrivateRun, StartingModel
 from dpft.released import check_released
-from dpft.reports.accounting.plan_table import in_words
-from dpft.reports.run.metrics_files import read_own_evaluations
+from dpft.reports.plan_table import in_words
+from dpft.reports.run_record import read_own_evaluations
 from dpft.run_folder import (
     AUDIT_KEY,
     CHECKPOINTS,

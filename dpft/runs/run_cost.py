@@ -40,10 +40,10 @@ from dpft.estimates.step_time import (
     probe_machine,
 )
 from dpft.kinds import Head
-from dpft.memory import usable_memory
+from dpft.machine import usable_memory
 from dpft.methods.base import input_embeddings
 from dpft.models.architecture import Architecture
-from dpft.models.loading import grow_as_planned, meta_model, new_names
+from dpft.models.loading import checkpoint_activations, grow_as_planned, meta_model, new_names
 from dpft.parallel.blocks import repeated_blocks
 from dpft.parallel.cutting import ReadRows, check_can_be_sharded
 from dpft.parallel.grid import make_grid
@@ -51,7 +51,7 @@ from dpft.parallel.parallel_config import SHARDED, ParallelConfig, check_shards,
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.records.plans import EstimatedTime, PlannedProcesses, RankMemory
-from dpft.reports.accounting.plan_table import in_words
+from dpft.reports.plan_table import in_words
 from dpft.runs.run_plan import RunPlan, leading_accountant
 from dpft.runs.task_model import layout_of, training_head, with_fused_head
 from dpft.startup import PROBING, doing
@@ -511,7 +511,7 @@ class PlannedRanks:
         if clips is None:
             return None
         if self.config.model.gradient_checkpointing:
-            self._model.activation_checkpointing_enable()
+            checkpoint_activations(self._model)
         return clips.clipping_options().resolved(self._model).engine
 
     @cached_property

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from dpft.config.load import published_size
 from dpft.config.schema import TrainCommand, TrainConfig
-from dpft.config.sizes import published_size
 from dpft.errors import InputError
 from dpft.kinds import LABELS
 from dpft.methods.base import MethodPhase
@@ -33,8 +33,8 @@ from dpft.privacy.mechanisms.base import Numbers
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
 from dpft.privacy.plan import CHUNK, ClippingPlan, PrivacyPlan, default_delta, planned_steps
 from dpft.privacy.privacy_config import DifferentialPrivacy, PrivacyConfig
-from dpft.reports.accounting.epsilon import delta_warnings
-from dpft.reports.run.origin import with_kind
+from dpft.reports.epsilon import delta_warnings
+from dpft.reports.run_record import with_kind
 from dpft.runs.composition import noise_beside, spent_before, tokenizer_of
 from dpft.runs.saved_run import SpentRun
 from dpft.tasks.base import Task

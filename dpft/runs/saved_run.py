@@ -20,7 +20,7 @@ from typing import Any
 from dpft.config.load import load_saved
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.errors import DpftError, InputError, StateError
-from dpft.links import refuse_links
+from dpft.files import refuse_links
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
 from dpft.privacy.accounting.interpretation import shown_epsilon
 from dpft.privacy.ledger import LedgerRecord
@@ -28,16 +28,14 @@ from dpft.privacy.mechanisms.histogram import histogram_of
 from dpft.privacy.plan import GIVEN, HistogramPlan, Plan, PrivacyPlan, write_plan
 from dpft.privacy.replay_log import check_lodged, knows_the_end, read_run_ledger
 from dpft.privacy.spending import Noise, steps_taken
-from dpft.records.bounds import Interval
 from dpft.records.configuration import read_saved
+from dpft.records.costs import Interval, Search
 from dpft.records.form import as_json, read_record
-from dpft.records.privacy_file import guarantee, has_noise, read_privacy
+from dpft.records.privacy_file import PrivateVocabulary, guarantee, has_noise, read_privacy
 from dpft.records.promises import PrivateRun
-from dpft.records.sweeps import Search
-from dpft.records.vocabularies import PrivateVocabulary
 from dpft.released import check_released
-from dpft.reports.run.report import write_report
-from dpft.reports.run.run_record import RunRecord, find_runs, read_run
+from dpft.reports.report import write_report
+from dpft.reports.run_record import RunRecord, find_runs, read_run
 from dpft.run_folder import (
     CONFIGURATION,
     HYDRA,

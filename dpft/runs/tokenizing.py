@@ -21,11 +21,10 @@ import numpy as np
 
 from dpft.config.keys import plain
 from dpft.config.load import dump
-from dpft.config.tokenizer import TokenizerCommand
+from dpft.config.schema import TokenizerCommand
 from dpft.data.sources import read_examples
 from dpft.errors import InputError, RunError, StateError
-from dpft.files import check_writable, read_file, sync_tree, write_text
-from dpft.links import refuse_links
+from dpft.files import check_writable, read_file, refuse_links, sync_tree, write_text
 from dpft.privacy.accounting.summary import eps_text
 from dpft.privacy.histogram_config import NOT_PRIVATE
 from dpft.privacy.keys import secret_key
@@ -42,17 +41,18 @@ from dpft.records.configuration import TaskSection, parse_configuration
 from dpft.records.form import keys_of, parse, write_record
 from dpft.records.ledger import GaussianHistogram as HistogramLine
 from dpft.records.ledger import HistogramNumbers, LedgerHead
-from dpft.records.privacy_file import read_vocabulary
-from dpft.records.promises import Begun
-from dpft.records.vocabularies import (
+from dpft.records.privacy_file import (
     OpenVocabulary,
     OpenVocabularyAnswer,
     PrivateVocabulary,
     PrivateVocabularyAnswer,
+    read_vocabulary,
 )
-from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
-from dpft.reports.run.origin import data_name
-from dpft.reports.tokenizer.report import table, write_tokenizer_report
+from dpft.records.promises import Begun
+from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
+from dpft.reports.run_record import data_name
+from dpft.reports.terminal import Answer
+from dpft.reports.tokenizer_report import table, write_tokenizer_report
 from dpft.run_folder import (
     CONFIGURATION,
     DATA_SUMMARY,
@@ -65,7 +65,6 @@ from dpft.run_folder import (
     hold_run,
     private_path,
 )
-from dpft.runs.answer import Answer
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import WriteRequest, read_begun, refuse_used_folder, start_anew, write_begun
 from dpft.runs.run_plan import PublicSize, size_of_data

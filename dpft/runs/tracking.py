@@ -27,8 +27,8 @@ from dpft.records.kept import TrackerState
 from dpft.records.privacy_file import RunPrivacy
 from dpft.records.promises import PrivateRun
 from dpft.records.scores import ScoreEntry
-from dpft.reports.run.recipe import public_configuration
-from dpft.reports.run.run_record import RunRecord, read_overrides
+from dpft.reports.report import public_configuration
+from dpft.reports.run_record import RunRecord, read_overrides
 from dpft.run_folder import TRACKING
 from dpft.runs.run_plan import RunPlan
 from dpft.training.listeners import PublicStep, StepWindows

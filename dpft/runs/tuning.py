@@ -30,8 +30,7 @@ from dpft.config.tune import TuneCommand, with_setting
 from dpft.data.training_records import new_key
 from dpft.errors import InputError, RunError, StateError
 from dpft.evaluation.metrics.base import HIGHER, LOWER, MetricSpec, metric_specs
-from dpft.files import write_text
-from dpft.links import refuse_links
+from dpft.files import refuse_links, write_text
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.parallel_config import ParallelConfig, check_start
 from dpft.privacy.accounting.selection import calibrate_trials
@@ -40,14 +39,14 @@ from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.trials import draw_count, draw_settings
 from dpft.privacy.uniform import UniformStream
+from dpft.records.costs import Search, Trial
 from dpft.records.form import read_record, write_record
 from dpft.records.privacy_file import read_privacy
 from dpft.records.promises import PrivateRun
 from dpft.records.scores import Metrics, TrialScore
-from dpft.records.sweeps import Search, Trial
-from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED
-from dpft.reports.run.provenance import with_selection
-from dpft.reports.run.report import write_report
+from dpft.reports.epsilon import NOT_PRIVATE_SEED
+from dpft.reports.provenance import with_selection
+from dpft.reports.report import write_report
 from dpft.run_folder import (
     CHECKPOINTS,
     CONFIGURATION,

@@ -2,8 +2,7 @@
 
 from dpft.files import write_text
 from dpft.schemas import path_of
-from dpft.schemas.forms import made_schemas
-from dpft.schemas.generate import schema_text
+from dpft.schemas.generate import made_schemas, schema_text
 
 if __name__ == "__main__":
     for name, schema in made_schemas().items():

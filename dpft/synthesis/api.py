@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from dpft.config.composing import given_text
 from dpft.config.synthesize import SynthesizeConfig, configuration, expand
-from dpft.config.words import given_text
 from dpft.data.raw_rows import MEMORY, Rows, file_rows
 from dpft.errors import InputError
 from dpft.models.loading import quiet_transformers
 from dpft.records.form import as_json
-from dpft.runs.answer import Figures
+from dpft.reports.terminal import Figures
 from dpft.runs.api import Command, Folder, as_word, checked_words
 from dpft.synthesis.command import synthesize as run
 

@@ -26,8 +26,7 @@ from dpft.config.synthesize import (
 from dpft.data.raw_rows import Rows, rows_in_memory
 from dpft.data.training_records import new_key
 from dpft.errors import InputError, StateError
-from dpft.files import check_writable, read_file, read_json, write_json, write_text
-from dpft.links import refuse_links
+from dpft.files import check_writable, read_file, read_json, refuse_links, write_json, write_text
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.keys import secret_key
 from dpft.privacy.ledger import Ledger, read_ledger

@@ -24,7 +24,7 @@ from dpft.privacy.spending import Noise, added_up, as_mechanisms
 from dpft.records import synthesis as records
 from dpft.records.form import read_record, write_record
 from dpft.records.ledger import LedgerHead
-from dpft.reports.accounting.epsilon import NOT_PRIVATE_SEED, delta_warnings
+from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.terminal import Grid
 from dpft.run_folder import LEDGER, PAGE, PRIVATE_PAGE, private_path
 from dpft.runs.saved_run import SpentRun, read_spent

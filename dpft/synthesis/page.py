@@ -13,8 +13,7 @@ from markupsafe import Markup
 from dpft import __version__
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.synthesis import Associations, Marginal, Measures, Synthesis, Usefulness
-from dpft.reports.pages import render_html
-from dpft.reports.plots import COLORS, draw_svg
+from dpft.reports.pages import COLORS, draw_svg, render_html
 from dpft.reports.terminal import Grid
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ from dpft.files import SCHEMA_VERSION, check_version, sync_folder
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import in_turn
-from dpft.records.checkpoints import BoundRun, CheckpointState
 from dpft.records.form import as_json, read_record, write_record
+from dpft.records.kept import BoundRun, CheckpointState
 from dpft.run_folder import (
     CHECKPOINT,
     HISTORY,

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpft.compiler import missing_for_compile
 from dpft.errors import InputError
+from dpft.machine import missing_for_compile
 from dpft.privacy.clipping.choices import Compilation
 from dpft.privacy.clipping.engines.patches import compiled, shape_of
 from dpft.run_folder import COMPILED, private_path

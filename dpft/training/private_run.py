@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from dpft.errors import SaidElsewhere
-from dpft.fused_head import loss_head_of
+from dpft.head_losses import loss_head_of
 from dpft.parallel.gathering import whole_reader
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.clipping.choices import LossScale
@@ -28,7 +28,7 @@ from dpft.privacy.plan import PrivacyPlan, write_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
 from dpft.privacy.replay_log import JournaledLedger, ReplayError
-from dpft.records.checkpoints import BoundRun, KnownLedger
+from dpft.records.kept import BoundRun, KnownLedger
 from dpft.run_folder import CHECKPOINTS, JOURNAL, LEDGER, private_path
 from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import delete_generator_states, read_history

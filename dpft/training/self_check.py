@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dpft.data.batches import Layout, TextLayout
 from dpft.errors import RunError
-from dpft.fused_head import loss_head_of
+from dpft.head_losses import loss_head_of
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping.clipper import ClippingOptions, self_check
 from dpft.training.precision import autocast

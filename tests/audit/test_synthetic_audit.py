@@ -16,7 +16,7 @@ from dpft.reports.terminal import Grid
 from dpft.run_folder import CANARIES, private_audit_path
 from dpft.training.training_config import DeviceConfig
 from tests.audit.conftest import moods
-from tests.reports.run.plain import stated
+from tests.reports.plain import stated
 from tests.stories.tiny import MARKER, Workspace, write_rows
 
 TEXTS = [(f"name[New {n}]", f"New {n} is a pub by the river number {n % 7}.") for n in range(30)]

@@ -31,8 +31,8 @@ from dpft.tasks.custom import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.records import Example
 from tests.audit.conftest import moods
-from tests.reports.run.plain import privacy_of, stated
-from tests.reports.run.test_privacy_record import record as private
+from tests.reports.plain import privacy_of, stated
+from tests.reports.test_privacy_record import record as private
 from tests.stories.tiny import Workspace, write_rows
 
 PRIVACY = private()

@@ -25,8 +25,7 @@ from dpft.audit.text_overlap import (
     prompt_sets,
 )
 from dpft.errors import InputError, StateError
-from dpft.records.audits import CanariesInTexts
-from dpft.records.canaries import KeptCanaries, KeptCanary
+from dpft.records.audits import CanariesInTexts, KeptCanaries, KeptCanary
 from dpft.records.form import as_json
 from dpft.run_folder import CANARIES, private_audit_path
 

@@ -2,9 +2,9 @@ from pathlib import Path
 
 from benchmarks.sweep import table
 from dpft.files import write_json
-from dpft.reports.run.run_record import find_runs, read_run
-from tests.reports.run import folders
-from tests.reports.run.test_report import non_private, private
+from dpft.reports.run_record import find_runs, read_run
+from tests.reports import folders
+from tests.reports.test_report import non_private, private
 
 
 def write_run(folder: Path, method: str, privacy: dict[str, object], bleu: float) -> Path:

@@ -15,10 +15,9 @@ from types import ModuleType
 import pytest
 
 from dpft.cli import hydra_app, main, subcommand
-from dpft.cli.hydra_record import run_folder, write_hydra_record
-from dpft.config import hydra_errors
-from dpft.config.convert import by_name
-from dpft.config.location import config_directory
+from dpft.cli.subcommand import run_folder, write_hydra_record
+from dpft.config import composing
+from dpft.config.load import by_name, config_directory
 from dpft.errors import InputError, StateError
 from dpft.run_folder import LEDGER
 
@@ -99,7 +98,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     vars(module).update(CONFIG=Fake, POLYMORPHIC={"method": by_name(method_class)}, run=run_fake)
     monkeypatch.setitem(sys.modules, "dpft.cli.fake", module)
     monkeypatch.setitem(main.SUBCOMMANDS, "fake", "stand in for a subcommand")
-    for user in (hydra_app, subcommand, hydra_errors):
+    for user in (hydra_app, subcommand, composing):
         monkeypatch.setattr(user, "config_directory", lambda: conf)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpft.cli import doctor
-from dpft.reports.doctor.check import MISSING
+from dpft.reports.doctor import MISSING
 from tests.stories.tiny import Workspace
 
 

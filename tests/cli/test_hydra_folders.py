@@ -7,8 +7,8 @@ from types import ModuleType
 import pytest
 from omegaconf import OmegaConf
 
-from dpft.cli import hydra_folders
-from dpft.cli.hydra_folders import (
+from dpft.cli import jobs
+from dpft.cli.jobs import (
     RunFolders,
     note_root,
     remove_empty_folders,
@@ -21,8 +21,8 @@ from dpft.cli.main import main
 def nothing_noted() -> Iterator[None]:
     """Every test begins and ends as a command does: with no folder noted."""
     yield
-    hydra_folders._new_roots.clear()
-    hydra_folders._sweeps.clear()
+    jobs._new_roots.clear()
+    jobs._sweeps.clear()
 
 
 def files_left() -> list[str]:

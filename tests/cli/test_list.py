@@ -6,7 +6,7 @@ import pytest
 
 from dpft.cli.main import main
 from dpft.config.listing import GROUPS, LISTED, first_line, listed
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory
 from tests.slowness import slow_but
 
 

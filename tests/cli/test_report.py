@@ -9,7 +9,7 @@ from dpft.evaluation.ratings import REFERENCE, Item, sheet_key, sheet_rows
 from dpft.records.form import write_record
 from dpft.run_folder import SHEET, SHEET_KEY
 from tests.evaluation.test_ratings import ABOUT
-from tests.reports.run.folders import write_run
+from tests.reports.folders import write_run
 from tests.runs.measured import measure
 from tests.slowness import slow
 from tests.stories.tiny import Workspace

@@ -36,7 +36,7 @@ def test_every_outcome_has_its_exit_code_and_leaves_no_empty_folder(
 def test_a_reader_that_goes_away_ends_the_command_quietly_as_sigpipe_does(letters: int) -> None:
     """What fits into the pipe is written when all has been said, which must not fail either."""
     program = (
-        "import sys, time; from dpft.cli.signals import exit_code_of_command;"
+        "import sys, time; from dpft.runs.exit_codes import exit_code_of_command;"
         f"sys.exit(exit_code_of_command(lambda: time.sleep(0.5) or print('x' * {letters}) or 0))"
     )
     command = f"{sys.executable} -c {shlex.quote(program)} | true; echo ${{PIPESTATUS[0]}}"

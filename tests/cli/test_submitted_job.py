@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from hydra.errors import MissingConfigException
 
-from dpft.cli import submitted_job
-from dpft.cli.signals import termination_as_exit
-from dpft.cli.submitted_job import launch_error, until_preempted
-from dpft.config.hydra_errors import as_input_error
+from dpft.cli import jobs
+from dpft.cli.jobs import launch_error, until_preempted
+from dpft.config.composing import as_input_error
 from dpft.errors import InputError, RunError
 from dpft.parallel.submitted import Task
+from dpft.runs.exit_codes import termination_as_exit
 from dpft.training.termination import TERMINATED, termination_requests
 
 
@@ -64,7 +64,7 @@ def test_submitits_signal_alone_requeues_a_job_after_its_step(
 def test_a_preemption_may_follow_sigterm(
     requeues: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submitted_job.time, "sleep", lambda _: os.kill(os.getpid(), signal.SIGUSR2))
+    monkeypatch.setattr(jobs.time, "sleep", lambda _: os.kill(os.getpid(), signal.SIGUSR2))
     assert until_preempted(told(signal.SIGTERM), task("slurm")) == TERMINATED
     assert requeues == [signal.SIGUSR2]
 

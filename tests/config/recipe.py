@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dpft.config.convert import by_name
+from dpft.config.load import by_name
 from dpft.errors import InputError
 
 

@@ -1,8 +1,100 @@
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from dpft.config.account import DoctorConfig, MetricModels, ReportConfig
+from dpft.config.load import from_values
+from dpft.errors import InputError
 
 
 def test_accounting_is_imported_without_torch() -> None:
     """A table of epsilons should not wait seconds for a library it does not use."""
     program = "import sys, dpft.cli.account; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_nothing_need_be_given() -> None:
+    assert from_values({}, DoctorConfig) == DoctorConfig(metrics=MetricModels(), output="table")
+
+
+def test_the_folders_of_the_metrics_models_are_keys_of_their_own() -> None:
+    config = from_values({"metrics": {"bleurt_model": "models/bleurt"}}, DoctorConfig)
+    assert (config.metrics.bertscore_model, config.metrics.bleurt_model) == (None, "models/bleurt")
+
+
+def test_an_output_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(InputError, match="output must be one of table, json, got 'xml'"):
+        DoctorConfig(output="xml")
+
+
+def test_the_doctor_is_configured_without_torch() -> None:
+    """It examines the machines where torch is what does not work."""
+    program = "import sys, dpft.config.account; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def refusal(**values: object) -> str:
+    with pytest.raises(InputError) as error:
+        ReportConfig(**values)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "got"), [({}, "neither"), ({"runs": "a", "ratings": "b"}, "both")]
+)
+def test_exactly_one_of_runs_and_ratings_is_reported(given: dict[str, str], got: str) -> None:
+    said = refusal(**given)
+    assert said.startswith(f"exactly one of runs and ratings must be given, got {got};")
+
+
+def test_one_name_and_a_list_of_names_are_both_taken() -> None:
+    assert from_values({"runs": "a"}, ReportConfig).folders == (Path("a"),)
+    config = from_values({"runs": ["a", "b"], "metric": "bleu"}, ReportConfig)
+    assert (config.folders, config.metrics) == ((Path("a"), Path("b")), ("bleu",))
+    assert (ReportConfig(runs="a").sheets, ReportConfig(runs="a").metrics) == ((), None)
+
+
+def test_one_sheet_under_two_names_is_refused() -> None:
+    assert "different files, got one of them twice" in refusal(ratings=("a.csv", "sheets/../a.csv"))
+
+
+@pytest.mark.parametrize("over", [(), ("a", "b", "c", "d"), ("privacy.eps", "privacy.eps")])
+def test_a_table_over_anything_but_one_to_three_keys_is_refused(over: tuple[str, ...]) -> None:
+    assert f"one to three different keys, of rows, of columns and of tables, got {list(over)}" in (
+        refusal(runs="a", over=over)
+    )
+
+
+def test_a_key_alone_needs_no_brackets_and_latex_is_no_folder() -> None:
+    config = ReportConfig(runs="a", over="train.seed", to="latex")
+    assert config.keys == ("train.seed",) and config.folder is None
+    assert "to=latex is for output=table" in refusal(runs="a", to="latex", output="json")
+    assert "got to=latex" in refusal(runs="a", to="latex", signal_to_noise=True)
+
+
+@pytest.mark.parametrize(("name", "value"), [("over", ("a", "b")), ("metric", "bleu"), ("to", "x")])
+def test_what_is_for_runs_is_refused_with_ratings(name: str, value: object) -> None:
+    assert refusal(ratings="a.csv", **{name: value}).startswith(f"{name} is for runs, got it with")
+
+
+def test_a_report_is_not_written_where_a_file_lies(tmp_path: Path) -> None:
+    taken = tmp_path / "report.md"
+    taken.write_text("")
+    said = refusal(runs="a", to=str(taken))
+    assert said == f"to must be a folder, got {str(taken)!r}, which is a file."
+
+
+@pytest.mark.parametrize("given", [{"ratings": "a.csv"}, {"runs": "a", "to": "x"}])
+def test_rebuilding_is_of_runs_and_into_their_own_folders(given: dict[str, str]) -> None:
+    other = "ratings" if "ratings" in given else "to"
+    assert f"into its folder, got it with {other};" in refusal(rebuild=True, **given)
+
+
+@pytest.mark.parametrize("given", [{"ratings": "a.csv"}, {"runs": "a"}])
+def test_signal_to_noise_is_of_runs_and_into_a_folder_that_is_named(given: dict[str, str]) -> None:
+    other = "ratings" if "ratings" in given else "no to"
+    said = refusal(signal_to_noise=True, **given)
+    assert f"into the private folder of to=FOLDER, got {other};" in said
+    assert ReportConfig(runs="a", to="x", signal_to_noise=True).signal_to_noise

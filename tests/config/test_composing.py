@@ -9,8 +9,7 @@ from hydra import initialize_config_dir
 from hydra._internal import config_loader_impl
 from omegaconf import OmegaConf
 
-from dpft.config.composing import Composed, compose
-from dpft.config.hydra_errors import unused_folder
+from dpft.config.composing import Composed, compose, unused_folder
 from dpft.config.schema import TrainCommand
 from dpft.errors import InputError
 

@@ -15,16 +15,13 @@ from dpft.cli.list import expand
 from dpft.cli.main import SUBCOMMANDS
 from dpft.config import schema
 from dpft.config.account import POLYMORPHIC as ACCOUNT
-from dpft.config.account import AccountConfig
-from dpft.config.doctor import DoctorConfig
-from dpft.config.hydra_errors import register_resolver
+from dpft.config.account import AccountConfig, DoctorConfig, ReportConfig
+from dpft.config.composing import register_resolver
 from dpft.config.listing import ListConfig
-from dpft.config.load import load, load_saved, to_yaml
-from dpft.config.location import config_directory
-from dpft.config.report import ReportConfig
+from dpft.config.load import config_directory, load, load_saved, to_yaml
+from dpft.config.schema import TokenizerCommand
 from dpft.config.synthesize import POLYMORPHIC as SYNTHESIZE
 from dpft.config.synthesize import SynthesizeConfig
-from dpft.config.tokenizer import TokenizerCommand
 from dpft.config.tune import TuneCommand
 from dpft.errors import InputError
 from dpft.runs.configuring import without_recipes_promise

@@ -2,8 +2,8 @@ from typing import Literal
 
 import pytest
 
-from dpft.config.convert import Schema, build, describe, union_members
 from dpft.config.keys import known_keys
+from dpft.config.load import Schema, build, describe, union_members
 from dpft.errors import InputError
 from tests.config.recipe import POLYMORPHIC, Full, LoRA, Privacy, Root
 

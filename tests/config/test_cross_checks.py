@@ -4,8 +4,7 @@ from typing import ClassVar
 
 import pytest
 
-from dpft.config.convert import CrossCheck, CrossChecked
-from dpft.config.load import from_values
+from dpft.config.load import CrossCheck, CrossChecked, from_values
 from dpft.errors import InputError
 
 

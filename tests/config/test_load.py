@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from dpft.config.convert import by_name
 from dpft.config.keys import known_keys, plain
-from dpft.config.load import dump, from_values, load, load_saved, to_yaml
+from dpft.config.load import by_name, dump, from_values, load, load_saved, to_yaml
 from dpft.errors import InputError
 from tests.config.recipe import POLYMORPHIC, Named, Root
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 import dpft
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory
 from dpft.errors import InputError
 
 

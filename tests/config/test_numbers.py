@@ -9,11 +9,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from dpft.config import schema
-from dpft.config.convert import union_members
-from dpft.config.hydra_errors import register_resolver
+from dpft.config.composing import register_resolver
 from dpft.config.keys import in_keys
-from dpft.config.load import load
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory, load, union_members
 from dpft.errors import InputError
 from tests.slowness import slow_but_every
 

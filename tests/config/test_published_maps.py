@@ -7,15 +7,13 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from dpft.config.hydra_errors import register_resolver
-from dpft.config.load import load, load_saved, to_yaml
-from dpft.config.location import config_directory
+from dpft.config.composing import register_resolver
+from dpft.config.load import config_directory, load, load_saved, to_yaml
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.errors import InputError
-from dpft.reports.run.published import published_table
-from dpft.reports.run.reference_map import ReferenceMap, saved_maps
-from tests.reports.run.plain import run_of
-from tests.reports.run.test_privacy_record import record as private
+from dpft.reports.published import ReferenceMap, published_table, saved_maps
+from tests.reports.plain import run_of
+from tests.reports.test_privacy_record import record as private
 
 FIGURES = {
     "li2022_figure2": ("Figure 2", (6, 6)),

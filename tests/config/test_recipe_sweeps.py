@@ -12,11 +12,9 @@ from omegaconf import OmegaConf, open_dict
 
 from dpft.cli.train import CONFIG, POLYMORPHIC
 from dpft.config.account import POLYMORPHIC as ACCOUNT
-from dpft.config.account import AccountConfig
-from dpft.config.hydra_errors import register_resolver
-from dpft.config.load import load
-from dpft.config.location import config_directory
-from dpft.config.report import ReportConfig
+from dpft.config.account import AccountConfig, ReportConfig
+from dpft.config.composing import register_resolver
+from dpft.config.load import config_directory, load
 from dpft.privacy.plan import planned_steps
 from dpft.runs.configuring import without_recipes_promise
 from tests.slowness import slow_but_every

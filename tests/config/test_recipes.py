@@ -15,14 +15,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from transformers import T5Config, T5ForConditionalGeneration
 
 from dpft.cli.train import CONFIG, POLYMORPHIC
-from dpft.config.hydra_errors import register_resolver
-from dpft.config.load import load
-from dpft.config.location import config_directory
+from dpft.config.composing import register_resolver
+from dpft.config.load import config_directory, load
 from dpft.config.schema import TrainCommand
 from dpft.errors import InputError
 from dpft.methods.two_phase import TwoPhase
 from dpft.privacy.privacy_config import NoPrivacy
-from dpft.reports.run.reference_map import Reference
+from dpft.reports.published import Reference
 from dpft.runs.configuring import without_recipes_promise
 from tests.slowness import slow, slow_but
 

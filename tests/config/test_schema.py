@@ -41,7 +41,7 @@ def test_no_section_needs_a_library_that_takes_seconds_to_import() -> None:
     program = """
 import sys
 from dpft.cli import eval, export, generate, plan, train, tune
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory
 from dpft.config.schema import METHODS, TRACKING, optimizer_class
 from dpft.tasks.base import TASKS
 

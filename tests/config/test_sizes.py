@@ -1,6 +1,6 @@
 import pytest
 
-from dpft.config.sizes import published_size
+from dpft.config.load import published_size
 from dpft.errors import InputError
 
 

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from dpft.config.hydra_errors import register_resolver
-from dpft.config.load import load
-from dpft.config.location import config_directory
+from dpft.config.composing import register_resolver
+from dpft.config.load import config_directory, load
 from dpft.config.schema import POLYMORPHIC
 from dpft.config.tune import SearchSpace, TuneCommand, with_setting
 from dpft.errors import InputError

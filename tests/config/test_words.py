@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpft.config.words import Words, given_overrides, given_text
+from dpft.config.composing import Words, given_overrides, given_text
 
 WORDS = ("task=e2e", "+a.b=c=d", "++x=1", "~tuning.space.train")
 

@@ -11,7 +11,7 @@ import pytest
 
 from docs.tools.gpu_hours import hours
 from docs.tools.pages import DOCS
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory
 from tests.slowness import slow_but_every
 
 PAGE = DOCS / "results" / "papers.md"

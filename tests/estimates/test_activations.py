@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from dpft.estimates.activations import Activations, guessed_activations, trace_activations
 from dpft.estimates.step_time import model_shapes
-from dpft.fused_head import fuse_head
+from dpft.head_losses import fuse_head
 from dpft.methods.base import METHODS
 from dpft.training.self_check import synthetic_losses
 from tests.parallel.small_steps import MODELS

@@ -22,7 +22,7 @@ from dpft.evaluation.ratings import (
 )
 from dpft.generation.decoding import DecodeConfig
 from dpft.records.form import write_record
-from dpft.records.ratings import SheetDecoding
+from dpft.records.scores import SheetDecoding
 
 ABOUT = {
     "task": "chat",

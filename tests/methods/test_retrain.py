@@ -1,6 +1,6 @@
 from hydra import compose, initialize_config_dir
 
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory
 from dpft.methods.full import Full
 from dpft.methods.retrain import Retrain
 from tests.methods.shapes import fresh, recipe

@@ -30,8 +30,8 @@ from dpft.privacy.randomness import make_randomness
 from dpft.privacy.spending import as_mechanisms, steps_taken
 from dpft.records.ledger import Calibration
 from dpft.records.promises import Origin
-from dpft.reports.plots import epsilon_points
-from dpft.reports.run.privacy_record import account_for_run, private_run, promise_of
+from dpft.reports.pages import epsilon_points
+from dpft.reports.privacy_record import account_for_run, private_run, promise_of
 from dpft.run_folder import LEDGER
 from dpft.runs import tuning
 from dpft.runs.planned_run import account_for_plan

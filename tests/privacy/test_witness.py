@@ -19,7 +19,7 @@ from dpft.privacy.witness import (
     make_witness,
     read_handed,
 )
-from dpft.records.heads import HandedCounts, HandedFile
+from dpft.records.ledger import HandedCounts, HandedFile
 from tests.privacy.test_ledger import MECHANISM, WRITTEN
 from tests.privacy.test_plan import plan
 

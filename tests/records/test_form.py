@@ -11,8 +11,12 @@ import pytest
 from dpft.errors import InputError, StateError
 from dpft.records.form import (
     OTHER_KEYS,
+    Count,
+    Delta,
     Limits,
     Misfit,
+    RunId,
+    Versioned,
     as_json,
     null,
     own_key,
@@ -20,7 +24,6 @@ from dpft.records.form import (
     read_record,
     write_record,
 )
-from dpft.records.values import Count, Delta, RunId, Versioned
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,14 @@
 """How reports escape what files hold, how numbers stand in them, and dpft's own sentences."""
 
 import doctest
+import re
 
 import pytest
 from jinja2 import UndefinedError
 from markupsafe import Markup
 
 from dpft.reports import pages
-from dpft.reports.pages import digits, line, score, words
+from dpft.reports.pages import digits, draw_svg, line, score, words
 
 EVIL = "<script>alert(1)</script>"
 
@@ -60,3 +61,33 @@ def test_the_examples_of_the_module_hold() -> None:
 
 def test_a_score_beside_published_ones_has_four_digits() -> None:
     assert (score(0.123456), score(61)) == ("0.1235", "61.0000")
+
+
+def draw_line(axes) -> None:
+    axes.plot([0, 1], [0, 1], label="$not$ math")
+    axes.legend()
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Markup:
+    return draw_svg(draw_line, name="one", label='so "much" <b>')
+
+
+def test_the_same_drawing_is_the_same_bytes(drawn: Markup) -> None:
+    assert draw_svg(draw_line, name="one", label='so "much" <b>') == drawn
+
+
+def test_it_is_an_element_with_a_label_and_without_address_or_script(drawn: Markup) -> None:
+    assert drawn.startswith('<svg role="img" aria-label="so &#34;much&#34; &lt;b&gt;"')
+    assert drawn.rstrip().endswith("</svg>")
+    assert "<script" not in drawn and 'href="http' not in drawn and "<metadata" not in drawn
+
+
+def test_texts_stay_texts_and_dollar_signs_dollar_signs(drawn: Markup) -> None:
+    assert ">$not$ math</text>" in drawn
+
+
+def test_two_figures_of_a_page_share_no_name_of_an_element(drawn: Markup) -> None:
+    other = draw_svg(draw_line, name="two", label="so much")
+    names = [set(re.findall(r'\bid="([^"]+)"', figure)) for figure in (drawn, other)]
+    assert all(names) and not names[0] & names[1]

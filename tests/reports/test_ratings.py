@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from dpft.records.ratings import RatingsReport
+from dpft.records.scores import RatingsReport
 from dpft.reports.ratings import mean_interval, rating_record, ratings_table
 
 

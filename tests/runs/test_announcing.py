@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from dpft.config.hydra_errors import register_resolver
-from dpft.config.load import load
-from dpft.config.location import config_directory
+from dpft.config.composing import register_resolver
+from dpft.config.load import config_directory, load
 from dpft.config.schema import POLYMORPHIC, TrainCommand
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.runs.run_plan import announce, what_is_trained

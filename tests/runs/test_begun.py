@@ -7,12 +7,12 @@ from pathlib import Path
 
 from dpft.config.schema import TrainConfig
 from dpft.records.form import as_json
-from dpft.reports.run.sections import origin_rows, title
+from dpft.reports.sections import origin_rows, title
 from dpft.runs.folder import checked_out_commit, origin, read_begun, write_begun
 from tests.config.test_conf import loaded
 from tests.models import small
-from tests.reports.run.plain import plain
-from tests.reports.run.test_report import CONFIG, non_private
+from tests.reports.plain import plain
+from tests.reports.test_report import CONFIG, non_private
 
 origin_rows, title = plain(origin_rows), plain(title)
 

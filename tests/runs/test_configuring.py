@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from dpft.config.words import Words
+from dpft.config.composing import Words
 from dpft.errors import InputError
 from dpft.runs import configuring, tuning
 from dpft.runs.configuring import evaluate_overrides, tune_configuration

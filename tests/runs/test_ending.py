@@ -14,8 +14,7 @@ from transformers import PretrainedConfig, ViTConfig
 from dpft.cli.subcommand import Subcommand
 from dpft.config.composing import compose
 from dpft.config.keys import quoted
-from dpft.config.load import dump
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory, dump
 from dpft.errors import InputError
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.kinds import CAUSAL, MASKED, NOTHING, PROMPTS, SEQ2SEQ, TEXTS
@@ -29,8 +28,8 @@ from dpft.tasks.base import TextTask
 from dpft.tasks.custom import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from tests.models import small
-from tests.reports.run.folders import write_run
-from tests.reports.run.test_report import entry, non_private, private
+from tests.reports.folders import write_run
+from tests.reports.test_report import entry, non_private, private
 from tests.slowness import slow_but
 
 E2E = E2ETask(name="e2e")

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from dpft.config.schema import TrainConfig
 from dpft.data.batches import TextLayout, synthetic_rows
 from dpft.errors import InputError
-from dpft.fused_head import LossHead, fuse_head, loss_head_of
+from dpft.head_losses import LossHead, fuse_head, loss_head_of
 from dpft.kinds import CAUSAL, SEQ2SEQ
 from dpft.models.architecture import read_architecture
 from dpft.models.losses import per_example_losses

@@ -17,8 +17,8 @@ from dpft.tasks.custom import CustomChats, CustomTexts
 from dpft.tasks.dart import DartTask
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.personachat import PersonaChatTask
-from tests.reports.run.plain import privacy_of
-from tests.reports.run.test_privacy_record import without_privacy
+from tests.reports.plain import privacy_of
+from tests.reports.test_privacy_record import without_privacy
 
 WHOLE = CustomTexts(name="custom", data_dir="data", text_template="{text}")
 WRITTEN = Written(

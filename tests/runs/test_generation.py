@@ -13,7 +13,7 @@ from dpft.runs.generation import privacy_of, prompts_of, written_task
 from dpft.tasks.custom import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
-from tests.runs.spending.run_folders import make_run
+from tests.runs.run_folders import make_run
 from tests.stories.tiny import write_rows
 
 E2E = E2ETask(name="e2e", data_dir="data")

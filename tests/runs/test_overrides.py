@@ -7,9 +7,9 @@ import yaml
 from omegaconf import OmegaConf
 
 from dpft.cli.subcommand import Subcommand
+from dpft.config.composing import Words
 from dpft.config.load import dump
 from dpft.config.schema import EvaluateConfig, TrainCommand
-from dpft.config.words import Words
 from dpft.errors import InputError
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.runs.configuring import (

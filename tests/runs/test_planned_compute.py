@@ -14,10 +14,10 @@ from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
 from dpft.records.form import as_json, parse
 from dpft.records.plans import PlannedCompute
-from dpft.reports.accounting.plan_table import _compute_lines
+from dpft.reports.plan_table import _compute_lines
 from dpft.runs.planned_run import plan_compute
 from tests.privacy.accounting.test_batch_sizes import limit_noise
-from tests.reports.accounting.test_plan_table import private
+from tests.reports.test_plan_table import private
 from tests.training.toy import plan
 
 

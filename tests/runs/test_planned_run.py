@@ -10,7 +10,7 @@ from dpft.errors import InputError
 from dpft.estimates import step_time as estimate
 from dpft.records.form import as_json
 from dpft.records.plans import OpenPlan
-from dpft.reports.accounting.epsilon import delta_warnings
+from dpft.reports.epsilon import delta_warnings
 from dpft.runs import planned_run
 from dpft.runs.planned_run import describe_run
 from tests.config.test_conf import loaded

@@ -12,16 +12,16 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from dpft.cli.train import CONFIG, POLYMORPHIC
-from dpft.config.hydra_errors import register_resolver
-from dpft.config.load import load
-from dpft.config.location import config_directory
+from dpft.config.composing import register_resolver
+from dpft.config.load import config_directory, load
 from dpft.config.schema import TrainConfig
 from dpft.privacy.accounting import gdp
 from dpft.privacy.accounting.accountants import Accountants
-from dpft.reports.run.reference_map import Reference
+from dpft.reports.published import Reference
 from dpft.runs.run_plan import plan_run, with_batch_size
 from tests.slowness import slow_but
 
+PRV_ITSELF = True
 TABLES = tuple(f"Li et al. 2022, Table {number}" for number in (1, 3, 7, 8))
 RECIPES = sorted(
     path.stem

@@ -14,7 +14,7 @@ from dpft.runs import resuming
 from dpft.runs.folder import write_begun
 from dpft.runs.resuming import digest_of, folder_of_run, keep_folder, restarted_command
 from tests.config.test_conf import loaded
-from tests.runs.spending.run_folders import make_run
+from tests.runs.run_folders import make_run
 
 
 class Store(dict[str, str]):

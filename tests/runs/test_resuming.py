@@ -16,8 +16,8 @@ from dpft.data.raw_rows import rows_in_memory
 from dpft.errors import InputError, StateError
 from dpft.privacy.plan import write_plan
 from dpft.privacy.privacy_config import NoPrivacy
-from dpft.records.checkpoints import BoundRun
-from dpft.reports.run.metrics_files import write_metrics
+from dpft.records.kept import BoundRun
+from dpft.reports.run_record import write_metrics
 from dpft.run_folder import AUDIT_KEY, FINGERPRINT, UNIT_KEY, private_path
 from dpft.runs import resuming
 from dpft.runs.held_out import Division, keep_key
@@ -37,7 +37,7 @@ from dpft.runs.training_records import save_key
 from dpft.training.checkpoint import Checkpoint
 from dpft.training.resume import ResumePoint
 from tests.config.test_conf import loaded
-from tests.reports.run.test_report import entry
+from tests.reports.test_report import entry
 from tests.training.toy import training_set
 
 GIVEN = ["task=e2e", "privacy.noise_multiplier=1", "privacy.accountant=rdp", "train.steps=3"]

@@ -12,7 +12,7 @@ import yaml
 
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError, RunError
-from dpft.records.checkpoints import BoundRun
+from dpft.records.kept import BoundRun
 from dpft.run_folder import hold_run
 from dpft.runs import run as runs
 from dpft.runs.prepared_run import Prepared

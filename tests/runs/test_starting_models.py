@@ -9,11 +9,11 @@ import pytest
 from dpft.errors import StateError
 from dpft.models.source import ModelConfig
 from dpft.records.form import as_json
-from dpft.reports.run.provenance import started_from, starting_sentences
+from dpft.reports.provenance import started_from, starting_sentences
 from dpft.runs.run import starting_models
-from tests.reports.run.plain import plain
-from tests.reports.run.test_privacy_record import record as private
-from tests.reports.run.test_privacy_record import without_privacy
+from tests.reports.plain import plain
+from tests.reports.test_privacy_record import record as private
+from tests.reports.test_privacy_record import without_privacy
 
 HEAD = "ab" * 32
 PROMISED: dict[str, Any] = {

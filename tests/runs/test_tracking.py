@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from dpft.runs.tracking import results
-from tests.reports.run.plain import privacy_of
-from tests.reports.run.test_privacy_record import record as private
-from tests.reports.run.test_report import entry
+from tests.reports.plain import privacy_of
+from tests.reports.test_privacy_record import record as private
+from tests.reports.test_report import entry
 from tests.stories.tiny import EVALUATION, MARKER, TRAINING, Workspace, make_workspace
 from tests.training.trackers.reading import read_events, wandb_records
 

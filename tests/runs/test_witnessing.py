@@ -18,7 +18,7 @@ from dpft.runs.witnessing import (
     witness_of,
 )
 from tests.config.test_conf import loaded
-from tests.runs.spending.run_folders import make_run
+from tests.runs.run_folders import make_run
 
 
 def run_id_of(folder: Path) -> str | None:

@@ -9,8 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from dpft.records.form import OTHER_KEYS, KeysThere, Limits, Misfit, Ruled, named, null, parse
-from dpft.records.values import Count, Versioned
+from dpft.records.form import (
+    OTHER_KEYS,
+    Count,
+    KeysThere,
+    Limits,
+    Misfit,
+    Ruled,
+    Versioned,
+    named,
+    null,
+    parse,
+)
 from dpft.schemas.generate import make_schema
 
 

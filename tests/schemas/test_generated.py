@@ -3,8 +3,7 @@
 import pytest
 
 from dpft.schemas import names, path_of
-from dpft.schemas.forms import FORMS, made_schemas
-from dpft.schemas.generate import schema_text
+from dpft.schemas.generate import FORMS, made_schemas, schema_text
 
 
 def test_every_schema_is_made_of_a_record() -> None:

@@ -18,7 +18,7 @@ from dpft.cli.main import main
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.privacy.ledger import read_ledger
 from dpft.records.form import as_json
-from dpft.reports.run.metrics_files import read_own_evaluations
+from dpft.reports.run_record import read_own_evaluations
 
 MARKER = "Qzxmarker"
 TRAIN, TEST = 40, 6

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from dpft.config.convert import Schema, build
 from dpft.config.keys import key_name
+from dpft.config.load import Schema, build
 from dpft.errors import InputError
 from dpft.tasks.base import TASKS, Task, chosen_task_class
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from dpft.errors import InputError, StateError
-from dpft.records.checkpoints import BoundRun
+from dpft.records.kept import BoundRun
 from dpft.run_folder import KEYS, STATE, WEIGHTS
 from dpft.training.checkpoint import (
     checkpoints,

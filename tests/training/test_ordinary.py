@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.data.batches import TextLayout, synthetic_rows
-from dpft.fused_head import fuse_head
+from dpft.head_losses import fuse_head
 from dpft.kinds import CAUSAL
 from dpft.methods.base import MethodPhase
 from dpft.models.losses import per_example_losses

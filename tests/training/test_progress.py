@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.reports.accounting.epsilon import headline_of
+from dpft.reports.epsilon import headline_of
 from dpft.training.listeners import LOG_LINES, StepProgress, draws_bars
 from tests.training.toy import spent
 

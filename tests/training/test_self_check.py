@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from dpft import vocabulary_chunks
+from dpft import head_losses
 from dpft.errors import RunError
-from dpft.fused_head import fuse_head
+from dpft.head_losses import fuse_head
 from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.clipping.squares import Squares
 from dpft.privacy.clipping.uses import RowsUse
@@ -72,13 +72,13 @@ def test_a_fused_head_is_held_against_whole_logits(monkeypatch):
     model = tiny_model()
     assert fuse_head(model) is not None
     assert check(model) < 1e-5
-    own = vocabulary_chunks._make_residuals
+    own = head_losses._make_residuals
 
     def wrong(logits, labels):
         losses = own(logits, labels)
         logits.mul_(1.01)
         return losses
 
-    monkeypatch.setattr(vocabulary_chunks, "_make_residuals", wrong)
+    monkeypatch.setattr(head_losses, "_make_residuals", wrong)
     with pytest.raises(RunError, match="self-check failed"):
         check(model)

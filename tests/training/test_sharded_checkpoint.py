@@ -10,7 +10,7 @@ import pytest
 
 from dpft.errors import DpftError, InputError, RunError, SaidElsewhere
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.records.checkpoints import BoundRun
+from dpft.records.kept import BoundRun
 from dpft.run_folder import KEYS, STATE
 from dpft.training import checkpoint_tensors
 from dpft.training.checkpoint import checkpoints, read_checkpoint

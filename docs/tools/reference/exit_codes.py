@@ -1,9 +1,8 @@
 """The page of the exit codes."""
 
 from docs.tools.reference.markup import head, table
-from dpft.cli.signals import INTERRUPTED
 from dpft.errors import InputError, RunError, StateError
-from dpft.runs.exit_codes import BAD_INPUT, FAILED, READER_GONE
+from dpft.runs.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, READER_GONE
 from dpft.training.termination import TERMINATED
 
 INTRO = """
@@ -15,7 +14,7 @@ code of its runs.
 SOURCES = (
     "dpft/errors.py",
     "dpft/runs/exit_codes.py",
-    "dpft/cli/signals.py",
+    "dpft/cli/main.py",
     "dpft/training/termination.py",
 )
 DONE = 0

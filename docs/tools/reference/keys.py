@@ -11,7 +11,7 @@ from dpft.cli.main import SUBCOMMANDS
 from dpft.cli.subcommand import Subcommand
 from dpft.config.help_text import Command, Key, composed_command, written
 from dpft.config.keys import MISSING
-from dpft.config.location import config_directory
+from dpft.config.load import config_directory
 
 NEEDED: dict[str, dict[str, object]] = {
     "train": {"privacy.eps": 3.0},

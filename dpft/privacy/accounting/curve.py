@@ -32,7 +32,7 @@ from dpft.privacy.accounting.mechanism import (
 )
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.plan import PrivacyPlan
-from dpft.records.bounds import NoAnswer
+from dpft.records.costs import NoAnswer
 
 POINTS = 40
 """Most numbers of steps that a run's curve has."""

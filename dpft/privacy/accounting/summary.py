@@ -23,7 +23,7 @@ from dpft.privacy.accounting.mechanism import (
     Mechanism,
     SampledGaussian,
 )
-from dpft.records.bounds import Answer, Interval, NoAnswer
+from dpft.records.costs import Answer, Interval, NoAnswer
 
 SIGNIFICANT = 4
 """Digits of a printed delta."""

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dpft.errors import InputError
-from dpft.registration import Registry
+from dpft.kinds import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ published is 43.73); and k, m and N are enforced, not assumed.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -134,11 +134,7 @@ def histogram_of(entry: Mapping[str, Any]) -> GaussianHistogram:
         ArithmeticError, KeyError, TypeError, ValueError: One is missing or no number.
     """
     made = GaussianHistogram(
-        noise_std=float(entry["noise_std"]),
-        l2_cap=float(entry["l2_cap"]),
-        linf_cap=float(entry["linf_cap"]),
-        words_per_record=int(entry["words_per_record"]),
-        delta=float(entry["delta"]),
+        **{key.name: key.type(entry[key.name]) for key in fields(GaussianHistogram)}  # type: ignore[operator]
     )
     for name in ("threshold", "noise_multiplier"):
         if not math.isclose(float(entry[name]), getattr(made, name), rel_tol=SLACK):

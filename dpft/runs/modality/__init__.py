@@ -11,9 +11,8 @@ from typing import Any
 
 from dpft.data.batches import Layout
 from dpft.data.encoding import Encoding
-from dpft.kinds import Head
+from dpft.kinds import Head, Registry
 from dpft.models.architecture import Architecture
-from dpft.registration import Registry
 from dpft.tasks.base import Task
 
 

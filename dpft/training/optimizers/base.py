@@ -12,7 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from dpft.errors import InputError
-from dpft.registration import Registry
+from dpft.kinds import Registry
 
 if TYPE_CHECKING:
     from torch import nn

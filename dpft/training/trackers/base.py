@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dpft.errors import InputError
-from dpft.registration import Registry
+from dpft.kinds import Registry
 from dpft.training.listeners import WINDOW
 
 

@@ -15,7 +15,7 @@ from dpft.privacy.accounting.mechanism import (
     SampledGaussian,
 )
 from dpft.privacy.accounting.summary import account, delta_text, eps_text, figure_text, round_up
-from dpft.records.bounds import NoAnswer
+from dpft.records.costs import NoAnswer
 from dpft.records.form import as_json
 
 E2E = {"sample_rate": 1024 / 42061, "steps": 410, "delta": 1 / (2 * 42061)}

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpft import vocabulary_chunks
-from dpft.fused_head import LossHead
+from dpft import head_losses
+from dpft.head_losses import LossHead
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.training.precision import autocast
 
@@ -118,12 +118,12 @@ class CraftedModel(nn.Module):
 @contextlib.contextmanager
 def chunks_of(rows: int, vocabulary: int) -> Iterator[None]:
     """Lets so many positions' logits be there at a time."""
-    before = vocabulary_chunks.CHUNK_NUMBERS
-    vocabulary_chunks.CHUNK_NUMBERS = rows * vocabulary
+    before = head_losses.CHUNK_NUMBERS
+    head_losses.CHUNK_NUMBERS = rows * vocabulary
     try:
         yield
     finally:
-        vocabulary_chunks.CHUNK_NUMBERS = before
+        head_losses.CHUNK_NUMBERS = before
 
 
 def most_moved(case: Case) -> tuple[float, Tensor]:

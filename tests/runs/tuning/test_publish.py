@@ -15,8 +15,8 @@ from dpft.records.ledger import Calibration
 from dpft.run_folder import trial_folder
 from dpft.runs.tuning import check_spent, publish
 from tests.config.test_tune import command
-from tests.reports.run.folders import write_run
-from tests.runs.spending.run_folders import make_run, mechanism
+from tests.reports.folders import write_run
+from tests.runs.run_folders import make_run, mechanism
 from tests.runs.tuning.test_search import SEARCH
 
 BOUND = Calibration(accountant="rdp-selection", epsilon=7.99, grid="orders")

@@ -11,7 +11,7 @@ import pytest
 from dpft.config.load import dump
 from dpft.config.tune import TuneCommand
 from dpft.errors import DpftError, InputError, RunError, StateError
-from dpft.records.sweeps import Trial
+from dpft.records.costs import Trial
 from dpft.runs import tuning
 from dpft.runs.run_plan import RunPlan
 from dpft.runs.tuning import run_trial, train_trial

@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 from transformers.pytorch_utils import Conv1D
 
-from dpft.fused_head import LossHead
+from dpft.batch_mixing import StandardizedConv2d
+from dpft.head_losses import LossHead
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.convolution import convolution_forward, is_plain
 from dpft.privacy.clipping.rules.embedding import embedding_forward, embedding_subclass_forward
@@ -23,7 +24,6 @@ from dpft.privacy.clipping.rules.normalization import (
     rms_norm_forward,
 )
 from dpft.privacy.clipping.rules.whole_batch import on_the_whole_batch
-from dpft.standardized_convolution import StandardizedConv2d
 
 Rule = Callable[[Any, Recorder], Callable[..., Any]]
 """(layer, recorder) -> a forward with the layer's arithmetic that records its weight's uses."""

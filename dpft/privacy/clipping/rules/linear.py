@@ -17,13 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from dpft.fused_head import LossHead
-from dpft.head_losses import token_losses
+from dpft.head_losses import Chunk, LossHead, Targets, token_losses
 from dpft.privacy.clipping.heads import HeadProduct, RecomputedHead, SeenChunks
 from dpft.privacy.clipping.recorder import Recorder, Tap
 from dpft.privacy.clipping.squares import in_norm_dtype
 from dpft.privacy.clipping.uses import GradientUse, OuterProduct
-from dpft.vocabulary_chunks import Chunk, Targets
 
 
 def for_product(inputs: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import make_boxed_func
 
-from dpft.compiler import missing_for_compile
 from dpft.errors import InputError, RunError
+from dpft.machine import missing_for_compile
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.choices import Compilation
 from dpft.privacy.clipping.engines.patches import (

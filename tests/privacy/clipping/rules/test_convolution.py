@@ -2,13 +2,13 @@ import pytest
 import torch
 from torch import nn
 
+from dpft.batch_mixing import StandardizedConv2d
 from dpft.privacy.clipping import choices, patch_use
 from dpft.privacy.clipping.engines import algorithms
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules import convolution, find_rule
 from dpft.privacy.clipping.trainable import TrainableParameters
 from dpft.privacy.clipping.uses import GradientUse
-from dpft.standardized_convolution import StandardizedConv2d
 from tests.privacy.clipping.rules.oracle import (
     assert_equals_the_loop,
     assert_forward_and_input_gradient_are_the_layers_own,

@@ -16,9 +16,9 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from dpft import vocabulary_chunks
+from dpft import head_losses
 from dpft.data.batches import Batch, TextLayout, synthetic_rows
-from dpft.fused_head import fuse_head
+from dpft.head_losses import fuse_head
 from dpft.kinds import CAUSAL, SEQ2SEQ
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper, norms
@@ -173,7 +173,7 @@ def assert_same(got: Result, expected: Result, tolerance: float = 1e-5) -> None:
 
 @pytest.fixture(params=slow_but([4 * VOCABULARY], [2**24, 4 * VOCABULARY]), ids=str)
 def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary_chunks, "CHUNK_NUMBERS", request.param)
+    monkeypatch.setattr(head_losses, "CHUNK_NUMBERS", request.param)
 
 
 @pytest.mark.usefixtures("_chunks")

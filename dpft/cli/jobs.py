@@ -1,0 +1,308 @@
+"""Jobs of a sweep: their folders, how each ended, and those that submitit runs on Slurm.
+
+Hydra makes a run's folder before the run can check its configuration, so a refused run would leave
+an empty folder behind: it is removed, and what stood before the command never is. No two runs share
+a folder. A launcher may run jobs in other processes, so each writes its exit code into
+``private/exit_codes`` of the sweep's folder, where the command that started the sweep reads them.
+
+A task of submitit does not come through ``dpft``'s ``main``: submitit unpickles the job and calls
+it. So what ``main`` sets up is set up here. submitit's own handler of its signal (SIGUSR2, before
+Slurm's time is up or a job is preempted) requeues the job and leaves at once; here it waits until
+the step is finished and saved.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import CalledProcessError, SubprocessError
+from types import FrameType
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from dpft.errors import DpftError, InputError, RunError
+from dpft.parallel.silence import is_beside_first, silent_beside_first
+from dpft.parallel.submitted import SLURM, Task, joined, submitted_task
+from dpft.records.form import read_record, write_record
+from dpft.records.kept import EndedJob
+from dpft.run_folder import EXIT_CODES, PRIVATE, SWEEP_RECORD, private_path
+from dpft.runs.exit_codes import FAILED, say, termination_as_exit
+from dpft.training.termination import TERMINATED
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweptJob:
+    """One job of a sweep that has ended."""
+
+    folder: Path
+    exit_code: int
+    log: str | None = None
+    """File with what it says, where it does not speak here."""
+
+
+def run_noting_exit_code(job: Callable[[], int], command: str) -> int:
+    """Returns a job's exit code, noted on disk where the job is one of a sweep.
+
+    Until the job ends, what is noted is the code of one that broke off.
+
+    Args:
+        job: The work; it returns its exit code.
+        command: Tells this command's jobs from those of an earlier one in the same folder.
+
+    Raises:
+        InputError: The sweep's private folder is a symbolic link.
+        OSError: The code cannot be written.
+    """
+    if HydraConfig.get().mode != RunMode.MULTIRUN or is_beside_first():
+        return job()
+    _note(FAILED, command)
+    code = job()
+    _note(code, command)
+    return code
+
+
+def swept_jobs(sweep: Path, command: str) -> list[SweptJob]:
+    """Returns the jobs of a sweep that one command started, by number.
+
+    Args:
+        sweep: The sweep's folder.
+        command: As for ``run_noting_exit_code``.
+    """
+    paths = [path for path in (sweep / EXIT_CODES).glob("*.json") if path.stem.isdecimal()]
+    ended = sorted(paths, key=lambda path: int(path.stem))
+    return [
+        SweptJob(
+            folder=Path(os.path.normpath(sweep / job.folder)), exit_code=job.exit_code, log=job.log
+        )
+        for job in (read_record(path, EndedJob) for path in ended)
+        if job.command == command
+    ]
+
+
+def say_where_jobs_speak(jobs: Sequence[SweptJob]) -> None:
+    """Says of jobs that failed, and did not speak here, where they say why."""
+    for job in jobs:
+        if job.exit_code and job.log is not None:
+            say(f"the job of {job.folder} ended with {job.exit_code} and says why in {job.log}")
+
+
+def lost_process(error: BrokenExecutor) -> RunError:
+    """Returns what to say where a launcher's process was killed, and others perhaps with it."""
+    return RunError(
+        f"the launcher of this sweep lost a process ({' '.join(str(error).split()) or 'killed'});"
+        " runs that broke off go on with dpft train resume=RUN. If memory was short, run fewer at"
+        " once, such as hydra.launcher.n_jobs=1."
+    )
+
+
+def forget_exit_codes(sweep: Path) -> None:
+    """Removes what the jobs of a sweep noted."""
+    for path in (sweep / EXIT_CODES).glob("*.json"):
+        path.unlink()
+    for folder in (sweep / EXIT_CODES, sweep / PRIVATE):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _note(code: int, command: str) -> None:
+    hydra = HydraConfig.get()
+    sweep = Path(hydra.runtime.cwd) / hydra.sweep.dir
+    for folder in (sweep / PRIVATE, sweep / EXIT_CODES):
+        if folder.is_symlink():
+            raise InputError(
+                f"{folder} must be a folder of its own, got a symbolic link; remove it, or choose"
+                " another folder with hydra.sweep.dir=DIR."
+            )
+    notes = private_path(sweep, EXIT_CODES)
+    notes.mkdir(mode=0o700, exist_ok=True)
+    task = submitted_task()
+    ended = EndedJob(
+        command=command,
+        exit_code=code,
+        folder=os.path.relpath(hydra.runtime.output_dir, sweep),
+        log=None if task is None or task.log is None else str(task.log),
+    )
+    write_record(notes / f"{hydra.job.num}.json", ended, mode=0o600)
+
+
+PREEMPT_SIGNAL = "SUBMITIT_PREEMPT_SIGNAL"
+"""Variable with which submitit is told of another signal than USR2."""
+GRACE = 60.0
+"""Seconds after SIGTERM within which Slurm sends the other signal of a preemption, or kills."""
+
+
+@contextmanager
+def in_task() -> Iterator[Task | None]:
+    """Yields this process's place in a job of submitit, set up as one process of the run.
+
+    None where submitit did not start this process; nothing is set up then.
+    """
+    task = submitted_task()
+    if task is None:
+        yield None
+        return
+    with joined(task), silent_beside_first(), termination_as_exit():
+        yield task
+
+
+def until_preempted(job: Callable[[], int], task: Task | None) -> int:
+    """Returns a job's exit code; one that submitit's signal ends has submitit requeue it.
+
+    Args:
+        job: The work, which SIGTERM ends after the step with ``SystemExit``.
+        task: This process's place; None: the job is run as it is.
+
+    Raises:
+        SystemExit: The job is requeued, so this process ends; or it ended with another code.
+    """
+    if task is None:
+        return job()
+    with _preemption_as_termination() as preemption:
+        try:
+            return job()
+        except SystemExit as exit_:
+            if exit_.code != TERMINATED:
+                raise
+    preemption.wait(GRACE if task.executor == SLURM else 0)
+    return preemption.requeue()
+
+
+class _Preemption:
+    """Whether submitit's signal has come, and what submitit does when it comes."""
+
+    def __init__(self) -> None:
+        self.number = signal.Signals["SIG" + os.environ.get(PREEMPT_SIGNAL, "USR2")]
+        self._of_submitit = signal.getsignal(self.number)
+        self._is_running, self._has_come = True, False
+
+    def note(self, _number: int, _frame: FrameType | None) -> None:
+        """Handles the signal: it ends the job as SIGTERM does."""
+        self._has_come = True
+        if self._is_running:
+            signal.raise_signal(signal.SIGTERM)
+
+    def has_ended(self) -> None:
+        """Takes note that there is no job to end any more."""
+        self._is_running = False
+
+    def wait(self, seconds: float) -> None:
+        """Waits for the signal, which may follow SIGTERM."""
+        end = time.monotonic() + seconds
+        while not self._has_come and time.monotonic() < end:
+            time.sleep(0.1)
+
+    def requeue(self) -> int:
+        """Has submitit requeue the job, if its signal has come; in the first task this ends all."""
+        if self._has_come and callable(self._of_submitit):
+            try:
+                self._of_submitit(self.number, None)
+            except (RuntimeError, SubprocessError, OSError) as error:
+                say(f"the job is not requeued: {' '.join(str(error).split())}")
+        return TERMINATED
+
+
+@contextmanager
+def _preemption_as_termination() -> Iterator[_Preemption]:
+    """Turns submitit's signal into SIGTERM inside the block, and keeps it for later afterwards."""
+    preemption = _Preemption()
+    signal.signal(preemption.number, preemption.note)
+    try:
+        yield preemption
+    finally:
+        preemption.has_ended()
+
+
+def launch_error(error: RuntimeError | ValueError) -> DpftError | None:
+    """Returns what to say of an error of submitit's launcher; None of any other error."""
+    text = " ".join(str(error).split())
+    if isinstance(error.__cause__, CalledProcessError) and _is_submitits(error):
+        return InputError(
+            "Slurm took no job, for the reason that sbatch gives above; change hydra.launcher.KEY"
+            " to what this cluster allows."
+        )
+    if 'Could not detect "srun"' in text:
+        return InputError(
+            "hydra/launcher=submitit_slurm needs Slurm's commands srun and sbatch, got none on this"
+            " machine; start it where they are, or take hydra/launcher=submitit_local."
+        )
+    if "LocalExecutor can use only one node" in text:
+        return InputError(
+            "hydra.launcher.nodes must be 1 with hydra/launcher=submitit_local, which has this"
+            " machine alone; drop it, or take hydra/launcher=submitit_slurm."
+        )
+    if _is_submitits(error):
+        return RunError(
+            "a job of this sweep ended without an answer; its log is in .submitit of the sweep's"
+            " folder. Other jobs may run on: when all have ended, dpft account runs=FOLDER has"
+            " their bill, and runs that broke off go on with dpft train resume=RUN."
+        )
+    return None
+
+
+def _is_submitits(error: Exception) -> bool:
+    return type(error).__module__.split(".")[0] == "submitit"
+
+
+# Hydra builds its callbacks from the configuration, so they can hand over only through the module.
+_new_roots: list[tuple[Path, Path]] = []
+_sweeps: list[Path] = []
+
+
+class RunFolders(Callback):
+    """Hydra's callback that notes which folders a command is about to make."""
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        """Note the folder of a single run."""
+        note_root(config.hydra.run.dir)
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Note the folder of a sweep."""
+        note_root(config.hydra.sweep.dir)
+        _sweeps.append(Path(config.hydra.sweep.dir).absolute())
+
+
+def note_root(folder: str) -> None:
+    """Note a folder that does not exist yet and the uppermost of its parents that does not."""
+    path = Path(folder).absolute()
+    missing = [parent for parent in (path, *path.parents) if not parent.exists()]
+    if missing:
+        _new_roots.append((path, missing[-1]))
+
+
+def sweep_folder() -> Path | None:
+    """Returns the folder of this command's sweep; None without a sweep."""
+    return _sweeps[-1] if _sweeps else None
+
+
+def remove_empty_folders(job_folders: Iterable[Path] = ()) -> None:
+    """Remove the folders this command made and nothing was written into.
+
+    Args:
+        job_folders: Those of a sweep's jobs, in whatever process they ran.
+    """
+    folders_of_jobs = list(job_folders)
+    for root, uppermost in _new_roots:
+        for job_folder in folders_of_jobs:
+            if job_folder.is_relative_to(root):
+                _remove_if_empty(job_folder)
+        if root.is_dir() and {entry.name for entry in root.iterdir()} <= {SWEEP_RECORD, PRIVATE}:
+            forget_exit_codes(root)
+            (root / SWEEP_RECORD).unlink(missing_ok=True)
+        for folder in (root, *root.parents):
+            if folder.is_relative_to(uppermost):
+                _remove_if_empty(folder)
+    _new_roots.clear()
+    _sweeps.clear()
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()

@@ -1,1 +1,0 @@
-"""What ``dpft doctor`` looks at, and how it tells what it found."""

@@ -1,0 +1,469 @@
+"""Epsilon in words, tables and plots: what ``dpft account`` prints.
+
+Tables are plain text of at most 80 columns without color or box characters, so that a pipe, a log
+and a terminal show the same. matplotlib is imported when a plot is drawn, without pyplot: no
+window, no global state.
+"""
+
+import io
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpft.files import write_bytes
+from dpft.kinds import OWN_DATA, PUBLISHED
+from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, Budget, Division, square_root_rule
+from dpft.privacy.accounting.curve import failures
+from dpft.privacy.accounting.interpretation import DECIMALS
+from dpft.privacy.accounting.summary import AccountingReport, delta_text, eps_text, round_up
+from dpft.privacy.plan import GIVEN, NEIGHBORING_RELATION, SAMPLER, default_delta
+from dpft.records.costs import (
+    Answer,
+    BatchSizePoint,
+    CostAtSteps,
+    CostOfBatchSizes,
+    FixedEpochs,
+    FixedSteps,
+    Interval,
+    NoAnswer,
+)
+from dpft.records.ledger import Calibration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+WIDTH = 80
+SMALL_SHARE, LARGE_DELTA = 0.1, 1e-3
+"""From which chance of releasing a whole record, and from which delta, there is a warning."""
+NOT_PRIVATE_SEED = "reproducible: not private (privacy.noise_seed was given)"
+
+
+def accounting_table(
+    report: AccountingReport,
+    *,
+    num_examples: int | None = None,
+    expected_batch_size: float | None = None,
+    unit: str = "example",
+    calibration: Calibration | None = None,
+    delta_source: str = GIVEN,
+    steps: str | None = None,
+    sampler: str = SAMPLER,
+) -> str:
+    """Returns the mechanism, every accountant's answer and the headline, as lines of text.
+
+    Args:
+        report: What ``account`` returned.
+        num_examples: Public number of units, where it is known.
+        expected_batch_size: Mean size of a draw, where it is known.
+        unit: Whose presence is protected.
+        calibration: What chose the noise multiplier, where something did.
+        delta_source: ``GIVEN``, or the rule that made delta of the number of units.
+        steps: How many there are, in words, where those are not all that cost.
+        sampler: How units are drawn.
+
+    Guarantees:
+        Upper bounds are rounded up and lower bounds down, to ``DECIMALS`` decimals.
+    """
+    rows = _mechanism_rows(report, num_examples, expected_batch_size, calibration)
+    if steps is not None:
+        rows = [(label, steps if label == "steps" else value) for label, value in rows]
+    lines = [f"{label:<20}{value}" for label, value in rows]
+    lines += ["", *accountant_lines(report.epsilons)]
+    mechanism = report.mechanism
+    lines += [
+        "",
+        headline_of(
+            report.epsilon,
+            delta=mechanism.delta,
+            accountant=report.accountant,
+            steps=steps or f"{mechanism.steps} steps",
+            unit=unit,
+            sampler=sampler,
+        ),
+        *warning_lines(report.warnings),
+    ]
+    if num_examples is not None:
+        lines += warning_lines(delta_notes(num_examples, source=delta_source), label="note")
+    return "\n".join(lines)
+
+
+def accountant_lines(epsilons: Mapping[str, Answer]) -> list[str]:
+    """Returns every accountant's answer on a line, under a line of headings."""
+    heading = f"{'accountant':<12}{'lower':>14}{'estimate':>14}{'upper':>14}"
+    return [heading, *(_accountant_line(name, answer) for name, answer in epsilons.items())]
+
+
+def warning_lines(warnings: Iterable[str], *, label: str = "warning") -> list[str]:
+    """Returns each warning, wrapped to ``WIDTH`` columns."""
+    return [_wrapped(f"{label}: {warning}", indent=len(label) + 2) for warning in warnings]
+
+
+def headline_of(
+    epsilon: float,
+    *,
+    delta: float,
+    accountant: str,
+    steps: str,
+    unit: str,
+    sampler: str = SAMPLER,
+) -> str:
+    """Returns epsilon with all that it depends on, as lines of text of ``WIDTH`` columns.
+
+    Args:
+        epsilon: An upper bound; it is rounded up.
+        delta: The delta that epsilon goes with, in (0, 1); it is rounded up.
+        accountant: Who computed the bound.
+        steps: What was composed, in words: "100 steps".
+        unit: What one privacy unit is called.
+        sampler: How units were drawn.
+    """
+    return _wrapped(
+        f"epsilon = {eps_text(epsilon)} (upper bound by {accountant}) at "
+        f"delta = {delta_text(delta)}, neighboring relation {NEIGHBORING_RELATION} of one "
+        f"{unit}, sampler {sampler}, {steps}",
+        indent=0,
+    )
+
+
+def delta_warnings(delta: float, num_examples: int, *, source: str) -> list[str]:
+    """Returns a warning where delta is so large that it promises little.
+
+    A mechanism that now and then releases one of ``num_examples`` records, chosen at random,
+    satisfies delta alone if it does so with probability ``delta * num_examples``. Of the papers'
+    1/(2 * num_examples) ``delta_notes`` says so, since nobody chose it.
+
+    Args:
+        delta: The promised one.
+        num_examples: The public number of units.
+        source: ``GIVEN``, or the rule that made delta of the number.
+    """
+    if delta >= 1 / num_examples:
+        relation = "equal to" if delta == 1 / num_examples else "above"
+        return [
+            f"delta = {delta:.3g} is {relation} 1/num_examples = {1 / num_examples:.3g}: releasing"
+            " one whole record at random would satisfy it; choose a smaller one."
+        ]
+    if source == GIVEN and delta > SMALL_SHARE / num_examples:
+        return [
+            f"delta = {delta:.3g} is above 1/(10*num_examples) = {SMALL_SHARE / num_examples:.3g}:"
+            " releasing one whole record at random with probability"
+            f" {delta * num_examples:.2g} would satisfy it; choose a smaller one."
+        ]
+    if delta > LARGE_DELTA:
+        return [
+            f"delta = {delta:.3g} is above {LARGE_DELTA:g}: a promise may fail outright with that"
+            " probability, however few the records are; choose a smaller one."
+        ]
+    return []
+
+
+def delta_notes(num_examples: int, *, source: str | None) -> list[str]:
+    """Returns the sentence that goes with the papers' delta; nothing for another one.
+
+    Args:
+        num_examples: The public number of units.
+        source: ``GIVEN``, or the rule that made delta of the number; None: an old run's, unknown.
+    """
+    if source != PUBLISHED:
+        return []
+    own = default_delta(num_examples, OWN_DATA)
+    return [
+        f"delta is 1/(2n) for n = {num_examples}, as the papers have it: releasing one whole record"
+        " at random with probability 0.5 would satisfy it. For data of your own the default is"
+        f" 1/(10n), rounded down to one digit: {own:g}."
+    ]
+
+
+def _mechanism_rows(
+    report: AccountingReport,
+    num_examples: int | None,
+    expected_batch_size: float | None,
+    calibration: Calibration | None,
+) -> list[tuple[str, str]]:
+    mechanism = report.mechanism
+    rows = [("noise multiplier", f"{mechanism.noise_multiplier:.6g}")]
+    if calibration is not None:
+        rows.append(("chosen by", f"{calibration.accountant} ({calibration.grid})"))
+    rows.append(("sample rate", f"{mechanism.sample_rate:.6g}"))
+    if expected_batch_size is not None:
+        rows.append(("expected batch size", f"{expected_batch_size:g}"))
+    if num_examples is not None:
+        rows.append(("examples", f"{num_examples} (taken as public)"))
+    return [*rows, ("steps", f"{mechanism.steps}"), ("delta", delta_text(mechanism.delta))]
+
+
+def _accountant_line(name: str, answer: Answer) -> str:
+    """Returns a line of the table; why an accountant failed is wrapped under its name."""
+    if isinstance(answer, NoAnswer):
+        return textwrap.fill(
+            answer.error, WIDTH, initial_indent=f"{name:<12}", subsequent_indent=" " * 12
+        )
+    lower, estimate, upper = _cells(name, answer)
+    note = "  (not a bound)" if name == "gdp" else ""
+    return f"{name:<12}{lower:>14}{estimate:>14}{upper:>14}{note}".rstrip()
+
+
+def _cells(name: str, answer: float | Interval) -> tuple[str, str, str]:
+    if isinstance(answer, Interval):
+        return _lower(answer.lower), f"{answer.estimate:.{DECIMALS}f}", eps_text(answer.upper)
+    if name == "gdp":
+        return "", f"{answer:.{DECIMALS}f}", ""
+    return "", "", eps_text(answer)
+
+
+def _lower(value: float) -> str:
+    return f"{abs(round_up(-value, DECIMALS)):.{DECIMALS}f}"
+
+
+def _wrapped(text: str, *, indent: int) -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
+RULE_HOLDS = (
+    "the square-root rule, noise = c * sqrt(sample rate) with c fitted at the largest batch size,"
+    " is stated for fixed epochs and large sample rates (Li et al. 2022, appendix D, Figure 6)"
+)
+
+
+def curve_table(reports: Sequence[AccountingReport]) -> str:
+    """Returns every accountant's bound after each number of steps; gdp's is an estimate."""
+    names = list(reports[0].epsilons)
+    heading = "".join(f"{name + ('*' if name == 'gdp' else ''):>12}" for name in names)
+    lines = [f"{'steps':>10}{heading}{'headline':>12}  by"]
+    for report in reports:
+        cells = "".join(f"{_cell(report.epsilons[name]):>12}" for name in names)
+        headline = f"{eps_text(report.epsilon):>12}  {report.accountant}"
+        lines.append(f"{report.mechanism.steps:>10}{cells}{headline}")
+    lines += ["", "* an estimate, not a bound; - no bound"]
+    return "\n".join([*lines, *warning_lines(failure_notes(reports))])
+
+
+def curve_record(reports: Sequence[AccountingReport]) -> tuple[CostAtSteps, ...]:
+    """Returns the points as they are printed."""
+    return tuple(
+        CostAtSteps(
+            steps=report.mechanism.steps,
+            epsilon=report.epsilon,
+            accountant=report.accountant,
+            epsilons=report.epsilons,
+        )
+        for report in reports
+    )
+
+
+def failure_notes(reports: Sequence[AccountingReport]) -> list[str]:
+    """Returns, in a sentence for each accountant, on which steps it gave no bound."""
+    return [
+        f"{failure.accountant} gave no bound at {len(failure.steps)} of {len(reports)} points,"
+        f" steps {', '.join(map(str, failure.steps))}: {failure.reason}"
+        for failure in failures(reports)
+    ]
+
+
+def noise_table(sweeps: Mapping[str, Sequence[BatchSizeNoise]]) -> str:
+    """Returns noise and effective noise at each batch size, beside the square-root rule.
+
+    Args:
+        sweeps: What was fixed, in words, to the points, ascending.
+    """
+    lines = []
+    for fixed, points in sweeps.items():
+        lines += [f"fixed {fixed}", _NOISE_HEADING]
+        rows = zip(points, square_root_rule(points), strict=True)
+        lines += [_noise_row(point, rule) for point, rule in rows]
+        lines.append("")
+    return "\n".join([*lines, *warning_lines([RULE_HOLDS], label="note")])
+
+
+def noise_record(points: Sequence[BatchSizeNoise]) -> tuple[BatchSizePoint, ...]:
+    """Returns the points as they are printed."""
+    return tuple(
+        BatchSizePoint(
+            **asdict(point),
+            effective_noise_multiplier=point.effective_noise_multiplier,
+            square_root_rule=rule,
+        )
+        for point, rule in zip(points, square_root_rule(points), strict=True)
+    )
+
+
+def batch_sizes_record(
+    sweeps: Mapping[str, Sequence[BatchSizeNoise]],
+    *,
+    fixed: Mapping[str, float | None],
+    eps: float,
+    delta: float,
+    num_examples: int,
+    warnings: Sequence[str],
+) -> CostOfBatchSizes:
+    """Returns noise over batch sizes as it is printed.
+
+    Args:
+        sweeps: What was fixed, in words that begin with its name, to the points, ascending.
+        fixed: What was fixed, by name: steps, epochs.
+        eps: The budget.
+        delta: At which it is meant.
+        num_examples: The public number.
+        warnings: What a reader must know, a sentence each.
+    """
+    points = {words.partition(" ")[0]: noise_record(found) for words, found in sweeps.items()}
+    steps, epochs = fixed["steps"], fixed["epochs"]
+    return CostOfBatchSizes(
+        eps=eps,
+        delta=delta,
+        num_examples=num_examples,
+        neighboring_relation=NEIGHBORING_RELATION,
+        sampler=SAMPLER,
+        square_root_rule=RULE_HOLDS,
+        warnings=tuple(warnings),
+        fixed_steps=None if steps is None else FixedSteps(steps=steps, points=points["steps"]),
+        fixed_epochs=None
+        if epochs is None
+        else FixedEpochs(epochs=epochs, points=points["epochs"]),
+    )
+
+
+_NOISE_HEADING = (
+    f"{'batch size':>12}{'rate':>12}{'steps':>10}{'noise':>12}{'noise/rate':>14}{'square root':>14}"
+    "  by"
+)
+
+
+def _noise_row(point: BatchSizeNoise, rule: float | None) -> str:
+    start = f"{point.expected_batch_size:>12g}{point.sample_rate:>12.6g}{point.steps:>10}"
+    if point.noise_multiplier is None:
+        return f"{start}  {point.error}"
+    assert rule is not None
+    effective = f"{point.effective_noise_multiplier:>14.6g}"
+    return f"{start}{point.noise_multiplier:>12.6g}{effective}{rule:>14.6g}  {point.accountant}"
+
+
+def _cell(answer: Answer) -> str:
+    if isinstance(answer, float | int):
+        return eps_text(answer)
+    return eps_text(answer.upper) if isinstance(answer, Interval) else "-"
+
+
+STYLES = {"rdp": "--", "pld": "-.", "prv": "-", "gdp": ":"}
+Panels = Sequence[tuple[str, Sequence[BatchSizeNoise]]]
+
+
+def plot_epsilon_over_steps(reports: Sequence[AccountingReport], path: Path) -> None:
+    """Draws every accountant's epsilon over steps; gdp, which bounds nothing, is dotted.
+
+    Args:
+        reports: The points, ascending.
+        path: File to write; its suffix says what.
+    """
+    figure, (axes,) = _figure(1)
+    for name, style in STYLES.items():
+        points = [(report.mechanism.steps, _value(report, name)) for report in reports]
+        known = [(steps, value) for steps, value in points if value is not None]
+        if known:
+            label = f"{name} (estimate, no bound)" if name == "gdp" else f"{name} (upper bound)"
+            axes.plot(*zip(*known, strict=True), style, marker=".", label=label)
+    axes.set(
+        xlabel="steps",
+        ylabel="epsilon",
+        title=f"epsilon at delta = {reports[0].mechanism.delta:.3g}",
+        ylim=(0, None),
+    )
+    axes.legend(frameon=False)
+    _write(figure, path)
+
+
+def plot_effective_noise(panels: Panels, path: Path) -> None:
+    """Draws effective noise multipliers over sample rates, the square-root rule beside them.
+
+    Args:
+        panels: What was fixed, in words, and the points, ascending; one plot each.
+        path: File to write; its suffix says what.
+    """
+    figure, all_axes = _figure(len(panels))
+    for axes, (fixed, points) in zip(all_axes, panels, strict=True):
+        rates = [point.sample_rate for point in points]
+        computed = [point.effective_noise_multiplier for point in points]
+        known = [(rate, value) for rate, value in zip(rates, computed, strict=True) if value]
+        if known:
+            axes.loglog(*zip(*known, strict=True), marker="o", label="computed")
+            rule = [value for value in square_root_rule(points) if value is not None]
+            axes.loglog(rates, rule, "--", label="square-root rule")
+            axes.legend(frameon=False)
+        axes.set(xlabel="sample rate", ylabel="noise multiplier / sample rate", title=fixed)
+    _write(figure, path)
+
+
+def plot_noise_batch_ratio(
+    curves: Mapping[int, Sequence[BatchSizeNoise]],
+    found: Sequence[Division],
+    best: Division,
+    budget: Budget,
+    path: Path,
+) -> None:
+    """Draws the noise-batch ratio over batch sizes, at fixed steps and along a budget of tokens.
+
+    Args:
+        curves: Number of steps to the noise at each batch size, ascending.
+        found: Divisions of the budget.
+        best: The one that is advised.
+        budget: Of tokens and of privacy.
+        path: File to write; its suffix says what.
+    """
+    figure, (axes,) = _figure(1)
+    for steps, points in curves.items():
+        known = [
+            (point.expected_batch_size, point.noise_multiplier / point.expected_batch_size)
+            for point in points
+            if point.noise_multiplier is not None
+        ]
+        if known:
+            axes.loglog(*zip(*known, strict=True), marker=".", label=f"{steps:,} steps")
+    along = [(each.expected_batch_size, each.noise_batch_ratio) for each in found]
+    axes.loglog(*zip(*along, strict=True), "k--", marker="o", mfc="none", label="the budget")
+    axes.plot(
+        best.expected_batch_size, best.noise_batch_ratio, "k*", markersize=14, label="advised"
+    )
+    axes.annotate(
+        f"{best.steps:,} steps",
+        (best.expected_batch_size, best.noise_batch_ratio),
+        xytext=(8, 8),
+        textcoords="offset points",
+    )
+    axes.set(
+        xlabel="expected batch size",
+        ylabel="noise multiplier / batch size",
+        title=f"{budget.num_examples:,} examples, epsilon = {budget.eps:g},"
+        f" {budget.tokens:.3g} tokens",
+    )
+    axes.legend(frameon=False)
+    _write(figure, path)
+
+
+def _figure(panels: int) -> "tuple[Figure, Sequence[Axes]]":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6 * panels, 4), layout="constrained")
+    return figure, figure.subplots(1, panels, squeeze=False)[0]
+
+
+def _write(figure: "Figure", path: Path) -> None:
+    """Writes the figure, the same bytes for the same numbers."""
+    from matplotlib import rc_context
+
+    content = io.BytesIO()
+    kind = path.suffix.removeprefix(".")
+    metadata = {"Date": None} if kind == "svg" else {"Software": None}
+    with rc_context({"svg.hashsalt": "dpft", "svg.fonttype": "none"}):
+        figure.savefig(content, format=kind, metadata=metadata, dpi=150)
+    write_bytes(path, content.getvalue())
+
+
+def _value(report: AccountingReport, name: str) -> float | None:
+    answer = report.epsilons[name]
+    if isinstance(answer, Interval):
+        return answer.upper
+    return None if isinstance(answer, NoAnswer) else answer

@@ -1,0 +1,253 @@
+"""The tables that ``dpft plan`` prints: a run's cost, and what each process holds and sends."""
+
+from dpft.privacy.accounting.interpretation import signal_notes
+from dpft.privacy.accounting.summary import AccountingReport, round_up
+from dpft.privacy.plan import PrivacyPlan
+from dpft.records.plans import (
+    EstimatedTime,
+    MeasuredTime,
+    OpenPlan,
+    PlannedProcesses,
+    PrivatePlan,
+    RunCosts,
+)
+from dpft.reports.epsilon import accounting_table, warning_lines
+
+GIGABYTE = 10**9
+PARTS = (
+    *("process", "weights", "gathered", "gradients", "optimizer", "activations", "proof"),
+    *("exchange", "noise", "working", "total"),
+)
+"""Parts of a process's memory, in the order of the table."""
+PHASES = {
+    "proof": "the proof of the first micro-batch",
+    "accumulate": "a micro-batch",
+    "finish": "the sum of a step",
+    "optimizer": "the optimizer's step",
+}
+
+
+def process_lines(costs: RunCosts) -> list[str]:
+    """Returns memory by part and bytes sent."""
+    parts = costs.memory_per_rank_bytes
+    sizes = [(name, getattr(parts, name)) for name in PARTS]
+    largest, room = costs.largest_micro_batch, costs.device_memory_bytes
+    fits = []
+    if largest is not None and room is not None:
+        fits.append(_line("largest micro-batch", f"{largest} records in {room / GIGABYTE:.1f} GB"))
+    return [
+        "",
+        _spread(costs.processes),
+        f"each at most, by its shapes, in {PHASES[costs.memory_peak_phase]}:",
+        *(_line(name, f"{size / GIGABYTE:.2f} GB") for name, size in sizes if size),
+        _line("sent in a step", f"{costs.bytes_sent_per_step / GIGABYTE:.2f} GB by each"),
+        *fits,
+    ]
+
+
+def _spread(processes: PlannedProcesses) -> str:
+    """Returns how a run is spread over processes."""
+    strategy, count = processes.strategy, processes.world_size
+    if count == 1:
+        return "1 process"
+    if strategy != "fsdp":
+        return f"{count} processes, {strategy}: {count} replicas of the whole model"
+    shards = processes.shard_size
+    replicas = count // shards
+    there = f"{replicas} replicas in {shards} shards each" if replicas > 1 else f"{shards} shards"
+    return f"{count} processes, {strategy}: {there}, accumulate={processes.accumulate}"
+
+
+def _line(name: str, value: str) -> str:
+    return f"{name:<22}{value}"
+
+
+def plan_table(
+    record: PrivatePlan | OpenPlan,
+    plan: PrivacyPlan | None,
+    accounting: AccountingReport | None,
+) -> str:
+    """Returns the plan as lines of text, 80 columns wide.
+
+    Args:
+        record: What ``dpft plan output=json`` prints.
+        plan: The mechanism, or None for a non-private run.
+        accounting: Its accounting.
+    """
+    lines = [
+        f"{'trainable parameters':<22}{record.trainable_parameters:,}",
+        f"{'new parameters':<22}{record.new_parameters:,}",
+        f"{'total parameters':<22}{record.total_parameters:,}",
+    ]
+    if isinstance(record, OpenPlan) or plan is None or accounting is None:
+        assert isinstance(record, OpenPlan)
+        lines = [*_not_private_lines(record), "", *lines]
+        lines.append(f"{'steps':<22}{record.steps}")
+        lines += [f"{name:<22}{value}" for name, value in _clipped_rows(record)]
+    else:
+        table = accounting_table(
+            accounting,
+            num_examples=plan.num_examples,
+            expected_batch_size=plan.expected_batch_size,
+            unit=plan.unit,
+            calibration=plan.calibration,
+            delta_source=plan.delta_source,
+            steps=plan.mechanism.in_words(plan.steps) if plan.mechanism.has_streams else None,
+            sampler=plan.sampler,
+        )
+        lines += ["", table, *_phase_lines(plan), *_signal_lines(record)]
+    lines += [*_cost_lines(record), *process_lines(record), *_compute_lines(record)]
+    lines += ["", summary_line(record)]
+    return "\n".join(lines)
+
+
+NOT_FITTED = (
+    "advised is the division of most steps that keeps 0.9 of the best signal, a rule of dpft's;"
+    " the losses that McKenna et al. 2025 (arXiv 2501.18914) interpolate from pre-training are not"
+    " in dpft"
+)
+SMALLER = (
+    "of that compute, pre-training without privacy is best spent on a model of {size}"
+    " parameters (Hoffmann et al. 2022), and with privacy on a smaller one (McKenna et al. 2025);"
+    " neither speaks of fine-tuning"
+)
+
+
+def _compute_lines(record: PrivatePlan | OpenPlan) -> list[str]:
+    """Returns how a budget of tokens is divided; nothing where none was given."""
+    if isinstance(record, OpenPlan) or record.compute is None:
+        return []
+    compute = record.compute
+    per_example, best = compute.tokens_per_example, compute.advised
+    lines = [
+        "",
+        f"{compute.tokens:g} tokens, {per_example} an example, {compute.flops:.2g} FLOPs:",
+        f"{'steps':>10}{'batch size':>12}{'noise':>10}{'noise/batch':>13}{'signal':>10}",
+    ]
+    for row in compute.divisions:
+        mark = "  advised" if row == best else ""
+        lines.append(
+            f"{row.steps:>10}{row.expected_batch_size:>12}{row.noise_multiplier:>10.4g}"
+            f"{row.noise_batch_ratio:>13.3g}{row.strength:>10.3g}{mark}"
+        )
+    size = float(f"{compute.parameters_without_privacy:.2g}")
+    notes = [NOT_FITTED, SMALLER.format(size=f"{size:,.0f}")]
+    if not best.is_measured:
+        notes.append("the advised steps and ratio are outside of what they measured")
+    return [*lines, *warning_lines(notes, label="note")]
+
+
+def summary_line(record: PrivatePlan | OpenPlan) -> str:
+    """Returns what a run would take and promise, in a line for people.
+
+    It is such as "about 3 minutes, 1.0 GiB, ε 7.998 of the training alone, ε 8.500 with its
+    tokenizer".
+    """
+    cost, taken = record.measured or record.estimated, []
+    if cost is not None:
+        memory = cost.peak_memory_bytes / 2**30
+        taken = [f"about {in_words(cost.seconds_total)}", f"{memory:.1f} GiB"]
+    if isinstance(record, OpenPlan):
+        return ", ".join([*taken, "no ε"])
+    spent = f"ε {round_up(record.epsilon, 3):.3f}"
+    if record.epsilon_with_tokenizer is not None:
+        both = round_up(record.epsilon_with_tokenizer, 3)
+        spent += f" of the training alone, ε {both:.3f} with its tokenizer"
+    return ", ".join([*taken, spent])
+
+
+def _not_private_lines(record: OpenPlan) -> list[str]:
+    lines = ["NOT PRIVATE: privacy=none trains without differential privacy."]
+    if record.max_grad_norm is not None:
+        lines.append("Each example's gradient is clipped, and no noise is added.")
+    return lines
+
+
+def _clipped_rows(record: OpenPlan) -> list[tuple[str, str]]:
+    """Returns how a run without noise draws and clips; nothing of ordinary training."""
+    if record.sampler is None or record.clipping is None:
+        return []
+    return [
+        ("sampler", record.sampler),
+        ("sample rate", f"{record.sample_rate:.6g}"),
+        ("clipping", record.clipping),
+        ("max_grad_norm", ", ".join(f"{each.max_grad_norm:g}" for each in record.phases or ())),
+    ]
+
+
+def _of_length(tokens: int) -> str:
+    """Returns how long a record is taken to be; one that has no length is 1."""
+    return "one size" if tokens == 1 else f"{tokens} tokens"
+
+
+def in_words(seconds: float) -> str:
+    """Returns a time as somebody would say it.
+
+    >>> in_words(0.2), in_words(80), in_words(200), in_words(9000), in_words(400_000)
+    ('1 second', '80 seconds', '3 minutes', '2.5 hours', '4.6 days')
+    """
+    for size, unit, digits in ((86400, "day", 1), (3600, "hour", 1), (60, "minute", 0)):
+        if seconds >= 2 * size:
+            return f"{round(seconds / size, digits or None):g} {unit}s"
+    whole = max(1, round(seconds))
+    return f"{whole} second{'s' if whole > 1 else ''}"
+
+
+def _signal_lines(record: PrivatePlan) -> list[str]:
+    """Returns how long a run's gradients are at best beside its noise, and what that means."""
+    share, beside = record.signal_to_noise, record.noise_in_last_weights
+    last = (
+        []
+        if beside is None
+        else [f"{'noise':<20}in the last weights {beside:.2f} of that of independent steps, by RDP"]
+    )
+    return [
+        "",
+        *last,
+        f"{'signal to noise':<20}{share:.2g} at best, if all gradients of all steps point one way",
+        *warning_lines(signal_notes(share), label="note"),
+    ]
+
+
+def _phase_lines(plan: PrivacyPlan) -> list[str]:
+    """Returns a line for each phase of a plan; none where it has one alone."""
+    if len(plan.phases) == 1:
+        return []
+    phases = enumerate(plan.phases, start=1)
+    return [
+        "",
+        *(
+            f"{f'phase {number}':<20}{phase.method}, {phase.steps} steps,"
+            f" max_grad_norm {phase.max_grad_norm:g}, sensitivity {phase.sensitivity:g}"
+            for number, phase in phases
+        ),
+    ]
+
+
+def _cost_lines(costs: RunCosts) -> list[str]:
+    """Returns time and memory, measured or else estimated, and how that was done."""
+    cost: MeasuredTime | EstimatedTime
+    if costs.measured is not None:
+        cost = costs.measured
+        how = [
+            f"measured on synthetic micro-batches: time for records of"
+            f" {_of_length(cost.typical_length)},",
+            "memory for the longest ones; loading and evaluation left out:",
+        ]
+    else:
+        assert costs.estimated is not None
+        cost = costs.estimated
+        how = [
+            "estimated by a probe of this machine as it is now, for records of"
+            f" {_of_length(cost.typical_length)};",
+            "loading and evaluation left out; plan.measure=true times the model instead:",
+        ]
+    hours, seconds = divmod(cost.seconds_total, 3600)
+    return [
+        "",
+        *how,
+        f"{'seconds per step':<22}{cost.seconds_per_step:.2f}",
+        f"{'training time':<22}{hours:.0f} h {seconds / 60:.0f} min",
+        f"{'peak memory':<22}{cost.peak_memory_bytes / 2**30:.2f} GiB",
+        f"{'micro-batch':<22}{costs.micro_batch_size} records",
+    ]

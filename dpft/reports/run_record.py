@@ -1,0 +1,333 @@
+"""A run's public files as values, read once for reports of one run and of many; and metrics.json.
+
+Scores of private records, and how many were scored, are a function of single records that no
+epsilon covers: two sets of records that differ by one have other digits. So an entry of a private
+split stands whole in private/metrics.json alone, and metrics.json says that it is there. Where
+``eval.publish_private_scores`` was asked for, it has the scores rounded to two digits as well
+(docs/design.md, rule 8). The private file is written first: a crash between the two hides scores,
+and never shows them.
+
+A folder or a file of the user's is named by no path: those name a machine and its owner.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from dpft.errors import InputError
+from dpft.files import read_yaml, write_text
+from dpft.records.configuration import (
+    ModelSection,
+    RunConfiguration,
+    TaskSection,
+    parse_configuration,
+)
+from dpft.records.form import read_record, write_record
+from dpft.records.privacy_file import RunPrivacy, run_privacy
+from dpft.records.promises import PrivateRun
+from dpft.records.scores import PRIVATE_SPLIT, Metrics, ScoreEntry, ScoresByStep, split_note
+from dpft.reports.pages import render_markdown
+from dpft.reports.scores import score_tables
+from dpft.run_folder import (
+    AUDIT,
+    CONFIGURATION,
+    METRICS,
+    OVERRIDES,
+    PRIVACY,
+    PRIVATE_METRICS,
+    PRIVATE_REPORT,
+    SCORES_BY_STEP,
+    WRONG_IMAGES,
+    is_base_model,
+    private_path,
+    runs_in,
+)
+
+WHERE = f"in {PRIVATE_METRICS}, for their owner alone"
+DIGITS: Final = 2
+"""Significant digits of a private split's scores where they are shown at all."""
+
+
+def shown(entry: ScoreEntry, *, rounded: bool | None = None) -> ScoreEntry:
+    """Returns what anybody may see of an entry: of a private split, that it was scored.
+
+    Args:
+        entry: Whole, or as it was shown before.
+        rounded: Whether scores of a private split are shown, rounded; None: where they were.
+    """
+    if not entry.is_private:
+        return entry
+    rounded = entry.digits is not None if rounded is None else rounded
+    note = split_note(entry.split)
+    hidden = replace(entry, examples=None, metrics={}, digits=None, not_computed={})
+    if not (rounded and entry.metrics):
+        return replace(hidden, note=f"{note}; {WHERE}")
+    return replace(
+        hidden,
+        metrics={name: round_score(value) for name, value in entry.metrics.items()},
+        digits=DIGITS,
+        note=f"{note}; rounded to two digits",
+    )
+
+
+def round_score(value: float) -> float:
+    """Returns a score with as many digits as may be shown of a private split.
+
+    >>> round_score(12.3456), round_score(1234.5), round_score(0.98765)
+    (12.0, 1200.0, 0.99)
+    """
+    return float(f"{value:.{DIGITS}g}")
+
+
+def read_evaluations(folder: Path) -> list[ScoreEntry]:
+    """Returns what metrics.json may show, an entry each; none where there is no such file.
+
+    Of a private split that an earlier dpft wrote there whole, nothing more is returned.
+
+    Args:
+        folder: A run's, or that of an evaluation.
+
+    Raises:
+        InputError: It is of another schema version.
+        StateError: It is damaged.
+    """
+    return [shown(entry) for entry in _read(folder / METRICS)]
+
+
+def read_own_evaluations(folder: Path) -> list[ScoreEntry]:
+    """Returns all entries, those of private splits as private/metrics.json has them.
+
+    Where that is gone, as from a folder that was handed on, they are as metrics.json has them.
+
+    Args:
+        folder: As there.
+
+    Raises:
+        InputError: One of the files is of another schema version.
+        StateError: One is damaged.
+    """
+    own = {entry.place: entry for entry in _read(folder / PRIVATE_METRICS)}
+    found = []
+    for entry in _read(folder / METRICS):
+        kept = own.pop(entry.place, entry)
+        found.append(kept if entry.is_private else entry)
+    return found + list(own.values())
+
+
+def write_metrics(
+    folder: Path, evaluations: Sequence[ScoreEntry], *, public: bool, publish: bool = False
+) -> None:
+    """Writes new entries into both files; one for the same task, split and stage is replaced.
+
+    A split that is no longer public is hidden at its other stages, too.
+
+    Args:
+        folder: A run's, or that of an evaluation; it exists.
+        evaluations: Entries, of splits that were marked or not.
+        public: Whether their splits may be shown.
+        publish: Whether scores of these splits are shown, rounded, though they are private.
+    """
+    fresh = [entry.marked(public) for entry in evaluations]
+    splits = {entry.place[:2] for entry in fresh}
+    replaced = {entry.place for entry in fresh}
+    kept = [old for old in read_own_evaluations(folder) if old.place not in replaced]
+    if not public:
+        kept = [old.marked(False) if old.place[:2] in splits else old for old in kept]
+    _write(folder, [*kept, *fresh], {split: publish for split in splits})
+
+
+def hide_private_scores(folder: Path) -> None:
+    """Moves into private/ what an earlier dpft wrote of private splits into metrics.json."""
+    if any(entry != shown(entry) for entry in _read(folder / METRICS)):
+        _write(folder, read_own_evaluations(folder), {})
+
+
+def _write(
+    folder: Path, entries: Sequence[ScoreEntry], published: Mapping[tuple[str, str], bool]
+) -> None:
+    """Writes all entries into both files, the private one and its report first.
+
+    Args:
+        folder: It exists.
+        entries: Whole as far as they are known.
+        published: Splits to whether they are shown, rounded; of any other metrics.json shows what
+            it showed: an edit of it must not bring more out of private/.
+    """
+    were = {entry.place: entry for entry in _read(folder / METRICS)}
+    own = tuple(entry for entry in entries if entry.is_private and entry.examples is not None)
+    if own or (folder / PRIVATE_METRICS).exists():
+        tables = score_tables([entry.marked(False) for entry in own])
+        report = render_markdown("private_report.md.j2", tables=tables, private_split=PRIVATE_SPLIT)
+        write_record(private_path(folder, PRIVATE_METRICS), Metrics(evaluations=own), mode=0o600)
+        write_text(private_path(folder, PRIVATE_REPORT), report, mode=0o600)
+    public = []
+    for entry in entries:
+        split = entry.place[:2]
+        if split in published:
+            public.append(shown(entry, rounded=published[split]))
+        else:
+            were_shown = were.get(entry.place)
+            public.append(shown(were_shown) if were_shown else shown(entry, rounded=False))
+    write_record(folder / METRICS, Metrics(evaluations=tuple(public)))
+
+
+def _read(path: Path) -> tuple[ScoreEntry, ...]:
+    return read_record(path, Metrics).evaluations if path.exists() else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """A run's public files, read."""
+
+    folder: Path
+    config: RunConfiguration
+    """What config.yaml says, as far as reports name it."""
+    values: Mapping[str, Any]
+    """All of config.yaml."""
+    privacy: RunPrivacy
+    """What privacy.json says."""
+    evaluations: list[ScoreEntry]
+    """Entries of metrics.json, which of private splits say no more than may be shown; none where
+    nothing was scored."""
+    overrides: tuple[str, ...] | None
+    """What the user wrote after ``dpft train``; None where that is not recorded."""
+    by_step: ScoresByStep | None = None
+    """Scores while it trained; None of a run that has none."""
+    audit_figures: tuple[str, ...] = ()
+    """Figures that audits left in the public part of its folder, as SVG."""
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+    """Images that were wrongly classed, by the name of their file."""
+
+    @property
+    def is_of_search(self) -> bool:
+        """Whether it is the best of a search."""
+        return isinstance(self.privacy, PrivateRun) and self.privacy.selection is not None
+
+    def after(self) -> list[ScoreEntry]:
+        """Returns the scores of the trained model, an entry for each task and split."""
+        return self._of_stage("after")
+
+    def before(self) -> list[ScoreEntry]:
+        """Returns the scores before training, an entry for each task and split."""
+        return self._of_stage("before")
+
+    def _of_stage(self, stage: str) -> list[ScoreEntry]:
+        return [entry for entry in self.evaluations if entry.stage == stage]
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Returns what a run's public files say.
+
+    Raises:
+        InputError: One of them is missing or of another schema version.
+        StateError: A JSON file is damaged.
+    """
+    try:
+        privacy = run_privacy(folder / PRIVACY)
+        values = dict(read_yaml(folder / CONFIGURATION))
+        by_step, figures = folder / SCORES_BY_STEP, sorted((folder / AUDIT).glob("*.svg"))
+        stem, _, suffix = WRONG_IMAGES.partition(".")
+        return RunRecord(
+            folder=folder,
+            config=parse_configuration(values, RunConfiguration),
+            values=values,
+            privacy=privacy,
+            evaluations=read_evaluations(folder),
+            overrides=read_overrides(folder),
+            by_step=read_record(by_step, ScoresByStep) if by_step.exists() else None,
+            audit_figures=tuple(path.read_text(encoding="utf-8") for path in figures),
+            pictures={path.name: path.read_bytes() for path in folder.glob(f"{stem}*.{suffix}")},
+        )
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"cannot read the run in {folder}: {reason}.") from error
+
+
+def with_own_scores(record: RunRecord, *, rounded: bool = False) -> RunRecord:
+    """Returns a run's record with the scores of private splits that its owner has in private/.
+
+    Args:
+        record: As ``read_run`` gives it.
+        rounded: Whether they are rounded to the digits that may be shown.
+
+    Raises:
+        InputError: A file of scores is of another schema version.
+        StateError: One is damaged.
+    """
+    own = read_own_evaluations(record.folder)
+    return replace(
+        record, evaluations=[shown(one, rounded=True) for one in own] if rounded else own
+    )
+
+
+def read_overrides(folder: Path) -> tuple[str, ...] | None:
+    """Returns what the user wrote after ``dpft train``; None where that is not recorded."""
+    path = folder / OVERRIDES
+    if not path.exists():
+        return None
+    return tuple(map(str, read_yaml(path) or ()))
+
+
+def find_runs(named: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Returns the folders of finished runs, and those of runs that have no report yet.
+
+    Args:
+        named: Folders of runs, or of sweeps, whose runs are taken in the order of their numbers.
+
+    Raises:
+        InputError: One of them is neither.
+    """
+    found = [run for folder in named for run in runs_in(folder)]
+    distinct = list({run.resolve(): run for run in found}.values())
+    finished = [run for run in distinct if (run / PRIVACY).exists()]
+    return finished, [run for run in distinct if run not in finished]
+
+
+def model_name(model: ModelSection) -> str:
+    """Returns what the base is called, of a folder its last part alone."""
+    if model.path and not is_base_model(model.path):
+        return Path(model.path).name
+    return model.name
+
+
+def model_title(config: RunConfiguration, privacy: RunPrivacy) -> str:
+    """Returns what the base is called where its kind is said, too, as the run wrote it down.
+
+    Args:
+        config: Of the run.
+        privacy: Its privacy.json; that of an older run does not say.
+    """
+    return privacy.model or model_name(config.model)
+
+
+def with_kind(name: str, folder: Path | None) -> str:
+    """Returns a model's name with the type that its config.json states, such as ``mine (bert)``.
+
+    Args:
+        name: What it is called.
+        folder: With its config.json; None: the name says what it is.
+    """
+    if folder is None:
+        return name
+    try:
+        kind = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):  # whoever loads it says what is wrong with it
+        kind = None
+    return f"{name} ({kind})" if isinstance(kind, str) else name
+
+
+def data_name(task: TaskSection) -> str:
+    """Returns the task and where its rows came from, such as ``e2e (embedded sample)``."""
+    source = "local" if task.data_dir is not None else task.source
+    known = {
+        "local": "local files",
+        "embedded": "embedded sample",
+        "memory": "rows given by a program",
+        "hub": f"{task.hub_name} on the hub",
+        "url": "the addresses of task.urls",
+    }
+    return f"{task.name} ({known.get(source, source)})" if source else task.name

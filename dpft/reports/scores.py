@@ -1,0 +1,532 @@
+"""A run's scores on its page: tables by split, figures to be read from afar, confusions, curves.
+
+Of a metric the page says which direction is better, what it means, and which one leads. Of a
+private split an entry of metrics.json may say no more than that its scores are in private/. On
+public splits of a classifier the page shows which class was taken for which, as a heat map or as
+pairs, and images to look at. A curve of scores begins with those before training and ends with
+those after it; epsilon beside them is that of the steps so far.
+"""
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from markupsafe import Markup
+
+from dpft.evaluation.metrics.base import HIGHER, METRICS, MetricSpec
+from dpft.privacy.accounting.interpretation import most_right
+from dpft.privacy.accounting.summary import eps_text, figure_text, round_up
+from dpft.privacy.plan import EXAMPLE
+from dpft.records.configuration import RunConfiguration
+from dpft.records.privacy_file import (
+    COMPUTABLE,
+    RunPrivacy,
+    Vocabulary,
+    guarantee,
+    is_promised,
+)
+from dpft.records.promises import PrivateRun
+from dpft.records.scores import (
+    PRIVATE_SPLIT,
+    STAGES,
+    ConfusedClasses,
+    ScoreEntry,
+    ScoresByStep,
+    Stage,
+    StepScores,
+)
+from dpft.reports.pages import COLORS, digits, draw_svg, heat_map
+from dpft.run_folder import WRONG_IMAGES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownText:
+    """One input of a public split, and what the model wrote; an empty text may be what it wrote."""
+
+    input: str
+    before: str | None
+    """Before training; None where this input was not shown then."""
+    after: str
+    reference: str
+    """One right answer; empty where the split has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreTable:
+    """The scores on one split, a column per stage that is shown."""
+
+    task: str
+    split: str
+    public: bool
+    stages: list[Stage]
+    examples: list[int]
+    """Distinct inputs scored at each stage; none where their number is private."""
+    rows: list[tuple[str, list[float | None]]]
+    not_computed: dict[str, list[str]]
+    """Reason to the metrics that have no value because of it."""
+    texts: list[ShownText]
+    """Some of those written after training; none of a private split."""
+    hidden: list[str]
+    """Stages whose scores are in private/ alone."""
+    digits: int | None
+    """Significant digits that scores are rounded to; None: as they were computed."""
+
+    @property
+    def headings(self) -> list[str]:
+        """What stands above each column."""
+        return [STAGES[stage] for stage in self.stages]
+
+
+def score_tables(evaluations: Sequence[ScoreEntry]) -> list[ScoreTable]:
+    """Returns a table for each task and split, in order of first occurrence."""
+    splits: dict[tuple[str, str], list[ScoreEntry]] = {}
+    order = list(STAGES)
+    for entry in sorted(evaluations, key=lambda entry: order.index(entry.stage)):
+        splits.setdefault((entry.task, entry.split), []).append(entry)
+    return [_table(task, split, entries) for (task, split), entries in splits.items()]
+
+
+def _table(task: str, split: str, entries: Sequence[ScoreEntry]) -> ScoreTable:
+    seen = [entry for entry in entries if entry.examples is not None or entry.digits is not None]
+    return ScoreTable(
+        task=task,
+        split=split,
+        public=all(entry.split_is_public for entry in seen),
+        stages=[entry.stage for entry in seen],
+        examples=[entry.examples for entry in seen if entry.examples is not None],
+        rows=metric_rows(seen),
+        not_computed=_not_computed(seen),
+        texts=_shown_texts(entries),
+        hidden=[entry.stage for entry in entries if entry not in seen],
+        digits=next((entry.digits for entry in seen if entry.digits is not None), None),
+    )
+
+
+def metric_rows(evaluations: Sequence[ScoreEntry]) -> list[tuple[str, list[float | None]]]:
+    """Returns each metric's name and its value at every stage, None where it was not computed."""
+    names = dict.fromkeys(name for entry in evaluations for name in entry.metrics)
+    return [(name, [entry.metrics.get(name) for entry in evaluations]) for name in names]
+
+
+def _shown_texts(entries: Sequence[ScoreEntry]) -> list[ShownText]:
+    """Returns the texts of a split's entries; none unless each says that the split is public."""
+    if not all(entry.split_is_public for entry in entries):
+        return []
+    samples = {entry.stage: entry.samples or () for entry in entries}
+    before = {sample.input: sample.prediction for sample in samples.get("before", [])}
+    return [
+        ShownText(
+            input=sample.input,
+            before=before.get(sample.input),
+            after=sample.prediction,
+            reference=sample.reference,
+        )
+        for sample in samples.get("after", [])
+    ]
+
+
+def _not_computed(evaluations: Sequence[ScoreEntry]) -> dict[str, list[str]]:
+    """Returns the metrics without a value; where one has, at another stage, its stage is named."""
+    computed = {name for entry in evaluations for name in entry.metrics}
+    reasons = {
+        f"{name} {STAGES[entry.stage]}" if name in computed else name: why
+        for entry in evaluations
+        for name, why in entry.not_computed.items()
+    }
+    found: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        found.setdefault(why, []).append(name)
+    return found
+
+
+ARROWS = {True: "↑", False: "↓"}
+BETTER = {True: "higher is better", False: "lower is better"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricWords:
+    """A metric in words; all of them empty for one that dpft does not know."""
+
+    arrow: str
+    """Points to where the better values are; empty where neither direction is better."""
+    better: str
+    meaning: str
+    """What the number is, and where that is defined."""
+
+
+UNKNOWN = MetricWords(arrow="", better="", meaning="")
+
+
+def metric_words(config: RunConfiguration, keys: Iterable[str]) -> dict[str, MetricWords]:
+    """Returns what to say of each key of metrics.json.
+
+    Args:
+        config: Content of config.yaml; its task's metrics say which of two metrics a key is of.
+        keys: Keys of ``metrics``.
+    """
+    known = METRICS.entries()
+    own = [known[name] for name in _chosen(config) if name in known]
+    by_key = {spec.reported_as: spec for spec in [*known.values(), *own]}
+    return {key: _words(by_key[key]) if key in by_key else UNKNOWN for key in keys}
+
+
+def main_metric(config: RunConfiguration, keys: Sequence[str]) -> str | None:
+    """Returns the key of the score to lead with: the task's first that is there.
+
+    Args:
+        config: Content of config.yaml.
+        keys: Keys of ``metrics`` of an evaluation.
+
+    Returns:
+        None where no metric says which of two values is better.
+    """
+    known = METRICS.entries()
+    chosen = [known[name].reported_as for name in _chosen(config) if name in known]
+    words = metric_words(config, keys)
+    return next((key for key in [*chosen, *keys] if key in words and words[key].arrow), None)
+
+
+def _chosen(config: RunConfiguration) -> Sequence[str]:
+    return config.task.metrics or ()
+
+
+def _words(spec: MetricSpec) -> MetricWords:
+    meaning = f"{spec.description} {spec.citation}"
+    if spec.better is None:
+        return MetricWords(arrow="", better="", meaning=meaning)
+    higher = spec.better == HIGHER
+    return MetricWords(arrow=ARROWS[higher], better=BETTER[higher], meaning=meaning)
+
+
+SOURCE = "Kairouz et al. 2015, arXiv 1311.0776"
+MOSTLY_GUESSING = 75.0
+"""Percent up to which the best guess of membership is nearer to a coin's than to certainty."""
+Tone = Literal["good", "fair", "bad"]
+"""How a promise is colored: green, amber, red."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A number or a word in large letters."""
+
+    label: str
+    value: str
+    before: str = ""
+    """What the value was before training, where that is known."""
+    note: str = ""
+    """What the value cannot be read without, in small letters."""
+    weak: bool = False
+    """Whether it is a warning: nothing is promised, or the value is not covered by epsilon."""
+    tone: Tone | None = None
+    """That of the promise, for epsilon alone."""
+
+
+def figures(
+    config: RunConfiguration, privacy: RunPrivacy, tables: Sequence[ScoreTable]
+) -> list[Figure]:
+    """Returns epsilon, delta, the unit and the main score, or that nothing is promised.
+
+    Args:
+        config: Content of config.yaml.
+        privacy: Content of privacy.json.
+        tables: The run's scores.
+    """
+    return [*_promise(privacy), *_main_score(config, tables)]
+
+
+def meaning(privacy: RunPrivacy) -> str | None:
+    """Returns in a sentence what epsilon means to who is in the data; None without a promise."""
+    if not is_promised(privacy):
+        return None
+    whose = _whose(privacy.unit)
+    right = most_right(*guarantee(privacy))
+    if right is None:
+        return (
+            "What ε allows: nearly everything. Whoever sees the model and knows all other records"
+            f" may, for all that ε says, as good as always tell rightly whether {whose} trained on"
+            f" ({SOURCE})."
+        )
+    return (
+        "What ε allows: whoever sees the model, knows all other records and guesses whether"
+        f" {whose} trained on is right at most **{right} %** of the time; a coin is right 50 % of"
+        f" the time, where both answers are as likely ({SOURCE})."
+    )
+
+
+def tone(privacy: RunPrivacy | Vocabulary) -> Tone:
+    """Returns the color of a run's promise, red where there is none."""
+    return tone_of(guarantee(privacy) if is_promised(privacy) else None)
+
+
+def tone_of(promise: tuple[float, float] | None) -> Tone:
+    """Returns the color of a promise, by what it allows whoever tests for membership.
+
+    Green says that the best guess is nearer to a coin's than to certainty (epsilon of about 1.09),
+    red that it is as good as certain, or that nothing is promised.
+
+    Args:
+        promise: Epsilon and delta; None: nothing is promised.
+    """
+    right = None if promise is None else most_right(*promise)
+    if right is None:
+        return "bad"
+    return "good" if float(right) <= MOSTLY_GUESSING else "fair"
+
+
+def _whose(unit: str) -> str:
+    return "one example was" if unit == EXAMPLE else f"the rows of one `{unit}` were"
+
+
+def _promise(privacy: RunPrivacy) -> list[Figure]:
+    if not isinstance(privacy, PrivateRun):
+        clipped = ", clipped, no noise" if privacy.max_grad_norm is not None else ""
+        return [Figure(label="privacy", value="none", note=f"privacy=none{clipped}", weak=True)]
+    if COMPUTABLE in privacy.warnings:
+        note = "its noise can be computed (SECURITY.md)"
+        return [Figure(label="privacy", value="none", note=note, weak=True)]
+    if not privacy.private:
+        note = "its noise was predictable (privacy.noise_seed)"
+        return [Figure(label="privacy", value="none", note=note, weak=True)]
+    epsilon, delta = (figure_text(value) for value in guarantee(privacy))
+    note = f"at most, by {privacy.accountant}"
+    if privacy.tokenizer is not None:
+        note = f"at most, its tokenizer included; {figure_text(privacy.epsilon)} of the training"
+    return [
+        Figure(label="ε", value=epsilon, note=note, tone=tone(privacy)),
+        Figure(label="δ", value=delta, note="at most"),
+        Figure(
+            label="unit",
+            value=privacy.unit,
+            note=f"one of {privacy.num_examples:,}, added or removed",
+        ),
+    ]
+
+
+def _main_score(config: RunConfiguration, tables: Sequence[ScoreTable]) -> list[Figure]:
+    """Returns the first split's main score after training; none where there is none."""
+    table = next((table for table in tables if table.rows and table.stages[-1] == "after"), None)
+    if table is None:
+        return []
+    rows = dict(table.rows)
+    key = main_metric(config, list(rows))
+    if key is None or (after := rows[key][-1]) is None:
+        return []
+    before = rows[key][0] if table.stages[0] == "before" else None
+    words = metric_words(config, [key])[key]
+    return [
+        Figure(
+            label=f"{key} {words.arrow}",
+            value=digits(after, table.digits),
+            before="" if before is None else digits(before, table.digits),
+            note=f"split {table.split}" if table.public else PRIVATE_SPLIT,
+            weak=not table.public,
+        )
+    ]
+
+
+MOST_CLASSES = 20
+"""More do not fit into a heat map whose numbers can be read."""
+PAIRS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confusion:
+    """Of one split, after training."""
+
+    heading: str
+    plot: Markup | None
+    """A heat map; None of many classes."""
+    pairs: list[tuple[str, str, int]]
+    """The right class, what it was taken for and how often, the most frequent first."""
+    picture: str
+    """Some wrongly classed images, as an address that holds them; empty: there are none."""
+
+
+def confusions(evaluations: Sequence[ScoreEntry], pictures: Mapping[str, bytes]) -> list[Confusion]:
+    """Returns the confusion of each split that is public and has classes.
+
+    Args:
+        evaluations: Entries of metrics.json.
+        pictures: Images of them, by the name of their file.
+    """
+    last = [entry for entry in evaluations if entry.stage == "after" and entry.confusion]
+    return [_confusion(entry, pictures, alone=len(last) == 1) for entry in last]
+
+
+def confused_pairs(confusion: ConfusedClasses) -> list[tuple[str, str, int]]:
+    """Returns the classes most often taken for another, the most frequent first.
+
+    >>> confused_pairs(ConfusedClasses(labels=("a", "b"), counts=((5, 2), (3, 7))))
+    [('b', 'a', 3), ('a', 'b', 2)]
+    """
+    labels = confusion.labels
+    found = [
+        (labels[right], labels[taken], count)
+        for right, row in enumerate(confusion.counts)
+        for taken, count in enumerate(row)
+        if right != taken and count
+    ]
+    return sorted(found, key=lambda pair: -pair[2])[:PAIRS]
+
+
+def _confusion(entry: ScoreEntry, pictures: Mapping[str, bytes], *, alone: bool) -> Confusion:
+    assert entry.confusion is not None
+    labels, counts = entry.confusion.labels, entry.confusion.counts
+    heading = f"Which class was taken for which, {entry.task}, split {entry.split}"
+    plot = None
+    if len(labels) <= MOST_CLASSES:
+        plot = heat_map(
+            counts,
+            name=f"confusion-{entry.split}",
+            metric="images",
+            rows=("right class", labels),
+            columns=("taken for", labels),
+            scale=(0, max(map(max, counts))),
+        )
+    return Confusion(
+        heading=heading,
+        plot=plot,
+        pairs=confused_pairs(entry.confusion),
+        picture=_picture(pictures, "" if alone else entry.split),
+    )
+
+
+def _picture(pictures: Mapping[str, bytes], part: str) -> str:
+    name = WRONG_IMAGES if not part else f"_{part}.".join(WRONG_IMAGES.split("."))
+    if name not in pictures:
+        return ""
+    return "data:image/png;base64," + base64.b64encode(pictures[name]).decode()
+
+
+MOST_TICKS = 8
+Row = tuple[int, float | None, Mapping[str, float]]
+"""Steps taken, an upper bound of what they spent, None without privacy, and the scores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """The scores of one split at several steps."""
+
+    task: str
+    split: str
+    every: int
+    """Steps between two points, as they were asked for."""
+    metrics: list[str]
+    rows: list[Row]
+
+    def printed(self) -> list[tuple[str, str, list[float | None]]]:
+        """Returns each row's step, epsilon and scores, as a table has them."""
+        return [
+            (
+                str(step),
+                "–" if epsilon is None else eps_text(epsilon),
+                [scores.get(m) for m in self.metrics],
+            )
+            for step, epsilon, scores in self.rows
+        ]
+
+
+def series_of(
+    by_step: ScoresByStep | None,
+    privacy: RunPrivacy,
+    evaluations: Sequence[ScoreEntry],
+) -> list[Series]:
+    """Returns a series for each task and split that is public; none where nothing was scheduled.
+
+    Args:
+        by_step: What scores_by_step.json says; None: there is none.
+        privacy: Content of privacy.json.
+        evaluations: Entries of metrics.json.
+    """
+    if by_step is None:
+        return []
+    private = {entry.place[:2] for entry in evaluations if not entry.split_is_public}
+    found: dict[tuple[str, str], list[Row]] = {}
+    for step, epsilon, entries in _points(by_step, privacy, evaluations):
+        for entry in entries:
+            place = (entry.task, entry.split)
+            if place not in private:
+                found.setdefault(place, []).append((step, epsilon, entry.metrics))
+    scheduled = {
+        (entry.task, entry.split) for point in by_step.points for entry in point.evaluations
+    }
+    return [
+        Series(
+            task=task,
+            split=split,
+            every=by_step.every,
+            metrics=list(dict.fromkeys(name for _, _, scores in rows for name in scores)),
+            rows=_never_falling(rows),
+        )
+        for (task, split), rows in found.items()
+        if (task, split) in scheduled
+    ]
+
+
+def series_plot(series: Series, config: RunConfiguration, name: str) -> Markup | None:
+    """Returns the main score against steps, epsilon above them; None where no metric leads.
+
+    Args:
+        series: Its points.
+        config: Content of config.yaml.
+        name: Of the figure.
+    """
+    metric = main_metric(config, series.metrics)
+    if metric is None:
+        return None
+    rows = [(step, eps, scores[metric]) for step, eps, scores in series.rows if metric in scores]
+    if len(rows) < 2:
+        return None
+    from matplotlib.ticker import MaxNLocator
+
+    def draw(axes: "Axes") -> None:
+        steps, scores = [step for step, _, _ in rows], [score for _, _, score in rows]
+        axes.plot(steps, scores, "o-", color=COLORS[0], clip_on=False)
+        axes.set(xlabel="steps taken", ylabel=metric, xlim=(0, steps[-1]))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        spent = [(step, eps) for step, eps, _ in rows if eps is not None]
+        if spent:
+            shown = spent[:: -(-len(spent) // MOST_TICKS)]
+            above = axes.secondary_xaxis("top")
+            ticks = [f"{round_up(epsilon, 2):.2f}" for _, epsilon in shown]
+            above.set_xticks([step for step, _ in shown], ticks)
+            above.set_xlabel("ε spent, at most")
+
+    first, last = rows[0], rows[-1]
+    label = (
+        f"{metric} on split {series.split} from {first[2]:.4g} after {first[0]} steps to"
+        f" {last[2]:.4g} after {last[0]}"
+    )
+    return draw_svg(draw, name=name, label=label)
+
+
+def _points(
+    by_step: ScoresByStep,
+    privacy: RunPrivacy,
+    evaluations: Sequence[ScoreEntry],
+) -> list[tuple[int, float | None, Sequence[StepScores | ScoreEntry]]]:
+    """Returns step, epsilon and entries of each point, before and after training among them."""
+    ends: dict[str, tuple[int, float | None]]
+    ends = {"before": (0, None), "after": (privacy.steps, None)}
+    if isinstance(privacy, PrivateRun):
+        last = min(privacy.steps, privacy.steps_taken)
+        ends = {"before": (0, 0.0), "after": (last, guarantee(privacy)[0])}
+    points: list[tuple[int, float | None, Sequence[StepScores | ScoreEntry]]] = [
+        (point.step, point.epsilon, point.evaluations) for point in by_step.points
+    ]
+    shown = [entry for entry in evaluations if entry.metrics and entry.stage in ends]
+    points += [(*ends[entry.stage], [entry]) for entry in shown]
+    return sorted(points, key=lambda point: point[0])
+
+
+def _never_falling(rows: list[Row]) -> list[Row]:
+    """Returns the rows with the least bound that holds: fewer steps spend no more than more do."""
+    bounded, least = [], float("inf")
+    for step, epsilon, scores in reversed(rows):
+        least = least if epsilon is None else min(least, epsilon)
+        bounded.append((step, None if epsilon is None else least, scores))
+    return bounded[::-1]

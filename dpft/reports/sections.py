@@ -1,0 +1,369 @@
+"""What a run's report says, part by part, for its Markdown and its HTML alike.
+
+Every part is public: it follows from config.yaml and privacy.json. Where a sentence marks code or
+stress it does so as Markdown; ``pages.words`` turns that into HTML.
+"""
+
+from collections.abc import Sequence
+
+from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
+from dpft.privacy.accounting.summary import delta_text, eps_text
+from dpft.privacy.plan import EXAMPLE
+from dpft.records.configuration import RunConfiguration, TrainSection
+from dpft.records.costs import Answer, Interval, NoAnswer
+from dpft.records.form import as_json
+from dpft.records.privacy_file import RunPrivacy, guarantee
+from dpft.records.promises import OpenRun, PrivateRun, Selection
+from dpft.records.scores import ScoreEntry
+from dpft.reports.epsilon import delta_notes
+from dpft.reports.provenance import (
+    canary_sentences,
+    network_sentences,
+    process_rows,
+    started_from,
+    starting_sentences,
+    unprotected_canaries,
+    witness_rows,
+)
+from dpft.reports.run_record import data_name, model_title
+from dpft.run_folder import LEDGER
+
+HEAD_COMMAND = f"tail -n 1 {LEDGER} | tr -d '\\n' | sha256sum"
+LEDGER_NOTE = (
+    "The ledger has a first line with the plan (every public number that ε rests on) and a random"
+    " number that names the run, one line per noisy step, written before the step moved a weight,"
+    " and a closing line with the digest of the released weights. Each line holds, as `previous`,"
+    " the SHA-256 of the line before (its UTF-8 bytes without the line end, in hexadecimal; 64"
+    " zeros in the first line), and the head is the SHA-256 of the last line:"
+    f" `{HEAD_COMMAND}` computes it. No other run has this head. Whoever owns the files could"
+    " rewrite them all, so lodge the head above with someone else. This page is printed from"
+    " privacy.json; `dpft account run=RUN head=HEAD` computes ε from the ledger alone."
+)
+Row = tuple[str, str]
+
+
+def title(config: RunConfiguration, privacy: RunPrivacy) -> str:
+    """Returns what was trained on what, how, and when where that is known."""
+    day = f", begun {privacy.date}" if privacy.date is not None else ""
+    method = config.method.name
+    return f"{model_title(config, privacy)} on {data_name(config.task)}, method {method}{day}"
+
+
+def origin_rows(config: RunConfiguration, privacy: RunPrivacy) -> list[Row]:
+    """Returns the names of model and data, the day and the versions as far as they are known."""
+    versions = ", ".join(
+        f"{name} {number}" for name, number in as_json(privacy.versions or {}).items()
+    )
+    rows = [("model", model_title(config, privacy)), ("data", data_name(config.task))]
+    rows += [("begun on (UTC)", privacy.date)] if privacy.date is not None else []
+    rows += [("versions", versions)] if versions else []
+    rows += [("commit of dpft", f"`{privacy.commit}`")] if privacy.commit is not None else []
+    return rows
+
+
+def headline(privacy: RunPrivacy) -> str:
+    """Returns epsilon with all that it depends on (docs/design.md, rule 6), or "NOT PRIVATE"."""
+    if not isinstance(privacy, PrivateRun):
+        return f"**NOT PRIVATE: {not_private(privacy)}.**{started_from(privacy)}"
+    if not privacy.private:
+        return (
+            "**NOT PRIVATE: reproducible run, its noise was predictable (`privacy.noise_seed`).**"
+            f"{started_from(privacy)}"
+        )
+    relation = privacy.neighboring_relation.replace("_", " ")
+    return (
+        f"**(ε = {eps_text(privacy.epsilon)}, δ = {delta_text(privacy.delta)})-differentially"
+        " private**,"
+        f" by {privacy.accountant} (upper bound), {relation} {privacy.unit},"
+        f" {privacy.sampler} sampling, {privacy.steps_taken} steps taken of"
+        f" {privacy.steps} planned."
+        f"{with_tokenizer(privacy)}{started_from(privacy)}"
+    )
+
+
+def not_private(privacy: OpenRun) -> str:
+    """Returns in what way a run with ``privacy=none`` is not private, a clause in Markdown."""
+    without = "this model was trained without differential privacy (`privacy=none`)"
+    if privacy.max_grad_norm is None:
+        return without
+    norm = privacy.max_grad_norm
+    return (
+        f"{without}: each example's gradient was clipped (`privacy.max_grad_norm={norm:g}`), and no"
+        " noise was added"
+    )
+
+
+def with_tokenizer(privacy: PrivateRun) -> str:
+    """Returns what training and tokenizer cost together, where both are private."""
+    if privacy.tokenizer is None:
+        return ""
+    epsilon, delta = guarantee(privacy)
+    return (
+        " That is the training alone; the model comes with a tokenizer that the records made, too,"
+        f" and both together are **(ε = {eps_text(epsilon)}, δ = {delta_text(delta)})"
+        "-differentially private**."
+    )
+
+
+def warnings(config: RunConfiguration, privacy: RunPrivacy) -> list[str]:
+    """Returns the warnings that stand under the headline, a sentence each."""
+    shown = isinstance(privacy, PrivateRun) and config.privacy.show_diagnostics
+    losses = (
+        "**Training losses were shown while training (`privacy.show_diagnostics=true`), and with"
+        " them the time of each step; ε does not cover them.**"
+    )
+    found = [f"Warning: {warning}" for warning in privacy.warnings]
+    found += unprotected_canaries(config, privacy)
+    return [losses, *found] if shown else found
+
+
+def training_rows(config: RunConfiguration, privacy: RunPrivacy) -> list[Row]:
+    """Returns how the model was trained, quantity and value."""
+    phases = privacy.phases or ()
+    units = isinstance(privacy, PrivateRun) and privacy.unit != EXAMPLE
+    rate = f"{config.train.learning_rate:g}, schedule {config.scheduler.name}"
+    held_out = None if config.eval is None else config.eval.held_out
+    kept = (
+        f"each {'unit' if units else 'record'} with probability {held_out or 0:g}, by a secret key:"
+        " scored, not trained on"
+    )
+    trainable, total = privacy.trainable_parameters, privacy.total_parameters
+    return [
+        *origin_rows(config, privacy),
+        *_default_method_rows(config),
+        ("trainable parameters", f"{trainable:,} of {total:,}"),
+        ("new parameters among them", f"{privacy.new_parameters:,}"),
+        ("steps", f"{privacy.steps}"),
+        ("expected batch size", f"{privacy.expected_batch_size}{' units' if units else ''}"),
+        *_clipped_rows(privacy),
+        *([] if held_out is None else [("held out", kept)]),
+        ("learning rate", rate + ("; that of phase 1" if len(phases) > 1 else "")),
+        ("weight decay", f"{config.train.weight_decay:g}"),
+        ("optimizer", config.optimizer.name),
+        *_average_rows(config.train),
+        *input_rows(config),
+        ("precision", precision_note(config.train.precision or "fp32")),
+    ]
+
+
+def _average_rows(train: TrainSection) -> list[Row]:
+    """Returns which weights are released, where there is an average of them."""
+    if train.average in (None, "none"):
+        return []
+    over = {
+        "ema": f"an exponential average of every step's, decay at most {train.average_decay:g}",
+        "tail": f"the mean of those of the last {train.average_tail:.0%} of the steps",
+    }[train.average]
+    released, other = over, "those of the last step"
+    if not train.average_released:
+        released, other = other, released
+    return [("weights released", f"as chosen before training, {released}; beside: {other}")]
+
+
+def _default_method_rows(config: RunConfiguration) -> list[Row]:
+    """Returns why the head alone was trained, where that is the default."""
+    task = config.task
+    is_of_labels = task.name == "custom" and task.label and not task.prompt
+    if not is_of_labels or config.method.name != "linear_probe":
+        return []
+    return [("method", DEFAULT_FOR_LABELS)]
+
+
+def input_rows(config: RunConfiguration) -> list[Row]:
+    """Returns what every record is made into before the model reads it; public constants."""
+    task, model = config.task, config.model
+    rows: list[Row] = []
+    if task.max_length is not None:
+        rows.append(("longest example", f"{task.max_length} tokens"))
+    if task.image_size is not None:
+        size, views = task.image_size, task.augmentations
+        made = f"{size} x {size}, less mean {task.mean}, by {task.std}"
+        rows.append(("images", made))
+        if views:
+            rows.append(("random views of a record", f"{views}, clipped as one"))
+    if model.replace_batch_norm:
+        rows.append(("BatchNorm", "each replaced by a GroupNorm before training"))
+    if model.standardize_weights:
+        rows.append(("convolutions", "their weights standardized"))
+    return rows
+
+
+def precision_note(precision: str) -> str:
+    """Returns what a model computed in, and what that does to how far a record moves a sum."""
+    if precision == "fp32":
+        return precision
+    return (
+        f"{precision}, norms and sums float32. A longer record pads the others of its"
+        " micro-batch, which rounds their gradients anew: bf16 was measured to move the others' sum"
+        " by up to 2.6e-3 of max_grad_norm and the whole sum by up to 1.0001 of it, where the"
+        " sensitivity says 1; ε does not count that excess, and no bound on it is proved"
+    )
+
+
+def mechanism_rows(config: RunConfiguration, privacy: RunPrivacy) -> list[Row]:
+    """Returns the mechanism, quantity and value; none for a run without privacy."""
+    if not isinstance(privacy, PrivateRun):
+        return []
+    examples = "examples" if privacy.unit == EXAMPLE else "units"
+    ledger = privacy.ledger
+    seeded = "seeded for a test: predictable"
+    return [
+        ("ε (upper bound)", eps_text(privacy.epsilon)),
+        ("δ", delta_text(privacy.delta)),
+        *_tokenizer_rows(privacy),
+        ("accountant", privacy.accountant),
+        ("neighboring relation", privacy.neighboring_relation),
+        ("unit", f"{privacy.unit}: {privacy.unit_definition}"),
+        ("sampler", privacy.sampler),
+        ("sample rate", f"{privacy.sample_rate:.8g}"),
+        *_mechanism_rows(privacy),
+        (
+            f"number of {examples}",
+            f"{privacy.num_examples} ({privacy.num_examples_source}); ε does not hide it",
+        ),
+        ("steps taken of planned", f"{privacy.steps_taken} of {privacy.steps}"),
+        ("noise multiplier", f"{privacy.noise_multiplier:.6g}, {_chosen_by(config, privacy)}"),
+        *_clipping_rows(privacy),
+        ("noise source", privacy.noise_source if privacy.private else seeded),
+        *([("dropout", privacy.dropout_source)] if privacy.private else []),
+        *process_rows(privacy),
+        ("ledger", f"{ledger.lines} lines, head `{ledger.head}`"),
+        *witness_rows(privacy),
+    ]
+
+
+def _tokenizer_rows(privacy: PrivateRun) -> list[Row]:
+    """Returns what the tokenizer cost by itself and with the training; none where it is public."""
+    own = privacy.tokenizer
+    if own is None:
+        return []
+    epsilon, delta = guarantee(privacy)
+    composed = f" composed by pld; added up ε {eps_text(own.simple_composition)}"
+    if epsilon >= own.simple_composition:
+        composed = " added up"
+    both = f"ε {eps_text(epsilon)}, δ {delta_text(delta)},{composed}"
+    return [
+        ("tokenizer", f"ε {eps_text(own.epsilon)}, δ {delta_text(own.delta)}"),
+        ("tokenizer's ledger", f"{own.ledger.lines} lines, head `{own.ledger.head}`"),
+        ("training and tokenizer", both),
+    ]
+
+
+def accountant_rows(privacy: RunPrivacy) -> list[tuple[str, str, str]]:
+    """Returns each accountant's name, epsilon and kind of answer."""
+    answers = privacy.epsilons if isinstance(privacy, PrivateRun) else {}
+    return [(name, *_answer(name, value)) for name, value in answers.items()]
+
+
+def coverage(
+    config: RunConfiguration, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
+) -> list[str]:
+    """Returns what epsilon covers and what it does not, a sentence each."""
+    if not isinstance(privacy, PrivateRun):
+        return starting_sentences(privacy)
+    covered = [
+        "Covered: the released model, as a function of the training records, against anyone who"
+        " sees the model and this report.",
+        "Not covered: other runs on the same records, and any choice among runs by their scores on"
+        " private records; their costs add up.",
+    ]
+    seeded = [
+        "Nothing is covered: whoever knows or guesses `privacy.noise_seed` can subtract the noise."
+        " ε above is what the same run would have with secret randomness."
+    ]
+    private = [entry for entry in evaluations if not entry.split_is_public and entry.metrics]
+    shown = config.privacy.show_diagnostics
+    counted = "examples" if privacy.unit == EXAMPLE else "units"
+    searched = _search(privacy.selection) if privacy.selection is not None else []
+    return [
+        *([covered[0], *searched, covered[1]] if privacy.private else seeded),
+        "Not covered: everything under `private/`, which must not be released.",
+        "Not covered: how long steps took, since a step that drew more records takes longer. To"
+        " blur this, the run showed its progress once in ten steps, or less often.",
+        *([_SCORES_NOT_COVERED] if private else []),
+        *([_LOSSES_NOT_COVERED] if shown else []),
+        *starting_sentences(privacy),
+        *network_sentences(privacy),
+        *delta_notes(privacy.num_examples, source=privacy.delta_source),
+        *canary_sentences(config),
+        f"Not private at all: the configuration, the number of {counted} above among it.",
+    ]
+
+
+_SCORES_NOT_COVERED = (
+    "Not covered: the scores of private records that this report shows, rounded to two digits"
+    " (`eval.publish_private_scores=true`)."
+)
+_LOSSES_NOT_COVERED = (
+    "Not covered: the training losses that were shown while training"
+    " (`privacy.show_diagnostics=true`), and with them the time of each step."
+)
+
+
+def _search(selection: Selection) -> list[str]:
+    """Returns what a search's epsilon covers beyond a run's, and what it does not."""
+    return [
+        "Covered: that it is the best of a secret random number of runs, of"
+        f" {selection.expected_trials:.4g} in expectation (eta {selection.eta:g}, gamma"
+        f" {selection.gamma:g}), chosen by a score on a public split ({selection.theorem}).",
+        "Not covered: how many runs there were, the others' models, scores and ledgers, and how"
+        " long the search took, which tells how many there were: public files have the time of its"
+        " beginning, so publish nothing that shows its end.",
+    ]
+
+
+def _chosen_by(config: RunConfiguration, privacy: PrivateRun) -> str:
+    total = config.privacy.total_eps
+    if total is not None:
+        return f"the least that pld allows for privacy.total_eps={total:g}, tokenizer included"
+    if privacy.calibration is None:
+        return "given"
+    accountant = privacy.calibration.accountant
+    return f"the least that {accountant} allows for privacy.eps={config.privacy.eps:g}"
+
+
+def _mechanism_rows(privacy: PrivateRun) -> list[Row]:
+    """Returns how noise and draws hang together; nothing of DP-SGD, where they do not."""
+    if privacy.mechanism is None:
+        return []
+    fields = {k: v for k, v in privacy.mechanism.items() if not isinstance(v, list | dict | tuple)}
+    words = [str(fields.pop("name")), *(f"{name}={value}" for name, value in fields.items())]
+    rows = [("mechanism", ", ".join(words))]
+    if privacy.participations is not None:
+        most = privacy.participations
+        rows.append(("steps that a unit is in", f"{most} at most, which are what costs"))
+    return rows
+
+
+def _clipped_rows(privacy: RunPrivacy) -> list[Row]:
+    """Returns how a run without noise draws and clips; nothing of ordinary training."""
+    if isinstance(privacy, PrivateRun) or privacy.sampler is None:
+        return []
+    return [
+        ("noise", "none"),
+        ("sampler", privacy.sampler),
+        ("sample rate", f"{privacy.sample_rate:.8g}"),
+        *_clipping_rows(privacy),
+    ]
+
+
+def _clipping_rows(privacy: RunPrivacy) -> list[Row]:
+    phases = privacy.phases or ()
+    several = "clipping in phase {}, {method}, {steps} steps"
+    return [
+        (
+            "clipping" if len(phases) == 1 else several.format(number, **vars(phase)),
+            f"{privacy.clipping}, max_grad_norm {phase.max_grad_norm:g},"
+            f" sensitivity {phase.sensitivity:g}, of which {privacy.rounding_headroom:.2%} is left"
+            " for the rounding of the sum",
+        )
+        for number, phase in enumerate(phases, start=1)
+    ]
+
+
+def _answer(name: str, value: Answer) -> tuple[str, str]:
+    if isinstance(value, NoAnswer):
+        return "–", f"not computed: {value.error}"
+    if isinstance(value, Interval):
+        return eps_text(value.upper), f"upper bound; estimate {value.estimate:.4f}"
+    return eps_text(value), "estimate, no guarantee" if name == "gdp" else "upper bound"

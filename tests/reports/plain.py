@@ -1,0 +1,93 @@
+"""Lets tests give what reports read, config.yaml and privacy.json, as plain values."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dpft.records.configuration import RunConfiguration, parse_configuration
+from dpft.records.form import as_json, parse
+from dpft.records.privacy_file import RunPrivacy
+from dpft.records.promises import OpenRun, PrivateRun
+from dpft.records.scores import ScoreEntry, ScoresByStep, SheetDecoding
+from dpft.reports import report
+from dpft.reports.report import statement
+from dpft.reports.run_record import RunRecord, model_name
+
+ORIGIN = {"model": "tiny", "data": "e2e"}
+"""What every privacy.json says of where its run comes from."""
+DECODE = {
+    **{"strategy": "nucleus", "num_beams": 1, "max_new_tokens": 9, "length_penalty": 1.0},
+    **{"top_p": 0.9, "temperature": 1.0, "seed": 0},
+}
+TOKENIZER = {
+    **{"epsilon": 1.5, "delta": 1e-5, "simple_composition": 4.5},
+    "ledger": {"lines": 2, "head": "ab" * 32},
+}
+
+
+def privacy_of(content: Any) -> RunPrivacy:
+    """Returns a privacy.json's record."""
+    if not isinstance(content, Mapping):
+        return content
+    kind: Any = PrivateRun if "epsilon" in content else OpenRun
+    return parse({**ORIGIN, **_as_read(content)}, kind)
+
+
+def config_of(values: Any) -> RunConfiguration:
+    return parse_configuration(values, RunConfiguration) if isinstance(values, Mapping) else values
+
+
+def run_of(
+    config: Mapping[str, Any],
+    privacy: Any,
+    evaluations: Sequence[ScoreEntry] = (),
+    by_step: ScoresByStep | None = None,
+) -> RunRecord:
+    """Returns a run's record, of a folder that is not there."""
+    known = config_of(config)
+    return RunRecord(
+        folder=Path("run"),
+        config=known,
+        values=config,
+        privacy=replace(privacy_of(privacy), model=model_name(known.model)),
+        evaluations=list(evaluations),
+        overrides=None,
+        by_step=by_step,
+    )
+
+
+def render(*parts: Any, **more: Any) -> str:
+    """Returns report.md of the parts of ``run_of``."""
+    return report.render(run_of(*parts, **more))
+
+
+def stated(privacy: Any, **given: Any) -> dict[str, Any]:
+    """Returns what stands beside synthetic records of a run."""
+    asked = {"run": "outputs/x", "task": "e2e", "retries": 2, "records": 3, "unparsed": None}
+    decode = parse(DECODE, SheetDecoding)
+    said = statement(privacy_of(privacy), decode=decode, **{**asked, "prompted": False, **given})
+    return as_json(said)
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that takes ``config`` and ``privacy`` as plain values, too."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        for name, record in (("config", config_of), ("privacy", privacy_of)):
+            if name in bound.arguments:
+                bound.arguments[name] = record(bound.arguments[name])
+        return function(*bound.args, **bound.kwargs)
+
+    return called
+
+
+def _as_read(content: Any) -> Any:
+    """Returns values as JSON has them: lists, and no tuples."""
+    if isinstance(content, Mapping):
+        return {name: _as_read(part) for name, part in content.items()}
+    return [_as_read(part) for part in content] if isinstance(content, list | tuple) else content

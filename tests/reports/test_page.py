@@ -1,0 +1,232 @@
+"""report.html and the model's card: what they say, and what they let nobody smuggle in."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+from matplotlib.figure import Figure
+
+from dpft.records.scores import Sample
+from dpft.reports import pages
+from dpft.reports.pages import epsilon_plot, epsilon_points
+from dpft.reports.report import render_page, write_report
+from dpft.reports.run_record import read_run
+from tests.reports.folders import EVIL, write_run
+from tests.reports.plain import plain, privacy_of
+from tests.reports.test_privacy_record import LEDGER
+from tests.reports.test_report import non_private, private
+
+epsilon_points = plain(epsilon_points)
+
+PUBLISHED = {"source": "Paper", "what": "full", "model": None, "eps": 3.0}
+REFERENCE = [{**PUBLISHED, "metrics": {"bleu": 61.519}}]
+
+
+def page(folder: Path, **changes: object) -> str:
+    return render_page(read_run(write_run(folder / "run", **changes)))
+
+
+def test_the_page_says_all_that_the_headline_rests_on(tmp_path: Path) -> None:
+    """docs/design.md, rule 6."""
+    text = page(tmp_path, reference=REFERENCE)
+    headline = text.partition('<div class="headline fair">')[2].partition("</div>")[0]
+    for part in (
+        *("ε = 2.9900", "δ = 0.001", "by prv (upper bound)", "add or remove one example"),
+        *("poisson sampling", "4 steps taken of 4 planned"),
+    ):
+        assert part in headline
+    first = re.search("<p>(.*?)</p>", headline)
+    assert first and "is right at most <strong>95." in first[1], "what it allows comes first"
+    assert "ChaCha20 (RFC 8439)" in text.partition("<h2>Mechanism</h2>")[2]
+    assert "ChaCha20" not in text.partition("<h2>Mechanism</h2>")[0]
+    for part in ("Mechanism", "Accountants", "ε against steps", "Not covered", LEDGER.head):
+        assert part in text
+    row = text.partition('<th scope="row">Paper: full</th>')[2].partition("</tr>")[0]
+    assert row == '<td class="n">3</td><td class="n" title="61.519">61.5</td>'
+
+
+def test_the_page_fetches_nothing_and_needs_no_script(tmp_path: Path) -> None:
+    text = page(tmp_path)
+    assert "<script" not in text and "<link" not in text and "@import" not in text
+    assert "default-src 'none'" in text
+    addresses = set(re.findall(r'(\S+)="(https?://[^"]*)"', text))
+    assert {name for name, _ in addresses} <= {"xmlns", "xmlns:xlink"}  # names, never fetched
+    assert all(value.startswith("#") for value in re.findall(r'href="([^"]*)"', text))
+
+
+def test_names_reasons_and_paths_are_escaped_everywhere(tmp_path: Path) -> None:
+    marked = {"metrics": {EVIL: 1.0}, "not_computed": {"bleu": EVIL}}
+    folder = write_run(
+        tmp_path / "run",
+        scores=marked,
+        overrides=(f"task.data_dir={EVIL}",),
+        task={"data_dir": EVIL},
+        model={"name": EVIL},
+        privacy={"warnings": [EVIL]},
+    )
+    (folder / "model").mkdir()
+    write_report(folder)
+    for name in ("report.md", "report.html", "model/README.md"):
+        body = (folder / name).read_text().partition("\n# ")[2] if "md" in name.lower() else ""
+        assert "<script" not in (body or (folder / name).read_text()), name
+    assert "alert(1)" in (folder / "report.html").read_text()
+
+
+def test_the_page_is_the_same_each_time(tmp_path: Path) -> None:
+    record = read_run(write_run(tmp_path / "run"))
+    assert render_page(record) == render_page(record)
+
+
+def test_scores_of_a_private_split_are_marked(tmp_path: Path) -> None:
+    marks = {"public": False, "publish": True, "bleu": 60.4321}
+    text = page(tmp_path, **marks, reference=REFERENCE)
+    mention = "computed on private held-out records, not covered by epsilon"
+    assert text.count(mention) == 2 and "split test (private, not covered by ε, two digits)" in text
+    assert "</span> 60</dd>" in text and "60.4" not in text and "630" not in text
+    text = page(tmp_path / "hidden", public=False, reference=REFERENCE)
+    assert "split test (private" not in text and "private/metrics.json" in text
+
+
+def test_the_recipe_shows_no_seed_and_no_path_that_the_user_did_not_write(tmp_path: Path) -> None:
+    text = page(
+        tmp_path,
+        overrides=("task=e2e", "model.path=/given/model", "privacy.noise_seed=8151"),
+        privacy=None,
+        model={"path": "/given/model"},
+        task={"data_dir": "/home/alice/data"},
+        train={"seed": 4242},
+    )
+    assert "dpft train task=e2e model.path=/given/model\n" in text.replace("</code>", "\n")
+    assert "/home/alice" not in text and "4242" not in text and "8151" not in text
+    given = page(tmp_path / "b", overrides=("train.seed=4242",), train={"seed": 4242})
+    assert "seed: 4242" in given
+
+
+def test_a_run_without_privacy_has_no_epsilon_on_its_page(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    text = render_page(replace(read_run(folder), privacy=privacy_of(non_private())))
+    assert "NOT PRIVATE" in text and "<svg" not in text and "Accountants" not in text
+
+
+def test_the_curve_ends_at_the_headline_and_is_rdps_before() -> None:
+    """Oracle: RDP's bound of each number of steps by itself."""
+    from dpft.privacy.accounting import rdp
+    from dpft.privacy.accounting.mechanism import SampledGaussian
+
+    record = {**private(), "steps_taken": 4, "epsilon": 1e9}
+    setting = {key: record[key] for key in ("noise_multiplier", "sample_rate", "delta")}
+    for steps, bound in epsilon_points(record):
+        alone = rdp.epsilon(SampledGaussian(steps=steps, **setting)).upper
+        assert bound == pytest.approx(alone, rel=1e-9)
+    lower = {**record, "epsilon": 1e-6}
+    assert {bound for _, bound in epsilon_points(lower)} == {1e-6}
+
+
+def test_the_curve_of_a_run_is_the_one_in_its_record_and_ends_at_the_headline() -> None:
+    curve = {"steps": [1, 3, 9], "epsilons": [0.5, 1.5, 9.0], "accountants": ["prv"] * 3}
+    record = {**private(), "steps_taken": 4, "epsilon": 2.0, "epsilon_curve": curve}
+    assert epsilon_points(record) == [(1, 0.5), (3, 1.5), (4, 2.0)]
+    assert epsilon_points({**record, "steps_taken": 9})[-2:] == [(3, 1.5), (9, 2.0)]
+
+
+def test_the_plot_of_epsilon_says_whose_bounds_it_shows_and_draws_none_below_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Epsilon bends downwards, so that a line between two bounds would lie below it."""
+    curve = {"steps": [1, 4], "epsilons": [0.5, 1.5], "accountants": ["rdp", "prv"]}
+    record = {**private(), "accountant": "prv", "steps_taken": 4, "epsilon_curve": curve}
+    axes = Figure().add_subplot()
+    monkeypatch.setattr(pages, "draw_svg", lambda draw, **_: draw(axes))
+    epsilon_plot.__wrapped__(privacy_of(record))  # Not as tests/conftest.py remembers it.
+    line = axes.lines[0]
+    assert line.get_label() == "upper bound after so many steps (prv, rdp)"
+    assert line.get_drawstyle() == "steps-pre"
+    assert line.get_xydata().tolist() == [[0, 0], [1, 0.5], [4, record["epsilon"]]]
+
+
+def card(folder: Path, **changes: object) -> ModelCard:
+    run = write_run(folder / "run", **changes)
+    (run / "model").mkdir()
+    (run / "model" / "adapter_config.json").write_text("{}")
+    write_report(run)
+    return ModelCard((run / "model" / "README.md").read_text())
+
+
+def test_the_card_has_the_front_matter_that_the_hub_reads(tmp_path: Path) -> None:
+    hub = {"name": "gpt2", "hub_name": "openai-community/gpt2", "path": None, "init": "pretrained"}
+    data = {"source": "hub", "hub_name": "tuetschek/e2e_nlg", "data_dir": None}
+    read = card(tmp_path, model=hub, task=data)
+    assert read.data.base_model == "openai-community/gpt2"
+    assert (read.data.library_name, read.data.datasets) == ("peft", ["tuetschek/e2e_nlg"])
+    assert "differential-privacy" in read.data.tags and read.data.license is None
+    assert [result.metric_value for result in read.data.eval_results] == [60.0]
+    assert "ε = 2.9900" in read.text and LEDGER.head in read.text and "Not covered" in read.text
+    assert "example: one example" in read.text
+
+
+def test_the_card_names_no_folder_and_no_score_of_a_private_split(tmp_path: Path) -> None:
+    """docs/design.md, rule 8."""
+    local = {"path": "/home/alice/gpt2", "hub_name": "openai-community/gpt2"}
+    data = {"source": "hub", "hub_name": "alice/own", "data_dir": "/home/alice/data"}
+    read = card(tmp_path, bleu=61.25, public=False, model=local, task=data)
+    assert read.data.base_model is None and read.data.datasets is None
+    assert "/home/alice" not in read.content and "61.25" not in read.content
+    assert "alice/own" not in read.content and "# gpt2 on e2e" in read.text
+
+
+def test_a_card_of_a_run_that_is_not_private_does_not_say_it_is(tmp_path: Path) -> None:
+    seeded = private(reproducible=True)
+    read = card(tmp_path, privacy=seeded)
+    assert "differential-privacy" not in read.data.tags
+    assert "NOT PRIVATE" in read.text
+
+
+TEXTS = {"samples": [{"input": "name[A]", "prediction": EVIL, "reference": "A is <b>fine</b>."}]}
+
+
+def with_texts(folder: Path, *, public: bool = True) -> str:
+    run = write_run(folder / "run", scores=TEXTS)
+    record = read_run(run)
+    texts = (Sample(input="name[A]", prediction="the the", reference=""),)
+    record.evaluations[0] = replace(record.evaluations[0], samples=texts).marked(public)
+    return render_page(record)
+
+
+def test_a_public_split_shows_what_the_model_wrote_before_and_after(tmp_path: Path) -> None:
+    text = with_texts(tmp_path).partition("What the model wrote")[2]
+    shown = re.findall(r'<dt>(.*?)</dt><dd dir="auto">(.*?)</dd>', text)
+    assert shown == [
+        ("input", "name[A]"),
+        ("before", "the the"),
+        ("after", "&lt;script&gt;alert(1)&lt;/script&gt;"),
+        ("a right answer", "A is &lt;b&gt;fine&lt;/b&gt;."),
+    ]
+
+
+def test_trust_rule_8_texts_of_a_split_that_is_private_at_any_stage_are_not_shown(
+    tmp_path: Path,
+) -> None:
+    text = with_texts(tmp_path, public=False)
+    assert "What the model wrote" not in text and "the the" not in text
+
+
+def test_a_metric_has_an_arrow_its_meaning_and_three_digits(tmp_path: Path) -> None:
+    scores = {"metrics": {"bleu": 60.5321, "perplexity": 1234.5, "mean_length": 21.3}}
+    rows = page(tmp_path, scores=scores).partition("<tbody>")[2].partition("</tbody>")[0]
+    bleu = 'title="Corpus BLEU, mteval-13a tokens'
+    assert bleu in rows and '<span title="higher is better">↑</span>' in rows
+    assert '<td class="n" title="60.5321">60.5</td>' in rows
+    assert '>perplexity</abbr> <span title="lower is better">↓</span>' in rows
+    assert ">mean_length</abbr></th>" in rows
+
+
+def test_the_page_is_dark_where_the_reader_wants_it_and_prints_its_configuration(
+    tmp_path: Path,
+) -> None:
+    text = page(tmp_path)
+    dark, paper = text.partition("prefers-color-scheme: dark")[2], text.partition("@media print")[2]
+    assert re.search(r"figure svg[^{]* \{ filter: invert", dark)
+    assert "details::details-content { content-visibility: visible" in paper
+    assert re.search(r"h1, h2, h3[^{]*\{ break-after: avoid; \}", paper)

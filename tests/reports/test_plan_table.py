@@ -1,0 +1,141 @@
+from dataclasses import replace
+
+from dpft.records.form import joined
+from dpft.records.ledger import LedgerHead
+from dpft.records.plans import (
+    EstimatedTime,
+    MeasuredTime,
+    OpenPlan,
+    PlannedProcesses,
+    PrivatePlan,
+    RankMemory,
+    RunCosts,
+)
+from dpft.records.promises import TokenizerCost
+from dpft.reports.plan_table import plan_table, process_lines, summary_line
+from dpft.reports.privacy_record import no_promise, promise_of
+from tests.reports.test_privacy_record import TWO_PHASES, accounting, plan
+
+TIME = {
+    **{"seconds_per_step": 2.5, "seconds_total": 7380.0, "peak_memory_bytes": 3 * 2**29},
+    "typical_length": 50,
+}
+MEASURED, ESTIMATED = MeasuredTime(**TIME), EstimatedTime(**TIME, how="a probe")
+NOTHING = dict.fromkeys(
+    (
+        *("activations", "exchange", "gathered", "gradients", "noise", "optimizer", "process"),
+        *("proof", "working"),
+    ),
+    0,
+)
+COSTS = RunCosts(
+    trainable_parameters=1234567,
+    new_parameters=0,
+    total_parameters=1234568,
+    num_examples_source="counted",
+    micro_batch_size=64,
+    processes=PlannedProcesses(
+        strategy="fsdp", world_size=8, shard_size=4, accumulate="whole", engine="two_pass"
+    ),
+    memory_per_rank_bytes=RankMemory(**NOTHING, weights=2 * 10**9, total=2 * 10**9),
+    memory_peak_phase="finish",
+    memory_by_phase_bytes={"finish": 2 * 10**9},
+    bytes_sent_per_step=10**9,
+    device_memory_bytes=80 * 10**9,
+    largest_micro_batch=32,
+    estimated=ESTIMATED,
+)
+SIZES = {"num_examples": 100, "expected_batch_size": 10, "steps": 4}
+
+
+def private(signal: float = 2.0, **changes: object) -> PrivatePlan:
+    promise = promise_of(plan(**changes), accounting())
+    return joined(PrivatePlan, promise, COSTS, private=True, signal_to_noise=signal)
+
+
+def test_memory_by_part_and_bytes_sent_are_listed() -> None:
+    assert process_lines(COSTS)[1:] == [
+        "8 processes, fsdp: 2 replicas in 4 shards each, accumulate=whole",
+        "each at most, by its shapes, in the sum of a step:",
+        "weights               2.00 GB",
+        "total                 2.00 GB",
+        "sent in a step        1.00 GB by each",
+        "largest micro-batch   32 records in 80.0 GB",
+    ]
+
+
+def test_the_last_line_says_what_it_takes_and_promises() -> None:
+    assert summary_line(private()) == "about 2 hours, 1.5 GiB, ε 2.990"
+    tokenizer = TokenizerCost(
+        epsilon=1.0,
+        delta=1e-3,
+        ledger=LedgerHead(lines=2, head="ab" * 32),
+        simple_composition=9.0,
+    )
+    both = {"epsilon_with_tokenizer": 8.5, "delta_with_tokenizer": 2e-3, "tokenizer": tokenizer}
+    assert summary_line(replace(private(), **both)).endswith(
+        "ε 2.990 of the training alone, ε 8.500 with its tokenizer"
+    )
+
+
+def test_the_table_has_parameters_mechanism_and_headline() -> None:
+    table = plan_table(private(), plan(), accounting())
+    assert "trainable parameters  1,234,567" in table
+    assert "noise multiplier    1" in table
+    assert "pld         It timed out." in table
+    assert "(upper bound by prv)" in table
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_a_signal_that_leaves_little_to_learn_is_noted() -> None:
+    table = plan_table(private(0.225), plan(), accounting())
+    assert "signal to noise     0.23 at best, if all gradients of all steps point one way" in table
+    assert "note: a signal-to-noise ratio below 0.5 leaves little to learn: more examples" in table
+    assert max(map(len, table.splitlines())) <= 80
+    enough = plan_table(private(2.0), plan(), accounting())
+    assert "signal to noise     2 at best" in enough and "leaves little" not in enough
+
+
+def test_phases_are_listed_where_there_are_several() -> None:
+    table = plan_table(private(), plan(), accounting())
+    assert "phase 1" not in table
+    two = plan(phases=TWO_PHASES)
+    table = plan_table(private(phases=TWO_PHASES), two, accounting())
+    assert "phase 1             full, 1 steps, max_grad_norm 0.1, sensitivity 0.1" in table
+    assert "phase 2             bitfit, 3 steps, max_grad_norm 0.5, sensitivity 0.5" in table
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_a_measurement_is_added_where_there_is_one() -> None:
+    record = replace(private(), measured=MEASURED, estimated=None)
+    table = plan_table(record, plan(), accounting())
+    assert "time for records of 50 tokens,\nmemory for the longest" in table
+    assert "seconds per step      2.50" in table
+    assert "training time         2 h 3 min" in table
+    assert "peak memory           1.50 GiB" in table
+    assert "micro-batch           64 records" in table
+
+
+def test_without_a_measurement_the_estimate_stands_and_says_how_it_was_made() -> None:
+    table = plan_table(private(), plan(), accounting())
+    assert "estimated by a probe of this machine as it is now, for records of 50 tokens" in table
+    assert "evaluation left out; plan.measure=true" in table
+    assert table.splitlines()[-1] == "about 2 hours, 1.5 GiB, ε 2.990"
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_a_plan_without_privacy_says_so_in_the_first_line() -> None:
+    table = plan_table(joined(OpenPlan, no_promise(**SIZES), COSTS), None, None)
+    assert table.startswith("NOT PRIVATE")
+    assert "steps                 4" in table and "epsilon" not in table
+    assert table.splitlines()[-1] == "about 2 hours, 1.5 GiB, no ε" and "clip" not in table
+
+
+def test_a_plan_that_clips_without_noise_says_both_first() -> None:
+    clipped = no_promise(**SIZES, clipping=plan(phases=TWO_PHASES))
+    record = joined(OpenPlan, clipped, COSTS)
+    first, second, *rest = plan_table(record, None, None).splitlines()
+    assert first.startswith("NOT PRIVATE: privacy=none")
+    assert second == "Each example's gradient is clipped, and no noise is added."
+    assert "max_grad_norm         0.1, 0.5" in rest and "sampler               poisson" in rest
+    assert rest[-1].endswith("no ε")

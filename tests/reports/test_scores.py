@@ -1,0 +1,242 @@
+"""A report of a run that averages its weights: a column for each, and which is released."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpft.errors import StateError
+from dpft.privacy.accounting.interpretation import most_right
+from dpft.records.configuration import TrainSection
+from dpft.records.form import parse, write_record
+from dpft.records.privacy_file import COMPUTABLE
+from dpft.records.scores import PRIVATE_SPLIT, STAGES, ScoreEntry, ScoresByStep
+from dpft.reports.report import write_report
+from dpft.reports.run_record import read_run
+from dpft.reports.run_record import shown as public_part
+from dpft.reports.scores import (
+    Figure,
+    figures,
+    meaning,
+    score_tables,
+    series_of,
+    series_plot,
+    tone,
+)
+from dpft.reports.sections import _average_rows
+from dpft.run_folder import PAGE, REPORT, SCORES_BY_STEP
+from tests.reports.folders import write_run
+from tests.reports.plain import TOKENIZER, plain
+from tests.reports.test_report import BOTH, CONFIG, entry, non_private, private
+
+
+def averaged_entry(stage: str, accuracy: float) -> ScoreEntry:
+    return ScoreEntry(
+        task="sst2", split="test", examples=5, stage=stage, split_is_public=True,  # type: ignore[arg-type]
+        metrics={"accuracy": accuracy}, not_computed={},
+    )  # fmt: skip
+
+
+def test_the_released_weights_stand_last_whatever_order_they_were_written_in() -> None:
+    (table,) = score_tables(
+        [averaged_entry("after", 0.8), averaged_entry("last", 0.7), averaged_entry("before", 0.5)]
+    )
+    assert table.stages == ["before", "last", "after"]
+    assert table.headings == ["before fine-tuning", "with the last weights", "after fine-tuning"]
+    assert table.rows == [("accuracy", [0.5, 0.7, 0.8])]
+    assert list(STAGES)[-1] == "after"
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        ({}, []),
+        ({"average": "none"}, []),
+        (
+            {"average": "tail", "average_released": True},
+            ["the mean of those of the last 25% of the steps; beside: those of the last step"],
+        ),
+        (
+            {"average": "ema", "average_released": False},
+            ["those of the last step; beside: an exponential average of every step's, decay at"],
+        ),
+    ],
+)
+def test_which_weights_are_released_is_said(train: dict, words: list[str]) -> None:
+    settings = {"learning_rate": 0.1, "weight_decay": 0.0, "average_decay": 0.9999}
+    rows = _average_rows(parse(settings | {"average_tail": 0.25} | train, TrainSection))
+    assert len(rows) == len(words)
+    for (name, said), expected in zip(rows, words, strict=True):
+        assert name == "weights released" and expected in said
+
+
+figures = plain(figures)
+meaning = plain(meaning)
+tone = plain(tone)
+
+
+def shown(*entries: ScoreEntry, config: dict = CONFIG, **changes: object) -> dict[str, Figure]:
+    found = figures(config, private(**changes), score_tables(entries))
+    return {figure.label: figure for figure in found}
+
+
+def test_epsilon_and_delta_are_rounded_up_and_the_unit_is_named() -> None:
+    record = {**private(unit="customer_id", num_examples=365), "epsilon": 7.9981, "delta": 1 / 730}
+    epsilon, delta, unit = figures(CONFIG, record, [])
+    assert (epsilon.label, epsilon.value) == ("ε", "8.00") and "by prv" in epsilon.note
+    assert (delta.label, delta.value) == ("δ", "0.00137")
+    assert (unit.value, unit.note) == ("customer_id", "one of 365, added or removed")
+
+
+def test_nothing_is_promised_where_the_noise_can_be_computed() -> None:
+    record = {**private(), "warnings": [COMPUTABLE]}
+    (figure,) = figures(CONFIG, record, [])
+    assert (figure.label, figure.value, figure.weak) == ("privacy", "none", True)
+    assert meaning(record) is None and meaning(private()) is not None
+
+
+def test_the_main_score_is_the_tasks_first_metric_before_and_after() -> None:
+    both = [
+        entry(stage, 60.0, metrics={"bleu": 60.0, "perplexity": value})
+        for stage, value in (("before", 1523.4), ("after", 2.4411))
+    ]
+    config = {**CONFIG, "task": {**CONFIG["task"], "metrics": ["perplexity", "bleu"]}}
+    score = shown(*both, config=config)["perplexity ↓"]
+    assert (score.before, score.value, score.weak) == ("1523", "2.44", False)
+    assert shown(BOTH[1])["bleu ↑"].before == ""
+
+
+def test_a_score_of_a_private_split_is_marked_in_its_figure() -> None:
+    """docs/design.md, rule 8."""
+    score = shown(public_part(entry("after", 12.345).marked(False), rounded=True))["bleu ↑"]
+    assert score.weak and score.note == PRIVATE_SPLIT and score.value == "12"
+    assert "bleu ↑" not in shown(public_part(entry("after", 12.345).marked(False)))
+
+
+def test_a_metric_without_a_better_direction_or_a_value_leads_nowhere() -> None:
+    for metrics in ({"mean_length": 21.0}, {"unknown": 1.0}, {}):
+        assert set(shown(entry("after", 0.0, metrics=metrics))) == {"ε", "δ", "unit"}
+    lost = entry("after", 0.0, metrics={})
+    assert set(shown(BOTH[0], lost)) == {"ε", "δ", "unit"}
+
+
+@pytest.mark.parametrize("privacy", [non_private(), private(reproducible=True)])
+def test_a_run_that_is_not_private_promises_nothing(privacy: dict) -> None:
+    (figure,) = figures(CONFIG, privacy, [])
+    assert (figure.label, figure.value, figure.weak) == ("privacy", "none", True)
+    assert meaning(privacy) is None
+
+
+def test_the_sentence_says_how_often_a_guess_of_membership_can_be_right() -> None:
+    record = {**private(unit="customer_id"), "epsilon": 3.0, "delta": 1e-5}
+    assert "at most **95.3 %**" in str(meaning(record)) and most_right(3.0, 1e-5) == "95.3"
+    assert "the rows of one `customer_id` were trained on" in str(meaning(record))
+    assert "one example was trained on" in str(meaning(private()))
+    assert "nearly everything" in str(meaning({**record, "epsilon": 30.0}))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "color"),
+    [(0.5, "good"), (1.0, "good"), (1.2, "fair"), (8.0, "fair"), (14.0, "bad")],
+)
+def test_the_promise_is_green_only_where_a_guess_of_membership_stays_one(
+    epsilon: float, color: str
+) -> None:
+    record = {**private(), "epsilon": epsilon, "delta": 1e-5}
+    assert tone(record) == color == figures(CONFIG, record, [])[0].tone
+    both = {"epsilon_with_tokenizer": 20.0, "delta_with_tokenizer": 2e-5, "tokenizer": TOKENIZER}
+    assert tone({**record, **both}) == "bad", "what both cost"
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [non_private(), private(reproducible=True), {**private(), "warnings": [COMPUTABLE]}],
+)
+def test_what_promises_nothing_is_red(privacy: dict) -> None:
+    assert tone(privacy) == "bad"
+
+
+def test_a_model_with_a_private_tokenizer_promises_what_both_cost() -> None:
+    both = {"epsilon_with_tokenizer": 7.25, "delta_with_tokenizer": 2e-5, "tokenizer": TOKENIZER}
+    record = {**private(), "epsilon": 3.0, "delta": 1e-5, **both}
+    epsilon, delta, _ = figures(CONFIG, record, [])
+    assert (epsilon.value, delta.value) == ("7.25", "2 × 10⁻⁵")
+    assert "its tokenizer included; 3.00 of the training" in epsilon.note
+    assert f"{most_right(7.25, 2e-5)} %" in str(meaning(record))
+
+
+series_of = plain(series_of)
+series_plot = plain(series_plot)
+
+HEAD = {"schema_version": 1, "every": 10}
+
+
+def point(step: int, bleu: float, epsilon: float | None = None, **changes: Any) -> dict[str, Any]:
+    one = {"task": "e2e", "split": "test", "examples": 630, "metrics": {"bleu": bleu}, **changes}
+    spent = {} if epsilon is None else {"epsilon": epsilon, "accountant": "rdp"}
+    return {"step": step, **spent, "evaluations": [one]}
+
+
+def content(*points: dict[str, Any]) -> ScoresByStep:
+    return parse({**HEAD, "points": list(points)}, ScoresByStep)
+
+
+def test_a_series_runs_from_before_training_to_after_it() -> None:
+    privacy = private() | {"epsilon": 2.0, "steps": 30, "steps_taken": 30}
+    points = content(point(10, 20.0, 1.001), point(20, 40.0, 1.5))
+    (series,) = series_of(points, privacy, BOTH)
+    assert series.rows == [
+        (0, 0.0, {"bleu": 10.0}),
+        (10, 1.001, {"bleu": 20.0}),
+        (20, 1.5, {"bleu": 40.0}),
+        (30, 2.0, {"bleu": 60.5}),
+    ]
+    assert series.printed()[1] == ("10", "1.0010", [20.0])
+    plot = str(series_plot(series, CONFIG, "series"))
+    assert ">1.01<" in plot, "rounded up"
+    assert "ε spent, at most" in plot and ">bleu<" in plot and "steps taken" in plot
+    assert 'aria-label="bleu on split test from 10 after 0 steps to 60.5 after 30"' in plot
+
+
+def test_a_bound_that_was_loose_at_first_falls_to_what_later_steps_are_known_to_have_spent() -> (
+    None
+):
+    """Before the tight curve is computed RDP speaks, and fewer steps spend no more than more."""
+    privacy = private() | {"epsilon": 1.4, "steps": 30, "steps_taken": 30}
+    (series,) = series_of(content(point(10, 1.0, 1.6), point(20, 2.0, 1.2)), privacy, BOTH)
+    assert [epsilon for _, epsilon, _ in series.rows] == [0.0, 1.2, 1.2, 1.4]
+
+
+def test_without_privacy_the_plot_has_no_epsilon() -> None:
+    (series,) = series_of(content(point(10, 20.0)), non_private() | {"steps": 30}, BOTH)
+    assert [epsilon for _, epsilon, _ in series.rows] == [None] * 3
+    assert "ε" not in str(series_plot(series, CONFIG, "series"))
+
+
+def test_a_split_that_is_private_by_now_is_not_shown() -> None:
+    hidden = [entry.marked(False) for entry in BOTH]
+    points = content(point(10, 20.0, 1.0), point(20, 30.0, 1.1, split="other"))
+    assert [series.split for series in series_of(points, private(), hidden)] == ["other"]
+    assert series_of(None, private(), BOTH) == []
+
+
+def test_both_reports_have_the_series(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    write_report(run)
+    assert "while training" not in (run / REPORT).read_text() + (run / PAGE).read_text()
+    write_record(run / SCORES_BY_STEP, content(point(10, 20.5, 1.0)))
+    write_report(run)
+    report, page = (run / REPORT).read_text(), (run / PAGE).read_text()
+    assert "## Scores on e2e, split test, while training" in report
+    assert "| 10 | 1.0000 | 20.5000 |" in report
+    assert "<h2>Scores on e2e, split test, while training</h2>" in page
+    assert "series0" in page and "20.5" in page
+
+
+@pytest.mark.parametrize("points", [None, [{"step": 1}], [{"step": "a", "evaluations": []}]])
+def test_a_damaged_series_is_refused_by_its_name(tmp_path: Path, points: object) -> None:
+    run = write_run(tmp_path / "run")
+    (run / SCORES_BY_STEP).write_text(json.dumps({**HEAD, "points": points}))
+    with pytest.raises(StateError, match="scores_by_step.json is damaged"):
+        read_run(run)
