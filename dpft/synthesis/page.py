@@ -4,6 +4,7 @@ The public page is made of the statement alone. The private one sets synthetic r
 ones, and says beside each figure what it should be near.
 """
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -247,7 +248,7 @@ def _bars(each: Marginal) -> Markup:
         axes.grid(False, axis="x")
         axes.legend(frameon=False)
 
-    return draw_svg(draw, name=f"column-{abs(hash(each.name)) % 10**8}", label=each.name)
+    return draw_svg(draw, name=f"column-{zlib.crc32(each.name.encode())}", label=each.name)
 
 
 def _heat_maps(pairs: Associations) -> Markup:

@@ -109,7 +109,7 @@ def test_shares_are_the_nearest_that_can_be(noisy: list[float]) -> None:
     assert found.sum() == pytest.approx(1) and (found >= 0).all()
     if total <= 1e-3:
         return
-    # The conditions of Karush, Kuhn and Tucker, which the projection alone fulfils: what is taken
+    # The conditions of Karush, Kuhn and Tucker, which the projection alone meets: what is taken
     # away is the same of every cell that keeps something, and no cell that keeps nothing had more.
     moved = np.array(noisy) - found * total
     kept = found > 0

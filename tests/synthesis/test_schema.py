@@ -22,7 +22,7 @@ AGE = {"type": "integer", "minimum": 18, "maximum": 99}
 DAY = {"type": "date", "minimum": "2020-01-01", "maximum": "2020-12-31"}
 SENSELESS = {
     "no columns": ({}, "needs columns"),
-    "an unknown key": ({**columns(age=AGE), "colums": {}}, "'colums'"),
+    "an unknown key": ({**columns(age=AGE), "lines": {}}, "'lines'"),
     "a line that is none": (columns(age=3), "column age needs a type"),
     "no type": (columns(age={"minimum": 1}), "needs a type, one of category"),
     "an unknown type": (columns(age={"type": "int"}), "got 'int'"),
