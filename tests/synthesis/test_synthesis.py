@@ -102,6 +102,8 @@ def test_what_is_public_says_nothing_of_real_rows(made: dpft.Synthesized) -> Non
     assert "visitor" not in public, "no text of a row"
     private = (made.folder / "private/report.html").read_text()
     assert "for the owner of the data alone" in private
+    for title in ("In short", "Columns", "Pairs of columns", "Texts of note", "Copies and long"):
+        assert title in private, title
     for name in ("report.html", "measures.json", "table_key"):
         assert (made.folder / "private" / name).stat().st_mode & 0o077 == 0
     for path in made.folder.rglob("*"):
