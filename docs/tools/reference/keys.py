@@ -19,6 +19,7 @@ NEEDED: dict[str, dict[str, object]] = {
     "tune": {"privacy.eps": 3.0},
     "tokenizer": {"privacy.eps": 1.0, "tokenizer.vocab_size": 8000},
     "generate": {"run": "RUN", "prompts": "FILE"},
+    "synthesize": {"data": "FILE", "privacy.eps": 3.0},
     "export": {"run": "RUN"},
     "audit": {"run": "RUN", "synthetic": None},
     "account": {"num_examples": 1000, "expected_batch_size": 10, "epochs": 1.0, "eps": 3.0},
