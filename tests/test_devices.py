@@ -70,3 +70,21 @@ def test_noise_is_drawn_on_the_cpu_for_a_device_without_float64(caplog) -> None:
     randomness = make_randomness(torch.device("mps"), 1)
     assert randomness.noise.device == torch.device("cpu")
     assert "a device of kind mps has no float64" in caplog.text
+
+
+@pytest.fixture
+def any_order():
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+@pytest.mark.parametrize(("kind", "asked"), [("xpu", True), (None, False)])
+def test_an_accelerator_is_asked_to_add_in_one_order(
+    there, any_order, monkeypatch, kind: str | None, asked: bool
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    there(kind)
+    DeviceConfig().prepare()
+    assert torch.are_deterministic_algorithms_enabled() is asked
+    assert torch.is_deterministic_algorithms_warn_only_enabled() is asked
