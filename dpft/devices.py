@@ -137,6 +137,17 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
+def add_rows(into: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+    """Adds ``rows[i]`` to ``into[index[i]]`` in place, and gives the same bits each time.
+
+    An accelerator's ``index_add_`` adds what has one index in any order, so that no step of a run
+    could be taken again bit for bit; its ``index_put_`` sorts first.
+    """
+    if into.device.type == "cpu":
+        return into.index_add_(0, index, rows)
+    return into.index_put_((index,), rows, accumulate=True)
+
+
 def random_state(device: torch.device) -> Tensor | None:
     """Returns the state of an accelerator's generator; None of a processor, which has torch's."""
     if device.type in ("cpu", "meta"):
