@@ -35,7 +35,7 @@ from dpft.privacy.plan import (
     HistogramPlan,
     write_plan,
 )
-from dpft.run_folder import LEDGER, MODEL, SYNTHESIS, hold_run, private_path
+from dpft.run_folder import CHECKPOINTS, LEDGER, MODEL, SYNTHESIS, hold_run, private_path
 from dpft.runs import run as runs
 from dpft.runs.api import TRAIN_COMMAND
 from dpft.runs.exit_codes import crash_kept, say
@@ -249,7 +249,9 @@ def _hint(folder: Path) -> Iterator[None]:
     except (InputError, StateError):
         raise
     except BaseException:
-        say(f"to go on: dpft synthesize resume={folder}")
+        training = folder / TRAINING
+        if (training / MODEL).is_dir() or not (training / CHECKPOINTS).is_dir():
+            say(f"to go on: dpft synthesize resume={folder}")  # else the training said so
         raise
 
 
