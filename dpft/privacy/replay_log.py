@@ -77,7 +77,8 @@ class Anchor:
             StateError: It names no lines and head.
         """
         try:
-            lines, head = int(written["lines"]), str(written["head"])
+            lines, head = (written[name] for name in ("lines", "head"))
+            lines, head = int(lines), str(head)
             if lines < 0:
                 raise ValueError("lines are counted from 0")
         except (ArithmeticError, KeyError, TypeError, ValueError) as error:
@@ -235,11 +236,13 @@ def _checkpoint_anchors(folder: Path) -> Iterator[Anchor]:
     """Yields what each checkpoint says of the ledger, of a run that has one."""
     for path in sorted(folder.glob(CHECKPOINT_STATES)):
         try:
-            run = read_json(path).get("run")
+            run = read_json(path).get("run") or {}
         except FileNotFoundError:  # A run that goes on has dropped it for a newer one.
             continue
-        if isinstance(run, dict) and run.get("ledger") is not None:
-            known, run_id, plan = run["ledger"], run.get("run_id"), run.get("plan")
+        if not isinstance(run, dict):
+            continue
+        known, run_id, plan = map(run.get, ("ledger", "run_id", "plan"))
+        if known is not None:
             nothing = False
             if isinstance(run_id, str) and isinstance(plan, dict):
                 # Had a step been taken, the replay log would have it.
