@@ -26,6 +26,7 @@ from dpft.data.layout import EncodedRows
 from dpft.data.sources import has_training_split_alone, load_examples
 from dpft.errors import DpftError, InputError, StateError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
+from dpft.files import CANARIES, FINGERPRINT, HELD_OUT_KEY, PRIVATE, UNIT_KEY
 from dpft.generation.batches import batches_by_tokens
 from dpft.generation.inference import evaluation_mode
 from dpft.kinds import TEXT
@@ -33,7 +34,6 @@ from dpft.models.architecture import read_architecture
 from dpft.models.losses import per_example_losses, token_nll
 from dpft.records.form import read_record
 from dpft.records.kept import Fingerprint
-from dpft.run_folder import CANARIES, FINGERPRINT, HELD_OUT_KEY, PRIVATE, UNIT_KEY
 from dpft.runs.held_out import (
     HELD_OUT,
     TrainingData,

@@ -44,6 +44,7 @@ from dpft.data.views import hidden_spans
 from dpft.errors import InputError
 from dpft.evaluation.samples import spread
 from dpft.evaluation.scored import OnProgress, counter
+from dpft.files import MEMORIZATION, hold_run, private_audit_path
 from dpft.generation.batches import batches_by_tokens
 from dpft.generation.continuations import Beginning, continuations
 from dpft.generation.inference import evaluation_mode
@@ -53,7 +54,6 @@ from dpft.models.losses import token_logits
 from dpft.records.audits import MemorizationAudit
 from dpft.records.form import joined, write_record
 from dpft.reports.terminal import Grid
-from dpft.run_folder import MEMORIZATION, hold_run, private_audit_path
 from dpft.runs.progress import batch_progress
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run

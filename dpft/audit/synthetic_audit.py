@@ -37,7 +37,15 @@ from dpft.audit.text_overlap import (
 )
 from dpft.config.schema import TrainConfig
 from dpft.evaluation.samples import spread
-from dpft.files import write_text
+from dpft.files import (
+    PRIVACY,
+    PRIVATE_SYNTHETIC_AUDIT,
+    SYNTHETIC_AUDIT,
+    audit_path,
+    hold_run,
+    private_audit_path,
+    write_text,
+)
 from dpft.models.loading import quiet_transformers
 from dpft.records import audits
 from dpft.records.audits import CanariesInTexts, ClassifierScores, Utility
@@ -45,14 +53,6 @@ from dpft.records.privacy_file import RunPrivacy, guarantee, is_promised, run_pr
 from dpft.reports.pages import render_html
 from dpft.reports.scores import tone_of
 from dpft.reports.terminal import Grid
-from dpft.run_folder import (
-    PRIVACY,
-    PRIVATE_SYNTHETIC_AUDIT,
-    SYNTHETIC_AUDIT,
-    audit_path,
-    hold_run,
-    private_audit_path,
-)
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import trained_model_of_run
 from dpft.tasks.base import TextTask

@@ -5,8 +5,8 @@ from pathlib import Path
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
 from dpft.errors import InputError
+from dpft.files import TOKENIZER
 from dpft.models.source import TOKENIZER_FILES, ModelConfig
-from dpft.run_folder import TOKENIZER
 
 
 def own_tokenizer_folder(model: ModelConfig) -> Path | None:

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from dpft.errors import StateError
-from dpft.files import read_file, read_json
+from dpft.files import CHECKPOINT_STATES, HANDED_HEADS, JOURNAL, LEDGER, read_file, read_json
 from dpft.privacy.ledger import GENESIS, LedgerRecord, first_line, hash_of, read_ledger
 from dpft.privacy.witness import read_handed
-from dpft.run_folder import CHECKPOINT_STATES, HANDED_HEADS, JOURNAL, LEDGER
 
 NO_STEPS = LedgerRecord(steps=0, mechanisms=(), closed=False, lines=0, head=GENESIS)
 

@@ -18,7 +18,15 @@ import yaml
 from markupsafe import Markup
 
 from dpft import __version__
-from dpft.files import write_text
+from dpft.files import (
+    MODEL,
+    PAGE,
+    PRIVATE_METRICS,
+    PRIVATE_REPORT,
+    REPORT,
+    is_base_model,
+    write_text,
+)
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.records.configuration import ModelSection, RunConfiguration, TaskSection
 from dpft.records.form import joined, keys_of
@@ -56,7 +64,6 @@ from dpft.reports.sections import (
     training_rows,
     warnings,
 )
-from dpft.run_folder import MODEL, PAGE, PRIVATE_METRICS, PRIVATE_REPORT, REPORT, is_base_model
 from dpft.tasks.base import TASKS, LabelTask, SeqToSeqTask, Task
 from dpft.tasks.glue_texts import TEXT2TEXT
 

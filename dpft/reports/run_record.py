@@ -17,7 +17,22 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpft.errors import InputError
-from dpft.files import read_yaml, write_text
+from dpft.files import (
+    AUDIT,
+    CONFIGURATION,
+    METRICS,
+    OVERRIDES,
+    PRIVACY,
+    PRIVATE_METRICS,
+    PRIVATE_REPORT,
+    SCORES_BY_STEP,
+    WRONG_IMAGES,
+    is_base_model,
+    private_path,
+    read_yaml,
+    runs_in,
+    write_text,
+)
 from dpft.records.configuration import (
     ModelSection,
     RunConfiguration,
@@ -30,20 +45,6 @@ from dpft.records.promises import PrivateRun
 from dpft.records.scores import PRIVATE_SPLIT, Metrics, ScoreEntry, ScoresByStep, split_note
 from dpft.reports.pages import render_markdown
 from dpft.reports.scores import score_tables
-from dpft.run_folder import (
-    AUDIT,
-    CONFIGURATION,
-    METRICS,
-    OVERRIDES,
-    PRIVACY,
-    PRIVATE_METRICS,
-    PRIVATE_REPORT,
-    SCORES_BY_STEP,
-    WRONG_IMAGES,
-    is_base_model,
-    private_path,
-    runs_in,
-)
 
 WHERE = f"in {PRIVATE_METRICS}, for their owner alone"
 DIGITS: Final = 2

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from markupsafe import Markup
 
 from dpft.evaluation.metrics.base import HIGHER, METRICS, MetricSpec
+from dpft.files import WRONG_IMAGES
 from dpft.privacy.accounting.membership import most_right
 from dpft.privacy.accounting.rounding import figure_up, round_up, up
 from dpft.privacy.plan import EXAMPLE
@@ -37,7 +38,6 @@ from dpft.records.scores import (
     StepScores,
 )
 from dpft.reports.pages import COLORS, digits, draw_svg, heat_map
-from dpft.run_folder import WRONG_IMAGES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

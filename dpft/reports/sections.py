@@ -6,6 +6,7 @@ stress it does so as Markdown; ``pages.words`` turns that into HTML.
 
 from collections.abc import Sequence
 
+from dpft.files import LEDGER
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.plan import EXAMPLE
@@ -26,7 +27,6 @@ from dpft.reports.provenance import (
     witness_rows,
 )
 from dpft.reports.run_record import data_name, model_title
-from dpft.run_folder import LEDGER
 
 HEAD_COMMAND = f"tail -n 1 {LEDGER} | tr -d '\\n' | sha256sum"
 LEDGER_NOTE = (

@@ -32,11 +32,20 @@ from dpft.data.prompts import PROMPTS
 from dpft.data.readers import file_rows
 from dpft.errors import DpftError, InputError
 from dpft.evaluation.evaluate import Evaluation
-from dpft.files import check_writable, refuse_links
+from dpft.files import (
+    BASE_MODEL,
+    CONFIGURATION,
+    LOCK,
+    PRIVATE,
+    TUNING,
+    check_writable,
+    hold_run,
+    private_path,
+    refuse_links,
+)
 from dpft.models.loading import quiet_transformers
 from dpft.records.form import as_json
 from dpft.reports.terminal import Figures
-from dpft.run_folder import BASE_MODEL, CONFIGURATION, LOCK, PRIVATE, TUNING, hold_run, private_path
 from dpft.runs import run as runs
 from dpft.runs import tuning
 from dpft.runs.account_command import answer

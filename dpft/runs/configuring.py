@@ -30,10 +30,9 @@ from dpft.config.schema import (
     TrainCommand,
 )
 from dpft.errors import InputError
-from dpft.files import read_yaml, refuse_links
+from dpft.files import CONFIGURATION, read_yaml, refuse_links
 from dpft.privacy.privacy_config import NoPrivacy, PrivacyConfig
 from dpft.records.configuration import read_saved
-from dpft.run_folder import CONFIGURATION
 from dpft.runs.saved_run import saved_run
 from dpft.runs.witnessing import refuse_witness_of_file
 from dpft.tokenizers.tokenizer_config import OF_PIECES

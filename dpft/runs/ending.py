@@ -17,6 +17,17 @@ from dpft.config.schema import TrainConfig
 from dpft.data.memory import MEMORY
 from dpft.data.readers import file_rows
 from dpft.evaluation.evaluate import Evaluation
+from dpft.files import (
+    DATA_SUMMARY,
+    JOURNAL,
+    LEDGER,
+    PAGE,
+    PREDICTIONS,
+    PRIVACY,
+    PRIVATE,
+    PRIVATE_METRICS,
+    REPORT,
+)
 from dpft.kinds import NOTHING, PROMPTS
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve
@@ -45,17 +56,6 @@ from dpft.reports.run_record import RunRecord, data_name, model_title, read_run,
 from dpft.reports.scores import ScoreTable, metric_words, score_tables
 from dpft.reports.sections import headline, with_tokenizer
 from dpft.reports.terminal import Grid, show
-from dpft.run_folder import (
-    DATA_SUMMARY,
-    JOURNAL,
-    LEDGER,
-    PAGE,
-    PREDICTIONS,
-    PRIVACY,
-    PRIVATE,
-    PRIVATE_METRICS,
-    REPORT,
-)
 from dpft.runs.composition import (
     PUBLIC_TOKENIZER,
     cost_together,

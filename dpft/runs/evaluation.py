@@ -26,7 +26,21 @@ from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, scor
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.predictions import read_predictions, write_predictions
 from dpft.evaluation.samples import write_samples
-from dpft.files import refuse_links, write_bytes
+from dpft.files import (
+    CONFIGURATION,
+    PREDICTIONS,
+    PRIVACY,
+    PRIVATE,
+    PRIVATE_SCORES_BY_STEP,
+    SAMPLES,
+    SCORES_BY_STEP,
+    WRONG_IMAGES,
+    hold_run,
+    private_folder,
+    private_path,
+    refuse_links,
+    write_bytes,
+)
 from dpft.models.architecture import read_architecture
 from dpft.parallel.processes import own_device, started
 from dpft.parallel.ranks import ALONE, Ranks
@@ -40,19 +54,6 @@ from dpft.reports.run_record import (
     read_own_evaluations,
     read_run,
     write_metrics,
-)
-from dpft.run_folder import (
-    CONFIGURATION,
-    PREDICTIONS,
-    PRIVACY,
-    PRIVATE,
-    PRIVATE_SCORES_BY_STEP,
-    SAMPLES,
-    SCORES_BY_STEP,
-    WRONG_IMAGES,
-    hold_run,
-    private_folder,
-    private_path,
 )
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import WriteRequest

@@ -17,13 +17,7 @@ import dpft
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
 from dpft.errors import DpftError, InputError
-from dpft.privacy.completeness import read_journal
-from dpft.privacy.ledger import read_ledger
-from dpft.records.configuration import RunConfiguration, parse_configuration, read_saved
-from dpft.records.form import read_record, write_record
-from dpft.records.promises import BegunFile, Origin, StartingModel, Versions
-from dpft.reports.run_record import data_name, model_name, with_kind
-from dpft.run_folder import (
+from dpft.files import (
     AUDIT_KEY,
     BEGUN,
     CHECKPOINTS,
@@ -54,6 +48,12 @@ from dpft.run_folder import (
     private_folder,
     private_path,
 )
+from dpft.privacy.completeness import read_journal
+from dpft.privacy.ledger import read_ledger
+from dpft.records.configuration import RunConfiguration, parse_configuration, read_saved
+from dpft.records.form import read_record, write_record
+from dpft.records.promises import BegunFile, Origin, StartingModel, Versions
+from dpft.reports.run_record import data_name, model_name, with_kind
 from dpft.training.checkpoint import checkpoints
 
 WriteRequest = Callable[[Path], None]

@@ -21,6 +21,7 @@ from dpft.errors import InputError, RunError
 from dpft.evaluation.groups import Group
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.evaluation.scored import OnProgress, counter
+from dpft.files import GENERATED, PRIVACY, hold_run
 from dpft.generation.decoding import DecodeConfig, Draws
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.processes import own_device, started
@@ -30,7 +31,6 @@ from dpft.records.form import write_record
 from dpft.records.privacy_file import RunPrivacy, run_privacy
 from dpft.records.scores import SheetDecoding
 from dpft.reports.report import cost, statement
-from dpft.run_folder import GENERATED, PRIVACY, hold_run
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.progress import batch_progress
 from dpft.runs.run_cost import cut, loading_device

@@ -25,10 +25,9 @@ from dpft.data.held_out import fingerprint, new_key, split_held_out
 from dpft.data.packed_records import PackedRecords
 from dpft.data.sources import has_split, has_training_split_alone, load_examples, read_examples
 from dpft.errors import InputError
-from dpft.files import write_text
+from dpft.files import CANARIES, HELD_OUT_KEY, private_audit_path, private_path, write_text
 from dpft.records.audits import KeptCanaries, KeptCanary
 from dpft.records.form import read_record, write_record
-from dpft.run_folder import CANARIES, HELD_OUT_KEY, private_audit_path, private_path
 from dpft.runs.saved_run import saved_run
 from dpft.tasks.base import Task, TextualTask
 from dpft.tasks.image_records import LabeledImage

@@ -29,7 +29,19 @@ from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.fingerprint import fingerprint
 from dpft.data.memory import held_splits
 from dpft.errors import DpftError, InputError, StateError
-from dpft.files import refuse_links
+from dpft.files import (
+    AUDIT_KEY,
+    BASE_MODEL,
+    CHECKPOINTS,
+    CONFIGURATION,
+    FINGERPRINT,
+    HELD_OUT_KEY,
+    TUNING,
+    UNIT_KEY,
+    is_base_model,
+    private_path,
+    refuse_links,
+)
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import world
 from dpft.parallel.processes import is_restarted, remember, remembered
@@ -41,18 +53,6 @@ from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.records.form import read_record, write_record
 from dpft.records.kept import Fingerprint
 from dpft.reports.run_record import read_own_evaluations
-from dpft.run_folder import (
-    AUDIT_KEY,
-    BASE_MODEL,
-    CHECKPOINTS,
-    CONFIGURATION,
-    FINGERPRINT,
-    HELD_OUT_KEY,
-    TUNING,
-    UNIT_KEY,
-    is_base_model,
-    private_path,
-)
 from dpft.runs.composition import spent_before, tokenizer_of
 from dpft.runs.exit_codes import say
 from dpft.runs.folder import has_begun, read_begun

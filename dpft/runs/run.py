@@ -24,7 +24,21 @@ from pathlib import Path
 from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError, note_records_read
-from dpft.files import check_writable, refuse_links
+from dpft.files import (
+    AUDIT_KEY,
+    CHECKPOINTS,
+    CONFIGURATION,
+    LEDGER,
+    MODEL,
+    PRIVACY,
+    REPORT,
+    UNIT_KEY,
+    WHITE_BOX,
+    check_writable,
+    hold_run,
+    private_path,
+    refuse_links,
+)
 from dpft.models.loading import quiet_transformers
 from dpft.models.source import ModelConfig
 from dpft.parallel.processes import started
@@ -40,19 +54,6 @@ from dpft.records.promises import OpenRun, PrivateRun, StartingModel
 from dpft.released import check_released
 from dpft.reports.plan_table import in_words
 from dpft.reports.run_record import read_own_evaluations
-from dpft.run_folder import (
-    AUDIT_KEY,
-    CHECKPOINTS,
-    CONFIGURATION,
-    LEDGER,
-    MODEL,
-    PRIVACY,
-    REPORT,
-    UNIT_KEY,
-    WHITE_BOX,
-    hold_run,
-    private_path,
-)
 from dpft.runs.ending import report
 from dpft.runs.evaluation import not_evaluated, scheduled_scores, score, score_with, write_scores
 from dpft.runs.exit_codes import crash_kept

@@ -20,7 +20,18 @@ from typing import Any
 from dpft.config.load import load_saved
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.errors import DpftError, InputError, StateError
-from dpft.files import refuse_links
+from dpft.files import (
+    CONFIGURATION,
+    HYDRA,
+    JOURNAL,
+    LEDGER,
+    MODEL,
+    PRIVACY,
+    PRIVATE,
+    TRIALS,
+    TUNING,
+    refuse_links,
+)
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
 from dpft.privacy.accounting.membership import shown_epsilon
 from dpft.privacy.completeness import check_lodged, knows_the_end, read_run_ledger
@@ -36,17 +47,6 @@ from dpft.records.promises import PrivateRun
 from dpft.released import check_released
 from dpft.reports.report import write_report
 from dpft.reports.run_record import RunRecord, find_runs, read_run
-from dpft.run_folder import (
-    CONFIGURATION,
-    HYDRA,
-    JOURNAL,
-    LEDGER,
-    MODEL,
-    PRIVACY,
-    PRIVATE,
-    TRIALS,
-    TUNING,
-)
 
 SAME = 1e-9
 """Relative difference that rounding explains."""

@@ -18,6 +18,7 @@ from dpft.data.encoding import Encoding
 from dpft.data.layout import Layout
 from dpft.errors import InputError
 from dpft.evaluation.outputs import ModelOutputs
+from dpft.files import MODEL
 from dpft.generation.decoding import DecodeConfig
 from dpft.head_losses import fuse_head
 from dpft.kinds import CAUSAL, SEQ2SEQ, TEXTS, Head
@@ -34,7 +35,6 @@ from dpft.models.loading import new_names, seeded
 from dpft.models.source import loading_errors
 from dpft.models.vocabulary import grow_as_planned, load_with_tokens
 from dpft.privacy.clipping.wide import WIDE_ROWS
-from dpft.run_folder import MODEL
 from dpft.runs.modality import modality_of
 from dpft.tasks.base import Task
 from dpft.tasks.corpus import MASKS, CorpusTask

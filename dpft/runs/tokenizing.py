@@ -24,7 +24,23 @@ from dpft.config.load import dump
 from dpft.config.schema import TokenizerCommand
 from dpft.data.sources import read_examples
 from dpft.errors import InputError, RunError, StateError
-from dpft.files import check_writable, read_file, refuse_links, sync_tree, write_text
+from dpft.files import (
+    CONFIGURATION,
+    DATA_SUMMARY,
+    EXACT_HISTOGRAM,
+    HISTOGRAM,
+    LEDGER,
+    PRIVACY,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    check_writable,
+    hold_run,
+    private_path,
+    read_file,
+    refuse_links,
+    sync_tree,
+    write_text,
+)
 from dpft.privacy.accounting.rounding import up
 from dpft.privacy.histogram_config import NOT_PRIVATE
 from dpft.privacy.keys import secret_key
@@ -53,18 +69,6 @@ from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.run_record import data_name
 from dpft.reports.terminal import Answer
 from dpft.reports.tokenizer_report import table, write_tokenizer_report
-from dpft.run_folder import (
-    CONFIGURATION,
-    DATA_SUMMARY,
-    EXACT_HISTOGRAM,
-    HISTOGRAM,
-    LEDGER,
-    PRIVACY,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    hold_run,
-    private_path,
-)
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import WriteRequest, read_begun, refuse_used_folder, start_anew, write_begun
 from dpft.runs.run_plan import PublicSize, size_of_data

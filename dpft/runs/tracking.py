@@ -22,6 +22,7 @@ from uuid import uuid4
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
 from dpft.errors import DpftError, StateError
+from dpft.files import TRACKING
 from dpft.records.form import read_record, write_record
 from dpft.records.kept import TrackerState
 from dpft.records.privacy_file import RunPrivacy
@@ -29,7 +30,6 @@ from dpft.records.promises import PrivateRun
 from dpft.records.scores import ScoreEntry
 from dpft.reports.report import public_configuration
 from dpft.reports.run_record import RunRecord, read_overrides
-from dpft.run_folder import TRACKING
 from dpft.runs.run_plan import RunPlan
 from dpft.training.listeners import PublicStep, StepWindows
 from dpft.training.trackers.base import Place, Tracker, TrackerConfig

@@ -21,11 +21,10 @@ from dpft.data.sources import LETTERS_PER_TOKEN
 from dpft.data.token_rows import encoded_rows
 from dpft.data.units import bounded_units, units_of_chunks
 from dpft.errors import InputError
-from dpft.files import write_text
+from dpft.files import DATA_SUMMARY, private_path, write_text
 from dpft.machine import return_freed_memory
 from dpft.privacy.keys import secret_key
 from dpft.privacy.plan import EXAMPLE
-from dpft.run_folder import DATA_SUMMARY, private_path
 from dpft.runs.held_out import Division, TrainingData
 from dpft.tasks.base import REFUSED, Task
 from dpft.tasks.records import Record
@@ -203,7 +202,7 @@ def unit_key(config: TrainConfig) -> bytes:
 
 
 def save_key(folder: Path, name: str, key: bytes) -> None:
-    """Writes a key into a run's private folder, under a name of ``dpft.run_folder``."""
+    """Writes a key into a run's private folder, under a name of ``dpft.files``."""
     write_text(private_path(folder, name), key.hex() + "\n", mode=0o600)
 
 

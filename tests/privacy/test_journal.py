@@ -7,9 +7,9 @@ import stat
 import pytest
 import torch
 
+from dpft.files import LEDGER
 from dpft.privacy.journal import JournaledLedger, ReplayError
 from dpft.privacy.ledger import Ledger, read_ledger
-from dpft.run_folder import LEDGER
 from tests.privacy.test_ledger import MECHANISM, WRITTEN
 
 

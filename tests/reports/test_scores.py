@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dpft.errors import StateError
+from dpft.files import PAGE, REPORT, SCORES_BY_STEP
 from dpft.privacy.accounting.membership import most_right
 from dpft.records.configuration import TrainSection
 from dpft.records.form import parse, write_record
@@ -25,7 +26,6 @@ from dpft.reports.scores import (
     tone,
 )
 from dpft.reports.sections import _average_rows
-from dpft.run_folder import PAGE, REPORT, SCORES_BY_STEP
 from tests.reports.folders import write_run
 from tests.reports.plain import TOKENIZER, plain
 from tests.reports.test_report import BOTH, CONFIG, entry, non_private, private

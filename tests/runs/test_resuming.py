@@ -14,11 +14,11 @@ from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.data.memory import rows_in_memory
 from dpft.errors import InputError, StateError
+from dpft.files import AUDIT_KEY, FINGERPRINT, UNIT_KEY, private_path
 from dpft.privacy.plan import write_plan
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.records.kept import BoundRun
 from dpft.reports.run_record import write_metrics
-from dpft.run_folder import AUDIT_KEY, FINGERPRINT, UNIT_KEY, private_path
 from dpft.runs import resuming
 from dpft.runs.held_out import Division, keep_key
 from dpft.runs.resuming import (

@@ -12,8 +12,8 @@ import yaml
 
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError, RunError
+from dpft.files import hold_run
 from dpft.records.kept import BoundRun
-from dpft.run_folder import hold_run
 from dpft.runs import run as runs
 from dpft.runs.prepared_run import Prepared
 from dpft.runs.resuming import Secrets

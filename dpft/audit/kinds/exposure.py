@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, expect
 from dpft.data.canaries import EXPOSURE, Canary
 from dpft.errors import InputError
-from dpft.run_folder import CANARIES
+from dpft.files import CANARIES
 from dpft.runs.held_out import read_canaries
 
 if TYPE_CHECKING:
