@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, cast
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dpft.config.composing import Words, given_overrides, given_text
-from dpft.config.keys import WITNESS, configuration_fields, copy_key, join_key, key_of, plain
+from dpft.config.keys import (
+    WITNESS,
+    configuration_fields,
+    copy_key,
+    join_key,
+    key_of,
+    plain,
+    refuse_witness_of_file,
+)
 from dpft.config.listing import naming_recipe
 from dpft.config.load import Config, config_directory, from_values, load, load_saved
 from dpft.config.schema import (
@@ -34,7 +42,6 @@ from dpft.files import CONFIGURATION, read_yaml, refuse_links
 from dpft.privacy.privacy_config import NoPrivacy, PrivacyConfig
 from dpft.records.configuration import read_saved
 from dpft.runs.saved_run import saved_run
-from dpft.runs.witnessing import refuse_witness_of_file
 from dpft.tokenizers.tokenizer_config import OF_PIECES
 
 if TYPE_CHECKING:

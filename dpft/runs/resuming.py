@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dpft.config.keys import copy_key, plain
+from dpft.config.keys import copy_key, plain, refuse_witness_of_file
 from dpft.config.load import from_values, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.fingerprint import fingerprint
@@ -58,7 +58,6 @@ from dpft.runs.exit_codes import say
 from dpft.runs.folder import has_begun, read_begun
 from dpft.runs.held_out import held_out_key
 from dpft.runs.run_plan import RunPlan, method_phases, plan_without_noise, public_size
-from dpft.runs.witnessing import refuse_witness_of_file
 from dpft.training.checkpoint import checkpoints
 from dpft.training.loop import TrainingSet
 from dpft.training.resume import ResumePoint
