@@ -10,7 +10,7 @@ those after it; epsilon beside them is that of the steps so far.
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from markupsafe import Markup
 
@@ -79,6 +79,53 @@ class ScoreTable:
     def headings(self) -> list[str]:
         """What stands above each column."""
         return [STAGES[stage] for stage in self.stages]
+
+
+def score_parts(
+    privacy: RunPrivacy, evaluations: Sequence[ScoreEntry], by_step: ScoresByStep | None
+) -> dict[str, Any]:
+    """Returns what report.md and report.html show of scores, by the templates' names.
+
+    Args:
+        privacy: What privacy.json says.
+        evaluations: Entries of metrics.json, as far as they may be shown.
+        by_step: What scores_by_step.json says; None: there is none.
+    """
+    return {
+        "meaning": meaning(privacy),
+        "tables": score_tables(evaluations),
+        "by_step": series_of(by_step, privacy, evaluations),
+        "private_split": PRIVATE_SPLIT,
+    }
+
+
+def page_parts(
+    config: RunConfiguration,
+    privacy: RunPrivacy,
+    evaluations: Sequence[ScoreEntry],
+    pictures: Mapping[str, bytes],
+    parts: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Returns what report.html shows beside ``score_parts``: figures, words, plots, confusions.
+
+    Args:
+        config: What config.yaml says.
+        privacy: What privacy.json says.
+        evaluations: Entries of metrics.json.
+        pictures: Images that were wrongly classed, by the name of their file.
+        parts: What ``score_parts`` returned.
+    """
+    names = {name for table in parts["tables"] for name, _ in table.rows}
+    return {
+        "figures": figures(config, privacy, parts["tables"]),
+        "about": metric_words(config, sorted(names)),
+        "tone": tone(privacy),
+        "series_plots": [
+            series_plot(series, config, f"series{number}")
+            for number, series in enumerate(parts["by_step"])
+        ],
+        "confusions": confusions(evaluations, pictures),
+    }
 
 
 def score_tables(evaluations: Sequence[ScoreEntry]) -> list[ScoreTable]:

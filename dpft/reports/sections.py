@@ -5,6 +5,7 @@ stress it does so as Markdown; ``pages.words`` turns that into HTML.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from dpft.files import LEDGER
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
@@ -18,6 +19,8 @@ from dpft.records.promises import OpenRun, PrivateRun, Selection
 from dpft.records.scores import ScoreEntry
 from dpft.reports.epsilon import delta_notes
 from dpft.reports.provenance import (
+    alarms,
+    audited_rows,
     canary_sentences,
     network_sentences,
     process_rows,
@@ -40,6 +43,30 @@ LEDGER_NOTE = (
     " privacy.json; `dpft account run=RUN head=HEAD` computes ε from the ledger alone."
 )
 Row = tuple[str, str]
+
+
+def sections(
+    config: RunConfiguration, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
+) -> dict[str, Any]:
+    """Returns every part by the name that templates have for it.
+
+    Args:
+        config: What config.yaml says.
+        privacy: What privacy.json says.
+        evaluations: Scores that are shown beside it.
+    """
+    return {
+        "title": title(config, privacy),
+        "alarms": alarms(privacy),
+        "headline": headline(privacy),
+        "warnings": warnings(config, privacy),
+        "training": training_rows(config, privacy),
+        "mechanism": mechanism_rows(config, privacy),
+        "accountants": accountant_rows(privacy),
+        "audited": audited_rows(privacy),
+        "ledger_note": LEDGER_NOTE,
+        "coverage": coverage(config, privacy, evaluations),
+    }
 
 
 def title(config: RunConfiguration, privacy: RunPrivacy) -> str:
