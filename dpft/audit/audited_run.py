@@ -34,6 +34,7 @@ from dpft.models.architecture import read_architecture
 from dpft.models.losses import per_example_losses, token_nll
 from dpft.records.form import read_record
 from dpft.records.kept import Fingerprint
+from dpft.runs.folder import kept_here, read_secrets
 from dpft.runs.held_out import (
     HELD_OUT,
     TrainingData,
@@ -42,7 +43,6 @@ from dpft.runs.held_out import (
     load_training_data,
     read_canaries,
 )
-from dpft.runs.resuming import kept_here, read_secrets
 from dpft.runs.task_model import fitted_to, prepare_model, trained_model_of_run, training_head
 from dpft.runs.training_records import encode_records
 from dpft.tasks.base import TextTask

@@ -20,8 +20,7 @@ from dpft.files import (
 )
 from dpft.models.loading import quiet_transformers
 from dpft.records.form import joined, json_text, write_record
-from dpft.records.privacy_file import RunPrivacy, run_privacy
-from dpft.records.promises import Audited
+from dpft.records.promises import Audited, RunPrivacy, run_privacy
 from dpft.reports import terminal
 from dpft.reports.pages import render_html
 from dpft.reports.report import write_report

@@ -54,9 +54,9 @@ from dpft.models.losses import token_logits
 from dpft.records.audits import MemorizationAudit
 from dpft.records.form import joined, write_record
 from dpft.reports.terminal import Grid
-from dpft.runs.progress import batch_progress
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
+from dpft.runs.tracking import batch_progress
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import Example
 from dpft.training.training_config import DeviceConfig

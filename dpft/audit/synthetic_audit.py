@@ -49,7 +49,7 @@ from dpft.files import (
 from dpft.models.loading import quiet_transformers
 from dpft.records import audits
 from dpft.records.audits import CanariesInTexts, ClassifierScores, Utility
-from dpft.records.privacy_file import RunPrivacy, guarantee, is_promised, run_privacy
+from dpft.records.promises import RunPrivacy, guarantee, is_promised, run_privacy
 from dpft.reports.pages import render_html
 from dpft.reports.scores import tone_of
 from dpft.reports.terminal import Grid

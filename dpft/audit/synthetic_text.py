@@ -28,7 +28,7 @@ from dpft.errors import InputError
 from dpft.evaluation.samples import spread
 from dpft.records import audits
 from dpft.records.audits import ClassifierScores, Utility
-from dpft.records.privacy_file import (
+from dpft.records.promises import (
     RunPrivacy,
     Statement,
     is_promised,

@@ -18,8 +18,7 @@ from typing import Any
 from markupsafe import Markup
 
 from dpft.files import PAGE, PRIVATE_METRICS, REPORT, SCHEMA_VERSION, write_text
-from dpft.records.privacy_file import RunPrivacy
-from dpft.records.promises import OpenRun
+from dpft.records.promises import OpenRun, RunPrivacy
 from dpft.records.scores import PRIVATE_SPLIT
 from dpft.reports.comparison import (
     BOLD_NOTE,

@@ -30,8 +30,15 @@ from dpft.files import (
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.records.configuration import ModelSection, RunConfiguration, TaskSection
 from dpft.records.form import joined, keys_of
-from dpft.records.privacy_file import RunPrivacy, guarantee, has_noise
-from dpft.records.promises import GeneratedOpenly, GeneratedPrivately, OpenRun, PrivateRun
+from dpft.records.promises import (
+    GeneratedOpenly,
+    GeneratedPrivately,
+    OpenRun,
+    PrivateRun,
+    RunPrivacy,
+    guarantee,
+    has_noise,
+)
 from dpft.records.scores import ScoreEntry, SheetDecoding
 from dpft.reports.pages import epsilon_plot, render_html, render_markdown
 from dpft.reports.published import PUBLISHED_NOTE, published_table

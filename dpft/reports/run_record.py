@@ -40,8 +40,7 @@ from dpft.records.configuration import (
     parse_configuration,
 )
 from dpft.records.form import read_record, write_record
-from dpft.records.privacy_file import RunPrivacy, run_privacy
-from dpft.records.promises import PrivateRun
+from dpft.records.promises import PrivateRun, RunPrivacy, run_privacy
 from dpft.records.scores import PRIVATE_SPLIT, Metrics, ScoreEntry, ScoresByStep, split_note
 from dpft.reports.pages import render_markdown
 from dpft.reports.scores import score_tables

@@ -20,14 +20,14 @@ from dpft.privacy.accounting.membership import most_right
 from dpft.privacy.accounting.rounding import figure_up, round_up, up
 from dpft.privacy.plan import EXAMPLE
 from dpft.records.configuration import RunConfiguration
-from dpft.records.privacy_file import (
+from dpft.records.promises import (
     COMPUTABLE,
+    PrivateRun,
     RunPrivacy,
     Vocabulary,
     guarantee,
     is_promised,
 )
-from dpft.records.promises import PrivateRun
 from dpft.records.scores import (
     PRIVATE_SPLIT,
     STAGES,

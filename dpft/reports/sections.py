@@ -14,8 +14,7 @@ from dpft.privacy.plan import EXAMPLE
 from dpft.records.configuration import RunConfiguration, TrainSection
 from dpft.records.costs import Answer, Interval, NoAnswer
 from dpft.records.form import as_json
-from dpft.records.privacy_file import RunPrivacy, guarantee
-from dpft.records.promises import OpenRun, PrivateRun, Selection
+from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy, Selection, guarantee
 from dpft.records.scores import ScoreEntry
 from dpft.reports.epsilon import delta_notes
 from dpft.reports.provenance import (

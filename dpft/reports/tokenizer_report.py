@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from dpft.files import HISTOGRAM, PAGE, PRIVACY, REPORT, TOKENIZER, write_text
 from dpft.privacy.accounting.rounding import delta_up, up
-from dpft.records.privacy_file import OpenVocabulary, PrivateVocabulary, read_vocabulary
+from dpft.records.promises import OpenVocabulary, PrivateVocabulary, read_vocabulary
 from dpft.reports.epsilon import delta_notes
 from dpft.reports.pages import COLORS, draw_svg, render_html, render_markdown
 from dpft.reports.scores import tone

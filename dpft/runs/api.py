@@ -48,7 +48,7 @@ from dpft.records.form import as_json
 from dpft.reports.terminal import Figures
 from dpft.runs import run as runs
 from dpft.runs import tuning
-from dpft.runs.account_command import answer
+from dpft.runs.account import answer
 from dpft.runs.configuring import (
     checked_overrides,
     evaluate_configuration,

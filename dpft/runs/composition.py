@@ -25,8 +25,14 @@ from dpft.privacy.histogram_config import NOT_PRIVATE
 from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION, PrivacyPlan, SpentBefore
 from dpft.privacy.spending import Noise, added_up, as_mechanisms, thresholds_delta
 from dpft.records.ledger import LedgerHead
-from dpft.records.privacy_file import OpenVocabulary, read_privacy, read_vocabulary
-from dpft.records.promises import PlanPromise, TokenizerCost, WithTokenizer
+from dpft.records.promises import (
+    OpenVocabulary,
+    PlanPromise,
+    TokenizerCost,
+    WithTokenizer,
+    read_privacy,
+    read_vocabulary,
+)
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.runs.saved_run import SpentRun, read_spent
 

@@ -208,7 +208,7 @@ def train_configuration(composed: DictConfig, words: Words) -> TrainCommand:
     sections = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
     refuse_witness_of_file(sections["privacy"], given=words.were_typed(WITNESS))
     if composed.get("resume") is not None:
-        from dpft.runs.resuming import resumed_configuration
+        from dpft.runs.folder import resumed_configuration
 
         values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
         return resumed_configuration(str(composed.resume), values, words.keys)

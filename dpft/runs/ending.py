@@ -38,8 +38,7 @@ from dpft.privacy.spending import Noise, steps_taken
 from dpft.privacy.witness import read_handed
 from dpft.records.form import joined, parse, write_record
 from dpft.records.kept import StepEntry
-from dpft.records.privacy_file import RunPrivacy
-from dpft.records.promises import OpenRun, PrivateRun
+from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy
 from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry
 from dpft.reports.comparison import LOWER_IS_BETTER
 from dpft.reports.epsilon import headline_of

@@ -59,11 +59,11 @@ from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import WriteRequest
 from dpft.runs.held_out import HELD_OUT, NOT_EVALUATED, is_unscored, records_to_score
 from dpft.runs.prepared_run import Prepared
-from dpft.runs.progress import batch_progress
 from dpft.runs.run_cost import cut, loading_device
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run, written_tokens
 from dpft.runs.together import check_alike, check_same_model
+from dpft.runs.tracking import batch_progress
 from dpft.tasks.records import Record
 from dpft.training.averaging import WeightAverage
 from dpft.training.listeners import WINDOW, StepWindows

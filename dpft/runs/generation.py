@@ -28,15 +28,15 @@ from dpft.parallel.processes import own_device, started
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.silence import without_logging
 from dpft.records.form import write_record
-from dpft.records.privacy_file import RunPrivacy, run_privacy
+from dpft.records.promises import RunPrivacy, run_privacy
 from dpft.records.scores import SheetDecoding
 from dpft.reports.report import cost, statement
 from dpft.runs.exit_codes import crash_kept
-from dpft.runs.progress import batch_progress
 from dpft.runs.run_cost import cut, loading_device
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
 from dpft.runs.together import check_alike, check_same_model
+from dpft.runs.tracking import batch_progress
 from dpft.tasks.base import Task, TextTask
 from dpft.tasks.custom_texts import CustomTexts
 from dpft.tasks.records import Example

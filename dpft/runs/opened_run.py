@@ -21,8 +21,7 @@ from dpft.files import EXPORT, MODEL, PRIVACY, REPORT, hold_run, share
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.records.form import as_json
-from dpft.records.privacy_file import guarantee, is_promised
-from dpft.records.promises import PrivateRun
+from dpft.records.promises import PrivateRun, guarantee, is_promised
 from dpft.released import write_released
 from dpft.reports.report import write_card
 from dpft.reports.run_record import RunRecord, data_name, model_title, read_run, with_own_scores

@@ -37,9 +37,9 @@ from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.witness import Handover
 from dpft.released import write_released
 from dpft.reports.epsilon import NOT_PRIVATE_SEED
+from dpft.runs.folder import Secrets, restored_plan
 from dpft.runs.held_out import Division, divide, load_training_data
 from dpft.runs.modality import modality_of
-from dpft.runs.resuming import Secrets, restored_plan
 from dpft.runs.run_cost import check_micro_batch_tokens, with_micro_batch_size
 from dpft.runs.run_plan import (
     RunPlan,

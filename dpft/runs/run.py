@@ -51,15 +51,29 @@ from dpft.privacy.completeness import knows_the_end
 from dpft.privacy.ledger import new_run_id
 from dpft.privacy.witness import Handover, Witness, check_going_on, make_witness
 from dpft.records.form import keys_of
-from dpft.records.privacy_file import RunPrivacy, read_privacy
-from dpft.records.promises import OpenRun, PrivateRun, StartingModel
+from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy, StartingModel, read_privacy
 from dpft.released import check_released
 from dpft.reports.plan_table import in_words
 from dpft.reports.run_record import read_own_evaluations
 from dpft.runs.ending import report
 from dpft.runs.evaluation import not_evaluated, scheduled_scores, score, score_with, write_scores
 from dpft.runs.exit_codes import crash_kept
-from dpft.runs.folder import WriteRequest, refuse_used_folder, start_anew, write_begun
+from dpft.runs.folder import (
+    Secrets,
+    WriteRequest,
+    digest_of,
+    folder_of_run,
+    has_scores,
+    hint_of_resume,
+    keep_folder,
+    read_secrets,
+    refuse_used_folder,
+    restarted_command,
+    same_records,
+    save_fingerprint,
+    start_anew,
+    write_begun,
+)
 from dpft.runs.held_out import keep_key, write_canaries
 from dpft.runs.prepared_run import (
     Planner,
@@ -68,18 +82,6 @@ from dpft.runs.prepared_run import (
     prepare,
     prove_clipper,
     train,
-)
-from dpft.runs.resuming import (
-    Secrets,
-    digest_of,
-    folder_of_run,
-    has_scores,
-    hint_of_resume,
-    keep_folder,
-    read_secrets,
-    restarted_command,
-    same_records,
-    save_fingerprint,
 )
 from dpft.runs.run_cost import check_sharding, cut, foretell
 from dpft.runs.run_plan import RunPlan, curve_beside, finished_curve, plan_run, with_noise

@@ -42,8 +42,7 @@ from dpft.privacy.spending import Noise, steps_taken
 from dpft.records.configuration import read_saved
 from dpft.records.costs import Interval, Search
 from dpft.records.form import as_json, read_record
-from dpft.records.privacy_file import PrivateVocabulary, guarantee, has_noise, read_privacy
-from dpft.records.promises import PrivateRun
+from dpft.records.promises import PrivateRun, PrivateVocabulary, guarantee, has_noise, read_privacy
 from dpft.released import check_released
 from dpft.reports.report import write_report
 from dpft.reports.run_record import RunRecord, find_runs, read_run

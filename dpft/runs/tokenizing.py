@@ -57,14 +57,14 @@ from dpft.records.configuration import TaskSection, parse_configuration
 from dpft.records.form import keys_of, parse, write_record
 from dpft.records.ledger import GaussianHistogram as HistogramLine
 from dpft.records.ledger import HistogramNumbers, LedgerHead
-from dpft.records.privacy_file import (
+from dpft.records.promises import (
+    Begun,
     OpenVocabulary,
     OpenVocabularyAnswer,
     PrivateVocabulary,
     PrivateVocabularyAnswer,
     read_vocabulary,
 )
-from dpft.records.promises import Begun
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.run_record import data_name
 from dpft.reports.terminal import Answer

@@ -61,16 +61,22 @@ from dpft.privacy.trials import draw_count, draw_settings
 from dpft.privacy.uniform import UniformStream
 from dpft.records.costs import Search, Trial
 from dpft.records.form import read_record, write_record
-from dpft.records.privacy_file import read_privacy
-from dpft.records.promises import PrivateRun
+from dpft.records.promises import PrivateRun, read_privacy
 from dpft.records.scores import Metrics, TrialScore
 from dpft.reports.epsilon import NOT_PRIVATE_SEED
 from dpft.reports.provenance import with_selection
 from dpft.reports.report import write_report
 from dpft.runs.exit_codes import FULL_OR_FORBIDDEN, crash_kept, exit_code_of_job
-from dpft.runs.folder import WriteRequest, read_begun, refuse_used_folder, start_anew, write_begun
+from dpft.runs.folder import (
+    WriteRequest,
+    hint_of_resume,
+    kept_here,
+    read_begun,
+    refuse_used_folder,
+    start_anew,
+    write_begun,
+)
 from dpft.runs.held_out import divide, known_by, load_training_data
-from dpft.runs.resuming import hint_of_resume, kept_here
 from dpft.runs.run import begin, go_on
 from dpft.runs.run_plan import RunPlan, plan_run, warn_of_delta, with_batch_size
 from dpft.runs.saved_run import read_spent

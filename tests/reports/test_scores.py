@@ -11,7 +11,7 @@ from dpft.files import PAGE, REPORT, SCORES_BY_STEP
 from dpft.privacy.accounting.membership import most_right
 from dpft.records.configuration import TrainSection
 from dpft.records.form import parse, write_record
-from dpft.records.privacy_file import COMPUTABLE
+from dpft.records.promises import COMPUTABLE
 from dpft.records.scores import PRIVATE_SPLIT, STAGES, ScoreEntry, ScoresByStep
 from dpft.reports.report import write_report
 from dpft.reports.run_record import read_run

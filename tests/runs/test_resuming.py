@@ -19,9 +19,8 @@ from dpft.privacy.plan import write_plan
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.records.kept import BoundRun
 from dpft.reports.run_record import write_metrics
-from dpft.runs import resuming
-from dpft.runs.held_out import Division, keep_key
-from dpft.runs.resuming import (
+from dpft.runs import folder as folders
+from dpft.runs.folder import (
     MAY_CHANGE,
     SECTIONS,
     has_scores,
@@ -32,6 +31,7 @@ from dpft.runs.resuming import (
     same_records,
     save_fingerprint,
 )
+from dpft.runs.held_out import Division, keep_key
 from dpft.runs.run_plan import plan_run
 from dpft.runs.training_records import save_key
 from dpft.training.checkpoint import Checkpoint
@@ -229,9 +229,7 @@ def test_trust_rule_9_a_run_goes_on_with_noise_or_clipping_as_it_began(
 
 
 def test_secrets_are_read_as_they_were_written(tmp_path: Path) -> None:
-    assert read_secrets(tmp_path) == resuming.Secrets(
-        unit_key=b"", held_out_key=None, audit_key=b""
-    )
+    assert read_secrets(tmp_path) == folders.Secrets(unit_key=b"", held_out_key=None, audit_key=b"")
     save_key(tmp_path, UNIT_KEY, b"u" * 32)
     save_key(tmp_path, AUDIT_KEY, b"a" * 32)
     keep_key(tmp_path, Division(kept=[0], scored={}, key=b"h" * 32, fingerprint="f"))

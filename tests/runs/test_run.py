@@ -16,8 +16,8 @@ from dpft.files import hold_run
 from dpft.privacy.witness import make_witness
 from dpft.records.kept import BoundRun
 from dpft.runs import run as runs
+from dpft.runs.folder import Secrets
 from dpft.runs.prepared_run import Prepared
-from dpft.runs.resuming import Secrets
 from dpft.runs.run import begin, finish, go_on, run
 
 KEPT = (

@@ -35,7 +35,7 @@ class ExposureAudit(Audit):
         from dpft.audit.audited_run import trained, untrained
         from dpft.audit.exposure import finding
         from dpft.evaluation.scored import counter
-        from dpft.runs.progress import batch_progress
+        from dpft.runs.tracking import batch_progress
 
         canaries = canaries_of(run)
         suffixes = run.config.audit.vocabulary**run.config.audit.suffix_words

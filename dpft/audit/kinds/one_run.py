@@ -12,8 +12,7 @@ from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, expect
 from dpft.data.canaries import COIN, Canary
 from dpft.errors import InputError
 from dpft.files import CANARIES
-from dpft.records.privacy_file import RunPrivacy
-from dpft.records.promises import OpenRun
+from dpft.records.promises import OpenRun, RunPrivacy
 from dpft.runs.held_out import read_canaries
 
 if TYPE_CHECKING:
