@@ -1,6 +1,6 @@
 # dpft from a fresh machine: `make demo` trains, `make test` checks. Both set up .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-of recipes fuzz test-full audit bench bench-gpu capacity glue-table same-epsilon private-t5 digits-table demo-runs docs docs-outputs tutorials lint wheel-check release clean
+.PHONY: help setup demo test test-of recipes fuzz test-full audit bench gpu-check capacity glue-table same-epsilon private-t5 digits-table demo-runs docs docs-outputs tutorials lint wheel-check release clean
 
 # The first Python at least 3.11 of those installed; `make setup PYTHON=/path/to/python` overrides.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -43,7 +43,7 @@ recipes: setup ## Train, score and report every recipe of conf/experiment in sma
 	$(PYTEST) --dist load tests/stories/test_every_recipe.py
 
 fuzz: setup ## Try 10,000 crafted models with and without a fused head against the clipper (10 minutes).
-	DPFT_FUZZ_MODELS=10000 $(PYTEST) --dist load tests/privacy/clipping/test_head_use.py
+	DPFT_FUZZ_MODELS=10000 $(PYTEST) --dist load tests/privacy/clipping/test_heads.py
 
 test-full: setup ## Run the whole test suite, slow tests included.
 	$(PYTEST)
@@ -61,8 +61,8 @@ bench: setup ## Time private micro-batches and whole steps against ordinary ones
 	$(BIN)/python -m benchmarks.head_memory
 	$(BIN)/python -m benchmarks.processes $(if $(DATA),--data "$(DATA)")
 
-bench-gpu: setup ## Time private micro-batches on a CUDA device (9 minutes); writes benchmarks/results-gpu.md.
-	@$(BIN)/python -m benchmarks.gpu
+gpu-check: setup ## Check and time everything on an accelerator (ten minutes at most); writes benchmarks/results-gpu.md.
+	@$(BIN)/python -m benchmarks.gpu_check
 
 capacity: setup ## Find the largest micro-batch in 4 GB and its speed; writes benchmarks/capacity.md.
 	$(BIN)/python -m benchmarks.capacity

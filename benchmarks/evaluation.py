@@ -25,10 +25,9 @@ from transformers import PreTrainedModel
 from benchmarks import tables
 from dpft.data.encoding import TextEncoding
 from dpft.data.sources import load_examples
-from dpft.evaluation.groups import Group, group_examples
+from dpft.evaluation.answers import Group, group_examples
 from dpft.evaluation.outputs import ModelOutputs
-from dpft.generation.batches import batches_by_tokens
-from dpft.generation.decoding import DecodeConfig
+from dpft.generation.decoding import DecodeConfig, batches_by_tokens
 from dpft.models.losses import per_example_losses
 from dpft.runs.api import EVALUATE_COMMAND
 from dpft.runs.configuring import evaluate_configuration
@@ -90,7 +89,9 @@ Work = Callable[[Subject], object]
 
 def texts(subject: Subject) -> list[str]:
     """Returns the text for each input, as ``dpft eval`` writes it."""
-    return subject.outputs.texts(subject.groups, subject.decode, lambda _: None)
+    return subject.outputs.texts(
+        [each.examples[0] for each in subject.groups], subject.decode, lambda _: None
+    )
 
 
 def generated(subject: Subject) -> list[str]:

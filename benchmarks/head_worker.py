@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from benchmarks.shapes import NO_GPT2_DROPOUT, NO_TOKENS
 from benchmarks.worker import MAX_GRAD_NORM, answer, peak_bytes, timed
 from benchmarks.workload import HeadWorkload
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.head_losses import fuse_head, losses_added_up
 from dpft.kinds import CAUSAL

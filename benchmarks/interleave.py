@@ -9,16 +9,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.memory import ENVIRONMENT, failure
-from benchmarks.workload import HeadWorkload, Pairs, WholeRun, Workload
+from benchmarks.workload import HeadWorkload, WholeRun, Workload
 
 ROOT = Path(__file__).parent.parent
 
@@ -56,7 +55,7 @@ class Comparison:
 class Process:
     """A worker process; alive until left."""
 
-    def __init__(self, workload: Workload | HeadWorkload | WholeRun | Pairs) -> None:
+    def __init__(self, workload: Workload | HeadWorkload | WholeRun) -> None:
         """Starts it; ``wait_until_ready`` says when it has warmed up."""
         environment = {**os.environ, "OMP_NUM_THREADS": str(workload.threads)}
         if workload.memory_limit_bytes is not None:
@@ -103,32 +102,6 @@ class Process:
         """Returns all that the worker says of one micro-batch, update or step."""
         self._tell("go")
         return self._hear()
-
-    def ask(self, question: Mapping[str, Any], *, limit: float) -> dict[str, Any]:
-        """Returns what the worker answers within so many seconds; it is killed when they are over.
-
-        Raises:
-            TimeoutError: They are over.
-            OutOfMemory: Its memory did not suffice.
-            RuntimeError: It failed for another reason.
-        """
-        ended = threading.Event()
-
-        def end() -> None:
-            ended.set()
-            self._process.kill()
-
-        timer = threading.Timer(limit, end)
-        timer.start()
-        try:
-            self._tell(json.dumps(question))
-            return self._hear()
-        except RuntimeError as error:
-            if ended.is_set():
-                raise TimeoutError(f"no answer within {limit:.0f} seconds") from error
-            raise
-        finally:
-            timer.cancel()
 
     def finish(self) -> int:
         """Ends the worker; returns its peak memory in bytes."""

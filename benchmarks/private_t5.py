@@ -20,10 +20,8 @@ from transformers import AutoTokenizer
 
 from benchmarks import tables
 from benchmarks.kept_runs import kept_run, score, seconds_of
-from dpft.tokenizers.histogram import Caps, count_words
-from dpft.tokenizers.pieces import train_pieces
-from dpft.tokenizers.saving import save_tokenizer
-from dpft.tokenizers.tokenizer_config import UNIGRAM
+from dpft.tokenizers.histogram import UNIGRAM, Caps, count_words
+from dpft.tokenizers.pieces import save_tokenizer, train_pieces
 
 TITLE = "A private T5 in small"
 RESULTS = Path(__file__).parent / "results.md"

@@ -26,7 +26,7 @@ from benchmarks.rank_memory_worker import RankWorkload
 from dpft.estimates.activations import trace_activations
 from dpft.estimates.rank_memory import StepShapes, memory_by_phase, peak_of, rank_shapes
 from dpft.parallel.parallel_config import ParallelConfig
-from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
+from dpft.privacy.clipping.choices import DEFAULT_MEMORY_MB
 from dpft.training.optimizers.adamw import AdamW
 
 ROOT = Path(__file__).parent.parent

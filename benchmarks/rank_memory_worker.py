@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL
 from dpft.parallel.blocks import repeated_blocks
@@ -30,11 +30,11 @@ from dpft.parallel.processes import started
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
-from dpft.privacy.clipping.options import ClippingOptions
+from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.ledger import NoLedger
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.randomness import make_randomness, restore_randomness
-from dpft.privacy.step_log import NoLedger
 from dpft.training.loop import TrainingSet, compute_gradient
 
 CPU = torch.device("cpu")

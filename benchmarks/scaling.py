@@ -20,11 +20,11 @@ import torch
 
 from benchmarks import tables
 from benchmarks.shapes import SHAPES, Shape, llama_shape
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
 from dpft.estimates.activations import Activations, trace_activations
 from dpft.estimates.rank_memory import RankShapes, StepShapes, memory_by_phase, peak_of, rank_shapes
 from dpft.parallel.parallel_config import SHARDED, WHOLE, ParallelConfig
-from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
+from dpft.privacy.clipping.choices import DEFAULT_MEMORY_MB
 from dpft.privacy.keys import AgingKey
 from dpft.privacy.noise import BLOCK, BlockNoise, NoiseStream
 from dpft.training.optimizers.adamw import AdamW

@@ -24,7 +24,7 @@ from benchmarks import tables
 from benchmarks.interleave import Process
 from benchmarks.run_worker import COLLATION, MICRO_BATCHES
 from benchmarks.workload import WholeRun
-from dpft.models.embedded import MODEL_DIRECTORY
+from dpft.models.source import EMBEDDED_MODEL
 
 RESULTS = Path(__file__).parent / "results.md"
 TITLE = "Whole runs: steps of dpft train against privacy=none"
@@ -166,7 +166,7 @@ def table_line(row: Row, steps: Steps) -> str:
 
 def write_shape(folder: Path) -> None:
     """Writes a model's folder of GPT-2's shape without weights, with the embedded tokenizer."""
-    for file in MODEL_DIRECTORY.glob("*token*"):
+    for file in EMBEDDED_MODEL.glob("*token*"):
         shutil.copy(file, folder)
     tokens = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     GPT2Config(**tokens).save_pretrained(folder)

@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from benchmarks.shapes import SHAPES
-from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
+from dpft.privacy.clipping.choices import DEFAULT_MEMORY_MB
 
 LORA_RANK = 4
 
@@ -82,16 +82,6 @@ class HeadWorkload:
     threads: int = 1
     memory_limit_bytes: int | None = None
     """Not a limit here: 0 runs the process as ``benchmarks.memory.ENVIRONMENT`` says."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pairs:
-    """A process that measures whatever pairs of workloads it is asked for, each in turns."""
-
-    worker: ClassVar[str] = "benchmarks.gpu_worker"
-    memory_limit_bytes: ClassVar[None] = None
-    device: str
-    threads: int = 1
 
 
 def make_model(workload: Workload) -> PreTrainedModel:

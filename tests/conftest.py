@@ -25,8 +25,8 @@ from hydra.core.object_type import ObjectType
 
 from dpft.config.load import config_directory
 from dpft.privacy.accounting import Accountants
-from dpft.privacy.accounting.limits import Limits
-from dpft.privacy.accounting.mechanism import Epsilon
+from dpft.privacy.accounting.accountants import Limits
+from dpft.privacy.accounting.mechanism import Epsilon, SampledGaussian
 from dpft.records.form import as_json
 from dpft.reports import pages
 from tests import slowness
@@ -149,20 +149,42 @@ class AnswersOfAllWorkers(dict[Any, Any]):
 
 
 @pytest.fixture(scope="module")
-def shared_accounting(accountants: Accountants) -> Iterator[None]:
-    """Lets every command share these accountants, whose start takes longer than a tiny run."""
-    with sharing(accountants):
+def shared_accounting(request: pytest.FixtureRequest, accountants: Accountants) -> Iterator[None]:
+    """Lets every command share these accountants, whose start takes longer than a tiny run.
+
+    A file of tests of what PRV says of a run says ``PRV_ITSELF = True``.
+    """
+    with sharing(accountants, prv_itself=getattr(request.module, "PRV_ITSELF", False)):
         yield
 
 
 @contextmanager
-def sharing(accountants: Accountants) -> Iterator[None]:
-    """Lets every command inside the block share these accountants."""
+def sharing(accountants: Accountants, *, prv_itself: bool = False) -> Iterator[None]:
+    """Lets every command inside the block share these accountants.
+
+    For PRV, which takes half as long as a tiny run to answer, PLD's bound stands in.
+    """
 
     def share(new: Accountants, _: Limits | None = None) -> None:
         vars(new).update(vars(accountants))
 
+    ask, begin = Accountants.evaluate, Accountants.prefetch
+
+    def evaluate(self: Accountants, name: str, mechanism: Any, **options: float) -> Epsilon:
+        if name != "prv" or not isinstance(mechanism, SampledGaussian):
+            return ask(self, name, mechanism, **options)
+        bound = ask(self, "pld", mechanism).upper
+        assert bound is not None
+        return Epsilon(lower=max(0.0, bound - 0.01), estimate=bound, upper=bound + 0.01)
+
+    def prefetch(self: Accountants, name: str, mechanism: Any, **options: float) -> None:
+        if name != "prv":
+            begin(self, name, mechanism, **options)
+
     with pytest.MonkeyPatch.context() as patch:
+        if not prv_itself:
+            patch.setattr(Accountants, "evaluate", evaluate)
+            patch.setattr(Accountants, "prefetch", prefetch)
         patch.setattr(Accountants, "__init__", share)
         patch.setattr(Accountants, "__exit__", lambda *_: None)
         patch.setattr(Accountants, "abandon", lambda own: setattr(own, "_abandoned", True))
@@ -173,7 +195,8 @@ def sharing(accountants: Accountants) -> Iterator[None]:
 def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
     """Lets runs of one shape share their self-check, a third of what a tiny run takes.
 
-    A file of tests that break what it proves says ``SELF_CHECKS_EACH_RUN = True``.
+    A file of tests that break what it proves says ``SELF_CHECKS_EACH_RUN = True``; one that does
+    not say so and expects a refusal fails.
     """
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "SELF_CHECKS_EACH_RUN", False):
@@ -183,19 +206,22 @@ def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-_differences: dict[Any, float] = {}
+_known: dict[str, Any] = {}
+"""What was proved, by what it was proved of: models that differ in weights alone are one."""
+
+
+def _shape_of(model: Any) -> tuple[object, ...]:
+    parts = [(name, type(part)) for name, part in model.named_modules()]
+    weights = [(n, p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters()]
+    return (parts, weights, getattr(model, "config", None))
 
 
 def _checked_once(check: Callable[..., float]) -> Callable[..., float]:
-    """Returns a self-check that is made of the first of all models that differ in weights alone."""
-
     def check_once(model: Any, options: Any, **given: Any) -> float:
-        parts = [(name, type(part)) for name, part in model.named_modules()]
-        weights = [(n, p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters()]
-        key = repr((parts, weights, getattr(model, "config", None), options, given))
-        if key not in _differences:
-            _differences[key] = check(model, options, **given)
-        return _differences[key]
+        key = repr(("self-check", _shape_of(model), options, given))
+        if key not in _known:
+            _known[key] = check(model, options, **given)
+        return _known[key]
 
     return check_once
 
@@ -292,16 +318,21 @@ def shipped_configuration_composed_once() -> Iterator[None]:
 def a_machine_of_known_speed() -> Iterator[None]:
     """Spares each run and plan the time in which it measures how fast the machine is.
 
-    Two runs of one machine estimate the same then, whatever else it does.
+    Two runs of one machine estimate the same then, whatever else it does. What would be measured
+    is still done, the first time that anything asks for it.
     """
+    done = set[object]()
 
     def seconds_of(work: Callable[[], object]) -> float:
-        work()
+        if work.__code__ not in done:
+            work()
+            done.add(work.__code__)
         return 1e-3
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpft.estimates.step_time._seconds_of", seconds_of)
         patch.setattr("dpft.estimates.step_time.NUMBERS", 2**12)
+        patch.setattr("dpft.estimates.step_time.NOISE_NUMBERS", 2**12)
         yield
 
 

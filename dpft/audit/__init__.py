@@ -1,1 +1,1 @@
-"""Audits of finished runs: what attacks get out of a model, beside what its report promises."""
+"""Audits of finished runs: attacks on the model, beside the epsilon that its report promises."""

@@ -1,4 +1,4 @@
-"""The run under audit: its models' log-likelihoods, its training records, and records unseen by it.
+"""The run under audit: log-likelihoods by its models, its training records, and unseen records.
 
 An audit compares the last two, so each must be what it is called. Which records were held out is
 known by the run's own key alone, and whether the training records are still the same by its
@@ -18,17 +18,16 @@ from transformers import PreTrainedModel
 
 from dpft.audit.base import AuditedRun
 from dpft.config.schema import TrainConfig
+from dpft.data.batches import EncodedRows
 from dpft.data.canaries import Canary, copies_of
 from dpft.data.encoding import Encoding
-from dpft.data.fingerprint import fingerprint
-from dpft.data.held_out import split_held_out
-from dpft.data.layout import EncodedRows
 from dpft.data.sources import has_training_split_alone, load_examples
+from dpft.data.token_rows import fingerprint
+from dpft.data.training_records import split_held_out
 from dpft.errors import DpftError, InputError, StateError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
 from dpft.files import CANARIES, FINGERPRINT, HELD_OUT_KEY, PRIVATE, UNIT_KEY
-from dpft.generation.batches import batches_by_tokens
-from dpft.generation.inference import evaluation_mode
+from dpft.generation.decoding import batches_by_tokens, evaluation_mode
 from dpft.kinds import TEXT
 from dpft.models.architecture import read_architecture
 from dpft.models.losses import per_example_losses, token_nll
@@ -151,11 +150,6 @@ class RunRecords:
 def read_run_records(run: Path, config: TrainConfig, encoding: Encoding) -> RunRecords:
     """Returns the records that a run was trained on, and others.
 
-    Args:
-        run: The run's folder.
-        config: The run's configuration.
-        encoding: How its records became rows.
-
     Raises:
         InputError: The training records cannot be read, or are not those of the run, or which they
             are is not known for want of a key in private/.
@@ -185,11 +179,6 @@ def records_and_unseen(
     run: Path, config: TrainConfig, encoding: Encoding
 ) -> tuple[RunRecords | str, Unseen | str]:
     """Returns the training records and others, or of either why they are not there, in words.
-
-    Args:
-        run: As ``read_run_records``.
-        config: As ``read_run_records``.
-        encoding: As ``read_run_records``.
 
     Raises:
         StateError: A file in private/ is damaged.

@@ -1,4 +1,4 @@
-"""What every audit is: its configuration, the run that it looks at, and what it found.
+"""Base of audits: configuration, the run under audit, findings, and the registry of audits.
 
 An audit is a module of ``dpft.audit.kinds`` whose class registers itself, a YAML in conf/audit, and
 a test. Importing this room imports no torch, and libraries of the ``audit`` extra are imported

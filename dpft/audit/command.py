@@ -1,4 +1,4 @@
-"""``dpft audit``: looks at a run, keeps what was found in its private/, and shows it."""
+"""``dpft audit``: audits a run, writes findings into its private/, and prints them."""
 
 import logging
 import sys
@@ -30,13 +30,7 @@ from dpft.runs.saved_run import saved_run
 
 
 def render_finding(finding: Finding, name: str, note: str) -> str:
-    """Returns the page of what an audit found.
-
-    Args:
-        finding: What was found.
-        name: Of the audit.
-        note: Who may read the page.
-    """
+    """Returns the page of what an audit found."""
     return render_html(
         "audit.html.j2",
         title=f"Audit: {name.replace('_', ' ')}",

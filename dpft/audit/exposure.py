@@ -35,11 +35,10 @@ from scipy.special import log_ndtr
 from dpft.audit.audited_run import Scorer
 from dpft.audit.base import Finding
 from dpft.audit.plots import exposure_histogram
-from dpft.data.canaries import Canary, SuffixTokens, suffix_tokens
-from dpft.data.canary_config import FEWEST_SUFFIXES
-from dpft.data.packed_records import pieces
+from dpft.data.canaries import FEWEST_SUFFIXES, Canary, SuffixTokens, suffix_tokens
+from dpft.data.training_records import pieces
 from dpft.errors import InputError
-from dpft.generation.inference import evaluation_mode
+from dpft.generation.decoding import evaluation_mode
 from dpft.kinds import SEQ2SEQ
 from dpft.models.losses import token_logits
 from dpft.privacy.plan import EXAMPLE
@@ -223,18 +222,7 @@ def suffix_scores(
     *,
     on_scored: Callable[[int], None] = lambda suffixes: None,
 ) -> SuffixScores:
-    """Returns the log-perplexities of a canary and of all that it might have been.
-
-    Args:
-        scorer: The model.
-        task: Of the run.
-        canary: Of the secret sharer.
-        words: The sub-vocabulary.
-        on_scored: Called after each batch with how many suffixes it was the last word of.
-
-    Raises:
-        InputError: As ``suffix_tokens``.
-    """
+    """Returns the log-perplexities of a canary and of all that it might have been."""
     table = suffix_tokens(scorer.encoding, task, canary, words)
     everything = np.zeros(1)
     with evaluation_mode(scorer.model), torch.no_grad():
@@ -309,14 +297,7 @@ def finding(
     before: Sequence[Exposed],
     privacy: RunPrivacy,
 ) -> Finding:
-    """Returns what was read out, by number of repetitions.
-
-    Args:
-        canaries: Those of the secret sharer.
-        after: Of each, in the trained model.
-        before: Of each, in the model before fine-tuning.
-        privacy: What the run promises.
-    """
+    """Returns what was read out, by number of repetitions."""
     places: dict[int, list[int]] = {}
     for place, canary in enumerate(canaries):
         places.setdefault(canary.copies, []).append(place)

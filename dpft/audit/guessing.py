@@ -225,13 +225,6 @@ def find_contradiction(
 ) -> Contradiction:
     """Returns whether the scores are possible under a trade-off curve, the plan's for instance.
 
-    Args:
-        scores: As in ``best_lower_bound``.
-        included: As there.
-        trade_off: The curve of the mechanism, or a lower bound of it.
-        confidence: As there.
-        choices: As there.
-
     Guarantees:
         A mechanism whose curve lies nowhere below ``trade_off`` is contradicted with a probability
         of at most ``1 - confidence``.

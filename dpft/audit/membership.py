@@ -28,7 +28,7 @@ from dpft.audit.trade_off import (
     roc_curve,
 )
 from dpft.errors import InputError
-from dpft.evaluation.samples import spread
+from dpft.evaluation.predictions import spread
 from dpft.privacy.plan import EXAMPLE
 from dpft.records.audits import AllowedAttack, Attack, MembershipAudit, OperatingPoints
 from dpft.records.promises import OpenRun
@@ -43,9 +43,6 @@ LEAST_DEVIATION = 1e-6
 def loss_scores(log_likelihoods: ArrayLike) -> Numbers:
     """Returns the log-likelihoods themselves: minus the loss (Yeom et al. 2018, arXiv 1709.01604).
 
-    Args:
-        log_likelihoods: Of the model under attack, shape (n,).
-
     Raises:
         InputError: One is not finite.
     """
@@ -58,10 +55,6 @@ def loss_ratio_scores(log_likelihoods: ArrayLike, before: ArrayLike) -> Numbers:
     The likelihood ratio to one reference model, here the model before fine-tuning (Carlini et al.
     2021, arXiv 2012.07805; Mireshghallah et al. 2022, arXiv 2203.03929): what every model of the
     language finds easy no longer counts.
-
-    Args:
-        log_likelihoods: Of the model under attack, shape (n,).
-        before: Of the same model before fine-tuning, shape (n,).
 
     Raises:
         InputError: One is not finite, or the numbers of records differ.
@@ -150,9 +143,6 @@ def lira_scores(log_likelihoods: ArrayLike, references_out: ArrayLike) -> Number
 def logit_scaled(log_probabilities: ArrayLike) -> Numbers:
     """Returns log(p / (1 - p)), which LiRA finds nearer to a Gaussian than log p.
 
-    Args:
-        log_probabilities: Below 0, of any shape.
-
     Raises:
         InputError: One is not below 0: a density, or a certainty.
     """
@@ -229,12 +219,6 @@ def audit_membership(
     run: AuditedRun, *, references: Sequence[str], limit: int, batch_size: int
 ) -> Finding:
     """Attacks a run by its own records.
-
-    Args:
-        run: Whose training has ended.
-        references: Folders of runs of the same task and model on other records.
-        limit: Most members, and most others.
-        batch_size: How many of the longest records are read at once.
 
     Raises:
         InputError: There are no others, or which records were trained on is not known, or a

@@ -29,25 +29,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpft.audit.audited_run import (
-    RunRecords,
-    Unseen,
-    check_writes_texts,
-    read_run_records,
-)
+from dpft.audit.audited_run import RunRecords, Unseen, check_writes_texts, read_run_records
 from dpft.audit.base import CONTINUATION, SPANS, needed
 from dpft.audit.text_overlap import METHOD, PromptSets, prompt_sets, whole_text
-from dpft.data.corpus_rows import MEAN_SPAN, NOISE_DENSITY, CorpusEncoding, public_bits
+from dpft.data.corpus_rows import (
+    MEAN_SPAN,
+    NOISE_DENSITY,
+    CorpusEncoding,
+    hidden_spans,
+    public_bits,
+)
 from dpft.data.encoding import TokenEncoding
 from dpft.data.tokenization import TokenizedExample
-from dpft.data.views import hidden_spans
 from dpft.errors import InputError
-from dpft.evaluation.samples import spread
-from dpft.evaluation.scored import OnProgress, counter
+from dpft.evaluation.answers import OnProgress, counter
+from dpft.evaluation.predictions import spread
 from dpft.files import MEMORIZATION, hold_run, private_audit_path
-from dpft.generation.batches import batches_by_tokens
 from dpft.generation.continuations import Beginning, continuations
-from dpft.generation.inference import evaluation_mode
+from dpft.generation.decoding import batches_by_tokens, evaluation_mode
 from dpft.kinds import IGNORED_LABEL, MASKED, SEQ2SEQ
 from dpft.models.loading import quiet_transformers
 from dpft.models.losses import token_logits
@@ -98,10 +97,6 @@ class MemorizationScores:
 
 def scores_of(rows: Sequence[Sequence[Attempt]], *, records: int) -> MemorizationScores:
     """Returns the scores of attempts at some rows, at least one, each with one stretch or more.
-
-    Args:
-        rows: Of each row its stretches.
-        records: How many records the rows are of.
 
     Guarantees:
         ``exact_match`` is at most ``token_accuracy``, and a distance in tokens is 0 exactly where
@@ -186,10 +181,6 @@ class CutRow:
 def hidden_of(asked: str | None, encoding: TokenEncoding) -> str:
     """Returns what a model is to write, ``CONTINUATION`` or ``SPANS``.
 
-    Args:
-        asked: One of them; None: whichever it has learned.
-        encoding: How records became rows in training.
-
     Raises:
         InputError: The model has not learned to write it.
     """
@@ -227,9 +218,6 @@ def cut_records(
         prefix_tokens: That the model is given, where it writes on.
         continuation_tokens: Most that it is to write of a row.
         rows: Of each record the numbers of the rows that are asked about; None: all.
-
-    Raises:
-        InputError: As ``hidden_of``.
     """
     spans = hidden_of(hidden, encoding) == SPANS
     made, counts = encoding.rows_in_chunks(records)
@@ -398,14 +386,6 @@ def audit_memorization(
     device: DeviceConfig,
 ) -> MemorizationResult:
     """Writes on a run's records with its model, and writes the scores into the run's private/.
-
-    Args:
-        run: The folder of a run whose training has ended.
-        hidden: What the model is to write; None: what it has learned.
-        prefix_tokens: That it is given of a record.
-        continuation_tokens: Most that it is to write.
-        limit: Most records of each set.
-        device: Where the model runs.
 
     Raises:
         InputError: The run cannot be read, or its model writes no texts, or its records are not

@@ -25,7 +25,7 @@ from dpft.audit.plots import lower_bound_plot, roc_plot, trade_off_plot
 from dpft.audit.trade_off import TradeOff, mechanism_trade_off, roc_curve
 from dpft.data.canaries import Canary
 from dpft.files import CHECKPOINTS
-from dpft.privacy.completeness import NO_STEPS, read_run_ledger
+from dpft.privacy.replay_log import NO_STEPS, read_run_ledger
 from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
 from dpft.records.form import joined
 from dpft.reports.provenance import is_another_mechanism, is_contradicted, one_run_rows
@@ -44,7 +44,7 @@ class View:
     scores: Sequence[float]
     """Of each canary, higher where it is more likely to have been trained on."""
     independent: bool = False
-    """Whether what is seen of one canary says nothing of another's coin (``independent``)."""
+    """Whether what is seen of one canary says nothing of another's coin."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,13 +24,7 @@ BAND = 200
 def exposure_histogram(
     exposures: Mapping[str, Sequence[float]], *, bits: float, name: str = "exposure"
 ) -> Markup:
-    """Returns how many canaries reach which exposure, beside the 2^-x of those never inserted.
-
-    Args:
-        exposures: What a group of canaries is called, and their exposures in bits.
-        bits: log2 of the number of suffixes, which no exact rank exceeds.
-        name: Of the figure.
-    """
+    """Returns how many canaries reach which exposure, beside the 2^-x of those never inserted."""
     largest = max([bits, *(value for group in exposures.values() for value in group)])
     edges = np.arange(0, math.ceil(largest) + 2)
 
@@ -67,14 +61,7 @@ def roc_plot(
     bound: str = "the most that the mechanism allows",
     name: str = "roc",
 ) -> Markup:
-    """Returns true against false positive rates on logarithmic axes, beside what is allowed.
-
-    Args:
-        curves: What an attack is called, and its curve.
-        trade_off: Of the mechanism; None draws no bound.
-        bound: What the bound is called.
-        name: Of the figure.
-    """
+    """Returns true against false positive rates on logarithmic axes, beside what is allowed."""
     least = min(1 / curve.non_members for curve in curves.values())
     lowest = min(1 / max(curve.members, curve.non_members) for curve in curves.values())
     rates = np.geomspace(least / 2, 1, POINTS)
@@ -106,13 +93,7 @@ def roc_plot(
 def lower_bound_plot(
     bounds: Mapping[str, LowerBound], *, epsilon: float | None = None, name: str = "lower_bound"
 ) -> Markup:
-    """Returns the lower bound of epsilon by each number of guesses, beside the upper bound.
-
-    Args:
-        bounds: What a test is called, and its bounds.
-        epsilon: The run's upper bound; None for a run without privacy.
-        name: Of the figure.
-    """
+    """Returns the lower bound of epsilon by each number of guesses, beside the upper bound."""
 
     def draw(axes: "Axes") -> None:
         from matplotlib.ticker import NullFormatter
@@ -144,14 +125,7 @@ def trade_off_plot(
     mu: float | None = None,
     name: str = "trade_off",
 ) -> Markup:
-    """Returns misses against false alarms as measured, beside the curves of plan and Gaussian.
-
-    Args:
-        measured: Of the audit's scores.
-        planned: The curve of the planned mechanism; no measured one may lie below it but by chance.
-        mu: Of a Gaussian curve to show beside it, for instance a lower bound of mu; None: none.
-        name: Of the figure.
-    """
+    """Returns misses against false alarms as measured, beside the curves of plan and Gaussian."""
     alarms = np.linspace(0, 1, POINTS)
     places = np.unique(np.linspace(0, len(measured.false_positives) - 1, BAND).astype(int))
     intervals = [
@@ -190,11 +164,7 @@ BINS = 30
 
 
 def lengths_plot(lengths: Mapping[str, Sequence[int]]) -> Markup:
-    """Returns how long texts are: the share of each kind's texts by words.
-
-    Args:
-        lengths: Words of each text, by what the texts are called.
-    """
+    """Returns how long texts are: the share of each kind's texts by words."""
     from matplotlib.ticker import MaxNLocator
 
     most = max(max(each) for each in lengths.values())
@@ -214,12 +184,7 @@ def lengths_plot(lengths: Mapping[str, Sequence[int]]) -> Markup:
 
 
 def divergence_plot(likeness: Likeness, reference: str) -> Markup:
-    """Returns the divergence of n-grams from the real texts, and between two halves of these.
-
-    Args:
-        likeness: Synthetic texts against real ones.
-        reference: What the real ones are.
-    """
+    """Returns the divergence of n-grams from the real texts, and between two halves of these."""
     sizes = list(likeness.divergences)
     bars = {
         f"synthetic against {reference}": likeness.divergences,
@@ -242,13 +207,7 @@ def divergence_plot(likeness: Likeness, reference: str) -> Markup:
 
 
 def runs_plot(leakage: Leakage, promise: tuple[float, float] | None) -> Markup:
-    """Returns of what share of the records so many words in a row stand in the synthetic text.
-
-    Args:
-        leakage: Of training records, and of others where there are any.
-        promise: Epsilon and delta, by which the share of training records is bounded by that of
-            others; None where there are none.
-    """
+    """Returns of what share of the records so many words in a row stand in the synthetic text."""
     from matplotlib.ticker import MaxNLocator
 
     unseen = leakage.unseen

@@ -1,4 +1,4 @@
-"""``audit=synthetic``: what synthetic records are worth, and what they hold of single records.
+"""The work of ``audit=synthetic``: usefulness and leakage of synthetic records, on two pages.
 
 Quality is measured on what a model wrote, against records that it was not trained on; leakage on
 training records, with the others as the control. What is told of the synthetic text alone, and
@@ -36,7 +36,7 @@ from dpft.audit.text_overlap import (
     written_text,
 )
 from dpft.config.schema import TrainConfig
-from dpft.evaluation.samples import spread
+from dpft.evaluation.predictions import spread
 from dpft.files import (
     PRIVACY,
     PRIVATE_SYNTHETIC_AUDIT,
@@ -378,13 +378,6 @@ def audit_synthetic(
     run: Path, synthetic: Path, *, limit: int, label: str | None = None, device: DeviceConfig
 ) -> SyntheticResult:
     """Compares synthetic records with a run's, and writes a private page and one to release.
-
-    Args:
-        run: The folder of a run whose training has ended.
-        synthetic: What ``dpft generate`` wrote with its model.
-        limit: Most records of each kind that are compared.
-        label: Column of a class, by which a classifier is taught; None: none is.
-        device: How many threads; no model is run.
 
     Raises:
         InputError: The run cannot be read, or its model writes no texts; or the synthetic records

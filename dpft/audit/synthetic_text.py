@@ -20,12 +20,11 @@ import numpy as np
 from dpft.audit.audited_run import RunRecords, Unseen
 from dpft.audit.text_overlap import NearDuplicates, words_of, written_text
 from dpft.config.schema import TrainConfig
-from dpft.data.prompts import split_files
-from dpft.data.readers import FORMATS, file_rows
-from dpft.data.rows import examples_of, row_values
+from dpft.data.raw_rows import FORMATS, file_rows
+from dpft.data.rows import examples_of, row_values, split_files
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
-from dpft.evaluation.samples import spread
+from dpft.evaluation.predictions import spread
 from dpft.records import audits
 from dpft.records.audits import ClassifierScores, Utility
 from dpft.records.promises import (
@@ -37,7 +36,7 @@ from dpft.records.promises import (
 )
 from dpft.runs.held_out import load_training_data
 from dpft.tasks.base import Task, TextTask
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import CustomTexts
 from dpft.tasks.records import Example, Record, are_texts
 
 READABLE_BY_ALL = 0o004
@@ -69,12 +68,6 @@ def read_synthetic(
     run: Path, task: TextTask, file: Path, privacy: RunPrivacy | None
 ) -> SyntheticFile:
     """Returns the records of a file, once they are known to be synthetic as far as it can be seen.
-
-    Args:
-        run: The folder of the run that wrote them.
-        task: The run's task, whose rows they are.
-        file: As ``dpft generate`` wrote it.
-        privacy: The run's privacy.json; None where it has none.
 
     Raises:
         InputError: The file is missing, empty or of another format, has a faulty row, holds the
@@ -199,14 +192,6 @@ def utility_of(
 ) -> Utility | str:
     """Returns what classifiers learn of synthetic and of training records, or why none is taught.
 
-    Args:
-        config: The run's.
-        file: The synthetic records.
-        label: The column of the class; None: there is none.
-        records: Which records the run was trained on, or why that is not known.
-        unseen: Which others there are, or why there are none.
-        limit: Most records of each kind.
-
     Raises:
         InputError: As ``label_task``, or the files cannot be read so.
     """
@@ -239,10 +224,6 @@ def utility_of(
 def label_task(task: Task, label: str) -> CustomTexts:
     """Returns the task that reads the class of a row as its prompt, and its text as its target.
 
-    Args:
-        task: Of a run.
-        label: The column of the class, as the templates name it.
-
     Raises:
         InputError: The task is not of your own templates, or none of them has the column, or no
             other one.
@@ -272,12 +253,7 @@ def label_task(task: Task, label: str) -> CustomTexts:
 def classifier_scores(
     taught: Sequence[Example], tested: Sequence[Example]
 ) -> ClassifierScores | str:
-    """Returns how a classifier does on some records, or why there is none, in words.
-
-    Args:
-        taught: Records of ``label_task`` that it learns from.
-        tested: Real ones that it was not taught by.
-    """
+    """Returns how a classifier does on some records, or why there is none, in words."""
     from sklearn.metrics import accuracy_score, f1_score
 
     if len({_class_of(record) for record in taught}) < 2:

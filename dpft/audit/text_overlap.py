@@ -50,12 +50,7 @@ def whole_text(record: Example) -> str:
 
 
 def written_text(record: Example, *, prompted: bool) -> str:
-    """Returns what of a record a model would write.
-
-    Args:
-        record: Of a task of texts.
-        prompted: Whether the prompt was given to it, though it may have learned to write it.
-    """
+    """Returns what of a record a model would write."""
     return whole_text(record) if record.learns_prompt and not prompted else record.target
 
 
@@ -112,11 +107,7 @@ class NearDuplicates:
         return [known[one] for one in grams]
 
     def repeated(self, texts: Sequence[str]) -> list[bool]:
-        """Returns for each of the texts held whether another of them is near to it, or equal.
-
-        Args:
-            texts: Those that it was made of, in any order.
-        """
+        """Returns for each of the texts held whether another of them is near to it, or equal."""
         grams = [grams_of(text) for text in texts]
         counts: dict[Grams, int] = {}
         for one in grams:
@@ -155,10 +146,6 @@ class PromptSets:
 def prompt_sets(training: Sequence[str], unseen: Sequence[str]) -> PromptSets:
     """Returns the four sets of prompts, of every record of both.
 
-    Args:
-        training: Texts of the records trained on.
-        unseen: Texts of others; they may be none.
-
     Raises:
         InputError: datasketch is not installed.
     """
@@ -186,10 +173,6 @@ def longest_runs(
 
     >>> longest_runs([["a", "pub", "in", "town"], ["x"]], [["the", "pub", "in", "X"]]).tolist()
     [2, 0]
-
-    Args:
-        texts: Words of each.
-        others: Words of each of those that they are compared with.
 
     Returns:
         A count of words for each text, shape (texts,).
@@ -324,11 +307,6 @@ def leakage_of(
 ) -> Leakage:
     """Returns what synthetic texts hold of training records and of others.
 
-    Args:
-        synthetic: Texts that a model wrote; at least one.
-        training: Those of records that it was trained on; at least one.
-        unseen: Those of other records; None, or at least one.
-
     Raises:
         InputError: datasketch is not installed.
     """
@@ -385,10 +363,6 @@ def _plain(text: str) -> str:
 
 def canaries_found(run: Path, texts: Sequence[str]) -> dict[str, CanariesInTexts]:
     """Returns what was found of the canaries, included ones and others apart; none without any.
-
-    Args:
-        run: The run's folder.
-        texts: Synthetic ones.
 
     Raises:
         InputError: The file of the canaries is of another schema version.

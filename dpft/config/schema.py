@@ -10,10 +10,9 @@ from typing import ClassVar
 
 from dpft.config.account import check_output, check_plot
 from dpft.config.load import ClassChoice, CrossCheck, CrossChecked, by_name
-from dpft.data.canary_config import CanaryConfig
+from dpft.data.canaries import CanaryConfig
 from dpft.errors import InputError
-from dpft.evaluation.eval_config import EvalConfig, check_held_out, check_schedule
-from dpft.evaluation.metrics_config import MetricsConfig
+from dpft.evaluation.eval_config import EvalConfig, MetricsConfig, check_held_out, check_schedule
 from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import TEXTS
 from dpft.methods.base import METHODS, Method
@@ -28,7 +27,7 @@ from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
 from dpft.reports.published import Reference, ReferenceMap
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.corpus import CHUNKS
-from dpft.tokenizers.tokenizer_config import OF_PIECES, TokenizerConfig
+from dpft.tokenizers.histogram import OF_PIECES, TokenizerConfig
 from dpft.training.optimizers import OptimizerConfig, optimizer_class
 from dpft.training.schedules import SchedulerConfig
 from dpft.training.trackers.base import TRACKING, NoTracking, TrackingConfig

@@ -1,9 +1,10 @@
-"""Canaries: records that nobody gave, put among the training records to be looked for afterwards.
+"""Canaries: random records put among the training records, which audits look for in the model.
 
-Those of an audit in one run (Steinke, Nasr and Jagielski 2023) are each included by a coin of their
-own. Those of the secret sharer (Carlini et al. 2019; Li et al. 2022, Appendix M) are repeated a
-number of times, or left out for comparison. Words and coins come of one secret key by SHAKE-256, so
-whoever sees every canary and any number of coins can tell nothing of another coin.
+`CanaryConfig` is the section ``audit`` of ``dpft train``. Those of an audit in one run (Steinke,
+Nasr and Jagielski 2023) are each included by a coin of their own. Those of the secret sharer
+(Carlini et al. 2019; Li et al. 2022, Appendix M) are repeated a number of times, or left out for
+comparison. Words and coins come of one secret key by SHAKE-256, so whoever sees every canary and
+any number of coins can tell nothing of another coin.
 """
 
 import hashlib
@@ -11,9 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from dpft.data.canary_config import CanaryConfig
 from dpft.errors import InputError
 from dpft.tasks.base import Task
 from dpft.tasks.records import Record
@@ -22,6 +20,95 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from dpft.data.encoding import Encoding
+
+
+FEWEST_SUFFIXES, MOST_SUFFIXES = 20, 10**7
+"""Of how many ``audit=exposure`` can fit a distribution, and rank one among all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryConfig:
+    """Records that nobody gave, by which ``dpft audit`` tells what a model keeps of its records."""
+
+    canaries: int = 0
+    """Canaries that a secret coin each puts among the records, for audit=one_run; all of them count
+    in the number of examples."""
+    outnumber: bool = False
+    """Allow more canaries than there are examples, in a run that is for its audit alone."""
+    canary_words: int = 16
+    """Words of each, drawn from the tokenizer's vocabulary; half of them are read, half learned."""
+    white_box: bool = False
+    """Hold each step's noisy gradient against every canary's own, for a stronger audit=one_run;
+    each step costs another pass over the canaries, and the method must train the embeddings."""
+    exposure_canaries: int = 0
+    """Canaries of each number of repetitions, and as many that are left out, for
+    audit=exposure."""
+    repetitions: tuple[int, ...] = (1, 10, 100)
+    """How often each of those is among the records; with privacy.unit all of one are one unit's."""
+    vocabulary: int = 10
+    """Words from which those are made, chosen by ``seed``."""
+    suffix_words: int = 5
+    """Words that are to be extracted of each."""
+    seed: int = 0
+    """Public; chooses the vocabulary."""
+
+    def __post_init__(self) -> None:
+        for name in ("canaries", "exposure_canaries", "seed"):
+            self._expect(name, 0)
+        for name, least in (("canary_words", 2), ("vocabulary", 2), ("suffix_words", 1)):
+            self._expect(name, least)
+        repetitions = self.repetitions
+        if not repetitions or min(repetitions) < 1 or len(set(repetitions)) < len(repetitions):
+            raise InputError(
+                "audit.repetitions must name different numbers of at least 1, got"
+                f" {list(repetitions)}."
+            )
+        if self.white_box and not self.canaries:
+            raise InputError("audit.white_box=true needs audit.canaries, got 0; give a number.")
+
+    def _expect(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if value < least:
+            raise InputError(f"audit.{name} must be at least {least}, got {value}.")
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there are any."""
+        return bool(self.canaries or self.exposure_canaries)
+
+    def check_suffixes(self) -> None:
+        """Refuses canaries whose exposure ``audit=exposure`` could not compute.
+
+        Raises:
+            InputError: There are too few suffixes to fit a distribution to, or too many to rank.
+        """
+        suffixes = self.vocabulary**self.suffix_words
+        if self.exposure_canaries and not FEWEST_SUFFIXES <= suffixes <= MOST_SUFFIXES:
+            raise InputError(
+                f"audit=exposure ranks each of the audit.vocabulary ** audit.suffix_words suffixes,"
+                f" which must be {FEWEST_SUFFIXES} to {MOST_SUFFIXES:.0e}, got {self.vocabulary} **"
+                f" {self.suffix_words}; 10 ** 5 is usual."
+            )
+
+    def count(self, num_examples: int, *, units: bool) -> int:
+        """Returns by how much canaries raise the public number of examples, or of units.
+
+        Every canary with a coin counts, whatever its coin says: the number tells of none.
+
+        Raises:
+            InputError: There would be more of them than of examples.
+        """
+        copies = len(self.repetitions) if units else sum(self.repetitions)
+        count = self.canaries + self.exposure_canaries * copies
+        if count > num_examples and not self.outnumber:
+            raise InputError(
+                f"canaries and their copies must be no more than the examples ({num_examples}), got"
+                f" {count}: the model would learn more of canaries than of records; lower"
+                " audit.canaries or audit.exposure_canaries, or set audit.outnumber=true in a run"
+                " that is for its audit alone."
+            )
+        return count
+
 
 COIN, EXPOSURE = "coin", "exposure"
 READ_WORDS = 3
@@ -57,12 +144,7 @@ class Canary:
 
 
 def whole_words(tokenizer: "PreTrainedTokenizerBase", *, first: bool = True) -> list[str]:
-    """Returns the words of a vocabulary that are one token each after a blank, sorted.
-
-    Args:
-        tokenizer: Whose vocabulary it is.
-        first: Whether they must be one token at the beginning of a text, too.
-    """
+    """Returns the words of a vocabulary that are one token each after a blank, sorted."""
     ids = range(len(tokenizer))
     texts = sorted({_text(tokenizer, [one]) for one in ids})
     words = [text for text in texts if text.isascii() and text.isalpha() and text.islower()]
@@ -86,11 +168,6 @@ def make_canaries(
 ) -> list[Canary]:
     """Returns a run's canaries, those that are left out among them.
 
-    Args:
-        config: How many of which kind.
-        tokenizer: Whose words they are made of.
-        key: Secret; 32 bytes.
-
     Raises:
         InputError: Too few words of the tokenizer survive a round trip.
     """
@@ -109,6 +186,8 @@ def make_canaries(
 
 def vocabulary(config: CanaryConfig, words: Sequence[str]) -> list[str]:
     """Returns the public words of the secret sharer's canaries, drawn without replacement."""
+    import numpy as np  # the configuration, which is read without it, is in this module
+
     generator = np.random.default_rng(config.seed)
     places = generator.choice(len(words), size=config.vocabulary, replace=False)
     return [words[place] for place in places]
@@ -133,12 +212,6 @@ def suffix_tokens(
     encoding: "Encoding", task: Task, canary: Canary, words: Sequence[str]
 ) -> SuffixTokens:
     """Returns how the suffixes that a canary could have had lie in its row.
-
-    Args:
-        encoding: How the task's records become rows.
-        task: Of the run.
-        canary: Of the secret sharer.
-        words: The sub-vocabulary.
 
     Raises:
         InputError: The model does not learn each word of a suffix as one token at one place.
@@ -166,11 +239,7 @@ def check_suffixes_learned(
     task: Task,
     encoding: "Encoding",
 ) -> None:
-    """Refuses canaries that ``audit=exposure`` could not look for in the trained model.
-
-    Raises:
-        InputError: As ``suffix_tokens``.
-    """
+    """Refuses canaries that ``audit=exposure`` could not look for in the trained model."""
     exposed = [canary for canary in canaries if canary.kind == EXPOSURE]
     words = vocabulary(config, whole_words(tokenizer)) if exposed else []
     for canary in exposed:

@@ -1,4 +1,4 @@
-"""Conversations to token ids, written by the model's own chat template.
+"""Conversations to token ids by the model's own chat template.
 
 The template says where an answer begins and what ends it, so that a model tuned on conversations
 reads them as it did before. A prompt's tokens are the same at training, where an answer follows,
@@ -143,12 +143,7 @@ class ChatEncoding(TextEncoding):
         return whole[len(prompt) :]
 
     def _written(self, messages: list[dict[str, str]], *, asks: bool) -> str:
-        """Returns the messages as the template writes them.
-
-        Args:
-            messages: At least one.
-            asks: Whether what asks for an answer follows.
-        """
+        """Returns the messages as the template writes them."""
         try:
             written = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=asks

@@ -1,4 +1,4 @@
-"""A corpus on disk: a file of texts, or a folder of such files under any names, in their order.
+"""A corpus on disk: a file of texts, or a folder of such files, read in the order of their names.
 
 Other local data are one table a split. A corpus comes as it was collected: hundreds of files in
 folders of their own, plain text among them. Each file is read as a stream, one after the other, in
@@ -11,10 +11,10 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from dpft.data.local_forms import LocalForm
-from dpft.data.memory import TRAIN
-from dpft.data.readers import (
+from dpft.data.raw_rows import (
     FORMATS,
+    TRAIN,
+    LocalForm,
     Reader,
     Row,
     csv_rows,
@@ -45,9 +45,6 @@ def corpus_files(task: Task) -> dict[str, list[Path]]:
     A file alone is the training split, and so is a folder, with all that is in it and in its
     folders, unless it holds files or folders that have the name of a split: train.txt,
     train.1.jsonl.gz, train/. Then nothing else may lie beside these.
-
-    Args:
-        task: Its ``data_dir`` is given.
 
     Raises:
         InputError: There is no such place, or it holds no files, or a file that cannot be one of a

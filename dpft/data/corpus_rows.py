@@ -2,6 +2,8 @@
 
 Records are never packed together: a chunk is of one record, and a record has no more chunks than
 are asked for, so that what hides a record hides all of them (Ponomareva et al. 2022 concatenate).
+The objectives `SpanCorruption` (T5) and `MaskedTokens` (BERT) hide spans or tokens anew each time a
+record is read.
 """
 
 from collections.abc import Sequence
@@ -11,21 +13,142 @@ from hashlib import shake_256
 import numpy as np
 from numpy.typing import NDArray
 
+from dpft.data.batches import Bits, View
 from dpft.data.encoding import TokenEncoding
 from dpft.data.token_rows import TokenRows
 from dpft.data.tokenization import TokenizedExample, start_id, token_ids
-from dpft.data.views import (
-    Bits,
-    MaskedTokens,
-    SpanCorruption,
-    View,
-    corrupted_lengths,
-    noise_of,
-    raw_length,
-)
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, GAP, IGNORED_LABEL, MASKED
 from dpft.tasks.records import Example
+
+WORD_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanCorruption(View):
+    """Spans of a text are hidden, and learned: T5's objective (Raffel et al. 2020, section 3.3.4).
+
+    Each hidden span is a sentinel in what is read; the target is each sentinel with its span. Both
+    end with the end-of-text token. Spans and what is between them are cut at places drawn uniformly
+    among all there are, the first of them unhidden and the last one hidden, as T5 draws them.
+    """
+
+    noise_density: float
+    """Share of the tokens that are hidden."""
+    mean_span: float
+    """Tokens of a hidden span on average."""
+    sentinels: tuple[int, ...]
+    """Token ids, in the order in which they stand in a text."""
+    end: int
+    """The end-of-text token."""
+
+    def __call__(self, row: TokenizedExample, bits: Bits) -> TokenizedExample:
+        """See ``View.__call__``."""
+        ids = row.input_ids
+        spans = hidden_spans(
+            len(ids), density=self.noise_density, mean_span=self.mean_span, bits=bits
+        )
+        read: list[int] = []
+        target: list[int] = []
+        at = 0
+        for sentinel, (start, stop) in zip(self.sentinels, spans, strict=False):
+            read += [*ids[at:start], sentinel]
+            target += [sentinel, *ids[start:stop]]
+            at = stop
+        return TokenizedExample(
+            input_ids=[*read, self.end], labels=[*target, self.end], truncated=row.truncated
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedTokens(View):
+    """Tokens of a text are hidden, and learned: BERT's objective (Devlin et al. 2019, section 3.1).
+
+    Of the chosen tokens eight in ten are masked, one is another token at random, one stays.
+    """
+
+    noise_density: float
+    """Probability with which a token is chosen; one is, at least."""
+    mask: int
+    special: frozenset[int]
+    """Tokens that are never chosen."""
+    vocab_size: int
+
+    def __call__(self, row: TokenizedExample, bits: Bits) -> TokenizedExample:
+        """See ``View.__call__``."""
+        ids = np.array(row.input_ids)
+        words = np.frombuffer(bits(3 * WORD_BYTES * len(ids)), np.uint64).reshape(3, len(ids))
+        chance, kind = (words[:2] >> np.uint64(11)) * 2.0**-53
+        free = np.array([token not in self.special for token in row.input_ids])
+        chance = np.where(free, chance, 2.0)
+        chosen = (chance < self.noise_density) | (free & (chance == chance.min()))
+        others = (words[2] % np.uint64(self.vocab_size)).astype(np.int64)
+        read = np.where(kind < 0.8, self.mask, np.where(kind < 0.9, others, ids))
+        return TokenizedExample(
+            input_ids=np.where(chosen, read, ids).tolist(),
+            labels=np.where(chosen, ids, IGNORED_LABEL).tolist(),
+            truncated=row.truncated,
+        )
+
+
+def hidden_spans(
+    length: int, *, density: float, mean_span: float, bits: Bits
+) -> list[tuple[int, int]]:
+    """Returns where T5's hidden spans of a text begin and end, in order; the last one ends it."""
+    hidden, count = noise_of(length, density=density, mean_span=mean_span)
+    words = np.frombuffer(bits(WORD_BYTES * length), np.uint64)
+    kept = _segments(length - hidden, count, words[hidden:])
+    gone = _segments(hidden, count, words[:hidden])
+    stops = np.cumsum(np.add(kept, gone)).tolist()
+    return [(stop - goes, stop) for stop, goes in zip(stops, gone, strict=True)]
+
+
+def noise_of(length: int, *, density: float, mean_span: float) -> tuple[int, int]:
+    """Returns how many tokens of a text are hidden, and in how many spans.
+
+    >>> noise_of(568, density=0.15, mean_span=3.0)
+    (85, 28)
+    """
+    if length < 2:
+        return length, 1
+    hidden = min(max(round(length * density), 1), length - 1)
+    spans = max(round(hidden / mean_span), 1)
+    return hidden, min(spans, length - hidden)
+
+
+def corrupted_lengths(length: int, *, density: float, mean_span: float) -> tuple[int, int]:
+    """Returns the tokens of what is read and of the target, of a text of ``length`` tokens.
+
+    >>> corrupted_lengths(568, density=0.15, mean_span=3.0)
+    (512, 114)
+    """
+    hidden, spans = noise_of(length, density=density, mean_span=mean_span)
+    return length - hidden + spans + 1, hidden + spans + 1
+
+
+def raw_length(longest: int, *, density: float, mean_span: float) -> int:
+    """Returns the longest text of which what is read, and the target, have ``longest`` tokens.
+
+    >>> raw_length(512, density=0.15, mean_span=3.0)
+    568
+    """
+    length = 1
+    while max(corrupted_lengths(length + 1, density=density, mean_span=mean_span)) <= longest:
+        length += 1
+    return length
+
+
+def _segments(items: int, count: int, words: NDArray[np.uint64]) -> list[int]:
+    """Returns the lengths of ``count`` stretches, none empty, that ``items`` are cut into.
+
+    Every way of cutting is as likely as any other.
+    """
+    if items == 0:
+        return [0] * count
+    cuts = np.sort(np.argsort(words[: items - 1], kind="stable")[: count - 1]) + 1
+    lengths: list[int] = np.diff(np.concatenate(([0], cuts, [items]))).tolist()
+    return lengths
+
 
 NOISE_DENSITY, MEAN_SPAN = 0.15, 3.0
 """T5's (Raffel et al. 2020), and BERT's share of masked tokens."""

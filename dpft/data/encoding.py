@@ -1,4 +1,4 @@
-"""From a task's records to the rows a kind of model reads: what every encoding is, and texts'.
+"""Encodings: from a task's records to rows of tokens; the base class and that of texts.
 
 Label words are in ``label_words``, sentences for a classifier in ``sentences``. Texts become token
 ids as ``tokenization.tokenize`` defines it, thousands of records in one go: a row is a chain of
@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from dpft.data.collation import TextLayout
-from dpft.data.layout import EncodedRows, Layout
+from dpft.data.batches import EncodedRows, Layout, TextLayout, View
 from dpft.data.token_rows import Block, Lists, TokenRows, ends_of, numbered
 from dpft.data.tokenization import (
     TokenizedExample,
@@ -28,7 +27,6 @@ from dpft.data.tokenization import (
     tokenize,
     tokenize_prompts,
 )
-from dpft.data.views import View
 from dpft.kinds import IGNORED_LABEL, SEQ2SEQ
 from dpft.tasks.records import Example, Record
 
@@ -146,9 +144,6 @@ class Encoding(ABC):
     @abstractmethod
     def rows(self, examples: Sequence[Any]) -> Sequence[Any]:
         """Returns each record as a row, in order.
-
-        Args:
-            examples: Records of the kind the task makes.
 
         Raises:
             InputError: ``max_length`` leaves no room for what must not be cut.

@@ -1,20 +1,31 @@
-"""What a row holds, as its task reads it: columns by name, examples, the unit it belongs to.
+"""A row as its task reads it: columns by name, examples, the unit it belongs to, a user's prompts.
 
 No message quotes a row. Its columns are named where messages go to a terminal, which its owner
-reads, and nowhere else: in a file without a header they are a record.
+reads, and nowhere else: in a file without a header they are a record. What a model writes after a
+user's prompt is post-processing only where the prompt holds no record that the model was trained
+on, so the run's own files are refused as prompts.
 """
 
 import difflib
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
+from pathlib import Path
 from typing import Any, TypeVar
 
-from dpft.data.readers import FaultyRow, Row
+from dpft.data.raw_rows import (
+    EMBEDDED_SAMPLE,
+    FORMATS,
+    MEMORY,
+    FaultyRow,
+    Row,
+    file_rows,
+    memory_rows,
+)
 from dpft.errors import InputError
-from dpft.tasks.base import SKIPPED, Task
+from dpft.tasks.base import SKIPPED, SPLITS, Task, TextTask
 from dpft.tasks.records import Example, Record, is_unicode
 
 Made = TypeVar("Made")
@@ -112,12 +123,7 @@ def _lines(before: str, fault: str, lines: Sequence[str]) -> str:
 
 
 def set_apart(examples: Sequence[Record], taken: set[str]) -> Sequence[Record]:
-    """Returns a row's examples, their groups renamed where an earlier row has them: "… (2)".
-
-    Args:
-        examples: Of one row.
-        taken: Groups of the rows before; those of this row join them.
-    """
+    """Returns a row's examples, their groups renamed where an earlier row has them: "… (2)"."""
     texts = [example for example in examples if isinstance(example, Example)]
     names = {group: _unused(group, taken) for group in {example.group for example in texts}}
     taken.update(names.values())
@@ -192,11 +198,6 @@ def _named_by(key: str, row: Row, column: str) -> str:
     """Returns the end of the error of a missing column that a configuration key names.
 
     What stands for a column's name may be a record: the first one, in a file without a header.
-
-    Args:
-        key: The key.
-        row: The row.
-        column: What the key calls the column.
     """
     names, hint = f"{len(row.values)} columns under other names", "correct the one or the other"
     if sys.stderr.isatty():
@@ -244,3 +245,74 @@ def unit_of(row: Row, column: str) -> str:
             f" whole number{empty}: a record without it is nobody's; give it one, or leave it out.",
         )
     return text
+
+
+PROMPTS = "prompts"
+"""What a table of prompts in memory is held as."""
+
+
+def load_prompts(task: TextTask, file: str) -> list[tuple[dict[str, Any], Example]]:
+    """Returns each row's prompt columns, and the prompt that the task makes of them.
+
+    Raises:
+        InputError: The file is missing, empty or of another format, or has a faulty row; the
+            message names file and line and never quotes the row.
+    """
+    prompts = []
+    for row in memory_rows(PROMPTS) if file == MEMORY else _file_rows(file):
+        values = row_values(task, row, task.given_columns)
+        prompts.append((values, made_at(row, task.prompt, values)))
+    if not prompts:
+        raise InputError(f"prompts must hold at least one row, got none in {file!r}.")
+    return prompts
+
+
+def _file_rows(file: str) -> Iterator[Row]:
+    if not file.endswith(tuple(FORMATS)):
+        raise InputError(f"prompts must end with {', '.join(FORMATS)}, got {file!r}.")
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise InputError(f"prompts must name a file, got {file!r}, which is none.")
+    return file_rows(path)
+
+
+def refuse_records(task: Task, file: str) -> bool:
+    """Refuses a file that a run's own records were read from, under whatever name.
+
+    Args:
+        task: The run's task, with its source.
+        file: The user's file of prompts.
+
+    Returns:
+        Whether it was known where the run's own records are: ``task.data_dir`` may be relative to
+        another folder, or have moved, and rows in memory are nowhere.
+
+    Raises:
+        InputError: It is the file of a split.
+    """
+    path = Path(file).expanduser()
+    for own in split_files(task):
+        if path.exists() and path.samefile(own):
+            raise InputError(
+                f"prompts must hold no record that the run was trained or evaluated on, got"
+                f" {file!r}, which is the run's own {own.name}; epsilon does not cover what a model"
+                " writes after such a record. Give prompts from elsewhere."
+            )
+    if MEMORY in (file, task.effective_source):
+        return False
+    return task.data_dir is None or Path(task.data_dir).expanduser().exists()
+
+
+def split_files(task: Task) -> list[Path]:
+    """Returns the files on this machine that the task's splits are read from."""
+    if task.effective_source == "embedded":
+        return [entry for entry in EMBEDDED_SAMPLE.iterdir() if entry.is_file()]
+    if task.data_dir is None:
+        return []
+    place = Path(task.data_dir).expanduser()
+    if task.corpus_form is not None:
+        files = [place, *place.rglob("*")]
+    else:
+        parts = [part for split in SPLITS for part in task.parts(split)]
+        files = [place, *(place / (part + ending) for part in parts for ending in FORMATS)]
+    return [path for path in files if path.is_file()]

@@ -1,4 +1,4 @@
-"""A task's examples, from wherever its rows are: hub, address, local files, memory, the sample.
+"""Examples of a task from their source: hub, URL, local files, memory, or the embedded sample.
 
 The one place where records enter dpft. Every fault of a file is one ``InputError`` that names file
 and line and never quotes the row: rows may be private, messages are not (docs/design.md, rule 7).
@@ -13,7 +13,7 @@ import os
 import tempfile
 import urllib.request
 from collections.abc import Iterator, Sequence
-from importlib import resources
+from importlib import import_module
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -21,9 +21,19 @@ from urllib.parse import urlsplit
 
 from huggingface_hub import constants
 
-from dpft.data.local_forms import local_form
-from dpft.data.memory import MEMORY, TRAIN, held_splits, memory_rows
-from dpft.data.readers import FORMATS, FaultyRow, Row, file_rows, read_rows
+from dpft.data.raw_rows import (
+    EMBEDDED_SAMPLE,
+    FORMATS,
+    MEMORY,
+    TRAIN,
+    FaultyRow,
+    LocalForm,
+    Row,
+    file_rows,
+    held_splits,
+    memory_rows,
+    read_rows,
+)
 from dpft.data.rows import FaultyRows, examples_of, set_apart, unit_of
 from dpft.errors import InputError, note_records_read
 from dpft.machine import hub_is_reachable
@@ -103,6 +113,23 @@ LETTERS_PER_TOKEN = 256
 Public. The longest tokens of the vocabularies in use have 128, so that what is cut had no room."""
 
 
+_FORMS = {
+    "celeba": "dpft.data.images.files:CELEBA_FORM",
+    "cifar": "dpft.data.images.files:CIFAR_FORM",
+    "corpus": "dpft.data.corpora:FORM",
+    "digits": "dpft.data.images.files:DIGITS_FORM",
+    "images": "dpft.data.images.files:IMAGES_FORM",
+}
+"""Data on disk in a form of their own, not a table a split (``Task.local_form``): where each is."""
+
+
+def local_form(name: str) -> LocalForm:
+    """Returns a form by what ``Task.local_form`` calls it."""
+    module, _, attribute = _FORMS[name].partition(":")
+    form: LocalForm = getattr(import_module(module), attribute)
+    return form
+
+
 def load_examples(task: Task, split: str) -> list[Record]:
     """Returns every example of a split, or of one of its parts, in the order of its source.
 
@@ -121,16 +148,7 @@ def load_examples(task: Task, split: str) -> list[Record]:
 
 
 def load_with_units(task: Task, split: str, column: str) -> tuple[list[Record], list[str]]:
-    """Returns every example of a split and, in a second list, the privacy unit of each.
-
-    Args:
-        task: As ``load_examples``.
-        split: As ``load_examples``.
-        column: As ``read_examples``.
-
-    Raises:
-        InputError: As ``read_examples``.
-    """
+    """Returns every example of a split and, in a second list, the privacy unit of each."""
     read = [each for each in read_examples(task, split, column) if each.record is not None]
     return [each.record for each in read if each.record], [each.unit for each in read]
 
@@ -299,9 +317,7 @@ def _embedded_rows(task: Task, split: str) -> Iterator[Row]:
     if task.local_form is not None:
         yield from local_form(task.local_form).rows(task, split)
         return
-    sample = resources.files("dpft") / "models" / "embedded" / "sample"
-    with resources.as_file(sample) as folder:
-        yield from file_rows(_split_file(folder, split))
+    yield from file_rows(_split_file(EMBEDDED_SAMPLE, split))
 
 
 def _split_file(folder: Path, split: str) -> Path:

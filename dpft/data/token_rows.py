@@ -1,9 +1,12 @@
-"""Records in tokens, kept in flat arrays: a few bytes a token, and no Python object a record.
+"""Encoded records in flat arrays: a few bytes a token, and no Python object a record.
 
-A row is made when it is asked for. Nothing of it is written to disk: ten million records of 50
-tokens are 1.2 GB, and end with the process (docs/design.md, rule 11).
+`fingerprint` tells whether training records are those a run began with: a keyed hash, since a plain
+one in a public file would tell anyone who guesses the records that the guess is right; key and hash
+stay in the run's private folder (docs/design.md, rule 9).
 """
 
+import hashlib
+import hmac
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +16,9 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dpft.data.layout import EncodedRows
+from dpft.data.batches import EncodedRows
 from dpft.data.tokenization import TokenizedExample
+from dpft.data.training_records import TOGETHER, pieces
 from dpft.kinds import IGNORED_LABEL
 
 Numbers = NDArray[Any]
@@ -263,3 +267,13 @@ def words_of(columns: Sequence[Lists]) -> bytes:
         # exact: token ids are far below 2**53
         words[places] = column.values.astype(np.float64).view(np.uint64)
     return words.tobytes()
+
+
+def fingerprint(rows: Sequence[Any], units: Sequence[Sequence[int]] | None, key: bytes) -> str:
+    """Returns a keyed hash of the records in their order, and of whose they are."""
+    digest = hmac.new(key, digestmod=hashlib.sha256)
+    for content in encoded_rows(rows).content():
+        digest.update(content)
+    for some in pieces(units or [], TOGETHER):
+        digest.update(words_of([Lists.of(some, np.int64)]))
+    return digest.hexdigest()

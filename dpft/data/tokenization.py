@@ -1,4 +1,4 @@
-"""Examples to token ids: one record, one sequence; never packed, never split.
+"""Tokenization: one example to one sequence of token ids; never packed, never split.
 
 Record, separator and target are tokenised apart, so that no token spans a boundary: the prompt's
 tokens are the same at training, where the target follows, and at generation, where it does not.
@@ -12,7 +12,7 @@ from typing import TypeGuard, cast
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from dpft.data.packed_records import pieces
+from dpft.data.training_records import pieces
 from dpft.errors import InputError
 from dpft.kinds import IGNORED_LABEL
 from dpft.tasks.records import Example

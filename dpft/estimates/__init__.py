@@ -1,1 +1,1 @@
-"""What a run will need of a machine, foretold without running it: memory, traffic and time."""
+"""Estimates of a run's memory, network traffic and time, before it runs."""

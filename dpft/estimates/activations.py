@@ -1,4 +1,4 @@
-"""What a micro-batch keeps in memory, from a model's shapes: one forward pass without numbers.
+"""Estimate of the activation memory of a micro-batch, from a forward pass on fake tensors.
 
 The model runs on fake tensors, which have shapes and no values, so that what autograd saves for the
 backward pass is counted and not guessed: attention with its scores or without, dropout's masks,
@@ -19,11 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from dpft.data.layout import Layout
+from dpft.data.batches import Layout
 from dpft.estimates.step_time import NUMBER_BYTES, ModelShapes
 from dpft.head_losses import LossHead, chunk_numbers, kept_numbers, token_losses
 from dpft.parallel.blocks import repeated_blocks
-from dpft.privacy.clipping.costs import ProductShape
+from dpft.privacy.clipping.choices import ProductShape
 from dpft.training.precision import autocast
 from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
 
@@ -122,16 +122,7 @@ def trace_activations(
     precision: str = "fp32",
     recomputes: bool = False,
 ) -> Activations:
-    """Returns what a micro-batch of longest records would keep.
-
-    Args:
-        model: After ``Method.prepare``, on ``meta``; it is left on fake tensors.
-        rows: Examples.
-        length: Tokens of each.
-        layout: How rows lie in a batch.
-        precision: As in training.
-        recomputes: Whether its blocks are computed again in the backward pass.
-    """
+    """Returns what a micro-batch of longest records would keep."""
     trace, fake = _Trace(model), FakeTensorMode(allow_non_fake_inputs=True)
     for module in model.modules():
         if hasattr(module, "gradient_checkpointing"):

@@ -1,4 +1,4 @@
-"""What each process of a run holds at its peak, and hands to the network in a step.
+"""Estimate of each process's peak memory, and of its network traffic in a step.
 
 From shapes alone: nothing is measured here. A process holds weights, gradients and the optimizer's
 state throughout; on top of them comes what one of four phases needs (``PHASES``), of which the
@@ -21,7 +21,7 @@ from dpft.parallel.cutting import blocks_apart
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.parallel.reductions import owned_places, pieces_between, turn_lengths
 from dpft.parallel.shard_sums import Cut, owned_stretches
-from dpft.privacy.clipping.costs import keeping_is_cheaper
+from dpft.privacy.clipping.choices import keeping_is_cheaper
 from dpft.privacy.noise import BLOCK
 from dpft.training.optimizers import OptimizerConfig
 
@@ -66,13 +66,7 @@ class Traffic:
 
     @classmethod
     def of(cls, model: nn.Module, config: ParallelConfig, processes: int) -> "Traffic":
-        """Returns what passes between the processes of a configuration.
-
-        Args:
-            model: After ``Method.prepare``; it may be on ``meta``.
-            config: How the run is spread.
-            processes: Over how many processes.
-        """
+        """Returns what passes between the processes of a configuration."""
         shards = shard_size(config, processes)
         parameters = list(model.parameters())
         trained = {str(n): p for n, p in enumerate(parameters) if p.requires_grad}
@@ -224,15 +218,7 @@ def rank_shapes(
     *,
     averages: bool = False,
 ) -> RankShapes:
-    """Returns what the first process has; the others have as much, or a row less.
-
-    Args:
-        model: After ``Method.prepare``; it may be on ``meta``.
-        config: How the run is spread.
-        processes: Over how many processes.
-        optimizer: What moves the weights.
-        averages: Whether their average is kept, too.
-    """
+    """Returns what the first process has; the others have as much, or a row less."""
     shards = shard_size(config, processes)
     trained = [p for p in model.parameters() if p.requires_grad]
     cuts = {p: Cut(tuple(p.shape) or (1,), shards) for p in model.parameters()}

@@ -1,4 +1,4 @@
-"""What training would take, from a model's shapes and a probe of the machine; an estimate.
+"""Estimate of training time, from a model's shapes and a probe of the machine.
 
 A token costs 2 operations forward for each weight it is multiplied with, 2 backward where a
 gradient goes through, and 2 for the gradient of a weight that trains; where gradients are clipped,
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from dpft.head_losses import LossHead
-from dpft.privacy.clipping.options import ClippingOptions
+from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
 from dpft.records.plans import EstimatedTime
@@ -94,7 +94,8 @@ def _noise_rate(device: torch.device) -> float:
 
 def _seconds_per_layer(device: torch.device, options: ClippingOptions | None) -> float:
     """Returns the seconds of a layer's calls, from a stack of narrow ones."""
-    layers = [module for _ in range(LAYERS) for module in (nn.Linear(8, 8), nn.LayerNorm(8))]
+    # A norm layer's outputs add up to 0: were it the last, losses would be rounding alone.
+    layers = [module for _ in range(LAYERS) for module in (nn.LayerNorm(8), nn.Linear(8, 8))]
     stack = nn.Sequential(*layers).to(device)
     given = torch.randn(4, 8, 8, device=device)
 

@@ -1,4 +1,4 @@
-"""What is scored, and whether what is scored may be shown."""
+"""The sections ``eval`` and ``metrics``: which split is scored, and whether scores are public."""
 
 import math
 from dataclasses import dataclass
@@ -123,12 +123,7 @@ def check_held_out(task: Task, config: EvalConfig) -> None:
 
 
 def reads_training_split(task: Task, config: EvalConfig) -> bool:
-    """Returns whether the split, or a part of it, is the training split or a part of that.
-
-    Args:
-        task: The task, with its source.
-        config: ``split``.
-    """
+    """Returns whether the split, or a part of it, is the training split or a part of that."""
     training = {"train", *task.parts("train")}
     # On the hub a part may be a slice or a sum of splits: train[:100], validation+train, all.
     return config.split == "train" or any(
@@ -142,13 +137,28 @@ def eval_split_is_public(task: Task, config: EvalConfig) -> bool:
     A training split never is, nor one with a part of it, nor what is held out of one. Else the
     user's word counts, if given; else a published task's split is public when all its parts were
     read from where they are published, and local files are not.
-
-    Args:
-        task: The task, with its source.
-        config: ``split``, ``split_is_public`` and ``held_out``.
     """
     if config.held_out is not None or reads_training_split(task, config):
         return False
     if config.split_is_public is not None:
         return config.split_is_public
     return all(task.is_published(part) for part in task.parts(config.split))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsConfig:
+    """Models that score texts, ``conf/metrics/default.yaml``."""
+
+    bertscore_model: str | None = None
+    """Folder of the encoder that BERTScore compares texts by; None: no BERTScore."""
+    bertscore_layers: int | None = None
+    """Layers of it that are used; null: as many as do best in that model, where that is known."""
+    bleurt_model: str | None = None
+    """Folder of a BLEURT checkpoint in Hugging Face's form; None: no BLEURT."""
+
+    def __post_init__(self) -> None:
+        if self.bertscore_layers is not None and self.bertscore_layers < 1:
+            raise InputError(
+                "metrics.bertscore_layers must be at least 1, or null for the best known,"
+                f" got {self.bertscore_layers}."
+            )

@@ -1,4 +1,4 @@
-"""A model's, or a file's, scores on a split of a task.
+"""Evaluation: scores of a model, or of a file of predictions, on a split of a task.
 
 One prediction is written per distinct input and compared to all of the input's references.
 Metrics say what they read (texts, likelihoods); what nothing can supply, such as likelihoods for a
@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
-from dpft.evaluation.answers import answers_of
-from dpft.evaluation.eval_config import EvalConfig
-from dpft.evaluation.metrics_config import MetricsConfig
-from dpft.evaluation.samples import sample_records
-from dpft.evaluation.scored import OnProgress, Scored
+from dpft.evaluation.answers import ANSWERS, OnProgress, Scored
+from dpft.evaluation.eval_config import EvalConfig, MetricsConfig
+from dpft.evaluation.predictions import sample_records
 from dpft.evaluation.scoring import compute_metrics
 from dpft.generation.decoding import DecodeConfig
 from dpft.parallel.ranks import ALONE, Ranks
@@ -112,7 +110,7 @@ def evaluate_model(
         extra_positions=extra_positions,
         ranks=ranks,
     )
-    answers = answers_of(task)
+    answers = ANSWERS[task.answers]
     chosen = answers.to_score(task, examples, config, name)
     scored = answers.of_model(task, chosen, outputs, decode, on_progress)
     if not ranks.is_first:
@@ -182,13 +180,8 @@ def mean_of(evaluations: Sequence[Evaluation], split: str) -> Evaluation:
 
 
 def inputs_of(task: Task, examples: Sequence[Record]) -> list[str]:
-    """Returns a split's inputs in the words by which a file of predictions names them.
-
-    Args:
-        task: The task the examples are of.
-        examples: A split, or a part of one.
-    """
-    return answers_of(task).inputs(task, examples)
+    """Returns a split's inputs in the words by which a file of predictions names them."""
+    return ANSWERS[task.answers].inputs(task, examples)
 
 
 def score_predictions(
@@ -219,7 +212,7 @@ def score_predictions(
             inputs differ.
     """
     name = split or config.split
-    answers = answers_of(task)
+    answers = ANSWERS[task.answers]
     chosen = answers.to_score(task, examples, config, name)
     _check_count(predictions, len(chosen), name)
     scored = answers.of_file(task, chosen, predictions)

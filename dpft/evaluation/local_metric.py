@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import evaluate
 
+from dpft.evaluation.eval_config import MetricsConfig
 from dpft.evaluation.metrics.base import (
     ATTRIBUTES,
     LABELS,
@@ -19,7 +20,6 @@ from dpft.evaluation.metrics.base import (
     TEXTS,
     MetricSpec,
 )
-from dpft.evaluation.metrics_config import MetricsConfig
 
 FEATURES = {
     TEXTS: datasets.Features(
@@ -83,11 +83,6 @@ def compute(
     Guarantees:
         No text touches the disk: ``evaluate`` would else write the columns to its cache, and the
         references may be private (docs/design.md, rule 11).
-
-    Args:
-        spec: The metric.
-        columns: Columns of equal length, of the metric's kind.
-        settings: For a metric that reads them.
 
     Raises:
         NotComputed: The metric has no value on these columns.

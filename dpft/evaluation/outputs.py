@@ -1,4 +1,4 @@
-"""What a model says about a split: its texts, its labels, the likelihood it gives to references.
+"""Model outputs on a split: generated texts, labels, and likelihoods of references.
 
 It stands apart from ``evaluate`` because it alone needs torch.
 """
@@ -10,21 +10,23 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from dpft.data.batches import Batch
 from dpft.data.corpus_rows import CorpusEncoding
 from dpft.data.encoding import Encoding, TextEncoding
-from dpft.data.layout import Batch
 from dpft.errors import InputError
-from dpft.evaluation.groups import Group
-from dpft.generation.batches import batches_by_tokens
-from dpft.generation.decoding import DecodeConfig, Draws, generate_texts
-from dpft.generation.inference import evaluation_mode
+from dpft.generation.decoding import (
+    DecodeConfig,
+    Draws,
+    batches_by_tokens,
+    evaluation_mode,
+    generate_texts,
+)
 from dpft.kinds import SEQ2SEQ
+from dpft.models.architecture import max_positions
 from dpft.models.losses import answer_values, token_hits, token_nll
-from dpft.models.positions import max_positions
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shares import in_turn, put_together
-from dpft.tasks.image_records import LabeledImage
-from dpft.tasks.records import Example, LabeledExample, Record
+from dpft.tasks.records import Example, LabeledExample, LabeledImage, Record
 
 
 class Likelihoods(NamedTuple):
@@ -63,20 +65,20 @@ class ModelOutputs:
 
     def texts(
         self,
-        groups: Sequence[Group],
+        examples: Sequence[Example],
         decode: DecodeConfig,
         on_batch: Callable[[int], None],
         draws: Draws | None = None,
     ) -> list[str]:
-        """Returns the model's text for each group.
+        """Returns the model's text for the prompt of each example.
 
         A prompt is cut to ``max_length``, or shorter where the model's positions end before
         prompt and answer do.
 
         Args:
-            groups: Inputs; their examples share a prompt.
+            examples: One of each distinct input; their targets are not read.
             decode: How a text is chosen.
-            on_batch: Called after each batch with the number of groups it held.
+            on_batch: Called after each batch with the number of examples it held.
             draws: As ``generate_texts``.
 
         Raises:
@@ -89,13 +91,13 @@ class ModelOutputs:
         written = 0 if encoding.layout.kind == SEQ2SEQ else decode.max_new_tokens
         room = encoding.max_length + written
         positions = max_positions(self.model.config)
-        mine = in_turn(len(groups), self.ranks)
+        mine = in_turn(len(examples), self.ranks)
         prompts = encoding.prompts(
-            [groups[at].examples[0] for at in mine],
+            [examples[at] for at in mine],
             max_length=room if positions is None else min(positions - self.extra_positions, room),
             max_new_tokens=decode.max_new_tokens,
         )
-        places = range(len(groups)) if draws is None else draws.places
+        places = range(len(examples)) if draws is None else draws.places
         own = Draws(
             places=[places[at] for at in mine], attempt=0 if draws is None else draws.attempt
         )
@@ -119,10 +121,6 @@ class ModelOutputs:
 
         The prompt's own tokens do not count, also where a model learned to write them.
 
-        Args:
-            examples: Records of the split.
-            on_batch: Called after each batch with the number of examples it held.
-
         Returns:
             One entry per example, in no particular order.
         """
@@ -131,12 +129,7 @@ class ModelOutputs:
     def next_tokens(
         self, examples: Sequence[Example], on_batch: Callable[[int], None]
     ) -> NextTokens:
-        """Returns how many tokens of each example's target the model holds for the likeliest.
-
-        Args:
-            examples: As ``likelihoods``.
-            on_batch: As ``likelihoods``.
-        """
+        """Returns how many tokens of each example's target the model holds for the likeliest."""
         return NextTokens(*self._of_targets(token_hits, examples, on_batch))
 
     def _of_targets(
@@ -160,10 +153,6 @@ class ModelOutputs:
         self, examples: Sequence[LabeledExample | LabeledImage], on_batch: Callable[[int], None]
     ) -> list[list[float]]:
         """Returns what the model says to each record, in order.
-
-        Args:
-            examples: Records of the split; their labels are not read.
-            on_batch: Called after each batch with the number of examples it held.
 
         Returns:
             For each record the probabilities of the label words or classes, or one number.

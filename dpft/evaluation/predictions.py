@@ -1,10 +1,13 @@
-"""Predictions as files: predictions.jsonl written, any system's outputs read.
+"""Predictions as files: predictions.jsonl and samples.md written, any system's outputs read.
 
 Three forms are read, each also gzipped. Their texts may be private, so no error quotes them.
 
 - ``.jsonl``: one object per line with ``input`` and ``prediction``, as dpft writes it;
 - ``.tsv``: header ``MR<tab>output``, fields quoted or not, as the E2E challenge's outputs;
 - ``.txt``: one line per distinct input, in the order in which each first occurs in the split.
+
+samples.md shows some inputs, what the model wrote, and the references beside each other. Texts of a
+data set may hold anything, so whatever Markdown or HTML would take as markup is escaped.
 """
 
 import gzip
@@ -15,9 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpft.errors import InputError
-from dpft.files import write_jsonl
+from dpft.files import write_jsonl, write_text
 from dpft.records.form import as_json
-from dpft.records.scores import Prediction
+from dpft.records.scores import Prediction, Sample
 
 
 class _Row(NamedTuple):
@@ -29,13 +32,7 @@ class _Row(NamedTuple):
 def write_predictions(
     path: Path, predictions: Sequence[Prediction], *, private: bool = False
 ) -> None:
-    """Writes the predictions as JSON lines, under a temporary name first.
-
-    Args:
-        path: The file; its folder exists.
-        predictions: One per input.
-        private: Only the owner may read the file, from its first byte on.
-    """
+    """Writes the predictions as JSON lines, under a temporary name first."""
     write_jsonl(path, map(as_json, predictions), mode=0o600 if private else 0o644)
 
 
@@ -199,3 +196,89 @@ _ROW_READERS: dict[str, Callable[[Path, list[str]], Iterator[_Row]]] = {
     ".jsonl": _jsonl_rows,
     ".tsv": _tsv_rows,
 }
+
+
+SAMPLES = 20
+"""Inputs shown, evenly spread over the split."""
+SHOWN_ON_PAGE = 3
+"""Inputs of a public split in metrics.json, evenly spread, too."""
+SHOWN_REFERENCES = 5
+"""References shown beside one input; E2E has up to 43."""
+
+_ESCAPES = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "\\`*_[]|~$"},
+        **{"&": "&amp;", "<": "&lt;", ">": "&gt;"},
+        # Control characters have no place in Markdown; a NUL may end the file for its reader.
+        **{chr(code): "\N{REPLACEMENT CHARACTER}" for code in range(32)},
+        "\t": " ",
+    }
+)
+
+
+def write_samples(
+    path: Path, predictions: Sequence[Prediction], *, heading: str, note: str = "", private: bool
+) -> None:
+    """Writes samples.md, under a temporary name first."""
+    text = render_samples(predictions, heading=heading, note=note)
+    write_text(path, text, mode=0o600 if private else 0o644)
+
+
+def render_samples(predictions: Sequence[Prediction], *, heading: str, note: str = "") -> str:
+    """Returns the Markdown of some predictions."""
+    places = spread(len(predictions))
+    rows = [f"| {place + 1} | {' | '.join(_cells(predictions[place]))} |" for place in places]
+    return "\n".join(
+        [
+            f"# {_inline(heading)}",
+            "",
+            *([f"**{_inline(note)}**", ""] if note else []),
+            f"{len(places)} of {len(predictions)} inputs, evenly spread over the split.",
+            "",
+            "| # | input | output | references |",
+            "|---:|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def sample_records(predictions: Sequence[Prediction]) -> tuple[Sample, ...]:
+    """Returns a few inputs, what the model wrote and one reference each, for metrics.json."""
+    chosen = [predictions[place] for place in spread(len(predictions), SHOWN_ON_PAGE)]
+    return tuple(
+        Sample(
+            input=one.input,
+            prediction=one.prediction,
+            reference=one.references[0] if one.references else "",
+        )
+        for one in chosen
+    )
+
+
+def spread(count: int, most: int = SAMPLES) -> list[int]:
+    """Returns at most ``most`` places among ``count``, evenly spread from the first on."""
+    chosen = min(count, most)
+    return [index * count // chosen for index in range(chosen)]
+
+
+def _cells(prediction: Prediction) -> list[str]:
+    references = [_cell(reference) for reference in prediction.references[:SHOWN_REFERENCES]]
+    left_out = len(prediction.references) - len(references)
+    if left_out:
+        references.append(f"*and {left_out} more*")
+    separator = "<br>&bull; " if len(references) > 1 else ""
+    return [
+        _cell(prediction.input),
+        _cell(prediction.prediction),
+        separator.removeprefix("<br>") + separator.join(references),
+    ]
+
+
+def _cell(text: str) -> str:
+    """Returns a text as a cell of a Markdown table, its line ends as ``<br>``."""
+    return "<br>".join(map(_inline, text.splitlines())) if text.strip() else "*empty*"
+
+
+def _inline(text: str) -> str:
+    return text.translate(_ESCAPES).strip()

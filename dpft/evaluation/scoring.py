@@ -1,9 +1,10 @@
-"""Metrics by name, over whatever there is to read: each gets a value or a reason why not."""
+"""Metrics computed by name over columns: each gets a value or a reason why it has none."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpft.evaluation.eval_config import MetricsConfig
 from dpft.evaluation.metrics.base import (
     ATTRIBUTES,
     LABELS,
@@ -15,7 +16,6 @@ from dpft.evaluation.metrics.base import (
     NotComputed,
     metric_specs,
 )
-from dpft.evaluation.metrics_config import MetricsConfig
 
 Columns = Mapping[str, Sequence[Any]]
 """Column name to its values, all of one length."""

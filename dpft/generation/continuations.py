@@ -1,4 +1,4 @@
-"""What a model writes after the first tokens of a text, in tokens: greedy, so many and no more.
+"""Greedy continuations of token prefixes, as audits ask for them: at most so many tokens each.
 
 It stands beside ``decoding`` because an answer has a prompt and ends where the model ends it, and
 here a text is cut anywhere: of a seq2seq model's text the beginning may be in what its decoder has
@@ -10,9 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from dpft.generation.batches import batches_by_tokens
-from dpft.generation.decoding import DecodeConfig, generation_settings, padded
-from dpft.generation.inference import evaluation_mode, generation_defaults
+from dpft.generation.decoding import (
+    DecodeConfig,
+    batches_by_tokens,
+    evaluation_mode,
+    generation_defaults,
+    generation_settings,
+    padded,
+)
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase

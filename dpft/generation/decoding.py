@@ -1,27 +1,26 @@
-"""Prompts to texts: batched decoding whose texts do not depend on the batches.
+"""Decoding: prompts to texts in batches, which do not change the texts.
 
-Prompts of like lengths are together (``batches``) and padded on the left (on the right for a
-seq2seq model); the attention mask goes along and ``generate`` derives the position ids from it, so
-padding changes a logit by rounding only (1e-7 in float32). Searching is transformers' own, but for
-reading each prompt once for all its beams (``prefill``), sampling in ``nucleus``, and repetition,
-which is of what was written alone: a prompt's words may be copied, and its padding counts for
-nothing. What the checkpoint's ``generation_config`` says is not heard.
+Prompts of like lengths are together (`batches_by_tokens`) and padded on the left (on the right for
+a seq2seq model); the attention mask goes along and ``generate`` derives the position ids from it,
+so padding changes a logit by rounding only (1e-7 in float32). Searching is transformers' own;
+reading each prompt once for all its beams, sampling, and repetition, which is of what was written
+alone, are in ``processors``. What the checkpoint's ``generation_config`` says is not heard, and the
+model goes on training afterwards as it was (`evaluation_mode`, `generation_defaults`).
 
 Shapes: b prompts, t tokens of the longest prompt.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dpft.errors import InputError
-from dpft.generation.batches import batches_by_tokens
-from dpft.generation.inference import evaluation_mode, generation_defaults
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from transformers import (
         GenerationConfig,
         LogitsProcessor,
@@ -30,6 +29,59 @@ if TYPE_CHECKING:
         PreTrainedModel,
         PreTrainedTokenizerBase,
     )
+
+
+def batches_by_tokens(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+    """Yields the inputs in batches that hold as many tokens as ``batch_size`` of the longest.
+
+    Args:
+        lengths: Tokens that each input takes, those to be written after it included; at least 1.
+        batch_size: How many of the longest input make a batch, at least 1.
+
+    Yields:
+        Positions in ``lengths``, the longest first: a batch too large for the device fails at once.
+        Padded to its first, a batch has at most ``batch_size * max(lengths)`` tokens.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    room = batch_size * max(lengths, default=0)
+    start = 0
+    while start < len(order):
+        end = start + room // lengths[order[start]]
+        yield order[start:end]
+        start = end
+
+
+@contextmanager
+def evaluation_mode(model: "nn.Module") -> Iterator[None]:
+    """Puts the model in eval mode, and every module back in the mode it was in.
+
+    ``model.train()`` alone would also wake modules that were frozen in eval mode.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def generation_defaults(model: "nn.Module", defaults: "GenerationConfig") -> Iterator[None]:
+    """Replaces the checkpoint's generation settings, and puts them back.
+
+    transformers fills what a call leaves open from ``model.generation_config``, where a checkpoint
+    may ship a repetition penalty, suppressed tokens or a minimum length of its own.
+    """
+    owners = [vars(module) for module in model.modules() if "generation_config" in vars(module)]
+    saved = [attributes["generation_config"] for attributes in owners]
+    for attributes in owners:
+        attributes["generation_config"] = defaults
+    try:
+        yield
+    finally:
+        for attributes, config in zip(owners, saved, strict=True):
+            attributes["generation_config"] = config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,8 +280,12 @@ def _processors(
     unrepeated = config.no_repeat_ngram_size > 0 or config.repetition_penalty != 1
     if not (config.draws or unrepeated or filling):
         return lambda *_: None
-    from dpft.generation.nucleus import nucleus_processors, root_seed, uniforms
-    from dpft.generation.repetition import repetition_processors
+    from dpft.generation.processors import (
+        nucleus_processors,
+        repetition_processors,
+        root_seed,
+        uniforms,
+    )
 
     root = root_seed(config.seed)
 
@@ -256,7 +312,7 @@ def _filling(
     before: int,
 ) -> "LogitsProcessor":
     """Returns what has the gaps of a batch's prompts filled."""
-    from dpft.generation.gaps import GapFilling
+    from dpft.generation.processors import GapFilling
 
     return GapFilling(
         [gaps[index] for index in indices],
@@ -276,7 +332,7 @@ def _generate(
     """Returns the new token ids of each prompt, shape (b, at most max_new_tokens)."""
     import torch
 
-    from dpft.generation.prefill import prompts_read_once
+    from dpft.generation.processors import prompts_read_once
 
     length = max(len(prompt) for prompt in prompts)
     pad = settings.pad_token_id

@@ -1,4 +1,4 @@
-"""Modules of adapters: the projection that one is put behind, and the adapters themselves.
+"""Modules of adapters: the wrapped projection, and the adapters themselves.
 
 They stand apart from the methods, ``adapter`` and ``compacter``, because a method is a part of the
 configuration, which is read before torch is imported.

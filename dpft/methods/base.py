@@ -1,4 +1,4 @@
-"""What every fine-tuning method is: it makes a model ready and names what trains.
+"""Base of fine-tuning methods: prepares a model, and names the parameters that train.
 
 Adding a method is a module here whose class registers itself in ``METHODS``, a YAML in conf/method
 and a test. A run asks a method, in this order: ``prepare`` once; ``phases`` for its plan; then in
@@ -148,27 +148,15 @@ class Method(ABC):
         """Returns a fresh base model with what ``save`` wrote put onto it.
 
         Asked only of methods that do not save the whole model.
-
-        Args:
-            model: The base the run began with, never prepared; may be changed in place.
-            folder: What ``save`` was given.
         """
         raise NotImplementedError(f"method={self.name} saves the whole model.")
 
     def relocate(self, folder: Path, to: Path) -> None:
-        """Corrects, in a copy of what ``save`` wrote, the paths that name where it lies.
-
-        Args:
-            folder: The copy, where it lies now.
-            to: Where it will lie.
-        """
+        """Corrects, in a copy of what ``save`` wrote, the paths that name where it lies."""
         return
 
     def merge(self, model: "PreTrainedModel") -> "PreTrainedModel":
         """Returns the trained model as one that needs no base; LoRA adds its change to the weights.
-
-        Args:
-            model: What ``prepare`` or ``restore`` returned; it may be used up.
 
         Raises:
             InputError: What the method trains cannot be put into the base's own weights.

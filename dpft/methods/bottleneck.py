@@ -1,4 +1,4 @@
-"""Bottleneck adapters: where in a model they are put, whatever module an adapter is.
+"""Base of bottleneck-adapter methods: where in a model adapters are put.
 
 A block's output projections, after attention and after the feed-forward layer, are wrapped, so
 that an adapter acts before the residual is added (Houlsby et al. 2019, figure 2). The adapters
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from dpft.errors import InputError
 from dpft.methods.base import Method, is_new
-from dpft.methods.base_folder import save_base
 from dpft.methods.parts import norm_parameters, train_only
 
 if TYPE_CHECKING:
@@ -95,11 +94,7 @@ class BottleneckMethod(Method):
         return self.insert(model)
 
     def insert(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        """Returns the model with adapters in it.
-
-        Raises:
-            InputError: As ``adapt``.
-        """
+        """Returns the model with adapters in it."""
         from dpft.methods.adapter_layers import AdaptedProjection, output_width
 
         projections = self._projections(model)
@@ -113,14 +108,14 @@ class BottleneckMethod(Method):
 
     def save(self, model: "PreTrainedModel", folder: Path) -> None:
         """Writes what was trained and the settings, and the base where no other place holds it."""
-        from dpft.methods.added_files import save_trained
+        from dpft.methods.adapter_files import save_base, save_trained
 
         save_trained(model, folder, asdict(self))
         save_base(model, folder, is_added=lambda name: ".adapter." in name)
 
     def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
         """Returns a fresh base model with the adapters that ``save`` wrote, by their settings."""
-        from dpft.methods.added_files import load_settings, load_trained
+        from dpft.methods.adapter_files import load_settings, load_trained
 
         settings = load_settings(folder)
         if settings.get("name") != self.name:

@@ -78,9 +78,6 @@ class Lora(PeftMethod):
     def merge(self, model: "PreTrainedModel") -> "PreTrainedModel":
         """Returns the base model with the change added to its weights, free of peft.
 
-        Args:
-            model: What ``prepare`` or ``restore`` returned; it is used up.
-
         Raises:
             InputError: A changed weight is another layer's too, which the sum would change.
         """

@@ -1,4 +1,4 @@
-"""Which parameters of a Hugging Face model are its norms, its blocks and its head.
+"""Parts of a Hugging Face model: its norms, its blocks and its head.
 
 Methods that train a part of the model share these answers. ``PreTrainedModel`` names its body
 (``base_model``) and its embeddings; for the rest the order and the names of modules have to do.

@@ -1,4 +1,4 @@
-"""What the methods built on peft share: one adapter, trained on a frozen base and saved alone."""
+"""Base of methods built on peft: one adapter, trained on a frozen base and saved alone."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -29,11 +29,6 @@ class PeftMethod(Method):
     ) -> "PeftConfig":
         """Returns a config made for this model.
 
-        Args:
-            model: The fresh model.
-            task: What peft calls the model's task; None where it has no name for it.
-            new_modules: Modules that are saved whole beside the adapter (``modules_to_save``).
-
         Raises:
             InputError: The settings do not fit the model.
         """
@@ -44,7 +39,7 @@ class PeftMethod(Method):
         Raises:
             InputError: The settings do not fit the model.
         """
-        from dpft.methods.peft_folder import wrap
+        from dpft.methods.adapter_files import wrap
 
         config = self.configure(model, task_type(model), new_modules(model, new))
         try:
@@ -60,7 +55,7 @@ class PeftMethod(Method):
 
     def save(self, model: "PreTrainedModel", folder: Path) -> None:
         """Writes the adapter and whatever else trained; ``PeftModel.from_pretrained`` loads it."""
-        from dpft.methods.peft_folder import save_adapter
+        from dpft.methods.adapter_files import save_adapter
 
         save_adapter(model, folder)
 
@@ -72,13 +67,13 @@ class PeftMethod(Method):
                 began with random weights and the base must be loaded from there.
             folder: What ``save`` was given.
         """
-        from dpft.methods.peft_folder import load_adapter
+        from dpft.methods.adapter_files import load_adapter
 
         return load_adapter(model, folder)
 
     def relocate(self, folder: Path, to: Path) -> None:
         """Makes a copied adapter name the base in it, if it has one, by its new place."""
-        from dpft.methods.peft_folder import relocate_adapter
+        from dpft.methods.adapter_files import relocate_adapter
 
         relocate_adapter(folder, to)
 

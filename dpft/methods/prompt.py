@@ -72,12 +72,7 @@ class Prompt(PeftMethod):
         return _mended(super().adapt(model, new))
 
     def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
-        """Returns the base with the saved prompt on it, called and read as without a prompt.
-
-        Args:
-            model: As in ``PeftMethod.restore``.
-            folder: What ``save`` was given.
-        """
+        """Returns the base with the saved prompt on it, called and read as without a prompt."""
         return _mended(super().restore(model, folder))
 
 

@@ -1,4 +1,4 @@
-"""The dense layer of RGP: a frozen weight whose gradient two low-rank carriers take.
+"""The linear layer of RGP: a frozen weight, whose gradient two low-rank carriers take.
 
 It stands apart from the method, ``rgp``, because a method is a part of the configuration, which is
 read before torch is imported.

@@ -1,4 +1,4 @@
-"""Training from scratch: what pre-training is worth (Li et al. 2022, table 2: retrain)."""
+"""Training from scratch, the baseline without pre-training (Li et al. 2022, table 2: retrain)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,1 +1,1 @@
-"""Models: loading, per-example losses, and what a model must not contain."""
+"""Models: loading, architectures, heads, and per-example losses."""

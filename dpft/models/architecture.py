@@ -1,23 +1,88 @@
-"""What a model's config.json says, read once and handed on to whatever needs it.
+"""A model's config.json, read once: its kind, its positions, and a tokenizer of the user's own.
 
 transformers' configuration is mutable, and a head writes its classes into it: nobody is given the
 one that was read, each gets a copy.
 """
 
 import copy
+import inspect
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, PretrainedConfig
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from dpft.errors import InputError
+from dpft.files import TOKENIZER
 from dpft.kinds import Head
-from dpft.models.heads import configure
-from dpft.models.own_tokenizer import fit_to_tokenizer, own_tokenizer_folder
-from dpft.models.pooling import PooledClassifier
-from dpft.models.source import MEAN, ModelConfig, check_folder, loading_errors, source
+from dpft.models.heads import PooledClassifier, configure
+from dpft.models.source import (
+    MEAN,
+    TOKENIZER_FILES,
+    ModelConfig,
+    check_folder,
+    loading_errors,
+    source,
+)
+
+
+def own_tokenizer_folder(model: ModelConfig) -> Path | None:
+    """Returns the folder of the tokenizer's files; None where the model has its own.
+
+    Raises:
+        InputError: There is none.
+    """
+    if model.tokenizer is None:
+        return None
+    place = Path(model.tokenizer).expanduser()
+    folder = place / TOKENIZER if (place / TOKENIZER).is_dir() else place
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise InputError(
+            f"model.tokenizer must be the folder of a dpft tokenizer run, or of a tokenizer, got"
+            f" {model.tokenizer!r}, which holds no tokenizer; give the folder that dpft tokenizer"
+            " named, and if that has none yet, go on with it by dpft tokenizer resume=RUN."
+        )
+    return folder
+
+
+def load_own_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer of a folder.
+
+    Raises:
+        InputError: It cannot be read.
+    """
+    try:
+        made: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # what the library raises for a damaged file is no kind of its own
+        raise InputError(
+            f"model.tokenizer={folder} could not be read as a tokenizer; give a folder written by"
+            " save_pretrained."
+        ) from error
+    return made
+
+
+def fit_to_tokenizer(config: PretrainedConfig, folder: Path) -> None:
+    """Writes a tokenizer's size and its special tokens into a model's configuration."""
+    tokenizer = load_own_tokenizer(folder)
+    end = tokenizer.eos_token_id
+    pad = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    for each in {id(part): part for part in (config, config.get_text_config())}.values():
+        each.vocab_size = len(tokenizer)
+        each.pad_token_id, each.eos_token_id, each.bos_token_id = pad, end, begin
+        if getattr(each, "is_encoder_decoder", False):
+            each.decoder_start_token_id = pad
+
 
 DROPOUT = "drop"
 """In the name of each rate: dropout_rate, hidden_dropout_prob, resid_pdrop, attn_pdrop."""
@@ -33,11 +98,7 @@ class Architecture:
     """What was read; ``config`` hands out copies of it."""
 
     def config(self, head: Head | None = None) -> PretrainedConfig:
-        """Returns a copy of what config.json says, which the caller may change.
-
-        Args:
-            head: What the model shall answer with, written into the copy; None: as was read.
-        """
+        """Returns a copy of what config.json says, which the caller may change."""
         config = copy.deepcopy(self.read)
         if head is not None:
             configure(config, head)
@@ -137,3 +198,42 @@ def _drawn(model: ModelConfig) -> PretrainedConfig:
             f" configuration, got model_type={kind!r}."
         ) from error
     return made
+
+
+COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet", "xmod")
+"""Architectures whose first position is the one after their padding token's id."""
+
+
+def takes_position_ids(model: PreTrainedModel) -> bool:
+    """Returns whether the model is to be given position ids, 0 for a row's first token.
+
+    Not where it takes none (T5), and not where it counts from its padding token's id (RoBERTa):
+    such a model makes its own, a row for each example.
+    """
+    encoder = model.base_model
+    if "position_ids" not in inspect.signature(encoder.forward).parameters:
+        return False
+    return not any(
+        isinstance(module, nn.Embedding) and module.padding_idx is not None
+        for name, module in encoder.named_modules()
+        if name.endswith("position_embeddings")
+    )
+
+
+def takes_token_types(config: PretrainedConfig) -> bool:
+    """Returns whether the model learned to tell two sentences apart by ids of their own (BERT).
+
+    Not every model takes what a generic tokenizer writes, and GPT-2 would add a word's embedding.
+    """
+    return (getattr(config, "type_vocab_size", None) or 0) > 1
+
+
+def max_positions(config: PretrainedConfig) -> int | None:
+    """Returns the most tokens the model can read; None: no limit (relative positions)."""
+    text = config.get_text_config()
+    positions: int | None = getattr(text, "max_position_embeddings", None)
+    if positions is None or getattr(text, "position_biased_input", True) is False:
+        return None
+    # RoBERTa counts positions from its padding token's id on.
+    offset = text.pad_token_id + 1 if text.model_type in COUNTS_FROM_PADDING else 0
+    return positions - offset

@@ -44,9 +44,6 @@ def standardize_weights(model: nn.Module) -> tuple[str, ...]:
 
     Left as they are: one whose filters hold a single number, which would be zero, and what is no
     plain ``nn.Conv2d``.
-
-    Args:
-        model: Changed in place; its parameters keep their names and are the same tensors.
     """
     return _replace(model, (nn.Conv2d,), _standardized)
 

@@ -1,4 +1,4 @@
-"""A checkpoint's weights that are not read until a rank knows which rows of them are its own.
+"""Lazy checkpoint weights for sharded runs: each rank reads only the rows that it owns.
 
 A model is loaded as always, but with stand-ins in the place of the checkpoint's weights: tensors of
 their shapes that lie in a handful of NaNs. So whatever the checkpoint lacks gets the very values
@@ -74,9 +74,6 @@ class CheckpointRows:
 
     def emptied(self, model: nn.Module) -> "RowsOfModel":
         """Moves a model's stand-ins to the meta device; what else it has is real, and stays.
-
-        Args:
-            model: Loaded with ``state``, whatever has been done to it since.
 
         Raises:
             NotInShards: Something was made of a stand-in.

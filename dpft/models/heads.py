@@ -1,7 +1,10 @@
-"""What a model answers with: which class of transformers that is, and which weights are new.
+"""Model heads: the class of transformers for each kind, and which of its weights are new.
 
 A head that the checkpoint's own architecture lacks starts at random. It is part of the task, and is
 counted apart: ``new_parameters`` of privacy.json (docs/design.md, the run's folder).
+`PooledClassifier` reads the mean over a text's tokens, for sentence encoders (Reimers and Gurevych
+2019, arXiv 1908.10084), which carry a text's meaning there and have no trained pooler: the classes
+of transformers read the first token.
 """
 
 import copy
@@ -9,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor, nn
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -19,11 +23,62 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.auto import modeling_auto
 
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, IMAGE_CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
-from dpft.models.pooling import PooledClassifier
+
+
+class PooledClassifier(PreTrainedModel):
+    """An encoder, the mean of its last layer over the tokens, dropout, and one linear layer."""
+
+    config_class = PretrainedConfig
+    base_model_prefix = "backbone"
+    main_input_name = "input_ids"
+    _supports_sdpa = True
+    supports_gradient_checkpointing = True
+
+    def __init__(self, config: PretrainedConfig, encoder: PreTrainedModel | None = None) -> None:
+        """Puts a fresh head on an encoder, or on a fresh one of the architecture.
+
+        The encoder loses its pooler: the mean takes its place.
+        """
+        super().__init__(config)
+        made: Any = AutoModel
+        self.backbone: nn.Module = (
+            made.from_config(config, dtype=torch.float32) if encoder is None else encoder
+        )
+        if "pooler" in self.backbone._modules:
+            self.backbone.pooler = None
+        self.dropout = nn.Dropout(float(getattr(config, "hidden_dropout_prob", 0.0)))
+        self.classifier = nn.Linear(config.hidden_size, int(config.num_labels or 1))
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initializes the head, as the architectures of transformers do theirs."""
+        if module is self.classifier:
+            nn.init.normal_(self.classifier.weight, std=0.02)
+            nn.init.zeros_(self.classifier.bias)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, **inputs: Any
+    ) -> SequenceClassifierOutput:
+        """Returns logits of shape (b, k).
+
+        Args:
+            input_ids: Token ids, shape (b, t).
+            attention_mask: 1 for tokens and 0 for padding, shape (b, t).
+            inputs: Whatever else the encoder takes.
+        """
+        states = self.backbone(
+            input_ids=input_ids, attention_mask=attention_mask, **inputs
+        ).last_hidden_state
+        weights = attention_mask.unsqueeze(-1).to(states.dtype)
+        mean = (states * weights).sum(dim=1) / weights.sum(dim=1)
+        logits: Tensor = self.classifier(self.dropout(mean))
+        return SequenceClassifierOutput(logits=logits)
+
 
 AUTO_CLASSES: dict[str, Any] = {
     CAUSAL: AutoModelForCausalLM,

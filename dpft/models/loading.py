@@ -1,13 +1,16 @@
-"""Models and tokenizers from the hub, a folder or the package, in float32.
+"""Models and tokenizers from the hub, a folder or the package, in float32; tokens that a task adds.
 
-Parameters are float32 whatever the checkpoint's precision (speed comes from autocast).
+Parameters are float32 whatever the checkpoint's precision (speed comes from autocast). The row of a
+token that a task adds is the mean of the rows of the tokens that its name reads as ("speaker1" for
+``<speaker1>``), so it follows from the checkpoint alone: no record is read for it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor, nn
 from transformers import (
     AutoModel,
     AutoTokenizer,
@@ -18,14 +21,20 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from dpft.batch_mixing import check_model
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, IMAGE_CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
-from dpft.models.architecture import Architecture
+from dpft.models.architecture import Architecture, load_own_tokenizer, own_tokenizer_folder
 from dpft.models.batch_norm import replace_batch_norm, standardize_weights
 from dpft.models.checkpoint_rows import CheckpointRows, NotInShards
-from dpft.models.heads import AUTO_CLASSES, describe, fresh_model, language_kind, new_parameters
-from dpft.models.own_tokenizer import load_own_tokenizer, own_tokenizer_folder
-from dpft.models.pooling import PooledClassifier
+from dpft.models.heads import (
+    AUTO_CLASSES,
+    PooledClassifier,
+    describe,
+    fresh_model,
+    language_kind,
+    new_parameters,
+)
 from dpft.models.source import (
     ModelConfig,
     check_tokenizer_files,
@@ -293,3 +302,124 @@ def quiet_transformers() -> None:
     """Keeps transformers' progress bars and notes off stderr; dpft shows its own."""
     disable_progress_bar()
     set_verbosity_error()
+
+
+def load_with_tokens(
+    architecture: Architecture,
+    head: Head,
+    tokens: Sequence[str],
+    *,
+    seed: int,
+    rows: CheckpointRows | None = None,
+) -> PreTrainedModel:
+    """Returns a model on the CPU, with a row for each of the tokens.
+
+    A token that the model's own tokenizer knows has its row already, and keeps it.
+
+    Raises:
+        InputError: It cannot be found or understood, or mixes examples.
+    """
+    loaded = load_model(architecture, seed=seed, head=head, rows=rows)
+    check_model(loaded, as_it_trains=True)
+    if tokens:
+        start_rows(loaded, add_tokens(load_tokenizer(architecture, kind=head.kind), tokens))
+    return loaded
+
+
+def grow_as_planned(
+    loaded: PreTrainedModel, architecture: Architecture, head: Head, tokens: Sequence[str]
+) -> None:
+    """Gives a model as many rows as ``load_with_tokens`` would, of no particular values.
+
+    A plan needs no more than config.json: where there is no tokenizer, each row of the vocabulary
+    is taken to be a token's.
+    """
+    if not tokens:
+        return
+    try:
+        tokenizer = load_tokenizer(architecture, kind=head.kind)
+    except InputError:
+        grow(loaded, architecture.vocabulary_size + len(tokens))
+        return
+    add_tokens(tokenizer, tokens)
+    grow(loaded, len(tokenizer))
+
+
+def known_tokens(
+    task: str, tokens: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> tuple[str, ...]:
+    """Returns a task's tokens, once the tokenizer is known to have them.
+
+    Raises:
+        InputError: It lacks one, as that of a run of another task does.
+    """
+    missing = [token for token in tokens if token not in tokenizer.get_vocab()]
+    if missing:
+        raise InputError(
+            f"task={task} needs a tokenizer with {missing[0]}, which training it adds, got"
+            " one without; give a run of this task."
+        )
+    return tuple(tokens)
+
+
+def add_tokens(
+    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]
+) -> dict[int, tuple[int, ...]]:
+    """Makes tokens the tokenizer's own, those that it lacks, as special ones.
+
+    Returns:
+        The number of each token that is new, and the numbers of those that its name reads as.
+        Tokens whose names a tokenizer cannot tell apart, all unknown to it, share theirs.
+    """
+    known = tokenizer.get_vocab()
+    new = [token for token in tokens if token not in known]
+    pieces = [
+        tokenizer(token.strip("<>"), add_special_tokens=False, split_special_tokens=True)
+        for token in new
+    ]
+    extra = cast(Any, {"extra_special_tokens": new})
+    tokenizer.add_special_tokens(extra, replace_extra_special_tokens=False)
+    numbers = cast(list[int], tokenizer.convert_tokens_to_ids(new))
+    return {n: tuple(read["input_ids"]) for n, read in zip(numbers, pieces, strict=True)}
+
+
+def grow(model: PreTrainedModel, rows: int) -> None:
+    """Gives the vocabulary of a model at least so many rows; it never shrinks.
+
+    Tied weights stay tied, and a row that is new is undefined until ``start_rows``.
+    """
+    if rows <= _table_of(model.get_input_embeddings()).shape[0]:
+        return
+    with torch.random.fork_rng(devices=[]):
+        model.resize_token_embeddings(rows, mean_resizing=False)
+
+
+@torch.no_grad()
+def start_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]]) -> None:
+    """Gives tokens a row of their own, that of the embedding and that of an untied head.
+
+    A row that a padded vocabulary already has is used.
+    """
+    if not pieces:
+        return
+    grow(model, max(pieces) + 1)
+    head: nn.Module | None = model.get_output_embeddings()
+    tables = [_table_of(model.get_input_embeddings())]
+    if head is not None:
+        tables += [table for table in (_table_of(head), _bias_of(head)) if table is not None]
+    for table in tables:
+        means = {number: table[list(read)].mean(dim=0) for number, read in pieces.items() if read}
+        for number, mean in means.items():
+            table[number] = mean
+
+
+def _table_of(module: Any) -> Tensor:
+    """Returns a table of vectors by token, shape (v, d)."""
+    weight: Tensor = module.weight
+    return weight
+
+
+def _bias_of(head: Any) -> Tensor | None:
+    """Returns what a head adds to each token's logit, shape (v,)."""
+    bias: Tensor | None = head.bias
+    return bias

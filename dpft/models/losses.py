@@ -27,7 +27,7 @@ from dpft.kinds import (
 
 
 class Batch(Protocol):
-    """What losses read of a batch, such as a ``dpft.data.collation.Batch``."""
+    """What losses read of a batch, such as a ``dpft.data.batches.Batch``."""
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
@@ -119,10 +119,6 @@ def answer_values(model: nn.Module, batch: Batch) -> Tensor:
     """Returns what a model's answers are as numbers, shape (b, k), float32 at least.
 
     Probabilities of label words or classes, a probability of each attribute, or a score.
-
-    Args:
-        model: As in ``answer_logits``; put it in eval mode first.
-        batch: As in ``answer_logits``.
     """
     outputs = answer_logits(model, batch)
     if batch.answer == SCORE:
@@ -136,10 +132,6 @@ def token_nll(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
     Perplexity over a data set is ``exp(sum of the first / sum of the second)``.
 
-    Args:
-        model: A language model; put it in eval mode first.
-        batch: The examples; their answers are texts.
-
     Returns:
         Negative log-likelihoods in nats, shape (b,), and token counts, shape (b,), int64.
     """
@@ -149,10 +141,6 @@ def token_nll(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def token_hits(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Returns how many target tokens are a model's likeliest ones, and how many there are.
-
-    Args:
-        model: A language model; put it in eval mode first.
-        batch: The examples; their answers are texts.
 
     Returns:
         Counts, shape (b,) each, int64.
@@ -167,10 +155,6 @@ def token_logits(model: nn.Module, batch: Batch) -> Tensor:
     """Returns what a language model says at each place of a batch, shape (b, t, v), float32.
 
     A causal model says at each place what comes at the next, a seq2seq one what stands there.
-
-    Args:
-        model: A language model; put it in eval mode first.
-        batch: The examples; their answers are texts.
     """
     return _full_precision(_logits(model, batch))
 

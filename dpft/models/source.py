@@ -1,4 +1,4 @@
-"""Where a model comes from, the hub, a folder or the package, and what may be wrong there.
+"""Model sources: hub, folder or package; the section ``model``, and checks of its files.
 
 Weights are safetensors: nothing in a checkpoint is unpickled or executed (docs/design.md, rule 11).
 """

@@ -6,8 +6,8 @@ first draw. A step's line is written before the weights move, so a crash can ove
 never miss one. The closing line has the digest of what was released. No line holds a time, a batch
 size or data. So epsilon follows from this file alone, whatever other files of the run say. The
 chain of hashes shows accidental edits, and says nothing of lines cut from the end (see
-``completeness``, by which a run's folder is read); whoever owns the file could rewrite all of it,
-so the head is to be lodged elsewhere (see ``witness``).
+``replay_log``, by which a run's folder is read); whoever owns the file could rewrite all of it,
+so the head is to be published elsewhere (see ``witness``).
 """
 
 import hashlib
@@ -16,10 +16,10 @@ import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from dpft.errors import InputError, StateError
 from dpft.files import read_file, sync_folder
@@ -27,7 +27,7 @@ from dpft.privacy.mechanisms.base import STREAM, check_stream, stream_lengths
 from dpft.privacy.plan import Plan, PrivacyPlan, read_plan
 
 if TYPE_CHECKING:
-    from dpft.privacy.step_log import Released
+    from torch import Tensor
 
 GENESIS = "0" * 64
 CLOSING = '{"closed"'
@@ -36,45 +36,42 @@ FIRST = '{"plan"'
 """How the first line begins, and no other."""
 LEDGER_VERSION = 2
 """Schema version of a ledger whose first line is the plan."""
+Released: TypeAlias = "Sequence[Tensor] | Mapping[str, str]"
+"""A step's noisy gradients, or the fingerprint of those of all ranks' shards."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerRecord:
-    """What a ledger file says.
-
-    Attributes:
-        steps: Noisy steps taken.
-        mechanisms: The mechanism of each step.
-        closed: Whether the run ended as planned.
-        lines: Whole lines in the file, the first and the closing one included.
-        head: Hash of the last of them.
-        heads: Head after each number of lines, that of none among them.
-        run_id: What the first line names the run by; None where no line is whole.
-        plan: What the run is bound to; None where no line is whole.
-        released: Digest of what was released at the end, of the closing line; None before it, and
-            where nothing was.
-        torn_at: Where a line begins that was being written when the run broke off, in bytes; None
-            where the last line is whole.
-        torn_step: Whether that line may be of a step: then the step counts as taken.
-        journaled_step: Whether the run's journal has one step more: it counts as taken, too.
-    """
+    """What a ledger file says."""
 
     steps: int
+    """Noisy steps taken."""
     mechanisms: tuple[Mapping[str, Any], ...]
+    """The mechanism of each step."""
     closed: bool
+    """Whether the run ended as planned."""
     lines: int
+    """Whole lines in the file, the first and the closing one included."""
     head: str
+    """Hash of the last of them."""
     heads: tuple[str, ...] = (GENESIS,)
+    """Head after each number of lines, that of none among them."""
     run_id: str | None = None
+    """What the first line names the run by; None where no line is whole."""
     plan: Plan | None = None
+    """What the run is bound to; None where no line is whole."""
     released: str | None = None
+    """Digest of what was released, of the closing line; None where it has none."""
     torn_at: int | None = None
+    """Where a line begins that was being written when the run broke off, in bytes, or None."""
     torn_step: bool = False
+    """Whether that line may be of a step: then the step counts as taken."""
     journaled_step: bool = False
+    """Whether the run's replay log has one step more: it counts as taken, too."""
 
     @property
     def counted_steps(self) -> int:
-        """Noisy steps to account for: those taken, and one whose line is torn or only journaled."""
+        """Noisy steps to account for: those taken, and one whose line is torn or only logged."""
         return self.steps + (self.torn_step or self.journaled_step)
 
     @property
@@ -85,6 +82,20 @@ class LedgerRecord:
     def line_of(self, step: int) -> int:
         """Returns the number of the line that a step, counted from 1, has or would have."""
         return step + 1
+
+
+class StepLog(Protocol):
+    """Where the engine records a noisy step before its gradient is readable."""
+
+    def record_step(self, mechanism: Mapping[str, Any], gradients: Released) -> None:
+        """Records the next step; an error means that it must not be released."""
+
+
+class NoLedger:
+    """The log of every rank but the first, whose ledger is the run's."""
+
+    def record_step(self, mechanism: Mapping[str, Any], gradients: Released) -> None:
+        """Records nothing."""
 
 
 class Ledger:
@@ -110,8 +121,9 @@ class Ledger:
                 f"{path} exists: the run in this folder has taken noisy steps; "
                 "choose another folder with hydra.run.dir=DIR."
             ) from None
+        run_id = run_id or new_run_id()
         nothing = LedgerRecord(steps=0, mechanisms=(), closed=False, lines=0, head=GENESIS)
-        self._open(descriptor, nothing, first_line(run_id or new_run_id(), plan))
+        self._open(descriptor, replace(nothing, run_id=run_id), first_line(run_id, plan))
         sync_folder(path.parent)
 
     @classmethod
@@ -139,7 +151,7 @@ class Ledger:
         if record.lines == 0:
             if run_id is None or plan is None:
                 raise ValueError("a ledger without a line must be given its first one.")
-            unwritten = first_line(run_id, plan)
+            unwritten, record = first_line(run_id, plan), replace(record, run_id=run_id)
         ledger = cls.__new__(cls)
         ledger._open(os.open(path, os.O_WRONLY | os.O_APPEND), record, unwritten)
         return ledger
@@ -148,8 +160,7 @@ class Ledger:
         self._file = os.fdopen(descriptor, "w", encoding="utf-8", newline="\n")
         self.lines, self.head, self.steps = record.lines, record.head, record.steps
         self._mechanisms = list(record.mechanisms)
-        self.run_id = record.run_id if unwritten is None else json.loads(unwritten)["run_id"]
-        self._torn_at = record.torn_at
+        self.run_id, self._torn_at = record.run_id, record.torn_at
         self._unwritten = unwritten
         if unwritten is not None:
             self.lines, self.head = 1, hash_of(unwritten)
@@ -170,7 +181,7 @@ class Ledger:
         """Returns the same of the first ``step`` steps."""
         return stream_lengths(self._mechanisms[:step])
 
-    def record_step(self, mechanism: Mapping[str, Any], gradients: "Released") -> None:
+    def record_step(self, mechanism: Mapping[str, Any], gradients: Released) -> None:
         """Records the next step; what its gradients are is not kept here."""
         self.append(self.steps + 1, mechanism)
 
@@ -245,6 +256,38 @@ def hash_of(line: str) -> str:
     return hashlib.sha256(line.encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class _Line:
+    """One line of a file, read but not yet believed: a key that is absent is None."""
+
+    previous: object = None
+    schema_version: object = None
+    run_id: object = None
+    plan: object = None
+    step: object = None
+    mechanism: object = None
+    closed: object = None
+    released: object = None
+
+    @classmethod
+    def read(cls, text: str, place: str) -> Self:
+        """Returns a line, of which keys of no meaning here are left out.
+
+        Raises:
+            StateError: It is no JSON object.
+        """
+        try:
+            entry = json.loads(text)
+        except (ValueError, RecursionError):  # A ValueError also of a number of too many digits.
+            entry = None
+        if not isinstance(entry, dict):
+            raise StateError(
+                f"{place}: expected one JSON object, got a damaged line; put the ledger back as it"
+                " was."
+            )
+        return cls(**{key.name: entry.get(key.name) for key in fields(cls)})
+
+
 def read_ledger(path: Path) -> LedgerRecord:
     """Returns what a ledger says, after checking its chain.
 
@@ -260,24 +303,36 @@ def read_ledger(path: Path) -> LedgerRecord:
     content = read_file(path)
     *lines, torn = content.decode("utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
-        entry = _parse(line, path, number)
+        place = f"{path}, line {number}"
+        entry = _Line.read(line, place)
         if number == 1:
             run_id, plan = _run_and_plan(entry, line, path)
             allowed = list(map(plan.entry_at, plan.phase_starts()))
         expected_step = len(mechanisms) + 1
-        ends = entry.get("closed") is True
-        in_order = number == 1 or ends or entry.get("step") == expected_step
-        if entry.get("previous") != head or not in_order or closed:
+        ends = entry.closed is True
+        in_order = number == 1 or ends or entry.step == expected_step
+        if entry.previous != head or not in_order or closed:
             raise StateError(
-                f"{path}, line {number}: the ledger is broken here (expected step "
-                f"{expected_step} after the line before); it was edited, reordered or cut."
-                " Put the ledger back as it was."
+                f"{place}: the ledger is broken here (expected step {expected_step} after the line"
+                " before); it was edited, reordered or cut. Put the ledger back as it was."
             )
         closed = ends
         if ends:
-            released = _released(entry, path, number)
+            released = entry.released
+            if released is not None and not _is_digest(released):
+                raise StateError(
+                    f"{place}: expected the digest of what was released, got something else; it"
+                    " was edited. Put the ledger back as it was."
+                )
         elif number > 1:
-            mechanisms.append(_mechanism(entry, allowed, mechanisms, path, number))
+            if not isinstance(entry.mechanism, dict) or not _is_of_plan(
+                entry.mechanism, allowed, mechanisms
+            ):
+                raise StateError(
+                    f"{place}: the step must be of a mechanism of the plan in line 1, got another;"
+                    " it was edited. Put the ledger back as it was."
+                )
+            mechanisms.append(entry.mechanism)
         head = hash_of(line)
         heads.append(head)
     if torn and closed:
@@ -294,9 +349,58 @@ def read_ledger(path: Path) -> LedgerRecord:
         heads=tuple(heads),
         run_id=run_id,
         plan=plan,
-        released=released,
+        released=None if released is None else str(released),
         torn_at=content.rfind(b"\n") + 1 if torn else None,
         torn_step=bool(torn) and not torn.startswith((CLOSING,) if lines else (CLOSING, FIRST)),
+    )
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def _is_of_plan(
+    mechanism: Mapping[str, Any],
+    allowed: Sequence[Mapping[str, Any]],
+    before: Sequence[Mapping[str, Any]],
+) -> bool:
+    """Whether a step's mechanism is the plan's, in whichever stream of noise comes next."""
+    if STREAM not in allowed[0]:
+        return mechanism in allowed
+    try:
+        check_stream(mechanism, before)
+    except ValueError:
+        return False
+    return {**mechanism, STREAM: allowed[0][STREAM]} in allowed
+
+
+def _run_and_plan(entry: _Line, line: str, path: Path) -> tuple[str, Plan]:
+    """Returns what the first line names the run by, and the plan in it.
+
+    Raises:
+        InputError: An earlier version wrote the ledger, or a later one.
+        StateError: It is neither: it was edited, or another line stood before it.
+    """
+    is_older = entry.previous == GENESIS and entry.step is not None and entry.schema_version is None
+    version = 0 if is_older else entry.schema_version
+    if type(version) is int and version != LEDGER_VERSION:
+        wrote = "dpft 0.3.0 or before" if version < LEDGER_VERSION else "a later dpft"
+        raise InputError(
+            f"{path} must be a ledger of schema_version {LEDGER_VERSION}, got one that {wrote}"
+            " wrote; account for it by that version (docs/how-to/old-runs.md)."
+        )
+    run_id, written = entry.run_id, entry.plan
+    if isinstance(run_id, str) and re.fullmatch("[0-9a-f]{32}", run_id):
+        try:
+            if isinstance(written, dict) and line == first_line(run_id, written):
+                plan = read_plan(written)
+                plan.entry_at(0)  # Its numbers go together.
+                return run_id, plan
+        except (InputError, OverflowError, RecursionError, TypeError, ValueError):
+            pass
+    raise StateError(
+        f"{path}, line 1: the ledger is broken here (expected the line with the run's plan, after"
+        " which all others come); it was edited, reordered or cut. Put the ledger back as it was."
     )
 
 
@@ -320,83 +424,3 @@ def check_ledger(record: LedgerRecord, plan: PrivacyPlan) -> None:
             f"{'' if record.closed else ', not closed'}; it was changed since. Put the ledger back"
             " as it was."
         )
-
-
-def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):  # A ValueError also of a number of too many digits.
-        entry = None
-    if not isinstance(entry, dict):
-        raise StateError(
-            f"{path}, line {number}: expected one JSON object, got a damaged line; put the"
-            " ledger back as it was."
-        )
-    return entry
-
-
-def _mechanism(
-    entry: Mapping[str, Any],
-    allowed: Sequence[Mapping[str, Any]],
-    before: Sequence[Mapping[str, Any]],
-    path: Path,
-    number: int,
-) -> Mapping[str, Any]:
-    mechanism = entry.get("mechanism")
-    try:
-        if not isinstance(mechanism, dict):
-            raise ValueError("it is no mechanism.")
-        if STREAM in allowed[0]:
-            check_stream(mechanism, before)
-            mechanism_of_plan = mechanism | {STREAM: allowed[0][STREAM]}
-        else:
-            mechanism_of_plan = mechanism
-        if mechanism_of_plan not in allowed:
-            raise ValueError("it is another.")
-    except ValueError as error:
-        raise StateError(
-            f"{path}, line {number}: the step must be of a mechanism of the plan in line 1, got"
-            " another; it was edited. Put the ledger back as it was."
-        ) from error
-    return mechanism
-
-
-def _released(entry: Mapping[str, Any], path: Path, number: int) -> str | None:
-    digest = entry.get("released")
-    if digest is None or (isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest)):
-        return digest
-    raise StateError(
-        f"{path}, line {number}: expected the digest of what was released, got something else; it"
-        " was edited. Put the ledger back as it was."
-    )
-
-
-def _run_and_plan(entry: Mapping[str, Any], line: str, path: Path) -> tuple[str, Plan]:
-    """Returns what the first line names the run by, and the plan in it.
-
-    Raises:
-        InputError: An earlier version wrote the ledger, or a later one.
-        StateError: It is neither: it was edited, or another line stood before it.
-    """
-    begins = entry.get("previous") == GENESIS
-    is_older = begins and "step" in entry and "schema_version" not in entry
-    version = 0 if is_older else entry.get("schema_version")
-    if type(version) is int and version != LEDGER_VERSION:
-        wrote = "dpft 0.3.0 or before" if version < LEDGER_VERSION else "a later dpft"
-        raise InputError(
-            f"{path} must be a ledger of schema_version {LEDGER_VERSION}, got one that {wrote}"
-            " wrote; account for it by that version (docs/how-to/old-runs.md)."
-        )
-    run_id, written = entry.get("run_id"), entry.get("plan")
-    if isinstance(run_id, str) and re.fullmatch("[0-9a-f]{32}", run_id):
-        try:
-            if isinstance(written, dict) and line == first_line(run_id, written):
-                plan = read_plan(written)
-                plan.entry_at(0)  # Its numbers go together.
-                return run_id, plan
-        except (InputError, OverflowError, RecursionError, TypeError, ValueError):
-            pass
-    raise StateError(
-        f"{path}, line 1: the ledger is broken here (expected the line with the run's plan, after"
-        " which all others come); it was edited, reordered or cut. Put the ledger back as it was."
-    )

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from dpft.errors import InputError
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
 from dpft.privacy.clipping.choices import (
+    DEFAULT_MEMORY_MB,
     Tuning,
     check_engine_name,
     check_max_grad_norm,
     check_style_name,
 )
-from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
 from dpft.privacy.plan import CHUNK, EXAMPLE
 
 if TYPE_CHECKING:
-    from dpft.privacy.clipping.options import ClippingOptions
+    from dpft.privacy.clipping.clipper import ClippingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Clipping(PrivacyConfig):
 
     def clipping_options(self, loss_scale: float = 1.0) -> "ClippingOptions":
         """Returns what to clip with; ``loss_scale`` is that of the backward pass."""
-        from dpft.privacy.clipping.options import ClippingOptions
+        from dpft.privacy.clipping.clipper import ClippingOptions
 
         return ClippingOptions(
             max_grad_norm=self.clipping_norm,

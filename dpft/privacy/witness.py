@@ -1,4 +1,4 @@
-"""A witness: somebody who keeps the heads of a ledger where its owner cannot change them.
+"""The transparency log of a ledger: heads published to a witness, beyond its owner's reach.
 
 Whoever owns a run's folder could cut or rewrite all of it. A head that was handed over earlier is
 beyond their reach: the ledger must still begin with the lines that it is the hash of. The witness

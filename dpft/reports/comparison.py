@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dpft.errors import InputError
-from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.promises import PrivateRun, guarantee
 from dpft.records.scores import ScoreEntry
 from dpft.reports.pages import printed
@@ -335,7 +335,7 @@ def basis(privacy: PrivateRun) -> str:
     by = privacy.accountant
     if privacy.tokenizer is not None:
         by += ", its tokenizer included,"
-    return f"{by} at δ = {delta_up(guarantee(privacy)[1])}"
+    return f"{by} at δ = {delta_text(guarantee(privacy)[1])}"
 
 
 def bases(runs: Iterable[RunRecord]) -> set[str]:
@@ -355,7 +355,7 @@ def printed_epsilon(runs: Sequence[RunRecord], *, with_basis: bool = False) -> s
         norms = {run.privacy.max_grad_norm for run in runs}
         return NOT_PRIVATE if None in norms else f"{NOT_PRIVATE}, clipped"
     most = max(private, key=lambda each: guarantee(each)[0])
-    largest = up(guarantee(most)[0]) + (f" (by {basis(most)})" if with_basis else "")
+    largest = eps_text(guarantee(most)[0]) + (f" (by {basis(most)})" if with_basis else "")
     seeded = not all(each.private for each in private)
     return f"{largest} ({NOT_PRIVATE}: noise_seed)" if seeded else largest
 
@@ -478,8 +478,8 @@ def _cost(task: str, runs: Sequence[RunRecord]) -> str:
     if len(runs) == 1:
         return f"{task}: one run, so its ε is the whole cost, if no other used these records."
     costs = [guarantee(each) for each in private]
-    epsilon = up(math.fsum(epsilon for epsilon, _ in costs))
-    delta = delta_up(math.fsum(delta for _, delta in costs))
+    epsilon = eps_text(math.fsum(epsilon for epsilon, _ in costs))
+    delta = delta_text(math.fsum(delta for _, delta in costs))
     return (
         f"{task}: {len(runs)} runs, taken to be on the same records. Whoever sees all of them, or"
         f" one chosen by its score, is covered by basic composition: their ε add up to"

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 from dpft.files import write_bytes
 from dpft.kinds import OWN_DATA, PUBLISHED
-from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, square_root_rule
-from dpft.privacy.accounting.compute import Budget, Division
-from dpft.privacy.accounting.over_steps import failures
-from dpft.privacy.accounting.rounding import DECIMALS, delta_up, round_up, up
-from dpft.privacy.accounting.summary import AccountingReport
+from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, Budget, Division, square_root_rule
+from dpft.privacy.accounting.curve import failures
+from dpft.privacy.accounting.interpretation import DECIMALS
+from dpft.privacy.accounting.summary import AccountingReport, delta_text, eps_text, round_up
 from dpft.privacy.plan import GIVEN, NEIGHBORING_RELATION, SAMPLER, default_delta
 from dpft.records.costs import (
     Answer,
@@ -123,8 +122,8 @@ def headline_of(
         sampler: How units were drawn.
     """
     return _wrapped(
-        f"epsilon = {up(epsilon)} (upper bound by {accountant}) at "
-        f"delta = {delta_up(delta)}, neighboring relation {NEIGHBORING_RELATION} of one "
+        f"epsilon = {eps_text(epsilon)} (upper bound by {accountant}) at "
+        f"delta = {delta_text(delta)}, neighboring relation {NEIGHBORING_RELATION} of one "
         f"{unit}, sampler {sampler}, {steps}",
         indent=0,
     )
@@ -194,7 +193,7 @@ def _mechanism_rows(
         rows.append(("expected batch size", f"{expected_batch_size:g}"))
     if num_examples is not None:
         rows.append(("examples", f"{num_examples} (taken as public)"))
-    return [*rows, ("steps", f"{mechanism.steps}"), ("delta", delta_up(mechanism.delta))]
+    return [*rows, ("steps", f"{mechanism.steps}"), ("delta", delta_text(mechanism.delta))]
 
 
 def _accountant_line(name: str, answer: Answer) -> str:
@@ -210,10 +209,10 @@ def _accountant_line(name: str, answer: Answer) -> str:
 
 def _cells(name: str, answer: float | Interval) -> tuple[str, str, str]:
     if isinstance(answer, Interval):
-        return _lower(answer.lower), f"{answer.estimate:.{DECIMALS}f}", up(answer.upper)
+        return _lower(answer.lower), f"{answer.estimate:.{DECIMALS}f}", eps_text(answer.upper)
     if name == "gdp":
         return "", f"{answer:.{DECIMALS}f}", ""
-    return "", "", up(answer)
+    return "", "", eps_text(answer)
 
 
 def _lower(value: float) -> str:
@@ -237,7 +236,7 @@ def curve_table(reports: Sequence[AccountingReport]) -> str:
     lines = [f"{'steps':>10}{heading}{'headline':>12}  by"]
     for report in reports:
         cells = "".join(f"{_cell(report.epsilons[name]):>12}" for name in names)
-        headline = f"{up(report.epsilon):>12}  {report.accountant}"
+        headline = f"{eps_text(report.epsilon):>12}  {report.accountant}"
         lines.append(f"{report.mechanism.steps:>10}{cells}{headline}")
     lines += ["", "* an estimate, not a bound; - no bound"]
     return "\n".join([*lines, *warning_lines(failure_notes(reports))])
@@ -345,8 +344,8 @@ def _noise_row(point: BatchSizeNoise, rule: float | None) -> str:
 
 def _cell(answer: Answer) -> str:
     if isinstance(answer, float | int):
-        return up(answer)
-    return up(answer.upper) if isinstance(answer, Interval) else "-"
+        return eps_text(answer)
+    return eps_text(answer.upper) if isinstance(answer, Interval) else "-"
 
 
 STYLES = {"rdp": "--", "pld": "-.", "prv": "-", "gdp": ":"}

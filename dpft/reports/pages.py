@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from dpft.privacy.accounting.mechanism import SampledGaussian
-from dpft.privacy.accounting.rounding import up
+from dpft.privacy.accounting.summary import eps_text
 from dpft.records.promises import PrivateRun, RunPrivacy
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _environment(*, html: bool) -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "up": up,
+        "up": eps_text,
         "score": score,
         "digits": digits,
         "line": line,
@@ -217,7 +217,7 @@ def epsilon_plot(privacy: RunPrivacy) -> Markup | None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(frameon=False, loc="lower right")
 
-    label = f"epsilon grows with the steps to {up(privacy.epsilon)} after {last}"
+    label = f"epsilon grows with the steps to {eps_text(privacy.epsilon)} after {last}"
     return draw_svg(draw, name="epsilon", label=label)
 
 

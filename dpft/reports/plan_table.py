@@ -1,8 +1,7 @@
 """The tables that ``dpft plan`` prints: a run's cost, and what each process holds and sends."""
 
-from dpft.privacy.accounting.rounding import round_up
-from dpft.privacy.accounting.signal import signal_notes
-from dpft.privacy.accounting.summary import AccountingReport
+from dpft.privacy.accounting.interpretation import signal_notes
+from dpft.privacy.accounting.summary import AccountingReport, round_up
 from dpft.privacy.plan import PrivacyPlan
 from dpft.records.plans import (
     EstimatedTime,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve
-from dpft.privacy.accounting.signal import noise_warnings
+from dpft.privacy.accounting.interpretation import noise_warnings
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.dropout import DROPOUT_SOURCE

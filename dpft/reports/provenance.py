@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from dpft.parallel.described import LOOPBACK_OF_ONE_MACHINE, NOT_SHARDED
-from dpft.privacy.accounting.rounding import delta_up, up
 from dpft.privacy.accounting.selection import TrialCount
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
 from dpft.records.configuration import RunConfiguration
 from dpft.records.ledger import Calibration, Handed, HandedFile
@@ -82,7 +82,7 @@ def starting_sentences(privacy: RunPrivacy) -> list[str]:
     total, delta = (sum(each) for each in zip(*costs, strict=True))
     return [
         "Each ε is for the records of its own training. For somebody whose records are in all of"
-        f" them the costs add up: at most ε = {up(total)} at δ = {delta_up(delta)} (simple"
+        f" them the costs add up: at most ε = {eps_text(total)} at δ = {delta_text(delta)} (simple"
         " composition)."
     ]
 
@@ -95,7 +95,7 @@ def _promised(entry: StartingModel) -> str:
         )
     epsilon, delta = guarantee(entry)
     relation = str(entry.neighboring_relation).replace("_", " ")
-    promise = f"(ε = {up(epsilon)}, δ = {delta_up(delta)})-differentially private"
+    promise = f"(ε = {eps_text(epsilon)}, δ = {delta_text(delta)})-differentially private"
     return (
         f"It started from a model that is **{promise}** for {what} ({relation} {entry.unit}), as"
         " the privacy.json beside that model states; what is done to it without those records"
@@ -204,7 +204,7 @@ def is_contradicted(entry: Guesses) -> str | None:
         return None
     return (
         f"**THE GUARANTEE IS CONTRADICTED: an audit found ε to be at least"
-        f" {entry.epsilon_lower:.2f}, and the report says {up(entry.epsilon)}.** Of audits of"
+        f" {entry.epsilon_lower:.2f}, and the report says {eps_text(entry.epsilon)}.** Of audits of"
         f" a right guarantee {_chance(entry.confidence)} say so by chance; audit another run,"
         " and do not release this model."
     )
@@ -274,7 +274,7 @@ def audited_rows(privacy: RunPrivacy) -> list[Row]:
 
 def one_run_rows(entry: Guesses) -> list[Row]:
     """Returns what an audit in one run found, quantity and value in words."""
-    promised = "none: this run is not private" if entry.epsilon is None else up(entry.epsilon)
+    promised = "none: this run is not private" if entry.epsilon is None else eps_text(entry.epsilon)
     sure = f"{100 * entry.confidence:g} %"
     return [
         ("threat model", entry.threat_model),

@@ -27,7 +27,7 @@ from dpft.files import (
     is_base_model,
     write_text,
 )
-from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.configuration import ModelSection, RunConfiguration, TaskSection
 from dpft.records.form import joined, keys_of
 from dpft.records.promises import (
@@ -53,7 +53,7 @@ from dpft.reports.run_record import (
 from dpft.reports.scores import page_parts, score_parts, score_tables
 from dpft.reports.sections import sections
 from dpft.tasks.base import TASKS, LabelTask, SeqToSeqTask, Task
-from dpft.tasks.glue_texts import TEXT2TEXT
+from dpft.tasks.glue import TEXT2TEXT
 
 CARD = "README.md"
 ADAPTER = "adapter_config.json"
@@ -267,7 +267,7 @@ def _parts(record: RunRecord) -> dict[str, Any]:
     """Returns the values that the templates of report.md and report.html are filled with."""
     config, privacy = record.config, record.privacy
     evaluations = [shown(entry) for entry in record.evaluations]
-    epsilon = up(guarantee(privacy)[0]) if isinstance(privacy, PrivateRun) else "not private"
+    epsilon = eps_text(guarantee(privacy)[0]) if isinstance(privacy, PrivateRun) else "not private"
     return {
         **sections(config, privacy, evaluations),
         **score_parts(privacy, evaluations, record.by_step),
@@ -344,6 +344,6 @@ def cost(privacy: RunPrivacy) -> str:
     whose = "model and its tokenizer" if privacy.tokenizer is not None else "model"
     return (
         f"post-processing of the run's {whose}: towards the records that it was trained on, the"
-        f" same (epsilon = {up(epsilon)}, delta = {delta_up(delta)}) as the model's, however many"
-        " texts are written; not a second expense"
+        f" same (epsilon = {eps_text(epsilon)}, delta = {delta_text(delta)}) as the model's,"
+        " however many texts are written; not a second expense"
     )

@@ -16,8 +16,8 @@ from markupsafe import Markup
 
 from dpft.evaluation.metrics.base import HIGHER, METRICS, MetricSpec
 from dpft.files import WRONG_IMAGES
-from dpft.privacy.accounting.membership import most_right
-from dpft.privacy.accounting.rounding import figure_up, round_up, up
+from dpft.privacy.accounting.interpretation import most_right
+from dpft.privacy.accounting.summary import eps_text, figure_text, round_up
 from dpft.privacy.plan import EXAMPLE
 from dpft.records.configuration import RunConfiguration
 from dpft.records.promises import (
@@ -338,10 +338,10 @@ def _promise(privacy: RunPrivacy) -> list[Figure]:
     if not privacy.private:
         note = "its noise was predictable (privacy.noise_seed)"
         return [Figure(label="privacy", value="none", note=note, weak=True)]
-    epsilon, delta = (figure_up(value) for value in guarantee(privacy))
+    epsilon, delta = (figure_text(value) for value in guarantee(privacy))
     note = f"at most, by {privacy.accountant}"
     if privacy.tokenizer is not None:
-        note = f"at most, its tokenizer included; {figure_up(privacy.epsilon)} of the training"
+        note = f"at most, its tokenizer included; {figure_text(privacy.epsilon)} of the training"
     return [
         Figure(label="ε", value=epsilon, note=note, tone=tone(privacy)),
         Figure(label="δ", value=delta, note="at most"),
@@ -470,7 +470,7 @@ class Series:
         return [
             (
                 str(step),
-                "–" if epsilon is None else up(epsilon),
+                "–" if epsilon is None else eps_text(epsilon),
                 [scores.get(m) for m in self.metrics],
             )
             for step, epsilon, scores in self.rows

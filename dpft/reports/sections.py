@@ -9,7 +9,7 @@ from typing import Any
 
 from dpft.files import LEDGER
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
-from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.privacy.plan import EXAMPLE
 from dpft.records.configuration import RunConfiguration, TrainSection
 from dpft.records.costs import Answer, Interval, NoAnswer
@@ -98,7 +98,7 @@ def headline(privacy: RunPrivacy) -> str:
         )
     relation = privacy.neighboring_relation.replace("_", " ")
     return (
-        f"**(ε = {up(privacy.epsilon)}, δ = {delta_up(privacy.delta)})-differentially"
+        f"**(ε = {eps_text(privacy.epsilon)}, δ = {delta_text(privacy.delta)})-differentially"
         " private**,"
         f" by {privacy.accountant} (upper bound), {relation} {privacy.unit},"
         f" {privacy.sampler} sampling, {privacy.steps_taken} steps taken of"
@@ -126,8 +126,8 @@ def with_tokenizer(privacy: PrivateRun) -> str:
     epsilon, delta = guarantee(privacy)
     return (
         " That is the training alone; the model comes with a tokenizer that the records made, too,"
-        f" and both together are **(ε = {up(epsilon)}, δ = {delta_up(delta)})-differentially"
-        " private**."
+        f" and both together are **(ε = {eps_text(epsilon)}, δ = {delta_text(delta)})"
+        "-differentially private**."
     )
 
 
@@ -234,8 +234,8 @@ def mechanism_rows(config: RunConfiguration, privacy: RunPrivacy) -> list[Row]:
     ledger = privacy.ledger
     seeded = "seeded for a test: predictable"
     return [
-        ("ε (upper bound)", up(privacy.epsilon)),
-        ("δ", delta_up(privacy.delta)),
+        ("ε (upper bound)", eps_text(privacy.epsilon)),
+        ("δ", delta_text(privacy.delta)),
         *_tokenizer_rows(privacy),
         ("accountant", privacy.accountant),
         ("neighboring relation", privacy.neighboring_relation),
@@ -264,12 +264,12 @@ def _tokenizer_rows(privacy: PrivateRun) -> list[Row]:
     if own is None:
         return []
     epsilon, delta = guarantee(privacy)
-    composed = f" composed by pld; added up ε {up(own.simple_composition)}"
+    composed = f" composed by pld; added up ε {eps_text(own.simple_composition)}"
     if epsilon >= own.simple_composition:
         composed = " added up"
-    both = f"ε {up(epsilon)}, δ {delta_up(delta)},{composed}"
+    both = f"ε {eps_text(epsilon)}, δ {delta_text(delta)},{composed}"
     return [
-        ("tokenizer", f"ε {up(own.epsilon)}, δ {delta_up(own.delta)}"),
+        ("tokenizer", f"ε {eps_text(own.epsilon)}, δ {delta_text(own.delta)}"),
         ("tokenizer's ledger", f"{own.ledger.lines} lines, head `{own.ledger.head}`"),
         ("training and tokenizer", both),
     ]
@@ -391,5 +391,5 @@ def _answer(name: str, value: Answer) -> tuple[str, str]:
     if isinstance(value, NoAnswer):
         return "–", f"not computed: {value.error}"
     if isinstance(value, Interval):
-        return up(value.upper), f"upper bound; estimate {value.estimate:.4f}"
-    return up(value), "estimate, no guarantee" if name == "gdp" else "upper bound"
+        return eps_text(value.upper), f"upper bound; estimate {value.estimate:.4f}"
+    return eps_text(value), "estimate, no guarantee" if name == "gdp" else "upper bound"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from dpft.files import HISTOGRAM, PAGE, PRIVACY, REPORT, TOKENIZER, write_text
-from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.promises import OpenVocabulary, PrivateVocabulary, read_vocabulary
 from dpft.reports.epsilon import delta_notes
 from dpft.reports.pages import COLORS, draw_svg, render_html, render_markdown
@@ -118,7 +118,7 @@ def headline(record: PrivateVocabulary | OpenVocabulary) -> str:
         )
     relation = record.neighboring_relation.replace("_", " ")
     return (
-        f"**(ε = {up(record.epsilon)}, δ = {delta_up(record.delta)})-differentially"
+        f"**(ε = {eps_text(record.epsilon)}, δ = {delta_text(record.delta)})-differentially"
         f" private**, exactly, by the Gaussian mechanism and a threshold; {relation}"
         f" {record.unit}."
     )
@@ -139,9 +139,9 @@ def rows(record: PrivateVocabulary | OpenVocabulary) -> list[tuple[str, str]]:
         size = ("number of examples", f"{record.num_examples} ({source})")
         return [size, *made, ("data", record.data), *begun]
     return [
-        ("ε (exact)", up(record.epsilon)),
-        ("ε by the classical formula, no bound above 1", up(record.epsilon_classical)),
-        ("δ", f"{delta_up(record.delta)}, half for the noise, half for the threshold"),
+        ("ε (exact)", eps_text(record.epsilon)),
+        ("ε by the classical formula, no bound above 1", eps_text(record.epsilon_classical)),
+        ("δ", f"{delta_text(record.delta)}, half for the noise, half for the threshold"),
         ("neighboring relation", record.neighboring_relation),
         ("unit", f"{record.unit}: {record.unit_definition}"),
         ("number of units", f"{record.num_examples} ({source}); ε does not hide it"),

@@ -24,9 +24,9 @@ from dpft.privacy.accounting import (
     calibrate_noise_multiplier,
 )
 from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, noise_over_batch_sizes
-from dpft.privacy.accounting.over_steps import epsilon_over_steps
-from dpft.privacy.accounting.rounding import delta_up, up
-from dpft.privacy.accounting.signal import noise_warnings
+from dpft.privacy.accounting.curve import epsilon_over_steps
+from dpft.privacy.accounting.interpretation import noise_warnings
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.privacy.mechanisms.base import Mechanism, Numbers
 from dpft.privacy.plan import (
     EXAMPLE,
@@ -327,7 +327,7 @@ def over_batch_sizes(config: AccountConfig) -> Answer:
         num_examples=config.num_examples,
         warnings=found.warnings,
     )
-    at = f"noise for epsilon = {config.eps:g} at delta = {delta_up(found.delta)}"
+    at = f"noise for epsilon = {config.eps:g} at delta = {delta_text(found.delta)}"
     lines = [f"{at}, {config.num_examples} examples", "", noise_table(found.sweeps)]
     notes = delta_notes(config.num_examples, source=delta_source(config))
     lines += warning_lines(notes, label="note")
@@ -408,7 +408,7 @@ def run_table(
     rows += [
         ("batch", f"{run.plan.expected_batch_size:g} expected"),
         ("units", f"{run.plan.num_examples} (taken as public)"),
-        ("delta", delta_up(spending.delta)),
+        ("delta", delta_text(spending.delta)),
     ]
     lines = [f"{label:<10}{value}" for label, value in rows]
     if spending.epsilons:
@@ -504,11 +504,11 @@ def together_table(
     lines += ["", _headline_of_runs(together, steps, runs[0][0].plan.unit)]
     added = _added_up(runs)
     apart = (
-        f"the epsilon of all is by {together.accountant} at delta = {delta_up(together.delta)};"
+        f"the epsilon of all is by {together.accountant} at delta = {delta_text(together.delta)};"
         " each run's own is at its own delta, by the accountant beside it, and compares to no other"
     )
-    simple = f"added up, each run's own: epsilon {up(added.epsilon)}, delta"
-    notes = [f"{simple} {delta_up(added.delta)}"]
+    simple = f"added up, each run's own: epsilon {eps_text(added.epsilon)}, delta"
+    notes = [f"{simple} {delta_text(added.delta)}"]
     if {(own.accountant, own.delta) for _, own in runs} != {(together.accountant, together.delta)}:
         notes = [apart, *notes]
     lines += warning_lines(notes, label="note")
@@ -615,7 +615,7 @@ def _ledger(run: SpentRun) -> str:
 def _run_lines(run: SpentRun, own: EpsilonBound) -> list[str]:
     """Returns a line for each noise of a run; the first has its epsilon and its folder."""
     lines = []
-    spent = f"{delta_up(own.delta):>11}{up(own.epsilon):>13}"
+    spent = f"{delta_text(own.delta):>11}{eps_text(own.epsilon):>13}"
     end = f"{spent}  {own.accountant:<5}{run.folder}"
     for noise, steps in run.taken.items():
         values = f"{noise.noise_multiplier:>12.6g}{noise.sample_rate:>13.6g}"

@@ -27,9 +27,8 @@ from dpft.config.listing import naming_recipe
 from dpft.config.load import from_values, load
 from dpft.config.schema import EvaluateConfig, GenerateConfig, PlanConfig, TrainCommand
 from dpft.config.tune import TuneCommand
-from dpft.data.memory import MEMORY, TRAIN, Rows, Splits, rows_in_memory
-from dpft.data.prompts import PROMPTS
-from dpft.data.readers import file_rows
+from dpft.data.raw_rows import MEMORY, TRAIN, Rows, Splits, file_rows, rows_in_memory
+from dpft.data.rows import PROMPTS
 from dpft.errors import DpftError, InputError
 from dpft.evaluation.evaluate import Evaluation
 from dpft.files import (

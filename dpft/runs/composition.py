@@ -18,9 +18,9 @@ from dpft.config.schema import TrainConfig
 from dpft.errors import InputError, StateError
 from dpft.files import HISTOGRAM, JOURNAL, LEDGER, PRIVACY, TOKENIZER, TOKENIZER_CONFIG, read_file
 from dpft.privacy.accounting import Accountants, EpsilonBound, account, account_composition
+from dpft.privacy.accounting.calibration import smallest_noise
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
-from dpft.privacy.accounting.rounding import delta_up, up
-from dpft.privacy.accounting.search import smallest_noise
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.privacy.histogram_config import NOT_PRIVATE
 from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION, PrivacyPlan, SpentBefore
 from dpft.privacy.spending import Noise, added_up, as_mechanisms, thresholds_delta
@@ -83,8 +83,8 @@ def _with_tokenizer(run: SpentRun, delta: float, accountants: Accountants) -> st
     both = account_taken(added_up(run.taken, run.tokenizer_taken), at, "pld", accountants)
     return (
         "epsilon is of the training alone; with its tokenizer, which the same records made,"
-        f" epsilon = {up(both.epsilon)} (upper bound by {both.accountant}) at delta ="
-        f" {delta_up(at)}."
+        f" epsilon = {eps_text(both.epsilon)} (upper bound by {both.accountant}) at delta ="
+        f" {delta_text(at)}."
     )
 
 

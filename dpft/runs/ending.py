@@ -14,8 +14,7 @@ from pathlib import Path
 
 from dpft.config.keys import quoted
 from dpft.config.schema import TrainConfig
-from dpft.data.memory import MEMORY
-from dpft.data.readers import file_rows
+from dpft.data.raw_rows import MEMORY, file_rows
 from dpft.evaluation.evaluate import Evaluation
 from dpft.files import (
     DATA_SUMMARY,
@@ -31,9 +30,9 @@ from dpft.files import (
 from dpft.kinds import NOTHING, PROMPTS
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve
-from dpft.privacy.completeness import NO_STEPS, read_journal
 from dpft.privacy.ledger import check_ledger
 from dpft.privacy.plan import EXAMPLE
+from dpft.privacy.replay_log import NO_STEPS, read_journal
 from dpft.privacy.spending import Noise, steps_taken
 from dpft.privacy.witness import read_handed
 from dpft.records.form import joined, parse, write_record

@@ -24,8 +24,7 @@ from dpft.errors import InputError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
 from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, score_predictions
 from dpft.evaluation.metrics.base import metric_specs
-from dpft.evaluation.predictions import read_predictions, write_predictions
-from dpft.evaluation.samples import write_samples
+from dpft.evaluation.predictions import read_predictions, write_predictions, write_samples
 from dpft.files import (
     CONFIGURATION,
     PREDICTIONS,
@@ -49,12 +48,7 @@ from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.records.form import read_record, write_record
 from dpft.records.scores import PRIVATE_SPLIT, STAGES, ScoresByStep, Stage, StepPoint, StepScores
 from dpft.reports.report import write_report
-from dpft.reports.run_record import (
-    read_evaluations,
-    read_own_evaluations,
-    read_run,
-    write_metrics,
-)
+from dpft.reports.run_record import read_evaluations, read_own_evaluations, read_run, write_metrics
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import WriteRequest
 from dpft.runs.held_out import HELD_OUT, NOT_EVALUATED, is_unscored, records_to_score

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpft.config.schema import GenerateConfig, TrainConfig
-from dpft.data.memory import MEMORY
-from dpft.data.prompts import load_prompts, refuse_records
-from dpft.data.writers import WRITERS, write_rows
+from dpft.data.raw_rows import MEMORY, WRITERS, write_rows
+from dpft.data.rows import load_prompts, refuse_records
 from dpft.errors import InputError, RunError
-from dpft.evaluation.groups import Group
+from dpft.evaluation.answers import OnProgress, counter
 from dpft.evaluation.outputs import ModelOutputs
-from dpft.evaluation.scored import OnProgress, counter
 from dpft.files import GENERATED, PRIVACY, hold_run
 from dpft.generation.decoding import DecodeConfig, Draws
 from dpft.models.loading import quiet_transformers
@@ -38,7 +36,7 @@ from dpft.runs.task_model import TrainedModel, trained_model_of_run
 from dpft.runs.together import check_alike, check_same_model
 from dpft.runs.tracking import batch_progress
 from dpft.tasks.base import Task, TextTask
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import CustomTexts
 from dpft.tasks.records import Example
 
 Prompt = tuple[Mapping[str, Any], Example]
@@ -136,9 +134,8 @@ def _texts(
     draws: Draws,
     show: OnProgress,
 ) -> list[str]:
-    groups = [Group(input=prompt.group, examples=(prompt,)) for prompt in prompts]
     what = f"attempt {draws.attempt + 1}" if draws.attempt else "records"
-    return outputs.texts(groups, decode, counter(what, len(groups), show), draws)
+    return outputs.texts(prompts, decode, counter(what, len(prompts), show), draws)
 
 
 class Target(NamedTuple):

@@ -21,17 +21,15 @@ from pathlib import Path
 
 from dpft.config.schema import EvaluateConfig, TrainConfig
 from dpft.data.canaries import Canary
-from dpft.data.held_out import fingerprint, new_key, split_held_out
-from dpft.data.packed_records import PackedRecords
 from dpft.data.sources import has_split, has_training_split_alone, load_examples, read_examples
+from dpft.data.training_records import PackedRecords, new_key, records_fingerprint, split_held_out
 from dpft.errors import InputError
 from dpft.files import CANARIES, HELD_OUT_KEY, private_audit_path, private_path, write_text
 from dpft.records.audits import KeptCanaries, KeptCanary
 from dpft.records.form import read_record, write_record
 from dpft.runs.saved_run import saved_run
 from dpft.tasks.base import Task, TextualTask
-from dpft.tasks.image_records import LabeledImage
-from dpft.tasks.records import Example, LabeledExample, Record
+from dpft.tasks.records import Example, LabeledExample, LabeledImage, Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +302,7 @@ def _units(data: TrainingData) -> Iterable[str]:
 
 def known_by(data: TrainingData, key: bytes) -> str:
     """Returns what tells these records and their units from any others; as secret as the key."""
-    return fingerprint(data.examples, _units(data), key)
+    return records_fingerprint(data.examples, _units(data), key)
 
 
 def held_out_key(run: Path) -> tuple[bytes, str]:

@@ -1,7 +1,7 @@
 """``dpft eval run=RUN human_eval=N``: the rating sheet of one run or several, and its key.
 
 Every run reads its own form of the same inputs: the task of each is loaded as that run knows it,
-and what the raters see must be the same for all. ``dpft.evaluation.human`` says what the sheet is.
+and what the raters see must be the same for all. ``dpft.evaluation.ratings`` describes the sheet.
 """
 
 import json
@@ -12,9 +12,16 @@ from pathlib import Path
 
 from dpft.config.schema import EvaluateConfig
 from dpft.errors import InputError
+from dpft.evaluation.answers import Group, group_examples
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
-from dpft.evaluation.groups import Group, group_examples
-from dpft.evaluation.human import REFERENCE, Item, choose_inputs, sheet_key, sheet_rows, sheet_text
+from dpft.evaluation.ratings import (
+    REFERENCE,
+    Item,
+    choose_inputs,
+    sheet_key,
+    sheet_rows,
+    sheet_text,
+)
 from dpft.files import PRIVATE, SCHEMA_VERSION, SHEET, SHEET_KEY, hold_run, write_text
 from dpft.generation.decoding import STRATEGIES, DecodeConfig
 from dpft.records.form import write_record
@@ -174,7 +181,7 @@ def _responses(
         max_new_tokens=decode.max_new_tokens,
     )
     logger.info("responses of %s", config.run)
-    return outputs.texts(groups, decode, lambda _: None)
+    return outputs.texts([group.examples[0] for group in groups], decode, lambda _: None)
 
 
 def _items(

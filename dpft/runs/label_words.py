@@ -24,10 +24,10 @@ from transformers import PreTrainedTokenizerBase
 from dpft.config.composing import compose
 from dpft.config.load import load
 from dpft.config.schema import TASK, EvaluateConfig
-from dpft.data.label_words import LabelWordEncoding, label_word_ids
+from dpft.data.classification_rows import LabelWordEncoding, label_word_ids
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import eval_split_is_public
-from dpft.generation.inference import evaluation_mode
+from dpft.generation.decoding import evaluation_mode
 from dpft.kinds import MASKED
 from dpft.models.loading import quiet_transformers
 from dpft.models.losses import answer_logits

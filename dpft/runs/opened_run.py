@@ -19,7 +19,7 @@ from dpft.config.schema import ExportConfig, TrainConfig
 from dpft.errors import InputError
 from dpft.files import EXPORT, MODEL, PRIVACY, REPORT, hold_run, share
 from dpft.models.loading import quiet_transformers
-from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.form import as_json
 from dpft.records.promises import PrivateRun, guarantee, is_promised
 from dpft.released import write_released
@@ -129,7 +129,7 @@ class Run:
         if not is_promised(stated):
             return f"Run({str(self.folder)!r}, not private)"
         epsilon, delta = guarantee(stated)
-        bound = f"epsilon={up(epsilon)}, delta={delta_up(delta)}"
+        bound = f"epsilon={eps_text(epsilon)}, delta={delta_text(delta)}"
         return f"Run({str(self.folder)!r}, {bound}, unit={stated.unit!r})"
 
     def _repr_markdown_(self) -> str:
@@ -139,8 +139,10 @@ class Run:
         if is_promised(stated) and isinstance(stated, PrivateRun):
             epsilon, delta = guarantee(stated)
             by = f" by {stated.accountant}" if stated.tokenizer is None else ""
-            bound = f"{up(epsilon)} (upper bound{by})"
-            rows.append(("epsilon", f"{bound} at delta = {delta_up(delta)}, of one {stated.unit}"))
+            bound = f"{eps_text(epsilon)} (upper bound{by})"
+            rows.append(
+                ("epsilon", f"{bound} at delta = {delta_text(delta)}, of one {stated.unit}")
+            )
         else:
             rows.append(("privacy", "none"))
         if all(entry.split_is_public for entry in self.record.after()):

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from dpft.config.schema import PlanConfig
-from dpft.data.layout import Layout
+from dpft.data.batches import Layout
 from dpft.errors import InputError
 from dpft.head_losses import losses_added_up
 from dpft.kinds import Head
 from dpft.methods.base import count_parameters
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.privacy.accounting.accountants import Accountants
-from dpft.privacy.accounting.compute import (
+from dpft.privacy.accounting.batch_sizes import (
     TOKENS_PER_PARAMETER,
     Budget,
     Division,
@@ -33,9 +33,9 @@ from dpft.privacy.accounting.compute import (
     divisions,
     ratio_curve,
 )
-from dpft.privacy.accounting.signal import signal_share
+from dpft.privacy.accounting.interpretation import signal_share
 from dpft.privacy.accounting.summary import AccountingReport, account
-from dpft.privacy.clipping.options import ClippingOptions
+from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.noise import add_noise
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.randomness import make_randomness

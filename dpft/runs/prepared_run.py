@@ -15,9 +15,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dpft.config.schema import TrainConfig
+from dpft.data.batches import Layout
 from dpft.data.canaries import Canary, check_suffixes_learned, make_canaries
 from dpft.data.encoding import Encoding
-from dpft.data.layout import Layout
 from dpft.errors import Faults, InputError, StateError
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.files import CHECKPOINTS, KEYS, MODEL, share, sync_tree
@@ -30,7 +30,7 @@ from dpft.parallel.processes import own_device
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel, WholeSums
 from dpft.parallel.shares import Share
-from dpft.privacy.accounting.background import CurveInBackground
+from dpft.privacy.accounting.curve import CurveInBackground
 from dpft.privacy.frozen_state import digests_of
 from dpft.privacy.keys import secret_key
 from dpft.privacy.privacy_config import DifferentialPrivacy

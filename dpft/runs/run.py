@@ -46,9 +46,9 @@ from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import WholeSums
 from dpft.parallel.silence import without_logging
 from dpft.parallel.submitted import submitted_job
-from dpft.privacy.accounting.background import CurveInBackground
-from dpft.privacy.completeness import knows_the_end
+from dpft.privacy.accounting.curve import CurveInBackground
 from dpft.privacy.ledger import new_run_id
+from dpft.privacy.replay_log import knows_the_end
 from dpft.privacy.witness import Handover, Witness, check_going_on, make_witness
 from dpft.records.form import keys_of
 from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy, StartingModel, read_privacy

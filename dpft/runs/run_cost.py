@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
 from dpft.config.schema import PlanConfig, TrainConfig
-from dpft.data.layout import Layout
+from dpft.data.batches import Layout
 from dpft.data.token_rows import TokenRows
 from dpft.errors import InputError
 from dpft.estimates.activations import Activations, guessed_activations, trace_activations
@@ -43,8 +43,7 @@ from dpft.kinds import Head
 from dpft.machine import usable_memory
 from dpft.methods.base import input_embeddings
 from dpft.models.architecture import Architecture
-from dpft.models.loading import meta_model, new_names
-from dpft.models.vocabulary import grow_as_planned
+from dpft.models.loading import grow_as_planned, meta_model, new_names
 from dpft.parallel.blocks import repeated_blocks
 from dpft.parallel.cutting import ReadRows, check_can_be_sharded
 from dpft.parallel.grid import make_grid

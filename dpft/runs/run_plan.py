@@ -20,11 +20,14 @@ from dpft.methods.base import MethodPhase
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.models.source import ModelConfig
 from dpft.parallel.silence import is_beside_first
-from dpft.privacy.accounting.background import CurveInBackground
-from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multiplier
-from dpft.privacy.accounting.curve import EpsilonCurve, EpsilonSoFar
-from dpft.privacy.accounting.early import EarlyCalibration, Target
-from dpft.privacy.accounting.signal import noise_warnings
+from dpft.privacy.accounting.calibration import (
+    Calibrate,
+    EarlyCalibration,
+    Target,
+    calibrate_noise_multiplier,
+)
+from dpft.privacy.accounting.curve import CurveInBackground, EpsilonCurve, EpsilonSoFar
+from dpft.privacy.accounting.interpretation import noise_warnings
 from dpft.privacy.histogram_config import HistogramPrivacy
 from dpft.privacy.mechanisms.base import Numbers
 from dpft.privacy.mechanisms.dp_sgd import DPSGD

@@ -33,11 +33,11 @@ from dpft.files import (
     refuse_links,
 )
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
-from dpft.privacy.accounting.membership import shown_epsilon
-from dpft.privacy.completeness import check_lodged, knows_the_end, read_run_ledger
+from dpft.privacy.accounting.interpretation import shown_epsilon
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.mechanisms.histogram import histogram_of
 from dpft.privacy.plan import GIVEN, HistogramPlan, Plan, PrivacyPlan, write_plan
+from dpft.privacy.replay_log import check_lodged, knows_the_end, read_run_ledger
 from dpft.privacy.spending import Noise, steps_taken
 from dpft.records.configuration import read_saved
 from dpft.records.costs import Interval, Search

@@ -23,9 +23,9 @@ import dpft
 from dpft.config.keys import plain
 from dpft.config.load import from_values
 from dpft.config.schema import POLYMORPHIC, EvaluateConfig, GenerateConfig, TrainConfig
-from dpft.data.fingerprint import fingerprint
-from dpft.data.held_out import KEY_BYTES, new_key
-from dpft.data.layout import Layout
+from dpft.data.batches import Layout
+from dpft.data.token_rows import fingerprint
+from dpft.data.training_records import KEY_BYTES, new_key
 from dpft.errors import InputError
 from dpft.parallel.ranks import Ranks
 from dpft.privacy.keys import secret_key

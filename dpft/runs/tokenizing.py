@@ -41,7 +41,7 @@ from dpft.files import (
     sync_tree,
     write_text,
 )
-from dpft.privacy.accounting.rounding import up
+from dpft.privacy.accounting.summary import eps_text
 from dpft.privacy.histogram_config import NOT_PRIVATE
 from dpft.privacy.keys import secret_key
 from dpft.privacy.ledger import Ledger, LedgerRecord, read_ledger
@@ -75,8 +75,7 @@ from dpft.runs.run_plan import PublicSize, size_of_data
 from dpft.runs.training_records import NOTE
 from dpft.tasks.records import text_of
 from dpft.tokenizers.histogram import RESOLUTION, Caps, WordHistogram, count_words
-from dpft.tokenizers.pieces import VocabularyError, train_pieces
-from dpft.tokenizers.saving import is_special, save_tokenizer
+from dpft.tokenizers.pieces import VocabularyError, is_special, save_tokenizer, train_pieces
 
 
 def as_lines(words: Iterable[tuple[str, int]]) -> str:
@@ -413,7 +412,7 @@ def _what_stands(folder: Path, fault: str, words: int) -> str:
     )
     return (
         f"{fault}; {words} words reached the threshold of {mechanism.threshold:.6g}, and epsilon ="
-        f" {up(mechanism.epsilon)} stands spent: {ways_out}."
+        f" {eps_text(mechanism.epsilon)} stands spent: {ways_out}."
     )
 
 
@@ -554,8 +553,8 @@ def _release(
         except OSError as error:
             raise RunError(
                 f"{folder / HISTOGRAM} could not be written ({error.strerror}), and epsilon ="
-                f" {up(mechanism.epsilon)} stands spent: mend that, begin anew in another folder,"
-                " and compose both by dpft account runs=[FIRST,SECOND]."
+                f" {eps_text(mechanism.epsilon)} stands spent: mend that, begin anew in another"
+                " folder, and compose both by dpft account runs=[FIRST,SECOND]."
             ) from error
         ledger.close()
     return plain

@@ -39,7 +39,7 @@ from rich.progress import (
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
 from dpft.errors import DpftError, StateError
-from dpft.evaluation.scored import OnProgress
+from dpft.evaluation.answers import OnProgress
 from dpft.files import TRACKING
 from dpft.records.form import read_record, write_record
 from dpft.records.kept import TrackerState

@@ -13,13 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from dpft.config.schema import TrainConfig
+from dpft.data.batches import EncodedRows, Layout
 from dpft.data.canaries import Canary, copies_of
 from dpft.data.encoding import Encoding
-from dpft.data.layout import EncodedRows, Layout
-from dpft.data.packed_records import TOGETHER, drained, pieces
 from dpft.data.sources import LETTERS_PER_TOKEN
 from dpft.data.token_rows import encoded_rows
-from dpft.data.units import bounded_units, units_of_chunks
+from dpft.data.training_records import TOGETHER, bounded_units, drained, pieces, units_of_chunks
 from dpft.errors import InputError
 from dpft.files import DATA_SUMMARY, private_path, write_text
 from dpft.machine import return_freed_memory

@@ -27,7 +27,7 @@ from dpft.config.keys import KeyFormatter
 from dpft.config.load import load_saved, to_yaml
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.config.tune import TuneCommand, with_setting
-from dpft.data.held_out import new_key
+from dpft.data.training_records import new_key
 from dpft.errors import InputError, RunError, StateError
 from dpft.evaluation.metrics.base import HIGHER, LOWER, MetricSpec, metric_specs
 from dpft.files import (

@@ -17,7 +17,7 @@ from typing import Any
 from dpft.errors import DpftError, InputError
 from dpft.files import CONFIGURATION, LEDGER, TUNE_CONFIGURATION, TUNING, TUNING_BILL
 from dpft.privacy.accounting import Accountants, EpsilonBound
-from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.configuration import SavedConfiguration, read_saved
 from dpft.records.costs import Bill, Bound, BoundedRun, NoBound, TuningBill, UnboundedRun
 from dpft.records.form import write_record
@@ -203,7 +203,7 @@ def _alone_in_words(runs: Sequence[BoundedRun | UnboundedRun]) -> str:
     bases = {_basis(run) for run in runs if isinstance(run, BoundedRun)}
     (shared,) = bases if len(bases) == 1 else ("",)
     words = [
-        f"{run.run}: {up(run.epsilon)}{'' if shared else f' ({_basis(run)})'}"
+        f"{run.run}: {eps_text(run.epsilon)}{'' if shared else f' ({_basis(run)})'}"
         if isinstance(run, BoundedRun)
         else f"{run.run}: not private"
         for run in runs
@@ -212,13 +212,13 @@ def _alone_in_words(runs: Sequence[BoundedRun | UnboundedRun]) -> str:
 
 
 def _basis(run: BoundedRun) -> str:
-    return f"by {run.accountant} at delta = {delta_up(run.delta)}"
+    return f"by {run.accountant} at delta = {delta_text(run.delta)}"
 
 
 def _together_in_words(composed: NoBound | Bound) -> str:
     if isinstance(composed, NoBound):
         return f"no bound for all of them ({composed.error.rstrip('.')})"
     return (
-        f"epsilon = {up(composed.epsilon)} at delta = {delta_up(composed.delta)} for all of them"
-        f" (upper bound by {composed.accountant})"
+        f"epsilon = {eps_text(composed.epsilon)} at delta = {delta_text(composed.delta)} for all of"
+        f" them (upper bound by {composed.accountant})"
     )

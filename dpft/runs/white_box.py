@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from dpft.data.batches import Batch
 from dpft.data.canaries import COIN, Canary
 from dpft.data.encoding import Encoding
-from dpft.data.layout import Batch
 from dpft.errors import InputError, StateError
 from dpft.files import WHITE_BOX, write_text
-from dpft.generation.inference import evaluation_mode
+from dpft.generation.decoding import evaluation_mode
 from dpft.models.losses import per_example_losses
 from dpft.records.form import parse
 from dpft.records.kept import WhiteBoxLine

@@ -1,1 +1,1 @@
-"""Tasks: what a record is, and how it becomes a prompt and a target."""
+"""Tasks: how a record becomes a prompt and a target, or texts and a label."""

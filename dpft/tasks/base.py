@@ -1,4 +1,4 @@
-"""What every task is: configuration, column names, and the way from a row to an example.
+"""Base of tasks: configuration, column names, and the conversion of a row to examples.
 
 A task never reads a file; ``dpft.data.sources`` does, and hands it rows one at a time.
 """
@@ -121,11 +121,7 @@ class Task(ABC):
 
     @classmethod
     def chosen(cls, values: Mapping[str, Any]) -> "type[Task]":
-        """Returns the class that these values of its keys stand for: this one, unless it has forms.
-
-        Args:
-            values: Configuration key to plain value.
-        """
+        """Returns the class that values of its keys stand for: this one, unless it has forms."""
         return cls
 
     @property
@@ -323,11 +319,7 @@ class TextualTask(Task):
         return min(self.typical_length, self.longest)
 
     def fitted(self, positions: int | None) -> Self:
-        """Returns the task with a length for its examples, that of the model where none is given.
-
-        Args:
-            positions: Positions that the model has for a text; None: no limit.
-        """
+        """Returns the task with a length of its examples: the model's where none is given."""
         if self.max_length is not None:
             return self
         longest = self.longest if positions is None else min(self.longest, positions)
@@ -404,9 +396,6 @@ class TextTask(TextualTask):
         Args:
             row: Column name to value; every name in ``given_columns`` is present, or none where
                 whole records are written from nothing.
-
-        Raises:
-            InputError: As ``examples``.
         """
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
@@ -450,9 +439,6 @@ class LabelTask(Task):
     @abstractmethod
     def label(self, value: Any) -> float:
         """Returns the number that a label stands for.
-
-        Args:
-            value: A number, a number in digits, or a class's name.
 
         Raises:
             InputError: It is not one of the task's; the message does not quote it.

@@ -1,4 +1,4 @@
-"""Classes as answers, by text infilling or with a classification head: GLUE's and your own.
+"""Base of classification tasks, by text infilling or with a classification head.
 
 Text infilling (Li et al. 2022, section 4 and Table 10; templates of Gao et al. 2020) asks the
 language model for a label word in place of a mask, so no new parameter has to be learned.

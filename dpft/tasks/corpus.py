@@ -1,4 +1,4 @@
-"""A corpus: texts of any kind, each learned as a whole from nothing, as pre-training reads them.
+"""The corpus task: texts of any kind, each learned as a whole, as in pre-training.
 
 Unlike ``task=custom`` it takes a folder of many files as it was collected, text files among them;
 unless told where it is, it is C4, the corpus of T5 (Raffel et al. 2020, arXiv 1910.10683).

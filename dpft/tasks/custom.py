@@ -1,19 +1,478 @@
-"""Your own data: any file or hub data set, in one of four forms.
+"""Your own data: any file or hub data set, as texts, a plain text, labels or conversations.
 
-The configuration is one, ``conf/task/custom.yaml``; which keys are given says which class it is.
+The keys of ``task=custom`` choose the form (`form_of`): templates of a prompt and a target, one
+template of a plain text, a text and the column of its class, or messages, of which the assistant's
+last one is learned and those before it are read.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.tasks.base import TASKS, Task
-from dpft.tasks.custom_chats import CustomChats
-from dpft.tasks.custom_form import CHAT, LABELS, PLAIN, TEMPLATES, CustomFields, form_of
-from dpft.tasks.custom_labels import CustomLabels
-from dpft.tasks.custom_texts import CustomTexts
-from dpft.tasks.records import Record
+from dpft.tasks.base import TASKS, OwnRows, Task, TextTask
+from dpft.tasks.classification import (
+    CLS,
+    ClassificationTask,
+    as_number,
+    but_is_empty,
+    class_number,
+)
+from dpft.tasks.records import Example, LabeledExample, Record, is_unicode
+from dpft.tasks.templates import ColumnTemplate, spelled
+
+FORM_KEYS = ("prompt", "target", "text", "messages", "label")
+TEMPLATES, PLAIN, CHAT, LABELS = (
+    frozenset({"prompt", "target"}),
+    frozenset({"text"}),
+    frozenset({"messages"}),
+    frozenset({"text", "label"}),
+)
+FORMS = (
+    "task.prompt and task.target (templates such as '{question}' and '{answer}'), task.text alone"
+    " (plain text), task.messages (the column of a conversation), or task.label with task.text and"
+    " task.labels (classes)"
+)
+"""The four forms, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomFields(OwnRows):
+    """The fields of every form; by itself, a task whose form is not chosen yet."""
+
+    source: str = "local"
+    prompt_template: str | None = field(default=None, metadata={"key": "prompt"})
+    """Template of what the model reads; no loss on it, unless ``learn_prompt``."""
+    target_template: str | None = field(default=None, metadata={"key": "target"})
+    """Template of what the model learns to write after it."""
+    learn_prompt: bool = False
+    """Whether the model learns to write the prompt, too, and so whole rows from nothing."""
+    text_template: str | None = field(default=None, metadata={"key": "text"})
+    """Template of a text to learn as a whole, or, with ``task.label``, to classify."""
+    messages_column: str | None = field(default=None, metadata={"key": "messages"})
+    """The column that holds a list of {role, content}."""
+    label_column: str | None = field(default=None, metadata={"key": "label"})
+    """The column that holds the class."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes, in the order of their numbers; public."""
+    objective: str = CLS
+    """cls: a new classification head; infilling: label words by the language model."""
+    template: str = ""
+    """For infilling with masked language models: words with <S1> and [MASK]."""
+    causal_template: str = ""
+    """For infilling with causal and seq2seq models: ends with [MASK]."""
+    label_words: dict[str, str] = field(default_factory=dict)
+    """For infilling: label to the word that stands for it."""
+
+    takes_file: ClassVar[bool] = True
+    own_defaults: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        form = form_of(self._given())
+        if form is not LABELS and (self.label_words or (self.labels and not self.label_column)):
+            raise InputError(
+                "task.labels and task.label_words are for task.label=COLUMN, got them without it;"
+                f" give exactly one of {FORMS}."
+            )
+        if self.learn_prompt and form not in (TEMPLATES, None):
+            raise InputError(
+                "task.learn_prompt=true is for task.prompt and task.target, got it with another"
+                " form; drop it (task.text is learned as a whole without it)."
+            )
+        super().__post_init__()
+
+    @property
+    def lacks(self) -> str | None:
+        """A sentence that asks for the keys of a form, where none is given."""
+        none = form_of(self._given()) is None
+        return f"task=custom needs one of {FORMS}, got none." if none else None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """No columns: which ones are read, the form says."""
+        return ()
+
+    @property
+    def untyped_columns(self) -> tuple[str, ...]:
+        """All columns, since a template writes numbers as well as text."""
+        return self.columns
+
+    def is_published(self, split: str) -> bool:
+        """Returns False: rows of your own are never published ones."""
+        return False
+
+    def examples(self, row: Mapping[str, Any]) -> Sequence[Record]:
+        """See ``Task.examples``; a form has its own."""
+        raise InputError(f"task=custom reads rows in one of {FORMS}.")
+
+    def _given(self) -> dict[str, str | None]:
+        return {
+            "prompt": self.prompt_template,
+            "target": self.target_template,
+            "text": self.text_template,
+            "messages": self.messages_column,
+            "label": self.label_column,
+        }
+
+
+def form_of(values: Mapping[str, Any]) -> frozenset[str] | None:
+    """Returns the form that the given keys choose; None where none is given.
+
+    Raises:
+        InputError: They are keys of several forms, or a part of one's.
+    """
+    given = frozenset(key for key in FORM_KEYS if values.get(key) is not None)
+    if not given:
+        return None
+    for form in (TEMPLATES, PLAIN, CHAT, LABELS):
+        # with templates, the label's column is one that only some words may stand in
+        if given in (form, form | {"label"} if form is TEMPLATES else form):
+            return form
+    names = " and ".join(f"task.{key}" for key in FORM_KEYS if key in given)
+    raise InputError(f"task=custom needs exactly one of {FORMS}, got {names}.")
+
+
+TWO_CLASSES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomLabels(CustomFields, ClassificationTask):
+    """``task.label`` with ``task.text`` and ``task.labels``."""
+
+    def __post_init__(self) -> None:
+        if not self.metrics:
+            two = len(self.labels) == TWO_CLASSES
+            object.__setattr__(self, "metrics", ("accuracy", "f1") if two else ("accuracy",))
+        super().__post_init__()
+        assert self._text.columns  # parsed here: bad braces fail early
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the template, each once, and the label's."""
+        return tuple(dict.fromkeys((*self._text.columns, self._label)))
+
+    @property
+    def texts_per_record(self) -> int:
+        """One text a record, for which ``<S1>`` stands."""
+        return 1
+
+    def column_key(self, column: str) -> str | None:
+        """See ``Task.column_key``."""
+        return self._text.key if column in self._text.columns else "task.label"
+
+    def examples(self, row: Mapping[str, Any]) -> tuple[LabeledExample, ...]:
+        """Returns the row's one example."""
+        text = self._text.fill(row).strip()
+        return (LabeledExample(texts=(text,), label=self.label(row[self._label])),)
+
+    def label(self, value: Any) -> float:
+        """Returns the number of the class that a value names.
+
+        Names lead; a number is a class's place in ``task.labels``, from 0, only where no class is
+        itself named by a number.
+
+        Raises:
+            InputError: It is not one of the task's classes; the message does not quote it.
+        """
+        name = spelled(value)
+        if name in self.labels:
+            return float(self.labels.index(name))
+        if any(as_number(label) is not None for label in self.labels):
+            raise InputError(
+                f"the column {self._label}, which task.label names, must hold one of"
+                f" {', '.join(self.labels)}{but_is_empty(value)}."
+            )
+        return class_number(
+            self.labels, value, f"the column {self._label}, which task.label names,"
+        )
+
+    def prediction(self, text: str) -> float:
+        """See ``LabelTask.prediction``."""
+        name = text.strip()
+        known = name in self.labels
+        return float(self.labels.index(name)) if known else super().prediction(text)
+
+    @property
+    def _label(self) -> str:
+        return self.label_column or ""
+
+    @cached_property
+    def _text(self) -> ColumnTemplate:
+        return ColumnTemplate.parse(self.text_template or "", key="task.text")
+
+
+TEXT_METRICS = ("bleu", "rouge_l", "perplexity", "distinct_1", "distinct_2", "mean_length")
+PLAIN_METRICS = ("perplexity",)
+"""Plain text has no prompt, so there is nothing to write an answer to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomTexts(CustomFields, TextTask):
+    """``task.prompt`` and ``task.target``, or ``task.text`` alone."""
+
+    def __post_init__(self) -> None:
+        if not self.metrics:
+            plain = self.text_template is not None
+            object.__setattr__(self, "metrics", PLAIN_METRICS if plain else TEXT_METRICS)
+        super().__post_init__()
+        assert self._prompt.columns or self._target.columns  # parsed here: bad braces fail early
+        if self.learn_prompt:
+            _check_divisible(self._prompt, self._target)
+        if self.label_column is not None and self.label_column not in self.columns:
+            raise InputError(
+                "task.label must be a column of task.prompt or task.target, got"
+                f" {self.label_column!r}; choose of {', '.join(self.columns)}."
+            )
+        if self.label_column is not None and not self.labels:
+            raise InputError(
+                f"task.label={self.label_column} needs the words that may stand in that column, got"
+                " none; give task.labels=[positive,negative], say."
+            )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the templates, each once."""
+        return tuple(dict.fromkeys((*self._prompt.columns, *self._target.columns)))
+
+    @property
+    def prompt_columns(self) -> tuple[str, ...]:
+        """The columns of ``task.prompt``."""
+        return tuple(dict.fromkeys(self._prompt.columns))
+
+    def column_key(self, column: str) -> str | None:
+        """See ``Task.column_key``."""
+        return self._prompt.key if column in self._prompt.columns else self._target.key
+
+    def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
+        """Returns the row's one example; its target is empty where all its columns are blank."""
+        target = "" if self._target.is_blank(row) else self._target.fill(row)
+        example = replace(self.prompt(row), target=target)
+        if self.text_template is None:
+            return (example,)
+        return (replace(example, group=target, cut_target_end=True),)
+
+    def prompt(self, row: Mapping[str, Any]) -> Example:
+        """See ``TextTask.prompt``: what the template says itself stays where a prompt is cut."""
+        if not self.has_label(row):
+            raise InputError(
+                f"the column {self.label_column}, which task.label names, must hold one of"
+                f" {', '.join(self.labels)}."
+            )
+        text = self._prompt.fill(row)
+        return Example(
+            prompt=text,
+            target="",
+            group=text,
+            lead=self._prompt.lead,
+            separator=self._prompt.separator,
+            cut_target_end=self.text_template is not None,
+            after_start=self.learn_prompt,
+            learns_prompt=self.learn_prompt,
+        )
+
+    def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
+        """See ``Task.canary``: cut and learned as the user's own records are."""
+        plain = super().canary(read, learned, number=number)
+        return replace(
+            plain,
+            cut_target_end=self.text_template is not None,
+            after_start=self.learn_prompt,
+            learns_prompt=self.learn_prompt,
+        )
+
+    @property
+    def written_columns(self) -> tuple[str, ...]:
+        """The columns of the target, as the user's file names them."""
+        return tuple(dict.fromkeys(map(self._in_file, self._target.columns)))
+
+    @property
+    def from_nothing(self) -> "CustomTexts | None":
+        """See ``TextTask.from_nothing``: a learned prompt and its target are one text."""
+        if not self.learn_prompt:
+            return None if self.prompt_columns else self
+        return WholeRows(**{field.name: getattr(self, field.name) for field in fields(self)})
+
+    def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
+        """See ``TextTask.record``: the prompt's columns, and the target's as the text holds them.
+
+        They have the names of the user's file. A text of blanks alone is no row, as in training.
+        """
+        written = self._target.read(text)
+        if written is None or self._target.is_blank(written) or not self.has_label(written):
+            return None
+        given = {column: row[column] for column in self.prompt_columns}
+        return {self._in_file(column): value for column, value in (given | written | given).items()}
+
+    def has_label(self, row: Mapping[str, Any]) -> bool:
+        """Returns whether what stands in the label's column is one of ``task.labels``.
+
+        True of a row without that column, and where no column is the label's.
+        """
+        if self.label_column is None or self.label_column not in row:
+            return True
+        return spelled(row[self.label_column]) in self.labels
+
+    def _in_file(self, column: str) -> str:
+        """Returns the user's own name of a column: its alias, where it has exactly one."""
+        aliases = [alias for alias, name in self.column_aliases.items() if name == column]
+        return aliases[0] if len(aliases) == 1 else column
+
+    @cached_property
+    def _prompt(self) -> ColumnTemplate:
+        text = self.prompt_template or ""
+        return ColumnTemplate.parse(text, key="task.prompt", needs_column=False)
+
+    @cached_property
+    def _target(self) -> ColumnTemplate:
+        if self.text_template is not None:
+            return ColumnTemplate.parse(self.text_template, key="task.text")
+        return ColumnTemplate.parse(self.target_template or "", key="task.target")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeRows(CustomTexts):
+    """Rows whose prompt was learned, as a model writes them from nothing: in one text."""
+
+    @cached_property
+    def _prompt(self) -> ColumnTemplate:
+        return ColumnTemplate.parse("", key="task.prompt", needs_column=False)
+
+    @cached_property
+    def _target(self) -> ColumnTemplate:
+        prompt = ColumnTemplate.parse(
+            self.prompt_template or "", key="task.prompt", needs_column=False
+        )
+        target = ColumnTemplate.parse(self.target_template or "", key="task.target")
+        return prompt.followed_by(target)
+
+
+def _check_divisible(prompt: ColumnTemplate, target: ColumnTemplate) -> None:
+    """Refuses a prompt and a target that, written as one text, could not be told apart again.
+
+    Raises:
+        InputError: Nothing stands between the prompt's last column and the target's first.
+    """
+    if prompt.columns and not prompt.literals[-1] + target.literals[0]:
+        raise InputError(
+            "task.learn_prompt=true needs words or a line break between the last column of"
+            f" task.prompt and the first of task.target, got none after {{{prompt.columns[-1]}}};"
+            " end task.prompt with \\n, for instance."
+        )
+
+
+ASSISTANT = "assistant"
+ROLES = ("system", "user", ASSISTANT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One message of a conversation."""
+
+    role: str
+    """One of ``ROLES``."""
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatExample(Example):
+    """A conversation; ``prompt`` shows its messages, ``messages`` are what a template writes."""
+
+    messages: tuple[Message, ...]
+    """Those before the assistant's last one, which is ``target``; at least one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomChats(CustomFields, TextTask):
+    """``task.messages``."""
+
+    def __post_init__(self) -> None:
+        if not self.metrics:
+            object.__setattr__(self, "metrics", TEXT_METRICS)
+        super().__post_init__()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The column of the conversation."""
+        return (self._column,)
+
+    @property
+    def holds_lists(self) -> bool:
+        """See ``TextTask.holds_lists``."""
+        return True
+
+    @property
+    def prompt_columns(self) -> tuple[str, ...]:
+        """The column of the conversation, of which a prompt leaves out the answer."""
+        return self.columns
+
+    @property
+    def unit_definition(self) -> str:
+        """One record is a conversation, whoever takes part in others."""
+        return "conversation (row of the data); equal ones are records of their own"
+
+    def column_key(self, column: str) -> str | None:
+        """See ``Task.column_key``."""
+        return "task.messages"
+
+    def examples(self, row: Mapping[str, Any]) -> tuple[ChatExample, ...]:
+        """Returns the row's one conversation; see ``Task.examples``."""
+        messages = self._messages(row)
+        if messages[-1].role != ASSISTANT:
+            raise InputError(
+                f"{self._what} must end with a message of the assistant, which is what is learned."
+            )
+        answer = messages[-1].content
+        return (replace(self.prompt(row), target=answer if answer.strip() else ""),)
+
+    def prompt(self, row: Mapping[str, Any]) -> ChatExample:
+        """Returns the messages before an answer; an assistant's last message is left out."""
+        messages = self._messages(row)
+        before = messages[:-1] if messages[-1].role == ASSISTANT else messages
+        if not before:
+            raise InputError(f"{self._what} must hold a message before the assistant's answer.")
+        shown = "\n".join(f"{message.role}: {message.content}" for message in before)
+        return ChatExample(prompt=shown, target="", group=shown, cut_start=True, messages=before)
+
+    def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> ChatExample:
+        """See ``Task.canary``."""
+        said = [
+            {"role": "user", "content": " ".join(read)},
+            {"role": ASSISTANT, "content": " ".join(learned)},
+        ]
+        return self.examples({self._column: said})[0]
+
+    def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any]:
+        """Returns the conversation with the text as the assistant's answer."""
+        said = [*self.prompt(row).messages, Message(role=ASSISTANT, content=text)]
+        return {self._column: [{"role": m.role, "content": m.content} for m in said]}
+
+    def _messages(self, row: Mapping[str, Any]) -> tuple[Message, ...]:
+        value = row[self._column]
+        if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+            raise InputError(
+                f"{self._what} must hold a list of messages, each {{role, content}}; .csv holds no"
+                " lists, .jsonl and .parquet do."
+            )
+        return tuple(self._message(one) for one in value)
+
+    def _message(self, value: Any) -> Message:
+        if not isinstance(value, Mapping):
+            raise InputError(f"{self._what} must hold messages of the form {{role, content}}.")
+        role, content = value.get("role"), value.get("content")
+        if role not in ROLES:
+            raise InputError(f"{self._what} must give each message a role of {', '.join(ROLES)}.")
+        if not isinstance(content, str) or not is_unicode(content):
+            raise InputError(f"{self._what} must give each message a text as its content.")
+        return Message(role=role, content=content)
+
+    @property
+    def _column(self) -> str:
+        return self.messages_column or ""
+
+    @property
+    def _what(self) -> str:
+        return f"the column {self._column}, which task.messages names,"
 
 
 @TASKS.register("custom")

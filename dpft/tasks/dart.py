@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from dpft.errors import InputError
 from dpft.tasks.base import TASKS, TextTask
 from dpft.tasks.records import Example
-from dpft.tasks.values import list_of, objects_of, text_of, texts_of
+from dpft.tasks.templates import list_of, objects_of, text_of, texts_of
 
 Triple = tuple[str, ...]
 """Subject, predicate and object."""

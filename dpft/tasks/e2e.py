@@ -80,9 +80,6 @@ class E2ETask(TextTask):
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
         """Returns the row's example: linearized record and separator, reference, record.
 
-        Args:
-            row: ``meaning_representation`` and ``human_reference``.
-
         Raises:
             InputError: The meaning representation does not read ``field[value], …``.
         """
@@ -127,9 +124,6 @@ class E2ETask(TextTask):
 
 def linearise(record: str) -> str:
     """Returns the record as ``name : value | name : value``, its fields in their own order.
-
-    Args:
-        record: A meaning representation, ``field[value], field[value], …``.
 
     Raises:
         InputError: It does not read so; the message does not quote it.

@@ -1,18 +1,201 @@
 """GLUE's tasks (Wang et al. 2019, arXiv 1804.07461): by infilling, with a head, or text to text.
 
-One class serves them all: what tells SST-2 from MNLI is configuration, in conf/task/<name>.yaml.
-``task.objective=text2text`` chooses the other class, ``GlueTexts``.
+Text to text is T5's form: the record is a prompt with the columns' names, its label a word to
+write.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from dpft.tasks.base import TASKS, Task
-from dpft.tasks.classification import ClassificationTask
-from dpft.tasks.glue_form import GlueFields
-from dpft.tasks.glue_texts import TEXT2TEXT, GlueTexts
-from dpft.tasks.records import LabeledExample
+from dpft.errors import InputError
+from dpft.tasks.base import TASKS, SeqToSeqTask, Task, TextualTask
+from dpft.tasks.classification import (
+    INFILLING,
+    ClassificationTask,
+    as_number,
+    check_classes,
+    class_number,
+)
+from dpft.tasks.records import Example, LabeledExample
+
+HIDDEN_LABEL = -1
+"""What GLUE's test splits have in place of a label."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueFields(TextualTask):
+    """The fields of every form."""
+
+    text_columns: tuple[str, ...] = ("sentence",)
+    """The columns that <S1> and <S2> stand for."""
+    max_score: float | None = None
+    """Where labels are numbers: the largest; the least is 0."""
+    objective: str = INFILLING
+    """infilling: label words by the language model; cls: a classification head; text2text: a
+    seq2seq model writes the label, as T5 does."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes, in the order of their numbers; with max_score, its two ends."""
+    template: str = ""
+    """For masked language models: words with <S1>, <S2> and [MASK]."""
+    causal_template: str = ""
+    """For causal and seq2seq models: ends with [MASK], where the label word continues it."""
+    label_words: dict[str, str] = field(default_factory=dict)
+    """Label to the word that stands for it, one token of the model's tokenizer."""
+
+    published_hub_name: ClassVar[str | None] = "nyu-mll/glue"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The texts and the label."""
+        return (*self.text_columns, "label")
+
+    @property
+    def untyped_columns(self) -> tuple[str, ...]:
+        """The column of the label, which holds a number or the class's name."""
+        return ("label",)
+
+    @property
+    def is_score(self) -> bool:
+        """Whether labels are scores: where ``max_score`` says the largest."""
+        return self.max_score is not None
+
+    def label(self, value: Any) -> float:
+        """Returns the number that a label stands for.
+
+        >>> from dpft.tasks.glue import GlueTask
+        >>> GlueTask(name="rte", labels=("yes", "no"), objective="cls").label("1")
+        1.0
+
+        Raises:
+            InputError: It is hidden (-1) or not one of the task's; the message does not quote it.
+        """
+        if as_number(value) == HIDDEN_LABEL:
+            raise InputError(
+                "label -1 stands for a hidden label, which can neither be learned nor scored;"
+                " choose a split with labels, such as eval.split=validation."
+            )
+        if self.max_score is None:
+            return class_number(self.labels, value, "label")
+        number = as_number(value)
+        if number is None or not 0 <= number <= self.max_score:
+            raise InputError(f"label must be a number from 0 to {self.max_score:g}.")
+        return number
+
+    def prediction(self, text: str) -> float:
+        """Returns the class's number, or any number where labels are scores.
+
+        Raises:
+            InputError: It is no class, or no number; the message does not quote it.
+        """
+        if self.max_score is None:
+            return class_number(self.labels, text, "a prediction")
+        number = as_number(text)
+        if number is None or not math.isfinite(number):
+            raise InputError("a prediction must be a number.")
+        return number
+
+    def label_text(self, value: float) -> str:
+        """Returns a label as predictions spell it: the class's name, or the score."""
+        return self.labels[int(value)] if self.max_score is None else f"{value:.6g}"
+
+    def _check_labels(self) -> None:
+        check_classes(self.labels)
+        ends = 2
+        if self.max_score is not None and (self.max_score <= 0 or len(self.labels) != ends):
+            raise InputError(
+                "task.max_score must be positive and task.labels name its two ends, got"
+                f" {self.max_score} and {list(self.labels)}."
+            )
+
+
+TEXT2TEXT = "text2text"
+NO_LABEL = -1.0
+"""What stands for a text that spells no label, as T5's own evaluation has it."""
+STEPS_PER_POINT = 5
+"""A score is rounded to a fifth of a point."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueTexts(GlueFields, SeqToSeqTask):
+    """A task of GLUE whose answers are texts.
+
+    >>> task = GlueTexts(name="mnli", text_columns=("premise", "hypothesis"), labels=("yes", "no"))
+    >>> task.prompt({"premise": "It rains.", "hypothesis": "It is wet."}).prompt
+    'mnli hypothesis: It is wet. premise: It rains.'
+    """
+
+    objective: str = TEXT2TEXT
+
+    scores_rows: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        # The accuracy of the text is that of the class, and also there where labels are scores.
+        others = (each for each in self.metrics if each not in ("accuracy", "text_accuracy"))
+        object.__setattr__(self, "metrics", ("text_accuracy", *others))
+        super().__post_init__()
+        self._check_labels()
+
+    @property
+    def prompt_columns(self) -> tuple[str, ...]:
+        """The texts."""
+        return self.text_columns
+
+    def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
+        """Returns the row's one example: its texts under their names, and its label's word.
+
+        Raises:
+            InputError: The label is hidden (-1) or not one of the task's.
+        """
+        return (replace(self.prompt(row), target=self.target(self.label(row["label"]))),)
+
+    def target(self, label: float) -> str:
+        """Returns the text that a label is learned as.
+
+        >>> GlueTexts(name="stsb", labels=("different", "same"), max_score=5.0).target(3.75)
+        '3.8'
+        """
+        if self.max_score is None:
+            return self.label_text(label)
+        return f"{round(label * STEPS_PER_POINT) / STEPS_PER_POINT:.1f}"
+
+    def prompt(self, row: Mapping[str, Any]) -> Example:
+        """See ``TextTask.prompt``."""
+        words = [f"{column}: {row[column].strip()}" for column in sorted(self.text_columns)]
+        text = " ".join((self.name, *words))
+        return Example(prompt=text, target="", group=text, lead=self.name)
+
+    def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
+        """See ``Task.canary``: all that is read stands in the first column."""
+        row = dict.fromkeys(self.text_columns, "") | {self.text_columns[0]: " ".join(read)}
+        return replace(self.prompt(row), target=" ".join(learned))
+
+    def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
+        """See ``TextTask.record``: None where the text spells no label."""
+        label = self.spelt_label(text)
+        if label == NO_LABEL:
+            return None
+        return {column: row[column] for column in self.text_columns} | {
+            "label": label if self.is_score else int(label)
+        }
+
+    def spelt_label(self, text: str) -> float:
+        """Returns the label that a text spells, to the letter; ``NO_LABEL`` where it spells none.
+
+        A class is spelt by its name alone, a score by any number of its range.
+        """
+        if not self.is_score:
+            return float(self.labels.index(text)) if text in self.labels else NO_LABEL
+        try:
+            return self.label(text)
+        except InputError:
+            return NO_LABEL
+
+    def spelt_labels(self, texts: Sequence[str]) -> list[float]:
+        """See ``TextTask.spelt_labels``."""
+        return [self.spelt_label(text.strip()) for text in texts]
+
 
 NAMES = ("sst2", "mnli", "qqp", "qnli", "cola", "mrpc", "rte", "stsb")
 
@@ -36,9 +219,6 @@ class GlueTask(GlueFields, ClassificationTask):
 
     def examples(self, row: Mapping[str, Any]) -> tuple[LabeledExample, ...]:
         """Returns the row's one example.
-
-        Args:
-            row: The texts, and ``label``: the class's number or name, or the score.
 
         Raises:
             InputError: The label is hidden (-1) or not one of the task's.

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 from dpft.errors import InputError
 from dpft.tasks.base import TASKS, Member, SeqToSeqTask
-from dpft.tasks.glue import NAMES
-from dpft.tasks.glue_texts import GlueTexts
+from dpft.tasks.glue import NAMES, GlueTexts
 from dpft.tasks.records import Example
 
 TRAIN = "train"

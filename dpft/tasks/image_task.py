@@ -1,4 +1,4 @@
-"""Tasks of images: classes, or attributes that are each there or not.
+"""Base of image tasks: classes, or attributes that are each present or absent.
 
 What is done to an image before a model sees it is public and the same for all: it is made to the
 model's size, scaled to 0..1 and normalized by constants. Nothing is computed from the records.
@@ -13,7 +13,7 @@ from dpft.errors import InputError
 from dpft.kinds import ATTRIBUTES, LABELS
 from dpft.tasks.base import LabelTask
 from dpft.tasks.classification import check_classes, class_number
-from dpft.tasks.image_records import ImagePlace, LabeledImage
+from dpft.tasks.records import ImagePlace, LabeledImage
 
 IMAGE = "image"
 AUGMENTATIONS = "augmentations"

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from dpft.errors import InputError
 from dpft.tasks.base import TASKS, TextTask
 from dpft.tasks.records import Example
-from dpft.tasks.values import objects_of, texts_of
+from dpft.tasks.templates import objects_of, texts_of
 
 PERSONA, OTHER, REPLIER = "<persona>", "<speaker1>", "<speaker2>"
 TOKENS = (PERSONA, OTHER, REPLIER)

@@ -1,1 +1,1 @@
-"""Private vocabularies: from words that are counted to a tokenizer."""
+"""Private vocabularies: word counts with noise, and tokenizers made from them."""

@@ -1,10 +1,11 @@
-"""From words and their counts to the pieces of a vocabulary, by SentencePiece.
+"""Tokenizers from word counts: pieces by SentencePiece, and T5's special tokens.
 
     python -m dpft.tokenizers.pieces HISTOGRAM.tsv PIECES.json VOCAB_SIZE ALGORITHM
 
-Run in a process of its own, which is given the released histogram and nothing else: what it makes
-is post-processing, and costs nothing. Its normalization is the identity, every character of the
-words is covered, and one thread is used, so that equal histograms give equal pieces.
+Pieces are made in a process of its own, which is given the released histogram and nothing else:
+what it makes is post-processing, and costs nothing. Its normalization is the identity, every
+character of the words is covered, and one thread is used, so that equal histograms give equal
+pieces.
 """
 
 import io
@@ -16,8 +17,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpft.errors import InputError, RunError
+from dpft.tokenizers.histogram import BPE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 
 UNKNOWN = "<unk>"
 TOO_LARGE = re.compile(r"set it to a value <= (\d+)")
@@ -40,12 +47,6 @@ class VocabularyError(InputError):
 
 def train_pieces(histogram: Path, out: Path, *, vocab_size: int, algorithm: str) -> Pieces:
     """Returns the pieces that a process of its own makes of a histogram.
-
-    Args:
-        histogram: A word, a tab and its count in each line.
-        out: Where the process leaves the pieces.
-        vocab_size: How many there shall be.
-        algorithm: unigram, bpe or char.
 
     Raises:
         VocabularyError: The words do not allow so many, or ask for more.
@@ -111,6 +112,73 @@ def main(arguments: Sequence[str]) -> None:
         if made.id_to_piece(number) != UNKNOWN
     ]
     Path(out).write_text(json.dumps(found), encoding="utf-8")
+
+
+PAD, END = "<pad>", "</s>"
+SPECIAL = re.compile(f"{PAD}|{END}|{UNKNOWN}|<extra_id_[0-9]+>")
+BLANK = "▁"
+"""Stands in a piece for the blank before a word."""
+
+
+def sentinel_names(count: int) -> list[str]:
+    """Returns T5's sentinels in the order of their ids, which is the reverse of their numbers."""
+    return [f"<extra_id_{number}>" for number in reversed(range(count))]
+
+
+def is_special(word: str) -> bool:
+    """Returns whether a word holds a special token's name, which no piece may spell.
+
+    A sentinel's of any number: another vocabulary of the same words may have more of them.
+    """
+    return SPECIAL.search(word) is not None
+
+
+def save_tokenizer(folder: Path, pieces: Pieces, *, algorithm: str, sentinels: int) -> int:
+    """Writes the tokenizer's folder and returns how many tokens it has.
+
+    The ids are T5's: 0 pads, 1 ends a text, 2 is unknown, then the pieces, then the sentinels.
+    """
+    make = _bpe if algorithm == BPE else _unigram
+    made = make(pieces, sentinels)
+    folder.mkdir(exist_ok=True)
+    made.save_pretrained(folder)
+    return len(made)
+
+
+def _unigram(pieces: Pieces, sentinels: int) -> "PreTrainedTokenizerFast":
+    from transformers import T5Tokenizer
+
+    special = [(name, 0.0) for name in (PAD, END, UNKNOWN)]
+    last = [(name, 0.0) for name in sentinel_names(sentinels)]
+    return T5Tokenizer(vocab=[*special, *pieces.pieces, *last], extra_ids=sentinels)
+
+
+def _bpe(pieces: Pieces, sentinels: int) -> "PreTrainedTokenizerFast":
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import generate_merges
+
+    names = [PAD, END, UNKNOWN, *(piece for piece, _ in pieces.pieces)]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    scores = dict(pieces.pieces)
+    merges = generate_merges({piece: vocabulary[piece] for piece in scores}, scores)
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=UNKNOWN))
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(BLANK, "always", split=True)]
+    )
+    made.decoder = decoders.Metaspace(BLANK, "always", split=True)
+    made.post_processor = processors.TemplateProcessing(
+        single=["$A", END], pair=["$A", END, "$B", END], special_tokens=[(END, vocabulary[END])]
+    )
+    made.add_special_tokens(sentinel_names(sentinels))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token=PAD,
+        eos_token=END,
+        unk_token=UNKNOWN,
+        additional_special_tokens=sentinel_names(sentinels),
+        model_input_names=["input_ids", "attention_mask"],
+    )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.privacy.accounting.rounding import round_up
+from dpft.privacy.accounting.summary import round_up
 from dpft.privacy.ledger import Ledger
 from dpft.privacy.witness import Handover
 from dpft.startup import TRAINING, doing, end_startup

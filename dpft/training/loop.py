@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from dpft.data.layout import Batch, Layout
-from dpft.data.micro_batches import micro_batches
-from dpft.data.views import View, ViewBits, ViewedRows
+from dpft.data.batches import Batch, Layout, View, ViewBits, ViewedRows, micro_batches
 from dpft.errors import RunError
 from dpft.models.losses import per_example_losses
 from dpft.parallel.local import local

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 
 from dpft.privacy.clipping.choices import LOSS_SCALES, LossScale
-from dpft.privacy.step_log import Released, StepLog
+from dpft.privacy.ledger import Released, StepLog
 from dpft.training.training_config import TrainingConfig
 
 WINDOW = 10

@@ -24,12 +24,11 @@ from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.clipping.choices import LossScale
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.frozen_state import ReleasedState, check_same, digests_of
-from dpft.privacy.journal import JournaledLedger, ReplayError
-from dpft.privacy.ledger import Ledger
+from dpft.privacy.ledger import Ledger, NoLedger, StepLog
 from dpft.privacy.plan import PrivacyPlan, write_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
-from dpft.privacy.step_log import NoLedger, StepLog
+from dpft.privacy.replay_log import JournaledLedger, ReplayError
 from dpft.records.kept import BoundRun, KnownLedger
 from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import delete_generator_states, read_history

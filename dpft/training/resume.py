@@ -20,11 +20,11 @@ from dpft.errors import InputError, StateError
 from dpft.files import CHECKPOINTS
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel
-from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import PrivacyPlan, read_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
+from dpft.privacy.replay_log import read_run_ledger
 from dpft.privacy.sampling import SAMPLING_SOURCE
 from dpft.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
 from dpft.training.loop import TrainingSet

@@ -7,13 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpft.data.collation import TextLayout
-from dpft.data.layout import Layout
+from dpft.data.batches import Layout, TextLayout
 from dpft.errors import RunError
 from dpft.head_losses import loss_head_of
 from dpft.models.losses import per_example_losses
-from dpft.privacy.clipping.options import ClippingOptions
-from dpft.privacy.clipping.self_check import self_check
+from dpft.privacy.clipping.clipper import ClippingOptions, self_check
 from dpft.training.precision import autocast
 
 CAUSAL_TEXT = TextLayout()

@@ -97,12 +97,12 @@ def noise_repeated() -> Iterator[None]:
 @contextmanager
 def _tied_weights(bug: Callable[[Sequence[Use], SquaresOf], Squares]) -> Iterator[None]:
     """Takes the norms of parameters with several uses by ``bug``."""
-    right = norms.squares_at_a_glance
+    right = norms.unchecked_squares
 
     def squares_of(uses: Sequence[Use]) -> Squares:
         return bug(uses, right) if len(uses) > 1 else right(uses)
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (norms, recording):
-            patch.setattr(module, "squares_at_a_glance", squares_of)
+            patch.setattr(module, "unchecked_squares", squares_of)
         yield

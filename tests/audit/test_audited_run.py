@@ -15,7 +15,7 @@ from dpft.audit.audited_run import (
     unseen_records,
 )
 from dpft.config.schema import TrainConfig
-from dpft.data.canary_config import CanaryConfig
+from dpft.data.canaries import CanaryConfig
 from dpft.data.encoding import Encoding
 from dpft.errors import InputError, StateError
 from dpft.runs.held_out import load_training_data

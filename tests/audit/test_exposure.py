@@ -24,8 +24,7 @@ from dpft.audit.exposure import (
     mean_bound,
     suffix_scores,
 )
-from dpft.data.canaries import EXPOSURE, Canary, vocabulary, whole_words
-from dpft.data.canary_config import CanaryConfig
+from dpft.data.canaries import EXPOSURE, Canary, CanaryConfig, vocabulary, whole_words
 from dpft.errors import InputError
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_tokenizer

@@ -8,15 +8,19 @@ from transformers import AutoTokenizer
 
 import dpft.audit
 from dpft.config.schema import check_suffixes
-from dpft.data.canaries import check_suffixes_learned, make_canaries
-from dpft.data.canary_config import FEWEST_SUFFIXES, MOST_SUFFIXES, CanaryConfig
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
+from dpft.data.canaries import (
+    FEWEST_SUFFIXES,
+    MOST_SUFFIXES,
+    CanaryConfig,
+    check_suffixes_learned,
+    make_canaries,
+)
 from dpft.data.corpus_rows import CorpusEncoding
 from dpft.errors import InputError
 from dpft.kinds import SEQ2SEQ
 from dpft.tasks.corpus import CorpusTask
-from dpft.tokenizers.pieces import Pieces
-from dpft.tokenizers.saving import save_tokenizer
+from dpft.tokenizers.pieces import Pieces, save_tokenizer
 
 ROOM = Path(dpft.audit.__file__).parent
 ASKED = "about the words of dpft audit itself, which it refuses before it looks at the run"

@@ -27,7 +27,7 @@ from dpft.files import write_json
 from dpft.records.form import as_json
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import trained_model_of_run
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.records import Example
 from tests.audit.conftest import moods

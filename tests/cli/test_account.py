@@ -8,6 +8,7 @@ from dpft.runs.account import resolve
 from tests.slowness import slow
 from tests.stories.tiny import Outcome, Workspace
 
+PRV_ITSELF = True
 SIZE = ("num_examples=1000", "expected_batch_size=10", "epochs=1")
 QUICK = (*SIZE, "noise_multiplier=1", "accountant=rdp")
 

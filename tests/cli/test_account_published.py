@@ -7,6 +7,7 @@ import pytest
 
 from tests.stories.tiny import Workspace
 
+PRV_ITSELF = True
 pytestmark = pytest.mark.slow
 
 

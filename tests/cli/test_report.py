@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from dpft.cli.report import expand
-from dpft.evaluation.human import REFERENCE, Item, sheet_key, sheet_rows
+from dpft.evaluation.ratings import REFERENCE, Item, sheet_key, sheet_rows
 from dpft.files import SHEET, SHEET_KEY
 from dpft.records.form import write_record
-from tests.evaluation.test_human import ABOUT
+from tests.evaluation.test_ratings import ABOUT
 from tests.reports.folders import write_run
 from tests.runs.measured import measure
 from tests.slowness import slow

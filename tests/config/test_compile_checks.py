@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpft.config.schema import check_compile
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
 from dpft.errors import InputError
 from dpft.models.source import ModelConfig
 from dpft.runs.training_records import training_layout

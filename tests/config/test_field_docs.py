@@ -9,7 +9,7 @@ from dpft.config.keys import configuration_fields, dataclass_in
 from dpft.methods.base import METHODS
 from dpft.privacy.privacy_config import PRIVACY_CHOICES
 from dpft.tasks.base import TASKS
-from dpft.tasks.custom_form import CustomFields
+from dpft.tasks.custom import CustomFields
 from dpft.training.optimizers import OPTIMIZERS
 from dpft.training.trackers.base import TRACKING
 from tests.config.test_conf import ROOTS

@@ -16,7 +16,7 @@ from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.methods.lora import Lora
 from dpft.privacy import clipping
 from dpft.privacy.privacy_config import DifferentialPrivacy
-from dpft.tasks.custom_form import CustomFields
+from dpft.tasks.custom import CustomFields
 from dpft.training.optimizers.adamw import AdamW
 
 KNOWN = {

@@ -9,12 +9,12 @@ from transformers import AutoTokenizer
 
 from dpft.data.canaries import (
     EXPOSURE,
+    CanaryConfig,
     copies_of,
     make_canaries,
     vocabulary,
     whole_words,
 )
-from dpft.data.canary_config import CanaryConfig
 from dpft.errors import InputError
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.tasks.e2e import E2ETask

@@ -3,12 +3,12 @@ from dataclasses import replace
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from dpft.data.batches import TextLayout
 from dpft.data.chat import ChatEncoding
-from dpft.data.collation import TextLayout
 from dpft.errors import InputError
 from dpft.kinds import IGNORED_LABEL
 from dpft.models.source import EMBEDDED_MODEL
-from dpft.tasks.custom_chats import ChatExample, CustomChats
+from dpft.tasks.custom import ChatExample, CustomChats
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -11,8 +11,7 @@ from pyarrow import parquet
 
 from dpft.data import sources
 from dpft.data.corpora import ENDINGS, corpus_files
-from dpft.data.packed_records import PackedRecords
-from dpft.data.prompts import split_files
+from dpft.data.rows import split_files
 from dpft.data.sources import (
     has_split,
     has_training_split_alone,
@@ -20,6 +19,7 @@ from dpft.data.sources import (
     load_with_units,
     read_examples,
 )
+from dpft.data.training_records import PackedRecords
 from dpft.errors import InputError
 from dpft.tasks.corpus import CorpusTask
 

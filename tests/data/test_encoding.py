@@ -1,6 +1,6 @@
 import pytest
 
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
 from dpft.data.encoding import TextEncoding
 from dpft.data.tokenization import tokenize
 from dpft.kinds import CAUSAL, SEQ2SEQ

@@ -1,5 +1,7 @@
 """Records in flat arrays are the rows that every encoding makes, bit for bit."""
 
+import hashlib
+import hmac
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +11,12 @@ import numpy as np
 import pytest
 
 from dpft.data.encoding import TokenEncoding
-from dpft.data.token_rows import TokenRows, encoded_rows
+from dpft.data.token_rows import TokenRows, encoded_rows, fingerprint
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL, CLASSES, MASKED, SCORE, SEQ2SEQ
 from dpft.tasks.records import Example, LabeledExample
-from tests.data import test_chat, test_encoding, test_label_words, test_sentences
+from tests.data import test_chat, test_encoding
+from tests.data import test_classification_rows as heads
 from tests.models.small import blank_words, wordpiece
 
 ROWS = [
@@ -94,11 +97,17 @@ def encodings(folder: Path) -> dict[str, tuple[TokenEncoding, Sequence[Any]]]:
         "text": (plain(CAUSAL), TEXTS),
         "seq2seq": (plain(SEQ2SEQ), TEXTS[:4]),
         "chat": (test_chat.encoding(test_chat.tokenizer(), 40), talks),
-        "masked label words": (test_label_words.encoding(bert, MASKED, **pair), LABELED),
-        "causal label words": (test_label_words.encoding(words, CAUSAL, **causal), LABELED),
-        "classes": (test_sentences.encoding(bert, answer=CLASSES), LABELED),
-        "scores": (test_sentences.encoding(bert, answer=SCORE, outputs=1), LABELED),
-        "classes without types": (test_sentences.encoding(words, answer=CLASSES), LABELED),
+        "masked label words": (heads.label_words(bert, MASKED, **pair), LABELED),
+        "causal label words": (
+            heads.label_words(words, CAUSAL, **causal),
+            LABELED,
+        ),
+        "classes": (heads.encoding(bert, answer=CLASSES), LABELED),
+        "scores": (heads.encoding(bert, answer=SCORE, outputs=1), LABELED),
+        "classes without types": (
+            heads.encoding(words, answer=CLASSES),
+            LABELED,
+        ),
     }
 
 
@@ -119,3 +128,63 @@ def test_every_encodings_records_have_the_rows_that_it_makes_of_all_at_once(
     assert [[type(label) for label in row.labels] for row in one_by_one] == kinds
     assert len(TokenRows(together).blocks) == 1
     assert all(np.isfinite(label) for row in together for label in row.labels)
+
+
+KEY = bytes(32)
+STORED = [
+    TokenizedExample(input_ids=[1, 2, 3], labels=[-100, 2, 3]),
+    TokenizedExample(input_ids=[4], labels=[4]),
+]
+
+
+def test_equal_records_have_equal_fingerprints_under_one_key_only():
+    assert fingerprint(STORED, None, KEY) == fingerprint(list(STORED), None, KEY)
+    assert fingerprint(STORED, None, KEY) != fingerprint(STORED, None, bytes([1]) * 32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "units"),
+    [
+        (STORED[:1], None),
+        (STORED[::-1], None),
+        ([replace(STORED[0], labels=[-100, -100, 3]), STORED[1]], None),
+        ([replace(STORED[0], token_type_ids=[0, 0, 1]), STORED[1]], None),
+        (
+            [
+                replace(STORED[0], input_ids=[1, 2], labels=[3, -100, 2, 3]),
+                STORED[1],
+            ],
+            None,
+        ),
+        (STORED, [[0, 1]]),
+        (STORED, [[0], [1]]),
+    ],
+)
+def test_any_change_of_the_records_or_their_units_shows(rows, units):
+    assert fingerprint(rows, units, KEY) != fingerprint(STORED, None, KEY)
+
+
+def number_by_number(rows, units) -> str:
+    """Returns the fingerprint by its definition: of every list its length, then its numbers."""
+    digest = hmac.new(KEY, digestmod=hashlib.sha256)
+    columns = [
+        column
+        for row in rows
+        for column in (row.input_ids, row.labels, row.token_type_ids or [], [row.answer or 0])
+    ]
+    for column in [*columns, *(units or [])]:
+        digest.update(len(column).to_bytes(8, "big"))
+        digest.update(np.asarray(column, dtype=np.float64).tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("units", [None, [], [[0, 2], [], [1]]])
+def test_it_is_the_hash_of_every_list_with_its_length(units):
+    rows = [
+        *STORED,
+        TokenizedExample(input_ids=[9, 9], labels=[0.1, 0.2], answer=1),
+        TokenizedExample(input_ids=[9], labels=[2], token_type_ids=[0], answer=0),
+        TokenizedExample(input_ids=[3, 4], labels=[]),
+    ]
+    assert fingerprint(rows, units, KEY) == number_by_number(rows, units)
+    assert fingerprint(TokenRows(rows), units, KEY) == number_by_number(rows, units)

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import nn
 
+from dpft.estimates import step_time
 from dpft.estimates.step_time import (
     STEP_SECONDS,
     MachineSpeed,
@@ -76,3 +78,21 @@ def test_the_whole_has_the_proof_of_the_first_micro_batch_where_gradients_are_cl
 def test_memory_is_what_was_planned_for_a_process() -> None:
     found = estimate(shapes(2), FREE, private=True, peak_memory_bytes=1000, **RUN)
     assert found.peak_memory_bytes == 1000
+
+
+def test_what_the_probed_layers_lose_is_more_than_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a device that rounds otherwise for other batch sizes is taken for one that mixes."""
+    given: list[torch.Tensor] = []
+
+    def keep(module: nn.Module, args: object, output: torch.Tensor) -> None:
+        if isinstance(module, nn.Sequential):
+            given.append(output.detach())
+
+    monkeypatch.setattr(step_time, "_seconds_of", lambda work: work() or 1.0)
+    hook = nn.modules.module.register_module_forward_hook(keep)
+    try:
+        step_time._seconds_per_layer(torch.device("cpu"), None)
+    finally:
+        hook.remove()
+    sums = given[0].sum((1, 2)).abs()
+    assert bool((sums > 1e-4 * given[0].abs().sum((1, 2))).all())

@@ -8,12 +8,13 @@ import yaml
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import (
     EvalConfig,
+    MetricsConfig,
     check_held_out,
     check_schedule,
     eval_split_is_public,
     reads_training_split,
 )
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import CustomTexts
 from tests.config.test_conf import loaded
 from tests.evaluation.letters import LetterTask
 
@@ -169,3 +170,12 @@ def test_models_in_shards_and_compiled_ones_are_not_scored_while_training(words,
     loaded("train", [*given, "parallel=ddp"])
     with pytest.raises(InputError, match=sentence):
         loaded("train", [*given, *words])
+
+
+def test_no_model_is_the_default():
+    assert MetricsConfig() == MetricsConfig(bertscore_model=None, bleurt_model=None)
+
+
+def test_no_layers_are_refused():
+    with pytest.raises(InputError, match="metrics.bertscore_layers must be at least 1.*got 0"):
+        MetricsConfig(bertscore_layers=0)

@@ -8,7 +8,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
 from dpft.data.encoding import TextEncoding
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig

@@ -4,9 +4,9 @@ from dataclasses import replace
 import evaluate
 import pytest
 
+from dpft.evaluation.eval_config import MetricsConfig
 from dpft.evaluation.local_metric import LocalMetric, compute
 from dpft.evaluation.metrics.base import METRICS
-from dpft.evaluation.metrics_config import MetricsConfig
 
 COLUMNS = {
     "texts": {"predictions": ["a b c d", ""], "references": [["a b c e"], ["x", "y é"]]},

@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
+from dpft.data.classification_rows import LabelWordEncoding, SentenceEncoding, label_word_ids
 from dpft.data.encoding import TextEncoding
-from dpft.data.label_words import LabelWordEncoding, label_word_ids
-from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
+from dpft.evaluation.answers import group_examples
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.evaluate import evaluate_model
-from dpft.evaluation.groups import group_examples
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.generation.decoding import DecodeConfig, generate_texts
 from dpft.kinds import CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ
@@ -150,7 +149,9 @@ def writer(max_length: int = 8) -> ModelOutputs:
 def test_a_seq2seq_model_writes_after_its_whole_closed_prompt():
     outputs = writer()
     decode = DecodeConfig(num_beams=2, max_new_tokens=5)
-    texts = outputs.texts(group_examples(EXAMPLES), decode, lambda _: None)
+    texts = outputs.texts(
+        [group.examples[0] for group in group_examples(EXAMPLES)], decode, lambda _: None
+    )
     tokenizer = outputs.encoding.tokenizer
     prompts = [tokenizer("name the film")["input_ids"], tokenizer("name")["input_ids"]]
     expected = generate_texts(outputs.model, tokenizer, prompts, config=decode, batch_size=1)
@@ -168,7 +169,7 @@ def test_a_seq2seq_prompt_is_cut_before_writing_as_it_was_in_training(monkeypatc
 
     outputs.model.generate = generate
     long = [Example(prompt="name the long dull film", target="a", group="1")]
-    outputs.texts(group_examples(long), DecodeConfig(max_new_tokens=6), lambda _: None)
+    outputs.texts(long, DecodeConfig(max_new_tokens=6), lambda _: None)
     assert seen == [row.input_ids for row in outputs.encoding.rows(long)]
     assert len(seen[0]) == 4
 

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics_config import MetricsConfig
+from dpft.evaluation.eval_config import MetricsConfig
 from dpft.evaluation.scoring import compute_metrics
 
 TEXTS = {"predictions": ["a b c d"], "references": [["a b c d"]]}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpft.evaluation.groups import group_examples
+from dpft.evaluation.answers import group_examples
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.generation.decoding import DecodeConfig
 from dpft.parallel.parallel_config import ParallelConfig
@@ -24,7 +24,9 @@ def said(ranks: Ranks, examples: list[Example]) -> tuple[list[str], Any]:
     outputs: ModelOutputs = replace(writer(), ranks=ranks)
     if ranks.size > 1:
         cut(outputs.model, ParallelConfig(name="fsdp"), torch.device("cpu"), ranks)
-    texts = outputs.texts(group_examples(examples), WRITTEN, lambda _: None)
+    texts = outputs.texts(
+        [group.examples[0] for group in group_examples(examples)], WRITTEN, lambda _: None
+    )
     likelihoods = outputs.likelihoods(examples, lambda _: None)
     return texts, sorted(zip(likelihoods.nll_sums, likelihoods.token_counts, strict=True))
 

@@ -1,4 +1,5 @@
 import itertools
+import random
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,10 +10,16 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from dpft.errors import InputError
-from dpft.generation.decoding import DecodeConfig, generate_texts
+from dpft.generation.decoding import (
+    DecodeConfig,
+    batches_by_tokens,
+    evaluation_mode,
+    generate_texts,
+    generation_defaults,
+)
 from dpft.methods.base import METHODS
 from tests.models import small
 from tests.slowness import slow_but
@@ -318,3 +325,50 @@ def test_sources_of_a_seq2seq_model_are_padded_on_the_right_with_its_padding(seq
     settings = seen["settings"]
     assert (settings.decoder_start_token_id, settings.pad_token_id) == (0, 0)
     assert texts == ["this", "this"]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 32])
+def test_every_input_is_in_one_batch_and_no_batch_holds_more_than_the_longest_would(batch_size):
+    lengths = random.Random(0).choices(range(1, 60), k=200)
+    batches = list(batches_by_tokens(lengths, batch_size))
+    assert sorted(index for batch in batches for index in batch) == list(range(200))
+    for batch in batches:
+        assert len(batch) * max(lengths[index] for index in batch) <= batch_size * max(lengths)
+
+
+def test_short_inputs_share_a_batch_that_one_long_input_fills():
+    assert list(batches_by_tokens([2, 12, 3, 6, 6, 3, 1], 1)) == [[1], [3, 4], [2, 5, 0, 6]]
+
+
+def test_inputs_of_one_length_are_batches_of_the_size_in_their_order():
+    assert list(batches_by_tokens([7] * 5, 2)) == [[0, 1], [2, 3], [4]]
+
+
+def test_no_inputs_are_no_batches():
+    assert list(batches_by_tokens([], 4)) == []
+
+
+def test_every_module_returns_to_its_own_mode():
+    model = nn.Sequential(nn.Dropout(), nn.Dropout())
+    model.train()
+    model[1].eval()
+    with evaluation_mode(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == [True, True, False]
+
+
+def test_modes_return_after_an_error():
+    model = nn.Dropout()
+    with pytest.raises(KeyError), evaluation_mode(model):
+        raise KeyError
+    assert model.training
+
+
+def test_generation_settings_return_to_the_wrapped_model():
+    inner = nn.Linear(1, 1)
+    inner.generation_config = own = GenerationConfig(repetition_penalty=2.0)
+    wrapper = nn.Sequential(inner)
+    with generation_defaults(wrapper, blank := GenerationConfig()):
+        assert inner.generation_config is blank
+    assert inner.generation_config is own
+    assert "generation_config" not in vars(wrapper)

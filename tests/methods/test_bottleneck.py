@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from dpft.errors import InputError
+from dpft.methods.adapter_files import SETTINGS, WEIGHTS
 from dpft.methods.adapter_layers import AdaptedProjection
-from dpft.methods.added_files import SETTINGS, WEIGHTS
 from dpft.methods.base import original_name
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_model

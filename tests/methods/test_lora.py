@@ -7,8 +7,8 @@ from peft import AutoPeftModelForCausalLM, PeftModel
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from dpft.errors import InputError
+from dpft.methods.adapter_files import base_folder
 from dpft.methods.base import count_parameters
-from dpft.methods.base_folder import base_folder
 from dpft.methods.lora import Lora
 from tests.methods import adapters
 from tests.methods.adapters import CLASSIFIER, fresh, off_the_loop, outputs, trainable, trained

@@ -1,16 +1,40 @@
+"""A model of random weights takes the size and the special tokens of a tokenizer of one's own."""
+
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import (
+    AutoModelForMaskedLM,
+    BertConfig,
+    DebertaV2Config,
+    DistilBertConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    PretrainedConfig,
+    T5Config,
+)
 
 from dpft.errors import InputError
-from dpft.kinds import CLASSIFIER, Head
+from dpft.kinds import CAUSAL, CLASSIFIER, SEQ2SEQ, Head
 from dpft.models import source
-from dpft.models.architecture import Architecture, read_architecture
-from dpft.models.loading import load_model, meta_model
+from dpft.models.architecture import (
+    Architecture,
+    max_positions,
+    own_tokenizer_folder,
+    read_architecture,
+    takes_position_ids,
+    takes_token_types,
+)
+from dpft.models.heads import fresh_model
+from dpft.models.loading import language_head, load_model, load_tokenizer, meta_model
 from dpft.models.source import MEAN, ModelConfig
+from dpft.tokenizers.pieces import Pieces, save_tokenizer
 from tests.models import small
 
 CLASSES = Head(kind=CLASSIFIER, labels=("no", "yes", "maybe"))
@@ -92,3 +116,180 @@ def test_of_model_architecture_a_checkpoint_takes_its_dropout_alone(tmp_path: Pa
         " attention_probs_dropout_prob, classifier_dropout, hidden_dropout_prob; drop it, or give"
         " one of those."
     )
+
+
+SMALL: dict[str, Any] = {
+    "gpt2": GPT2Config(n_embd=8, n_layer=1, n_head=1),
+    "t5": T5Config(d_model=8, num_layers=1, num_heads=1, d_kv=8, d_ff=8),
+    "bert": BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1),
+}
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> Path:
+    """A run of dpft tokenizer, as far as a model needs it."""
+    run = tmp_path / "run"
+    run.mkdir()
+    pieces = Pieces(pieces=(("▁", -1.0), ("a", -2.0), ("b", -3.0)))
+    save_tokenizer(run / "tokenizer", pieces, algorithm="unigram", sentinels=4)
+    return run
+
+
+def configured(folder: Path, kind: str, tokenizer: Path) -> ModelConfig:
+    SMALL[kind].save_pretrained(folder)
+    return ModelConfig(name="small", path=str(folder), init="random", tokenizer=str(tokenizer))
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_the_configuration_fits_the_tokenizer(tmp_path: Path, vocabulary: Path, kind: str) -> None:
+    config = read_architecture(configured(tmp_path / kind, kind, vocabulary)).config()
+    assert config.vocab_size == 10
+    assert (config.pad_token_id, config.eos_token_id) == (0, 1)
+    if kind == "t5":
+        assert config.decoder_start_token_id == 0
+
+
+@pytest.mark.parametrize("inside", ["", "tokenizer"])
+def test_the_folder_of_a_run_or_of_a_tokenizer_is_read(
+    tmp_path: Path, vocabulary: Path, inside: str
+) -> None:
+    model = configured(tmp_path / "gpt2", "gpt2", vocabulary / inside)
+    assert own_tokenizer_folder(model) == vocabulary / "tokenizer"
+    tokenizer = load_tokenizer(read_architecture(model), kind=CAUSAL)
+    assert tokenizer("ab").input_ids == [3, 4, 5, 1]
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no tokenizer; give the folder that dpft tokenizer"):
+        read_architecture(configured(tmp_path / "gpt2", "gpt2", tmp_path))
+
+
+def test_a_damaged_tokenizer_is_refused_in_a_sentence(tmp_path: Path, vocabulary: Path) -> None:
+    (vocabulary / "tokenizer" / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match="could not be read as a tokenizer"):
+        read_architecture(configured(tmp_path / "gpt2", "gpt2", vocabulary))
+
+
+def drawn(vocabulary: Path, **architecture: Any) -> ModelConfig:
+    return ModelConfig(
+        name="drawn", init="random", tokenizer=str(vocabulary), architecture=architecture
+    )
+
+
+def test_an_architecture_in_the_configuration_needs_no_folder(vocabulary: Path) -> None:
+    model = drawn(vocabulary, model_type="t5", d_model=16, num_layers=1)
+    config = read_architecture(model).config()
+    assert (config.model_type, config.d_model, config.vocab_size) == ("t5", 16, 10)
+    assert load_tokenizer(read_architecture(model), kind=SEQ2SEQ)("b").input_ids == [3, 5, 1]
+
+
+@pytest.mark.parametrize("wrong", [{"model_type": "t6"}, {}, {"model_type": "t5", "d_model": "x"}])
+def test_an_architecture_that_transformers_does_not_know_is_refused(
+    vocabulary: Path, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(InputError, match="model.architecture must name|model needs model.path"):
+        read_architecture(drawn(vocabulary, **wrong))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"init": "pretrained", "tokenizer": None}, "has no weights, only an architecture"),
+        ({"init": "pretrained"}, "model.tokenizer needs model.init=random"),
+    ],
+)
+def test_an_architecture_alone_needs_a_tokenizer_and_starts_at_random(
+    vocabulary: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        replace(drawn(vocabulary, model_type="t5"), **changes)
+
+
+def test_an_architecture_of_a_language_model_alone_needs_a_tokenizer(vocabulary: Path) -> None:
+    architecture = read_architecture(replace(drawn(vocabulary, model_type="t5"), tokenizer=None))
+    with pytest.raises(InputError, match="model=drawn has no tokenizer; give model.tokenizer=RUN"):
+        language_head(architecture)
+
+
+DEBERTA = DebertaV2Config(
+    hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, vocab_size=48,
+    relative_attention=True, pos_att_type=["p2c", "c2p"], position_biased_input=False,
+    type_vocab_size=0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "takes"), [("bert", True), ("gpt2", True), ("roberta", False), ("t5", False)]
+)
+def test_position_ids_go_to_models_that_count_from_zero(name, takes):
+    assert takes_position_ids(small.language_model(name)) is takes
+
+
+@pytest.mark.parametrize(("config", "takes"), [("bert", True), ("roberta", False)])
+@pytest.mark.parametrize("pooling", [None, MEAN])
+def test_a_classifier_counts_as_its_encoder_does(config, takes, pooling):
+    architecture = small.LANGUAGE_MODELS[config][0](num_labels=2)
+    model = fresh_model(architecture, Head(kind=CLASSIFIER, labels=("a", "b")), pooling)
+    assert takes_position_ids(model) is takes
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "roberta"])
+def test_the_given_ids_are_those_the_model_counts_itself(name):
+    """A row padded on the right, with what dpft gives and with what the model makes."""
+    model = small.language_model(name)
+    ids = torch.tensor([[5, 6, 7, 1]])
+    mask = torch.tensor([[1, 1, 1, 0]])
+    given = {"position_ids": torch.arange(4)[None]} if takes_position_ids(model) else {}
+    with torch.no_grad():
+        padded = model(input_ids=ids, attention_mask=mask, **given).logits[:, :3]
+        alone = model(input_ids=ids[:, :3]).logits
+    assert torch.allclose(padded, alone, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        (small.bert_config(), 64),
+        (small.gpt2_config(), 64),
+        (small.roberta_config(), 64),  # 66, less padding's id and the one before it
+        (small.t5_config(), None),
+        (DEBERTA, None),
+        (LlamaConfig(max_position_embeddings=128), 128),
+    ],
+    ids=lambda value: getattr(value, "model_type", value),
+)
+def test_the_longest_text_follows_the_positions(config: PretrainedConfig, most: int | None):
+    assert max_positions(config) == most
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "roberta"])
+def test_the_longest_text_is_read_and_one_token_more_is_not(name):
+    model = small.language_model(name)
+    most = max_positions(model.config)
+    assert model(torch.full((1, most), 5)).logits.shape[1] == most
+    with pytest.raises((IndexError, RuntimeError)):
+        model(torch.full((1, most + 1), 5))
+
+
+def test_a_model_of_relative_positions_reads_longer_texts():
+    model = AutoModelForMaskedLM.from_config(DEBERTA).eval()
+    assert model(torch.full((1, 600), 5)).logits.shape[1] == 600
+
+
+@pytest.mark.parametrize(
+    ("config", "takes"),
+    [
+        (small.bert_config(), True),
+        (small.roberta_config(type_vocab_size=1), False),
+        (DEBERTA, False),
+        (DistilBertConfig(), False),
+        (small.gpt2_config(), False),
+    ],
+    ids=lambda value: getattr(value, "model_type", value),
+)
+def test_token_types_go_to_models_that_learned_them(config, takes):
+    assert takes_token_types(config) is takes
+
+
+def test_a_causal_model_has_positions_of_its_base():
+    assert takes_position_ids(GPT2LMHeadModel(small.gpt2_config()))

@@ -13,12 +13,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from dpft.data.collation import TextLayout
-from dpft.data.layout import Batch
+from dpft.data.batches import Batch, TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT
+from dpft.models.heads import PooledClassifier
 from dpft.models.losses import answer_logits, per_example_losses, token_nll
-from dpft.models.pooling import PooledClassifier
 from dpft.privacy.clipping import PerExampleClipper
 from tests.models import small
 from tests.slowness import slow_but

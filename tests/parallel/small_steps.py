@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, RobertaConfig, RobertaForMaskedLM
 
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
 from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED
 from dpft.methods.base import METHODS, Method
 from dpft.parallel.blocks import repeated_blocks
@@ -15,14 +15,14 @@ from dpft.parallel.local import whole
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
-from dpft.privacy.clipping.options import ClippingOptions
+from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.ledger import NoLedger
 from dpft.privacy.mechanisms.banded import Banded
 from dpft.privacy.mechanisms.base import Mechanism
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
-from dpft.privacy.step_log import NoLedger
 from dpft.training.loop import TrainingSet, compute_gradient
 from dpft.training.replicas import gathered
 from tests.privacy.test_methods_twin import BERT, IDS, RECIPES, SHAPES, WORDS, Shape, row

@@ -16,7 +16,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.kinds import (
@@ -30,8 +30,8 @@ from dpft.kinds import (
     TEXT,
 )
 from dpft.methods.base import METHODS, Method
+from dpft.models.heads import PooledClassifier
 from dpft.models.losses import per_example_losses
-from dpft.models.pooling import PooledClassifier
 from dpft.privacy.clipping import PerExampleClipper
 from tests.privacy.clipping.oracle import total_norm
 from tests.slowness import slow_but

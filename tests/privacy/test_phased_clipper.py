@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.options import ClippingOptions
+from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.phased_clipper import PhasedClipper
 from dpft.privacy.plan import Phase

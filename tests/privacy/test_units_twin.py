@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from dpft.data.units import bounded_units
+from dpft.data.training_records import bounded_units
 from dpft.methods.base import METHODS
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper

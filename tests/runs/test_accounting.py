@@ -8,6 +8,7 @@ import pytest
 from tests.slowness import slow
 from tests.stories.tiny import Workspace
 
+PRV_ITSELF = True
 SIZE = ("num_examples=1000", "accountant=rdp")
 # The sizes of tests.stories.tiny, whose mechanism other tests account for too.
 CURVE = (

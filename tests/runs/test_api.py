@@ -22,10 +22,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 import dpft
 from dpft.config.tune import TuneCommand
-from dpft.data.memory import held_splits
+from dpft.data.raw_rows import held_splits
 from dpft.files import hold_run, read_yaml
 from dpft.models.source import EMBEDDED_MODEL
-from dpft.privacy.accounting.rounding import delta_up, up
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.runs import tuning
 from dpft.runs.api import EVALUATE_COMMAND
 from dpft.runs.configuring import evaluate_configuration
@@ -187,7 +187,7 @@ def test_public_files_of_rows_in_memory_name_them_and_hold_none(by_call: Run) ->
 
 def test_rows_of_one_owner_are_one_unit_and_the_held_out_ones_are_scored(notes: Run) -> None:
     assert notes.epsilon == notes.privacy["epsilon"] and notes.delta == notes.privacy["delta"]
-    bound = f"epsilon={up(notes.epsilon)}, delta={delta_up(notes.delta)}, unit='owner'"
+    bound = f"epsilon={eps_text(notes.epsilon)}, delta={delta_text(notes.delta)}, unit='owner'"
     assert bound in repr(notes)
     assert notes.privacy["num_examples"] == 10
     assert notes.privacy["unit"] == "owner"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dpft.data.layout import Batch
+from dpft.data.batches import Batch
 from dpft.models.losses import per_example_losses
 from dpft.runs.white_box import (
     apart,

@@ -6,7 +6,7 @@ import pytest
 from dpft.errors import InputError, StateError
 from dpft.privacy.accounting import Accountants, SampledGaussian, account
 from dpft.privacy.accounting.mechanism import AccountantError
-from dpft.privacy.accounting.rounding import up
+from dpft.privacy.accounting.summary import eps_text
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.privacy.plan import SpentBefore
 from dpft.privacy.spending import Noise, added_up
@@ -118,7 +118,7 @@ def test_a_tokenizers_cost_is_known_from_the_plan_alone(
     (text,) = (text for text in own.warnings if "with its tokenizer" in text)
     together = account_together([run], accountants=accountants)
     assert together.epsilon > own.epsilon and together.delta == DELTA + 1e-6
-    assert f"epsilon = {up(together.epsilon)}" in text
+    assert f"epsilon = {eps_text(together.epsilon)}" in text
     again = spent(tmp_path / "b", plan=make_plan(tokenizer=before))
     both = account_together([run, again], accountants=accountants)
     assert sum(noise.threshold_delta > 0 for noise in run.tokenizer_taken) == 1

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL, TEXT
 from dpft.runs.held_out import Division, TrainingData

@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
-from dpft.privacy.accounting.curve import EpsilonCurve
-from dpft.privacy.accounting.early import Target
-from dpft.privacy.accounting.over_steps import Failure
+from dpft.privacy.accounting.calibration import Target, calibrate_noise_multiplier
+from dpft.privacy.accounting.curve import EpsilonCurve, Failure
 from dpft.records.ledger import Calibration
 from dpft.runs.run_plan import (
     PublicSize,

@@ -23,9 +23,9 @@ from dpft.runs import ending
 from dpft.runs.ending import ending_lines, show_ending
 from dpft.runs.generation import _with_model, prompts_of, written_task
 from dpft.runs.saved_run import saved_run
-from dpft.tasks import classification, corpus, custom_form, glue_texts
+from dpft.tasks import classification, corpus, custom, glue
 from dpft.tasks.base import TextTask
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from tests.models import small
 from tests.reports.folders import write_run
@@ -211,13 +211,13 @@ def test_next_commands_are_quoted_for_a_shell_and_for_hydra(folder: Path) -> Non
 
 CONF_TASKS = {path.stem: path for path in sorted(config_directory().glob("task/*.yaml"))}
 FORMS = {
-    custom_form.PLAIN: ["text='{text}'"],
-    custom_form.TEMPLATES: ["prompt='{q}: '", "target='{a}'"],
-    custom_form.CHAT: ["messages=messages"],
-    custom_form.LABELS: ["text='{text}'", "label=label", "labels=[no,yes]"],
+    custom.PLAIN: ["text='{text}'"],
+    custom.TEMPLATES: ["prompt='{q}: '", "target='{a}'"],
+    custom.CHAT: ["messages=messages"],
+    custom.LABELS: ["text='{text}'", "label=label", "labels=[no,yes]"],
 }
 """Keys that choose each form of task=custom; those of the second also with learn_prompt."""
-OBJECTIVES = (*corpus.OBJECTIVES, *classification.OBJECTIVES, glue_texts.TEXT2TEXT)
+OBJECTIVES = (*corpus.OBJECTIVES, *classification.OBJECTIVES, glue.TEXT2TEXT)
 ROWS = {
     "tripleset": [["Inn", "NEAR", "river"]],
     "personality": ["i like pubs."],
@@ -273,7 +273,7 @@ def test_every_command_that_a_run_advises_takes_that_run_of_every_task_and_objec
         task, run = trained.task, folder.parent / str(number)
         objective = getattr(task, "objective", None)
         kind = corpus.OBJECTIVES.get(objective, CAUSAL)
-        kind = SEQ2SEQ if objective == glue_texts.TEXT2TEXT else kind
+        kind = SEQ2SEQ if objective == glue.TEXT2TEXT else kind
         run.mkdir(parents=True)
         dump(trained, run / "config.yaml")
         config_of_model(kind, image=task.modality == "image").save_pretrained(run / "model")

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from dpft.config.schema import TrainConfig
-from dpft.data.collation import TextLayout, synthetic_rows
+from dpft.data.batches import TextLayout, synthetic_rows
 from dpft.errors import InputError
 from dpft.head_losses import LossHead, fuse_head, loss_head_of
 from dpft.kinds import CAUSAL, SEQ2SEQ

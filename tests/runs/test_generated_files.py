@@ -13,8 +13,7 @@ from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
 from dpft.runs import generation
 from dpft.runs.generation import Target, Written, new_files, write
-from dpft.tasks.custom_chats import CustomChats
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import CustomChats, CustomTexts
 from dpft.tasks.dart import DartTask
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.personachat import PersonaChatTask

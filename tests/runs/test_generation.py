@@ -10,7 +10,7 @@ from dpft.config.schema import GenerateConfig
 from dpft.errors import InputError, StateError
 from dpft.generation.decoding import DecodeConfig
 from dpft.runs.generation import privacy_of, prompts_of, written_task
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
 from tests.runs.run_folders import make_run

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpft.data.layout import Batch
+from dpft.data.batches import Batch
 from dpft.errors import InputError
 from dpft.runs import label_words
 from dpft.runs.exit_codes import exit_code_of_job

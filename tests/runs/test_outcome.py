@@ -11,9 +11,9 @@ from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import DpftError
 from dpft.evaluation.evaluate import Evaluation
 from dpft.methods.base import ParameterCounts
-from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.plan import PrivacyPlan
+from dpft.privacy.replay_log import read_run_ledger
 from dpft.privacy.witness import Handover, make_witness
 from dpft.runs.ending import report
 from dpft.runs.run_plan import PublicSize, RunPlan

@@ -8,7 +8,7 @@ import pytest
 
 from dpft.config.schema import _check_compute
 from dpft.errors import InputError
-from dpft.privacy.accounting import compute
+from dpft.privacy.accounting import batch_sizes
 from dpft.privacy.mechanisms.banded import BandedConfig
 from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
@@ -16,7 +16,7 @@ from dpft.records.form import as_json, parse
 from dpft.records.plans import PlannedCompute
 from dpft.reports.plan_table import _compute_lines
 from dpft.runs.planned_run import plan_compute
-from tests.privacy.accounting.test_compute import limit_noise
+from tests.privacy.accounting.test_batch_sizes import limit_noise
 from tests.reports.test_plan_table import private
 from tests.training.toy import plan
 
@@ -30,7 +30,7 @@ def planned(tmp_path_factory) -> tuple[PlannedCompute, str]:
     to = tmp_path_factory.mktemp("plot") / "ratio.svg"
     config: Any = SimpleNamespace(privacy=privacy(eps=3.0), compute=1_200.0, to=str(to))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compute, "noise_over_batch_sizes", limit_noise)
+        patch.setattr(batch_sizes, "noise_over_batch_sizes", limit_noise)
         found = plan_compute(config, plan(), tokens_per_example=10, parameters=1000)
     return found, to.read_text()
 

@@ -21,6 +21,7 @@ from dpft.reports.published import Reference
 from dpft.runs.run_plan import plan_run, with_batch_size
 from tests.slowness import slow_but
 
+PRV_ITSELF = True
 TABLES = tuple(f"Li et al. 2022, Table {number}" for number in (1, 3, 7, 8))
 RECIPES = sorted(
     path.stem

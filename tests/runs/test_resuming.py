@@ -12,7 +12,7 @@ import pytest
 from dpft.config.keys import plain
 from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
-from dpft.data.memory import rows_in_memory
+from dpft.data.raw_rows import rows_in_memory
 from dpft.errors import InputError, StateError
 from dpft.files import AUDIT_KEY, FINGERPRINT, UNIT_KEY, private_path
 from dpft.privacy.plan import write_plan

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpft.data.canary_config import CanaryConfig
+from dpft.data.canaries import CanaryConfig
 from dpft.errors import InputError
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
 from dpft.runs.run_plan import plan_run, public_size, with_batch_size

@@ -7,17 +7,15 @@ from omegaconf import OmegaConf
 from torch import nn
 from transformers import AutoTokenizer, BertModel, GPT2Config, GPT2LMHeadModel
 
+from dpft.data.classification_rows import LabelWordEncoding, SentenceEncoding
 from dpft.data.encoding import Encoding, TextEncoding
-from dpft.data.label_words import LabelWordEncoding
-from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.architecture import Architecture, read_architecture
-from dpft.models.loading import load_model, load_tokenizer
+from dpft.models.loading import add_tokens, load_model, load_tokenizer
 from dpft.models.losses import answer_logits
 from dpft.models.source import EMBEDDED_MODEL, ModelConfig
-from dpft.models.vocabulary import add_tokens
 from dpft.runs.configuring import checked_overrides
 from dpft.runs.modality.text import check_lengths
 from dpft.runs.task_model import (
@@ -31,7 +29,7 @@ from dpft.runs.task_model import (
 )
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.corpus import CorpusTask
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import CustomTexts
 from dpft.tasks.personachat import TOKENS
 from dpft.tasks.records import LabeledExample
 from dpft.training.self_check import check_independence

@@ -8,8 +8,7 @@ from omegaconf import OmegaConf
 
 from dpft.config.schema import TrainConfig
 from dpft.evaluation.eval_config import EvalConfig
-from dpft.generation.decoding import DecodeConfig
-from dpft.generation.inference import evaluation_mode
+from dpft.generation.decoding import DecodeConfig, evaluation_mode
 from dpft.methods.base import METHODS, Method
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dpft.config.schema import TrainCommand, TrainConfig
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
 from dpft.errors import InputError, StateError
 from dpft.privacy.plan import Phase
 from dpft.records.kept import BoundRun

@@ -12,7 +12,7 @@ from dpft.config.schema import TrainConfig
 from dpft.data.canaries import COIN, Canary
 from dpft.data.sources import load_examples, load_with_units
 from dpft.data.token_rows import TokenRows
-from dpft.data.units import bounded_units
+from dpft.data.training_records import bounded_units
 from dpft.errors import InputError
 from dpft.runs import training_records
 from dpft.runs.held_out import TrainingData, divide, known_by, load_training_data

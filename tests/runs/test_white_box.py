@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dpft.config.schema import TrainCommand
-from dpft.data.layout import Batch
+from dpft.data.batches import Batch
 from dpft.errors import InputError, StateError
 from dpft.files import WHITE_BOX
 from dpft.models.losses import per_example_losses

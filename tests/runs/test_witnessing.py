@@ -8,8 +8,8 @@ import pytest
 from dpft.config.keys import refuse_witness_of_file
 from dpft.config.schema import TrainCommand
 from dpft.errors import InputError, StateError
-from dpft.privacy.completeness import read_run_ledger
 from dpft.privacy.ledger import read_ledger
+from dpft.privacy.replay_log import read_run_ledger
 from dpft.privacy.witness import (
     Handover,
     Witness,

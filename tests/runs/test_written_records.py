@@ -9,7 +9,7 @@ from dpft.config.schema import GenerateConfig
 from dpft.generation.decoding import DecodeConfig, Draws
 from dpft.runs import generation
 from dpft.runs.generation import Written, write_records
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import CustomTexts
 from dpft.tasks.e2e import E2ETask
 
 E2E = E2ETask(name="e2e")

@@ -48,8 +48,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, accountants: Accountants
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _shared(shared_accounting: None) -> None:
-    """Every command here shares its accountants."""
+def _shared(shared_accounting: None, self_check_once: None) -> None:
+    """Every command here shares its accountants, and self-checks of one shape."""
 
 
 def printed(workspace: Workspace, *words: str) -> Any:

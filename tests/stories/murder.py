@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dpft.cli.main import main
-from dpft.privacy.completeness import read_journal
 from dpft.privacy.ledger import read_ledger
+from dpft.privacy.replay_log import read_journal
 
 SECONDS = 180
 """After which a run that does nothing is taken for hung."""

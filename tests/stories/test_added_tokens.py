@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dpft.models.vocabulary import add_tokens
+from dpft.models.loading import add_tokens
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import trained_model_of_run
 from dpft.tasks.personachat import TOKENS

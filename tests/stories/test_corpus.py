@@ -12,7 +12,8 @@ from tests.stories.tiny import EVALUATION, MARKER, Workspace, make_workspace, ow
 
 TRAINING = (
     "task=corpus", "model=tiny", "model.path=model", "task.max_length=32",
-    "train.expected_batch_size=8", "train.steps=2", "privacy.eps=8", "privacy.accountant=rdp",
+    "train.expected_batch_size=8", "train.steps=3", "privacy.noise_multiplier=1",
+    "privacy.accountant=rdp",
     *EVALUATION,
 )  # fmt: skip
 LINES = 40

@@ -84,7 +84,10 @@ def test_a_run_is_scored_on_the_rows_that_it_held_out(workspace: Workspace) -> N
 
 
 def test_a_run_on_units_is_scored_on_the_units_that_it_held_out(workspace: Workspace) -> None:
-    unit = ("privacy.unit=customer_id", "privacy.records_per_unit=2", "train.expected_batch_size=2")
+    unit = (
+        "privacy.unit=customer_id", "privacy.records_per_unit=2", "train.expected_batch_size=2",
+        "privacy.eps=null", "privacy.noise_multiplier=1",
+    )  # fmt: skip
     trained = workspace.run(
         "train", *QA, *QUICK, "eval.held_out=0.5", *unit, "hydra.run.dir=by_customer"
     )

@@ -10,14 +10,15 @@ from tests.slowness import slow
 from tests.stories.test_resume import RUN, broken
 from tests.stories.tiny import Workspace, make_workspace
 
-LONGER = ("train.steps=12", "train.checkpoint_every=4")
+UNSCORED = (*RUN, "eval.enabled=false")
+LONGER = ("train.steps=12", "train.checkpoint_every=4", "eval.enabled=false")
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Runs ``whole``, and ``crashed``, broken off after step 7 with a checkpoint of step 4."""
     made = make_workspace(tmp_path_factory.mktemp("cut"))
-    outcome = made.run("train", *RUN, "hydra.run.dir=whole")
+    outcome = made.run("train", *UNSCORED, "hydra.run.dir=whole")
     assert outcome.code == 0, outcome.err
     with pytest.MonkeyPatch.context() as patch:
         crashed = broken(made, patch, "crashed", KeyboardInterrupt(), *LONGER, call=7)

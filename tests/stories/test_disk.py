@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dpft.privacy.journal import JournaledLedger
 from dpft.privacy.ledger import read_ledger
+from dpft.privacy.replay_log import JournaledLedger
 from dpft.runs import ending as run_ending
 from dpft.runs import prepared_run
 from dpft.training import session

@@ -17,6 +17,8 @@ from tests.runs.run_folders import edit
 from tests.stories.test_resume import RUN
 from tests.stories.tiny import Workspace, make_workspace
 
+RUN = (*RUN, "eval.enabled=false")
+PRV_ITSELF = True
 PRIVATE = [word for word in RUN if not word.startswith(("privacy.noise", "privacy.accountant"))]
 
 
@@ -77,7 +79,7 @@ COMMANDS = {
     "export": ("export", "run=copy"),
     "report": ("report", "copy"),
     "generate": ("generate", "run=copy", "prompts=data/test.jsonl"),
-    "train on": (*("train", *PRIVATE), "privacy.eps=8", "model.path=copy/model"),
+    "train on": ("train", *RUN, "model.path=copy/model"),
 }
 
 

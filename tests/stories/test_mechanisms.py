@@ -15,10 +15,10 @@ from dpft.privacy.mechanisms.base import MECHANISMS, Mechanism, MechanismConfig,
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
 from dpft.privacy.plan import PrivacyPlan
 from tests.stories.test_resume import broken
-from tests.stories.tiny import EVALUATION, SETTING, Workspace, make_workspace
+from tests.stories.tiny import SETTING, Workspace, make_workspace
 
 RUN = (
-    *SETTING, *EVALUATION, "train.expected_batch_size=8", "train.steps=5", "privacy.eps=4",
+    *SETTING, "eval.enabled=false", "train.expected_batch_size=8", "train.steps=5", "privacy.eps=4",
     "privacy.self_check=false", "train.num_threads=1",
 )  # fmt: skip
 BANDED = ("mechanism=banded", "mechanism.bands=2")
@@ -66,7 +66,9 @@ def test_banded_noise_from_train_to_report(workspace: Workspace) -> None:
 def test_a_run_that_broke_off_goes_on_in_its_stream(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked_for = ("mechanism=banded", "privacy.noise_multiplier=null", "privacy.eps=4")
+    asked_for = (
+        "mechanism=banded", "privacy.noise_multiplier=null", "privacy.eps=4", "eval.enabled=false"
+    )  # fmt: skip
     outcome = broken(workspace, monkeypatch, "cut", KeyboardInterrupt(), *asked_for)
     assert outcome.code == 130 and "resume=cut" in outcome.err
     path = workspace.root / "cut" / "config.yaml"
@@ -127,7 +129,8 @@ def test_noise_that_hangs_together_needs_noise_and_no_search(workspace: Workspac
     settings = [word for word in RUN if not word.startswith("privacy")]
     refused = workspace.refusal("train", *settings, *BANDED, "privacy=none")
     assert "mechanism=banded is of noise, got privacy=none" in refused
-    refused = workspace.refusal("tune", *RUN, *BANDED, "eval.split_is_public=true")
+    scored = [word for word in RUN if not word.startswith("eval")]
+    refused = workspace.refusal("tune", *scored, *BANDED, "eval.split_is_public=true")
     assert "tune needs mechanism=dp_sgd" in refused
     numbers = ("num_examples=100", "expected_batch_size=10", "steps=5", "eps=1")
     assert "curve needs mechanism=dp_sgd" in workspace.refusal(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import dpft
-from dpft.data.held_out import KEY_BYTES, split_held_out
+from dpft.data.training_records import KEY_BYTES, split_held_out
 from tests.stories.observed import open_to_others
 from tests.stories.planted import public_files
 from tests.stories.tiny import Outcome, Workspace, make_workspace

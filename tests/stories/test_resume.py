@@ -133,7 +133,7 @@ def test_a_damaged_checkpoint_is_refused_as_corrupted(
 def test_trust_rule_9_other_records_or_settings_are_refused(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken(workspace, monkeypatch, "bound", KeyboardInterrupt())
+    broken(workspace, monkeypatch, "bound", KeyboardInterrupt(), "eval.enabled=false")
     sentence = workspace.refusal("train", "resume=bound", "method=lora")
     assert "method cannot change" in sentence
     assert workspace.refusal("train", "method=lora", "resume=bound") == sentence

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dpft.privacy.journal import JournaledLedger
+from dpft.privacy.replay_log import JournaledLedger
 from dpft.runs import ending as run_ending
 from dpft.runs import evaluation
 from dpft.training import checkpoint_tensors, loop

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dpft.privacy.accounting.rounding import up
+from dpft.privacy.accounting.summary import eps_text
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.runs.opened_run import open_run
 from tests.slowness import slow_but
@@ -120,10 +120,10 @@ def test_training_composes_both_below_their_sum(
     assert simple["epsilon"] == pytest.approx(trained["epsilon"] + tokenizer["epsilon"], rel=1e-6)
     alone = workspace.run("account", "run=trained", "output=json")
     said = [text for text in json.loads(alone.out)["warnings"] if "of the training alone" in text]
-    assert f"with its tokenizer, which the same records made, epsilon = {up(both)}" in said[0]
+    assert f"with its tokenizer, which the same records made, epsilon = {eps_text(both)}" in said[0]
     report = (workspace.root / "trained" / "report.md").read_text()
     assert "both together are" in report.partition("\n")[0]
-    words = f"of 2 planned. That is the training alone; {COMES_WITH} (ε = {up(both)}"
+    words = f"of 2 planned. That is the training alone; {COMES_WITH} (ε = {eps_text(both)}"
     again = workspace.run("train", "resume=trained")
     assert (again.code, words in again.out) == (0, True), again.err
     opened = open_run(workspace.root / "trained")
@@ -132,7 +132,7 @@ def test_training_composes_both_below_their_sum(
     assert wrote.code == 0, wrote.err
     statements = (workspace.root / "trained" / "generated").rglob("*.json")
     notes = [note for path in statements for note in read(path)["notes"]]
-    assert any(f"(epsilon = {up(both)}" in note for note in notes)
+    assert any(f"(epsilon = {eps_text(both)}" in note for note in notes)
 
 
 def test_a_total_budget_is_met_by_both(workspace: Workspace) -> None:

@@ -5,11 +5,9 @@ import pytest
 
 from dpft.errors import InputError
 from dpft.tasks.base import chosen_task_class
-from dpft.tasks.custom_chats import ChatExample, CustomChats, Message
-from dpft.tasks.custom_labels import CustomLabels
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import ChatExample, CustomChats, CustomLabels, CustomTexts, Message
 from dpft.tasks.records import LabeledExample
-from dpft.tasks.values import spelled
+from dpft.tasks.templates import spelled
 
 QA = {"prompt_template": r"Q: {question}\nA: ", "target_template": "{answer}"}
 ROW = {"question": "Why?", "answer": "So."}

@@ -8,7 +8,7 @@ import pytest
 
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
-from dpft.evaluation.groups import group_examples
+from dpft.evaluation.answers import group_examples
 from dpft.tasks import dart
 from dpft.tasks.base import TASKS
 from dpft.tasks.dart import DartTask

@@ -3,15 +3,18 @@
 import math
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpft.errors import InputError
 from dpft.tokenizers.histogram import (
     RESOLUTION,
     Caps,
+    TokenizerConfig,
     WordHistogram,
     bounded_counts,
     count_words,
@@ -113,3 +116,19 @@ def test_a_norm_above_the_cap_by_less_than_a_float_tells_is_scaled_down() -> Non
     counts = bounded_counts("abc", Caps(words=3, l2=cap, linf=1.0))
     assert sum(Fraction(count) ** 2 for count in counts.values()) <= (Fraction(cap) / STEP) ** 2
     assert bounded_counts("abcd", Caps(words=4, l2=2.0, linf=1.0)) == dict.fromkeys("abcd", 2**16)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"algorithm": "wordpiece"}, "tokenizer.algorithm must be one of unigram, bpe, char"),
+        ({"vocab_size": 0}, "tokenizer.vocab_size must be at least 1"),
+        ({"sentinels": -1}, "tokenizer.sentinels must be at least 0"),
+        ({"words_per_record": 0}, "tokenizer.words_per_record must be at least 1"),
+        ({"l2_cap": 0.0}, "tokenizer.l2_cap must be positive and finite"),
+        ({"noise_std": -1.0}, "tokenizer.noise_std must be positive and finite"),
+    ],
+)
+def test_a_value_out_of_range_is_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TokenizerConfig(**{"vocab_size": 10, **values})

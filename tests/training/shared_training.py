@@ -15,7 +15,7 @@ from dpft.privacy.plan import ClippingPlan
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.training import loop as loop_module
 from dpft.training.loop import TrainingSet
-from dpft.training.optimizers.adamw import AdamW
+from dpft.training.optimizers import OptimizerConfig
 from dpft.training.optimizers.sgd import SGD
 from dpft.training.ordinary import Clipped, train_ordinarily
 from dpft.training.private_run import train_privately
@@ -43,6 +43,8 @@ class Training:
     """Whether a run without noise clips."""
     average: str = "none"
     """Of the weights; the one that is released."""
+    optimizer: OptimizerConfig = SGD(momentum=0.9)
+    """Its steps are a third of AdamW's operations, each of which torch learns to shard anew."""
     changed_record: bool = False
     """Whether a record is another one than it was."""
 
@@ -105,7 +107,7 @@ def session_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) ->
         settings=TrainingConfig(
             expected_batch_size=12, learning_rate=1e-2, checkpoint_every=2, average=run.average
         ),
-        optimizer=AdamW(),
+        optimizer=run.optimizer,
         scheduler=SchedulerConfig(name="linear"),
         num_examples=24,
         folder=run.folder,

@@ -23,6 +23,7 @@ from dpft.training.optimizers.adam_bc import AdamBC
 from dpft.training.optimizers.adamw import AdamW
 from dpft.training.private_run import train_privately
 from dpft.training.resume import find_resume_point
+from tests.slowness import slow_but_each
 from tests.training.test_private_run import Killed, die, on_call
 from tests.training.toy import plan, privacy, session, spent, tiny_model
 
@@ -142,8 +143,9 @@ def two_phases():
     )
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 4])
-@pytest.mark.parametrize("own_plan", [plan, two_phases])
+@pytest.mark.parametrize(
+    ("own_plan", "micro_batch_size"), slow_but_each([plan, two_phases], [1, 4])
+)
 def test_a_run_tells_it_the_noise_that_each_step_really_has(
     tmp_path, monkeypatch, own_plan, micro_batch_size
 ) -> None:

@@ -3,7 +3,7 @@
 import torch
 from transformers import GPT2LMHeadModel
 
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
 from dpft.runs.together import bits_of_a_gradient, processor
 from tests.training import toy
 

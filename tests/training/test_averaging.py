@@ -24,7 +24,7 @@ from dpft.training.resume import find_resume_point
 from dpft.training.schedules import SchedulerConfig, make_scheduler
 from dpft.training.training_config import TrainingConfig
 from dpft.training.training_state import TrainingState
-from tests.slowness import slow_but
+from tests.slowness import slow, slow_but
 from tests.training.test_private_run import Killed, die, on_call
 from tests.training.toy import plan, privacy, session, spent, tiny_model
 
@@ -153,7 +153,7 @@ def run_of(folder, *, method="full", resume_point=None, **settings):
     return run, average, weights
 
 
-@pytest.mark.parametrize("method", METHOD)
+@pytest.mark.parametrize("method", slow_but(["full", "two_phase"], METHOD))
 def test_a_run_releases_the_mean_of_its_last_iterates(tmp_path, monkeypatch, method: str) -> None:
     iterates: list[dict] = []
     monkeypatch.setattr(loop_module, "check_weights", listening(iterates))
@@ -186,7 +186,7 @@ def test_the_average_changes_no_step_and_where_the_last_weights_are_released_not
     assert means and all(torch.equal(means[name], released[name]) for name in means)
 
 
-@pytest.mark.parametrize("kind", ["ema", "tail"])
+@pytest.mark.parametrize("kind", slow_but(["tail"], ["ema", "tail"]))
 @pytest.mark.parametrize(("method", "moment"), slow_but([("full", 4)], [
     (method, moment) for method in METHOD for moment in (1, 3, 4, 5)
 ]))  # fmt: skip
@@ -225,16 +225,18 @@ def test_an_ordinary_run_releases_its_average_too(tmp_path) -> None:
     ("began", "now", "said"),
     [
         ({}, {"average": "ema"}, "none in .*, got decay=0.9999 kind=ema released=True"),
-        ({"average": "ema"}, {}, "decay=0.9999 kind=ema released=True in .*, got none"),
         (
             {"average": "ema"},
             {"average": "ema", "average_released": False},
             "decay=0.9999 kind=ema released=True in .*, got decay=0.9999 kind=ema released=False",
         ),
-        (
-            {"average": "tail"},
-            {"average": "tail", "average_tail": 0.25},
-            "kind=tail released=True tail=0.5 in .*, got kind=tail released=True tail=0.25",
+        *slow(
+            ({"average": "ema"}, {}, "decay=0.9999 kind=ema released=True in .*, got none"),
+            (
+                {"average": "tail"},
+                {"average": "tail", "average_tail": 0.25},
+                "kind=tail released=True tail=0.5 in .*, got kind=tail released=True tail=0.25",
+            ),
         ),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_run_that_goes_on_is_bit_identical_to_an_undisturbed_one(
     assert not histories(broken.folder)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", slow_but([1], [0, 1]))
 def test_where_a_ranks_own_is_gone_all_begin_a_stream(rank: int, tmp_path: Path) -> None:
     broken = broken_off(tmp_path / "broken", 2)
     histories(broken.folder)[rank].unlink()
@@ -50,7 +50,7 @@ def test_where_a_ranks_own_is_gone_all_begin_a_stream(rank: int, tmp_path: Path)
     assert read_ledger(broken.folder / LEDGER).streams == (3, 3)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", slow_but([1], [0, 1]))
 def test_a_damaged_one_ends_the_run_on_all_ranks(rank: int, tmp_path: Path) -> None:
     broken = broken_off(tmp_path / "broken", 2)
     path = histories(broken.folder)[rank]

@@ -1,6 +1,6 @@
 import pytest
 
-from dpft.privacy.clipping.options import ClippingOptions
+from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.runs import planned_run
 from dpft.runs.planned_run import measure_step
 from tests.training.toy import tiny_model

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpft.data.collation import TextLayout, synthetic_rows
+from dpft.data.batches import TextLayout, synthetic_rows
 from dpft.head_losses import fuse_head
 from dpft.kinds import CAUSAL
 from dpft.methods.base import MethodPhase

@@ -4,7 +4,7 @@ import torch
 from dpft import head_losses
 from dpft.errors import RunError
 from dpft.head_losses import fuse_head
-from dpft.privacy.clipping.options import ClippingOptions
+from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.clipping.squares import Squares
 from dpft.privacy.clipping.uses import RowsUse
 from dpft.training.self_check import check_clipper

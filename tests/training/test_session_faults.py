@@ -14,11 +14,12 @@ from dpft.errors import RunError, SaidElsewhere
 from dpft.files import LEDGER
 from dpft.parallel.ranks import RankLost, Ranks
 from dpft.privacy.engine import PrivacyEngine
-from dpft.privacy.journal import JournaledLedger
 from dpft.privacy.ledger import read_ledger
+from dpft.privacy.replay_log import JournaledLedger
 from dpft.training import checkpoint as checkpoint_module
 from dpft.training import loop as loop_module
 from dpft.training import session as session_module
+from dpft.training.optimizers.adamw import AdamW
 from dpft.training.resume import find_resume_point
 from dpft.training.termination import TERMINATED
 from tests.parallel.forked import LOST, on_ranks
@@ -169,7 +170,8 @@ def terminate() -> None:
 def test_sigterm_to_one_rank_ends_all_after_the_step_with_a_checkpoint(
     shard_size: int | None, tmp_path: Path
 ) -> None:
-    run = Training(folder=tmp_path, case=replace(LONG, steps=4, shard_size=shard_size))
+    case = replace(LONG, steps=4, shard_size=shard_size)
+    run = Training(folder=tmp_path, case=case, optimizer=AdamW())
     answers = on_ranks(ended_by, 2, run, (1,), terminate)
     assert answers == [("SystemExit", str(TERMINATED))] * 2
     assert find_resume_point(tmp_path).checkpoint.step == 2

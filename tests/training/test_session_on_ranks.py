@@ -18,6 +18,7 @@ from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import read_ledger
 from dpft.training import loop as loop_module
+from dpft.training.optimizers.adamw import AdamW
 from dpft.training.replicas import Start
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
@@ -123,7 +124,9 @@ def test_trust_rule_4_no_rank_keeps_the_keys_that_it_began_with(tmp_path: Path) 
 @pytest.fixture
 def broken(tmp_path: Path) -> Callable[..., Training]:
     """A run on two ranks with dropout that all died after step 3 of 5, checkpoint 2 behind it."""
-    run = Training(folder=made(tmp_path / "broken"), case=LONG, dropout=0.3, average="ema")
+    run = Training(
+        folder=made(tmp_path / "broken"), case=LONG, dropout=0.3, average="ema", optimizer=AdamW()
+    )
     answers = on_ranks(train_on, 2, replace(run, broken_after=3), dying=[0, 1])
     assert answers == [LOST, LOST]
     return replace(run, goes_on=True)
@@ -142,7 +145,7 @@ def test_a_run_that_goes_on_is_bit_identical_to_an_undisturbed_one(
 
 @pytest.mark.parametrize(
     ("size", "changed_record"),
-    slow_but([(1, False), (2, True)], [(4, False), (1, False), (2, True)]),
+    slow_but([(2, True)], [(4, False), (1, False), (2, True)]),
 )
 def test_what_cannot_be_taken_again_as_it_was_gets_new_noise_and_is_counted(
     broken: Training, size: int, changed_record: bool

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dpft.data.collation import TextLayout
+from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.methods.full import Full
 from dpft.privacy.accounting.curve import SpentEpsilon

@@ -1,1 +1,1 @@
-"""The audits that there are, one file each; each registers itself in ``dpft.audit.base.AUDITS``."""
+"""The audits, one file each; each registers itself in ``dpft.audit.base.AUDITS``."""

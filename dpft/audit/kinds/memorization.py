@@ -1,4 +1,4 @@
-"""``audit=memorization``: how much of its records a run's model writes on by itself.
+"""``audit=memorization``: how much of its records a run's model reproduces.
 
 Ponomareva et al. 2022, sections 4 and 5.2; ``dpft.audit.memorization`` does it.
 """

@@ -1,4 +1,4 @@
-"""``audit=synthetic``: what synthetic records are worth, and what they hold of single records.
+"""``audit=synthetic``: how useful synthetic records are, and which training records they leak.
 
 ``dpft.audit.synthetic_audit`` does it.
 """

@@ -1,1 +1,1 @@
-"""Images: where they are read, how they become pixels, and how pixels lie in a batch."""
+"""Images: data sets on disk, decoding to pixels, and batches."""

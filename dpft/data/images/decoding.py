@@ -1,4 +1,4 @@
-"""From where an image is to its pixels: read, decoded and resized, by Pillow, in worker processes.
+"""Images to pixels: read, decoded and resized by Pillow, in worker processes.
 
 What becomes of an image depends on it and on public configuration alone. An image is decoded each
 time a batch needs it, so that no more of them are in memory than a batch has; all of them are
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpft.errors import InputError
-from dpft.tasks.image_records import ImagePlace
+from dpft.tasks.records import ImagePlace
 
 Pixels = NDArray[np.uint8]
 Made = TypeVar("Made")
@@ -173,3 +173,25 @@ def check_pillow() -> None:
         raise InputError(
             "images need Pillow, which is not installed; pip install pillow."
         ) from error
+
+
+COLUMNS = 10
+SIDE, GAP = 56, 4
+"""Height and width of an image in the grid, and what is between two, in pixels."""
+BETWEEN = 255
+
+
+def grid(images: Pixels) -> bytes:
+    """Returns images in rows of ten, as PNG."""
+    from PIL import Image
+
+    rows, side = -(-len(images) // COLUMNS), SIDE + GAP
+    sheet = np.full((rows * side + GAP, COLUMNS * side + GAP, 3), BETWEEN, np.uint8)
+    for number, image in enumerate(images):
+        planes = image.repeat(3, axis=0) if len(image) == GRAY else image
+        small = Image.fromarray(planes.transpose(1, 2, 0)).resize((SIDE, SIDE))
+        down, right = (GAP + at * side for at in divmod(number, COLUMNS))
+        sheet[down : down + SIDE, right : right + SIDE] = np.asarray(small)
+    stream = io.BytesIO()
+    Image.fromarray(sheet).save(stream, "PNG")
+    return stream.getvalue()

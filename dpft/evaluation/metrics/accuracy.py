@@ -9,10 +9,6 @@ from dpft.evaluation.metrics.base import LABELS, MetricSpec, register
 def accuracy(predicted: Sequence[float], gold: Sequence[float]) -> float:
     """Returns the share of equal entries, 0..1.
 
-    Args:
-        predicted: Class index of each example.
-        gold: The right class index of each.
-
     Raises:
         InputError: They are scores, not classes.
     """

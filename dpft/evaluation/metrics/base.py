@@ -1,14 +1,17 @@
-"""What every metric is: a name, a plain function and the columns it reads.
+"""Base of metrics: name, function, the columns it reads, and the registry.
 
 A module of this package registers one metric, or a few that share their arithmetic. The function of
 a metric needs no library of Hugging Face; ``dpft.evaluation.local_metric`` wraps it.
 """
 
+import importlib
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics_config import MetricsConfig
+from dpft.evaluation.eval_config import MetricsConfig
 from dpft.kinds import Registry
 
 TEXTS = "texts"
@@ -92,3 +95,33 @@ def metric_specs(names: Sequence[str]) -> list[MetricSpec]:
                 f" {spec.name} for {spec.reported_as}; leave one out."
             )
     return specs
+
+
+def missing_modules(*names: str) -> str | None:
+    """Returns why modules of the ``metrics`` extra cannot be used; None where they can.
+
+    Args:
+        names: Modules, imported here: one that is installed but broken counts as missing.
+    """
+    try:
+        for name in names:
+            importlib.import_module(name)
+    except ImportError:
+        return "needs the extra: pip install 'dpft[metrics]'"
+    return None
+
+
+def missing_java() -> str | None:
+    """Returns why no Java program can be run; None where one can."""
+    if shutil.which("java") is None:
+        return "needs Java; install a Java runtime (8 or newer)"
+    return None
+
+
+def missing_folder(key: str, folder: str | None, example: str) -> str | None:
+    """Returns why there is no model folder; None where there is."""
+    if folder is None:
+        return f"needs a model folder; set {key}=DIR (a download of {example}, say)"
+    if not Path(folder).is_dir():
+        return f"needs a model folder; {key}={folder} is none"
+    return None

@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
-from dpft.evaluation.metrics.needs import missing_folder, missing_modules
-from dpft.evaluation.metrics_config import MetricsConfig
-from dpft.models.positions import max_positions
+from dpft.evaluation.eval_config import MetricsConfig
+from dpft.evaluation.metrics.base import (
+    TEXTS,
+    MetricSpec,
+    missing_folder,
+    missing_modules,
+    register,
+)
+from dpft.models.architecture import max_positions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,11 +38,6 @@ def bertscore(
     """Returns the mean over inputs of the best reference's F1, not rescaled; -1..1, mostly 0..1.
 
     An empty prediction scores 0; an empty reference is left out.
-
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to.
-        settings: Which model.
 
     Raises:
         InputError: The folder holds no encoder, or fewer layers than ``bertscore_layers``.
@@ -58,12 +58,7 @@ def bertscore(
 
 
 def best_layers(folder: Path, config: "PretrainedConfig") -> int:
-    """Returns how many layers to use: the library's choice for a folder of that model's name.
-
-    Args:
-        folder: Its last part is compared to the names of models, ``roberta-large``: 17.
-        config: Of a model with no known best layer all are used.
-    """
+    """Returns how many layers to use: the library's choice for a folder of that model's name."""
     from bert_score.utils import model2layers
 
     by_name = {name.rpartition("/")[2]: layers for name, layers in model2layers.items()}
@@ -102,10 +97,6 @@ def _f1(predictions: list[str], references: list[str], settings: MetricsConfig) 
 
 def _encoder(folder: Path, layers: int | None) -> "tuple[nn.Module, PreTrainedTokenizerBase]":
     """Returns the encoder of a folder, its first ``layers`` alone, and its tokenizer.
-
-    Args:
-        folder: ``metrics.bertscore_model``.
-        layers: How many layers to use; None: the best ones that are known.
 
     Raises:
         InputError: The folder does not hold an encoder of so many layers and its tokenizer.

@@ -13,12 +13,7 @@ from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
 
 
 def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Returns the corpus BLEU with up to 4-grams, 0..100.
-
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to; inputs may have different numbers.
-    """
+    """Returns the corpus BLEU with up to 4-grams, 0..100."""
     from sacrebleu.metrics.bleu import BLEU
 
     # None, never "": an empty reference would be the closest in length to a short prediction

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
-from dpft.evaluation.metrics.needs import missing_folder
-from dpft.evaluation.metrics_config import MetricsConfig
-from dpft.models.positions import max_positions
+from dpft.evaluation.eval_config import MetricsConfig
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, missing_folder, register
+from dpft.models.architecture import max_positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -30,11 +29,6 @@ def bleurt(
     predictions: Sequence[str], references: Sequence[Sequence[str]], settings: MetricsConfig
 ) -> float:
     """Returns the mean over inputs of the best reference's score, about -2..1.
-
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to, at least one.
-        settings: Which model.
 
     Raises:
         InputError: The folder holds no sequence classifier with one output.

@@ -7,18 +7,13 @@ The library's own tokenizer needs Java and writes texts into its folder in site-
 
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, NotComputed, register
-from dpft.evaluation.metrics.needs import missing_modules
+from dpft.evaluation.eval_config import MetricsConfig
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, NotComputed, missing_modules, register
 from dpft.evaluation.metrics.tokens import ptb_tokens
-from dpft.evaluation.metrics_config import MetricsConfig
 
 
 def cider(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns the mean CIDEr of the predictions, 0..10; 0 for a single input.
-
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to, at least one.
 
     Raises:
         NotComputed: No reference has a word.

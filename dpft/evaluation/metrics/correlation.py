@@ -9,12 +9,7 @@ from dpft.evaluation.metrics.base import LABELS, MetricSpec, register
 
 
 def pearson(predicted: Sequence[float], gold: Sequence[float]) -> float:
-    """Returns the linear correlation, -1..1; not a number where either does not vary.
-
-    Args:
-        predicted: Score of each example.
-        gold: The right score of each.
-    """
+    """Returns the linear correlation, -1..1; not a number where either does not vary."""
     from scipy.stats import pearsonr
 
     if not varies(predicted) or not varies(gold):
@@ -26,10 +21,6 @@ def spearman(predicted: Sequence[float], gold: Sequence[float]) -> float:
     """Returns the correlation of ranks, -1..1; not a number where either does not vary.
 
     Equal scores share the mean of their ranks.
-
-    Args:
-        predicted: Score of each example.
-        gold: The right score of each.
     """
     from scipy.stats import spearmanr
 

@@ -9,10 +9,6 @@ from dpft.evaluation.metrics.tokens import ngrams, ptb_tokens
 def distinct_1(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns distinct unigrams over unigrams of all predictions together, 0..1.
 
-    Args:
-        predictions: One text per input.
-        references: Not read.
-
     Raises:
         NotComputed: No prediction has a word.
     """
@@ -21,10 +17,6 @@ def distinct_1(predictions: Sequence[str], references: Sequence[Sequence[str]]) 
 
 def distinct_2(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns distinct bigrams over bigrams of all predictions together, 0..1.
-
-    Args:
-        predictions: One text per input.
-        references: Not read.
 
     Raises:
         NotComputed: No prediction has two words.
@@ -36,10 +28,6 @@ def distinct_share(predictions: Sequence[str], n: int) -> float:
     """Returns distinct n-grams over n-grams, each counted over all predictions, 0..1.
 
     Tokens are lower-cased, without punctuation.
-
-    Args:
-        predictions: Texts.
-        n: Length of an n-gram.
 
     Raises:
         NotComputed: No prediction has n tokens.

@@ -9,10 +9,6 @@ from dpft.evaluation.metrics.base import LABELS, MetricSpec, register
 def matthews_correlation(predicted: Sequence[float], gold: Sequence[float]) -> float:
     """Returns the correlation of classes, -1..1; 0 where either holds one class only.
 
-    Args:
-        predicted: Class index of each example.
-        gold: The right class index of each.
-
     Raises:
         InputError: They are scores, not classes.
     """

@@ -9,10 +9,6 @@ def mean_accuracy(predicted: Sequence[Sequence[float]], gold: Sequence[Sequence[
     """Returns the mean over attributes of the share of equal entries, 0..1.
 
     Every attribute has as many examples, so that it is the share of all entries.
-
-    Args:
-        predicted: 0 or 1 for each attribute of each example.
-        gold: The right ones.
     """
     told = [
         one == right

@@ -10,10 +10,6 @@ def mean_length(predictions: Sequence[str], references: Sequence[Sequence[str]])
 
     >>> mean_length(["It's a pub.", ""], [["x"], ["y"]])
     1.5
-
-    Args:
-        predictions: One text per input.
-        references: Not read.
     """
     return sum(len(text.split()) for text in predictions) / len(predictions)
 

@@ -15,10 +15,16 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, NotComputed, register
-from dpft.evaluation.metrics.needs import missing_java, missing_modules
+from dpft.evaluation.eval_config import MetricsConfig
+from dpft.evaluation.metrics.base import (
+    TEXTS,
+    MetricSpec,
+    NotComputed,
+    missing_java,
+    missing_modules,
+    register,
+)
 from dpft.evaluation.metrics.tokens import ptb_tokens
-from dpft.evaluation.metrics_config import MetricsConfig
 
 SEPARATOR = " ||| "
 # A crash report or a performance file could hold texts; the encoding must not be the machine's.
@@ -29,10 +35,6 @@ _METEOR = ("-", "-", "-stdio", "-l", "en", "-norm")
 def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns METEOR of the corpus over lower-cased tokens without punctuation, 0..1.
 
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to, at least one.
-
     Raises:
         NotComputed: The Java program cannot be started or breaks off.
     """
@@ -42,10 +44,6 @@ def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> f
 
 def meteor_plain(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns METEOR of the corpus over the texts as they are written, 0..1.
-
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to, at least one.
 
     Raises:
         NotComputed: The Java program cannot be started or breaks off.
@@ -97,11 +95,7 @@ def plain_line(prediction: str, references: Sequence[str]) -> str:
 
 
 def joined(texts: Sequence[str]) -> str:
-    """Returns the program's line for one input.
-
-    Args:
-        texts: The references, then the prediction; none holds a line end or |||.
-    """
+    """Returns the program's line for one input."""
     line = SEPARATOR.join(["SCORE", *texts])
     return line.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair is no text
 

@@ -21,12 +21,7 @@ Ngram = tuple[str, ...]
 
 
 def nist(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Returns the corpus NIST with up to 5-grams, from 0 upwards.
-
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to, at least one.
-    """
+    """Returns the corpus NIST with up to 5-grams, from 0 upwards."""
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
     tokenize: Callable[[str], str] = Tokenizer13a()
@@ -42,9 +37,6 @@ def ngram_information(references: Sequence[Tokens]) -> dict[Ngram, float]:
     """Returns log2(count of all but its last word / count) of each n-gram (Doddington 2002, eq. 2).
 
     The empty n-gram is counted as often as there are words.
-
-    Args:
-        references: Tokens of every reference of the corpus.
     """
     counts = Counter(
         ngram for tokens in references for n in range(1, MAX_N + 1) for ngram in ngrams(tokens, n)

@@ -16,10 +16,6 @@ def perplexity(nll_sums: Sequence[float], token_counts: Sequence[int]) -> float:
     >>> round(perplexity([math.log(8.0), math.log(2.0)], [3, 1]), 12)
     2.0
 
-    Args:
-        nll_sums: Negative log-likelihood of each reference, summed over its tokens, in nats.
-        token_counts: Tokens of each reference.
-
     Raises:
         NotComputed: There is no token.
     """

@@ -16,52 +16,31 @@ pycocoevalcap with Java to 3e-5, 18 of them to 1e-6: TGen 0.68502 (published 0.6
 
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
-from dpft.evaluation.metrics.needs import missing_modules
+from dpft.evaluation.eval_config import MetricsConfig
+from dpft.evaluation.metrics.base import TEXTS, MetricSpec, missing_modules, register
 from dpft.evaluation.metrics.tokens import ptb_tokens
-from dpft.evaluation.metrics_config import MetricsConfig
 
 BETA = 1.2
 """Weight of recall against precision in ``rouge_l``, coco-caption's."""
 
 
 def rouge_1(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Returns the mean F-measure of unigrams, 0..1.
-
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to; the best one counts.
-    """
+    """Returns the mean F-measure of unigrams, 0..1."""
     return best_rouge("rouge1", predictions, references)
 
 
 def rouge_2(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Returns the mean F-measure of bigrams, 0..1.
-
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to; the best one counts.
-    """
+    """Returns the mean F-measure of bigrams, 0..1."""
     return best_rouge("rouge2", predictions, references)
 
 
 def rouge_score_l(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Returns the mean F-measure of the longest common subsequence, with beta 1, 0..1.
-
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to; the best one counts.
-    """
+    """Returns the mean F-measure of the longest common subsequence, with beta 1, 0..1."""
     return best_rouge("rougeL", predictions, references)
 
 
 def rouge_l(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Returns the mean ROUGE-L of the predictions, 0..1.
-
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to, at least one.
-    """
+    """Returns the mean ROUGE-L of the predictions, 0..1."""
     scores = [
         segment_rouge_l(ptb_tokens(prediction), [ptb_tokens(text) for text in texts])
         for prediction, texts in zip(predictions, references, strict=True)
@@ -70,13 +49,7 @@ def rouge_l(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> 
 
 
 def best_rouge(kind: str, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Returns the mean over inputs of the best reference's F-measure, 0..1.
-
-    Args:
-        kind: rouge-score's name: rouge1, rouge2 or rougeL.
-        predictions: One text per input.
-        references: The texts each prediction is compared to, at least one.
-    """
+    """Returns the mean over inputs of the best reference's F-measure, 0..1."""
     from rouge_score.rouge_scorer import RougeScorer
     from rouge_score.tokenizers import DefaultTokenizer
 
@@ -98,10 +71,6 @@ def segment_rouge_l(prediction: Sequence[str], references: Sequence[Sequence[str
 
     Precision P and recall R are the largest over the references, each on its own, as in
     coco-caption. A prediction without tokens scores 0.
-
-    Args:
-        prediction: Tokens.
-        references: Tokens of each reference.
     """
     common = [longest_common_subsequence(prediction, reference) for reference in references]
     if not any(common):

@@ -14,10 +14,6 @@ def text_accuracy(predictions: Sequence[str], references: Sequence[Sequence[str]
 
     >>> text_accuracy(["positive", "Positive", " 3.8"], [["positive"], ["positive"], ["3.8"]])
     0.6666666666666666
-
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to, at least one.
     """
     right = [
         prediction.strip() in {text.strip() for text in texts}

@@ -15,10 +15,6 @@ def token_accuracy(right_counts: Sequence[int], token_counts: Sequence[int]) -> 
     >>> token_accuracy([3, 0], [4, 2])
     0.5
 
-    Args:
-        right_counts: Tokens of each reference that were the likeliest where they stand.
-        token_counts: Tokens of each reference.
-
     Raises:
         NotComputed: There is no token.
     """

@@ -15,12 +15,7 @@ _PUNCTUATION = re.compile(r"[!\"#$%&()*+,\-./:;<=>?@\[\]\\^`{|}~_']")
 
 
 def token_f1(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Returns the mean over inputs of the best reference's F1, 0..1.
-
-    Args:
-        predictions: One text per input.
-        references: The texts each prediction is compared to, at least one.
-    """
+    """Returns the mean over inputs of the best reference's F1, 0..1."""
     scores = [
         max(pair_f1(words(prediction), words(text)) for text in texts)
         for prediction, texts in zip(predictions, references, strict=True)

@@ -8,12 +8,7 @@ FIVE = 5
 
 
 def top_5_accuracy(ranked: Sequence[Sequence[float]], gold: Sequence[float]) -> float:
-    """Returns the share of examples whose class is among the first five, 0..1.
-
-    Args:
-        ranked: Classes of each example, the likeliest first.
-        gold: The right class index of each.
-    """
+    """Returns the share of examples whose class is among the first five, 0..1."""
     hits = [right in list(classes)[:FIVE] for classes, right in zip(ranked, gold, strict=True)]
     return sum(hits) / len(hits)
 

@@ -32,12 +32,12 @@ told otherwise, if it answers and is no looser than RDP.
 from dpft.privacy.accounting.accountants import Accountants
 from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
-from dpft.privacy.accounting.rounding import round_up
 from dpft.privacy.accounting.summary import (
     AccountingReport,
     EpsilonBound,
     account,
     account_composition,
+    round_up,
 )
 
 __all__ = [

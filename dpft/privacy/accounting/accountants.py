@@ -1,18 +1,174 @@
-"""The accountants under their limits, behind one call, each answer kept.
+"""The accountants in child processes under limits of time and memory, each answer kept.
+
+Accountants can take minutes or terabytes outside the settings they were made for, inside C code
+that no exception interrupts. A process of its own can always be ended, and two of them use two
+cores. Time is the child's own processor time, so that whether an accountant answers does not
+depend on what else the machine does; a wide limit of wall time is there for a child that waits for
+ever.
 
 Calibration and report ask about the same mechanisms; sharing one ``Accountants`` saves them the
 start-up of the libraries (a second each) and the repeated answers.
 """
 
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from dpft.errors import InputError
 from dpft.privacy.accounting import gdp
-from dpft.privacy.accounting.limits import LimitedProcess, Limits
-from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, Mechanism, SampledGaussian
+from dpft.privacy.accounting.mechanism import (
+    AccountantError,
+    AccountantTimeout,
+    Epsilon,
+    Mechanism,
+    SampledGaussian,
+)
+
+WORKER = "dpft.privacy.accounting.worker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one accountant may take to answer one question.
+
+    Attributes:
+        seconds: Processor time of one answer, and of the import before the first.
+        wall_seconds: Wall time of the same, whatever else the machine does.
+        memory: Address space in bytes.
+        niceness: How far it stands back behind other processes, from 0 (not) to 19.
+        grace: Seconds past the above after which a child that did not end itself is killed.
+    """
+
+    seconds: float = 20.0
+    wall_seconds: float = 300.0
+    memory: int = 2 * 2**30
+    niceness: int = 0
+    grace: float = 5.0
+
+
+class LimitedProcess:
+    """One child, started at the first question and again after each time it had to be ended.
+
+    Questions and answers alternate: ``ask`` returns at once, ``answer`` waits. The child dies with
+    ``close``, with its stdin (when the parent is gone) or at its own alarm, whichever comes first.
+    """
+
+    def __init__(self, library: str, limits: Limits, *, module: str = WORKER) -> None:
+        numbers = (limits.seconds, limits.wall_seconds, limits.memory, limits.niceness)
+        self._arguments = [module, library, *map(str, numbers)]
+        self._limits = limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self._deadline = 0.0
+
+    def start(self) -> None:
+        """Starts the child if there is none, so that it imports while the parent works."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                # -P: never import from the folder the user happens to stand in.
+                [sys.executable, "-P", "-m", *self._arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=_environment(),
+            )
+            self._deadline = time.monotonic() + self._limits.wall_seconds + self._limits.grace
+
+    def ask(self, question: Mapping[str, Any]) -> None:
+        """Hands the child a question and returns at once."""
+        self.start()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        ready_by = max(self._deadline, time.monotonic() + self._limits.grace)
+        self._deadline = ready_by + self._limits.wall_seconds
+        try:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:  # It ended while importing; ``answer`` finds out and says why.
+            return
+
+    def answer(self) -> dict[str, Any]:
+        """Waits for the answer to the question asked.
+
+        Raises:
+            AccountantTimeout: The child was over a limit of time.
+            AccountantError: It found no answer, was over the limit of memory, or ended; the
+                sentence says which.
+        """
+        line = self._read_line()
+        if not line.endswith(b"\n"):
+            raise self._end(ended=True)
+        self._deadline = 0.0
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise AccountantError(answer["error"])
+        return answer
+
+    def kill(self) -> None:
+        """Kills the child, so that a thread which waits for its answer learns that it ended."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def close(self) -> None:
+        """Ends the child, whatever it is doing."""
+        if self._process is not None:
+            self._end()
+
+    def _read_line(self) -> bytes:
+        """Returns one line of at most a pipe's atomic size, or less where none comes in time."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        remaining = max(0.0, self._deadline - time.monotonic())
+        ready, _, _ = select.select([self._process.stdout], [], [], remaining)
+        return self._process.stdout.readline() if ready else b""
+
+    def _end(self, *, ended: bool = False) -> AccountantError:
+        """Kills the child and returns, as an error, why it had not answered.
+
+        Args:
+            ended: Its pipe was closed or its time is up, so that it has an exit status to wait for.
+        """
+        assert self._process is not None
+        late = time.monotonic() >= self._deadline
+        code = self._process.poll() if late or not ended else self._exit_status()
+        self._process.kill()
+        self._process.communicate()
+        self._process = None
+        self._deadline = 0.0
+        if code == -signal.SIGPROF:
+            return AccountantTimeout(
+                f"It timed out after {self._limits.seconds:g} s of processor time."
+            )
+        if late or code == -signal.SIGALRM:
+            return AccountantTimeout(f"It timed out after {self._limits.wall_seconds:g} s.")
+        return AccountantError(f"Its process ended early (exit status {code}).")
+
+    def _exit_status(self) -> int | None:
+        """Returns what the child ended with; a closed pipe comes a moment before it."""
+        assert self._process is not None
+        try:
+            return self._process.wait(self._limits.grace)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def _environment() -> dict[str, str]:
+    """Returns an environment in which the child imports what the parent can.
+
+    One BLAS thread: more gain nothing on these vectors and reserve address space each.
+    """
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {**os.environ, **threads, "PYTHONPATH": path}
+
 
 LEADING_ACCOUNTANTS = ("prv", "pld", "rdp")
 """Accountants whose proven upper bound may be reported, in the order in which they are asked."""

@@ -1,14 +1,25 @@
-"""The noise that one epsilon takes over batch sizes (Li et al. 2022, Figures 3 and 6).
+"""The noise of one epsilon over batch sizes, and how a budget of tokens is best divided.
 
-What drowns a gradient is not the noise multiplier but the effective one, noise multiplier over
-sample rate: the noise on the mean gradient, in units of the clipping norm over the number of
-examples (Li et al. 2022, section 3.1.1). The square-root rule, noise = c * sqrt(sample rate) at
-fixed epochs (Tramer and Boneh 2020, Claim D.1), gives too little noise at small sample rates
-(Li et al. 2022, appendix D).
+*Batch sizes* (Li et al. 2022, Figures 3 and 6). What drowns a gradient is not the noise multiplier
+but the effective one, noise multiplier over sample rate: the noise on the mean gradient, in units
+of the clipping norm over the number of examples (section 3.1.1). The square-root rule, noise = c *
+sqrt(sample rate) at fixed epochs (Tramer and Boneh 2020, Claim D.1), gives too little noise at
+small sample rates (Li et al. 2022, appendix D).
+
+*A budget of compute.* McKenna et al. 2025 (arXiv 2501.18914) find that what private training
+reaches depends on the model, the number of steps T and the noise-batch ratio, the noise multiplier
+over the batch size. The ratio follows from the budgets alone: N units, epsilon, delta, and T steps
+of batches of B, of which T * B * (tokens of an example) is the budget of compute. Their losses,
+which they interpolate from measurements, are not here.
+
+What is here in their place is the best case that dpft's plans show anyway (``interpretation``):
+all clipped gradients of the run over its noise, ``sqrt(T) / ratio``. It grows with the batch at a
+fixed budget, less and less, and knows nothing of how many steps an optimizer needs. So the advice
+is the most steps that keep ``ENOUGH`` of its most: a rule of dpft's, not of the paper.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dpft.errors import InputError, RunError
@@ -134,3 +145,137 @@ def _calibrated(
             "epsilon": calibration.epsilon,
         }
     return BatchSizeNoise(**{**vars(about), **noise})
+
+
+ENOUGH = 0.9
+"""Share of the best signal to noise that the advice keeps."""
+MOST_STEPS = 2**17
+"""Longest run that is looked at; 128,000 steps are the most that McKenna et al. measured."""
+MEASURED_STEPS, MEASURED_RATIOS = (1_000, 128_000), (2.0**-23, 2.0**-6)
+"""What McKenna et al. 2025 measured, as ``dp_scaling_laws/nonparametric.py`` of google-research
+says: models of 4.5 to 778 million parameters, pre-trained on 512 tokens, at delta = 1e-8."""
+TOKENS_PER_PARAMETER = 20
+"""Of a model that a budget is best spent on without privacy (Hoffmann et al. 2022, 2203.15556)."""
+BELOW = 2
+"""Divisions that are shown though they have less than ``ENOUGH``; more steps have still less."""
+CURVE_SHARES = (1024, 256, 64, 16, 4, 1)
+"""Batch sizes of a curve, as what they are a part of the units of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """One way to spend the budget."""
+
+    steps: int
+    expected_batch_size: int
+    noise_multiplier: float
+
+    @property
+    def noise_batch_ratio(self) -> float:
+        """Noise multiplier over batch size."""
+        return self.noise_multiplier / self.expected_batch_size
+
+    @property
+    def strength(self) -> float:
+        """All clipped gradients over the noise along one direction, at best."""
+        return math.sqrt(self.steps) / self.noise_batch_ratio
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether steps and ratio lie where McKenna et al. 2025 have measured losses."""
+        (fewest, most), (least, largest) = MEASURED_STEPS, MEASURED_RATIOS
+        return fewest <= self.steps <= most and least <= self.noise_batch_ratio <= largest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What is given."""
+
+    tokens: float
+    """That all steps together may read."""
+    tokens_per_example: int
+    num_examples: int
+    """Public number of units."""
+    eps: float
+    delta: float
+    accountant: str
+
+    def batch_size(self, steps: int) -> int:
+        """Returns the largest batch that so many steps can have."""
+        return min(self.num_examples, int(self.tokens / (steps * self.tokens_per_example)))
+
+
+def divisions(budget: Budget, accountants: Accountants) -> list[Division]:
+    """Returns ways to spend the budget, each with twice the steps of the one before.
+
+    The first has as many units in a batch as there are, or one step; the last ``BELOW`` keep less
+    than ``ENOUGH`` of the best signal to noise, unless batches of one unit came first.
+
+    Raises:
+        InputError: The budget is not enough for a step of one unit, or epsilon is out of reach.
+    """
+    if budget.batch_size(1) < 1:
+        raise InputError(
+            f"compute must be at least the {budget.tokens_per_example} tokens of an example, got"
+            f" {budget.tokens:g}; raise it."
+        )
+    found: list[Division] = []
+    for steps in _step_counts(budget):
+        best = max((division.strength for division in found), default=0.0)
+        if sum(division.strength < ENOUGH * best for division in found) >= BELOW:
+            break
+        (point,) = _noise(budget, [budget.batch_size(steps)], steps, accountants)
+        if point.noise_multiplier is not None:
+            found.append(
+                Division(
+                    steps=steps,
+                    expected_batch_size=budget.batch_size(steps),
+                    noise_multiplier=point.noise_multiplier,
+                )
+            )
+    if not found:
+        raise InputError(
+            f"compute={budget.tokens:g}: no noise keeps any division of it within"
+            f" privacy.eps={budget.eps:g}; raise eps."
+        )
+    return found
+
+
+def _step_counts(budget: Budget) -> Iterator[int]:
+    steps = max(1, math.ceil(budget.tokens / (budget.tokens_per_example * budget.num_examples)))
+    while steps <= MOST_STEPS and budget.batch_size(steps) >= 1:
+        yield steps
+        steps *= 2
+
+
+def advised(found: Sequence[Division]) -> Division:
+    """Returns the division of most steps that keeps ``ENOUGH`` of the best signal to noise."""
+    best = max(division.strength for division in found)
+    return max(
+        (division for division in found if division.strength >= ENOUGH * best),
+        key=lambda division: division.steps,
+    )
+
+
+def ratio_curve(budget: Budget, steps: int, accountants: Accountants) -> list[BatchSizeNoise]:
+    """Returns the noise over batch sizes at a fixed number of steps, ascending.
+
+    From where it no longer falls, larger batches cost compute and lower the noise no more: with all
+    units in each step the ratio is ``sqrt(steps)`` times a constant over ``num_examples``.
+    """
+    sizes = {max(1, budget.num_examples // share) for share in CURVE_SHARES}
+    return _noise(budget, sorted(sizes), steps, accountants)
+
+
+def _noise(
+    budget: Budget, batch_sizes: Sequence[float], steps: int, accountants: Accountants
+) -> list[BatchSizeNoise]:
+    return noise_over_batch_sizes(
+        batch_sizes,
+        eps=budget.eps,
+        delta=budget.delta,
+        num_examples=budget.num_examples,
+        steps=steps,
+        accountant=budget.accountant,
+        accountants=accountants,
+    )

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from dpft.errors import InputError
 from dpft.privacy.accounting import gdp, rdp
+from dpft.privacy.accounting.calibration import smallest_noise
 from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
-from dpft.privacy.accounting.search import smallest_noise
 from dpft.records.ledger import Calibration
 
 ACCOUNTANT = "rdp (Papernot & Steinke)"

@@ -1,4 +1,4 @@
-"""The norm of a parameter's per-example gradients from all of its uses, believed or taken again.
+"""Norms of a parameter's per-example gradients from all of its uses, believed or taken again.
 
 A norm is taken again in float64 where terms cancel so far that rounding shows, where products
 underflow so that a part of the square is lost, and where squares overflow though the gradient
@@ -6,12 +6,17 @@ does not. Where terms cancel so far that even the sum of float32 products would 
 the gradient itself is formed in float64: of it the norm is taken, and it is what is added. So is
 one of inputs or output gradients too large for float32 products.
 
+Small formed gradients, of biases and norm layers, stand side by side in a few matrices: there are
+many, and each is so small that the operations on it cost more than their arithmetic. Their norms
+and sums are taken in float64, which holds every float32 square.
+
 Sources: ghost norms, Li et al. 2022 section 4; the cross term of tied weights, docs/design.md, the
 clipper.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +32,14 @@ from dpft.privacy.clipping.squares import (
     product_sums,
     sums_of_squares,
 )
-from dpft.privacy.clipping.uses import GradientUse, LazyUse, OuterUse, RowsUse, Use
+from dpft.privacy.clipping.uses import (
+    GradientUse,
+    OuterProduct,
+    RecomputedUse,
+    RowsUse,
+    Use,
+    sum_of_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -81,18 +93,18 @@ def squared_norms(uses: Sequence[Use], *, negligible: float = 0.0) -> CarefulSqu
         uses: The parameter's uses, at most one of each kind.
         negligible: A square so small that no factor depends on it; errors of its size stay.
     """
-    squares = squares_at_a_glance(uses)
+    squares = unchecked_squares(uses)
     # False for NaN as well, and where an infinite square meets infinite terms.
-    believed = distance_from_doubt(squares) >= -negligible
+    believed = error_margin(squares) >= -negligible
     if bool(believed.all()):
         return CarefulSquares(squares.values)
     examples = (~believed).nonzero()[:, 0]
-    again, formed = _taken_again(uses, examples, squares.values.dtype)
+    again, formed = _rechecked(uses, examples, squares.values.dtype)
     values = squares.values.double().index_copy(0, examples, again)
     return CarefulSquares(values, torch.zeros_like(believed).index_copy(0, examples, formed))
 
 
-def distance_from_doubt(squares: Squares, dtype: torch.dtype | None = None) -> Tensor:
+def error_margin(squares: Squares, dtype: torch.dtype | None = None) -> Tensor:
     """Returns how far squares are above the share of their terms that can be believed.
 
     It is below zero where they cannot, and NaN where they are not finite.
@@ -105,15 +117,13 @@ def distance_from_doubt(squares: Squares, dtype: torch.dtype | None = None) -> T
     return torch.sub(squares.values, squares.terms, alpha=share)
 
 
-def _taken_again(
-    uses: Sequence[Use], examples: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def _rechecked(uses: Sequence[Use], examples: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Returns the squared norms of some examples in float64, and which of their gradients formed.
 
     Without what ``dtype`` lost.
     """
     chosen = [use.double(examples) for use in uses]
-    exact = squares_at_a_glance(chosen).values
+    exact = unchecked_squares(chosen).values
     if all(isinstance(use, GradientUse) for use in uses):
         # Formed as they are; nothing in them cancels.
         return exact, torch.zeros_like(examples, dtype=torch.bool)
@@ -123,10 +133,10 @@ def _taken_again(
     else:
         floor = (_RESOLUTION[dtype].floor * _norm_bound(chosen)).square()
         formed = exact.isfinite() & ((exact < floor) | (_longest(chosen) > LONGEST))
-    return _norms_of_formed(uses, examples, formed, exact), formed
+    return _with_formed_norms(uses, examples, formed, exact), formed
 
 
-def _norms_of_formed(
+def _with_formed_norms(
     uses: Sequence[Use], examples: Tensor, formed: Tensor, squares: Tensor
 ) -> Tensor:
     """Returns the squares, those of formed gradients taken of what ``formed_gradient`` gives."""
@@ -166,7 +176,7 @@ def _dense_norms(uses: Sequence[Use]) -> Tensor:
     return sums_of_squares(torch.stack([use.instantiate() for use in uses]).sum(0))
 
 
-def squares_at_a_glance(uses: Sequence[Use]) -> Squares:
+def unchecked_squares(uses: Sequence[Use]) -> Squares:
     """Returns the squares with the size of their terms, whether they can be believed or not.
 
     Args:
@@ -174,13 +184,17 @@ def squares_at_a_glance(uses: Sequence[Use]) -> Squares:
     """
     if len(uses) == 1:
         return uses[0].squares()
-    if len(uses) == 2 and isinstance(uses[0], OuterUse | LazyUse) and isinstance(uses[1], RowsUse):
+    if (
+        len(uses) == 2
+        and isinstance(uses[0], OuterProduct | RecomputedUse)
+        and isinstance(uses[1], RowsUse)
+    ):
         cross = _tied_cross_term(uses[0], uses[1])
         return uses[0].squares() + uses[1].squares() + cross + cross
     return formed_squares(_dense_norms(uses), _norm_bound(uses))
 
 
-def _tied_cross_term(head: OuterUse | LazyUse, embedding: RowsUse) -> Squares:
+def _tied_cross_term(head: OuterProduct | RecomputedUse, embedding: RowsUse) -> Squares:
     """Returns the inner products of head and embedding gradients of a tied weight, shape (b,).
 
     Sum over t, s of ``(values[t] . right[s]) * left[s, ids[t]]``, by gather: no tensor larger
@@ -198,3 +212,92 @@ def _tied_cross_term(head: OuterUse | LazyUse, embedding: RowsUse) -> Squares:
         return Squares(cross.values, cross.terms + lost.add_(lost_by_underflow(picked.dtype)))
 
     return head.cross_term(embedding.ids, inner)
+
+
+SMALL_GRADIENT = 2**16
+"""Numbers of a parameter up to which its gradients are put beside others."""
+MATRIX = 2**20
+"""Numbers of such a matrix (4 MB, and 8 MB in float64)."""
+
+
+@dataclass(frozen=True)
+class GradientMatrix:
+    """The gradients of some parameters of one group, side by side.
+
+    Attributes:
+        names: The parameters' names.
+        shapes: And their shapes.
+        group: Their group.
+        values: Shape (b, numbers of all of them).
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    group: int
+    values: Tensor
+
+    def squares(self) -> Tensor:
+        """Returns the squared norms of all of them together, shape (b,), in float64."""
+        norms: Tensor = torch.linalg.vector_norm(self.values, dim=1, dtype=torch.float64)
+        return norms.square()
+
+    def weighted_sums(self, factors: Tensor, finite: Tensor | None) -> dict[str, Tensor]:
+        """Returns sum over i of ``factors[i] * gradient[i]`` of each parameter, by name.
+
+        Args:
+            factors: Shape (b,).
+            finite: Which examples take part, shape (b,); None for all.
+        """
+        values = self.values
+        if finite is not None:
+            values = torch.where(finite.unsqueeze(1), values, 0.0)
+        parts = sum_of_rows(factors, values).split([math.prod(shape) for shape in self.shapes])
+        # Each in memory of its own: what is added to one must not pass for a change of another.
+        parts = torch._foreach_mul(parts, 1.0)
+        shaped = zip(self.names, parts, self.shapes, strict=True)
+        return {n: part if len(shape) == 1 else part.view(shape) for n, part, shape in shaped}
+
+
+class SmallGradients:
+    """Puts small gradients side by side until a matrix is full."""
+
+    def __init__(self, when_full: Callable[[GradientMatrix], None]) -> None:
+        """Starts with none.
+
+        Args:
+            when_full: Takes each matrix.
+        """
+        self._when_full = when_full
+        self._waiting: dict[tuple[int, torch.dtype], list[tuple[str, Tensor]]] = defaultdict(list)
+        self._sizes: dict[tuple[int, torch.dtype], int] = defaultdict(int)
+
+    def add(self, name: str, group: int, values: Tensor) -> None:
+        """Takes a parameter's gradients, (b, *shape)."""
+        values = in_norm_dtype(values)
+        key = (group, values.dtype)
+        self._waiting[key].append((name, values))
+        self._sizes[key] += values.numel()
+        if self._sizes[key] >= MATRIX:
+            self._close(key)
+
+    def close(self) -> None:
+        """Hands over what waits for more."""
+        for key in list(self._waiting):
+            self._close(key)
+
+    def _close(self, key: tuple[int, torch.dtype]) -> None:
+        named = self._waiting.pop(key)
+        self._sizes.pop(key)
+        names, gradients = zip(*named, strict=True)
+        shapes = tuple(gradient.shape[1:] for gradient in gradients)
+        self._when_full(GradientMatrix(names, shapes, key[0], _side_by_side(gradients)))
+
+
+def is_small(values: Tensor) -> bool:
+    """Whether gradients (b, *shape) belong beside others."""
+    return values.numel() <= SMALL_GRADIENT * len(values)
+
+
+def _side_by_side(gradients: Sequence[Tensor]) -> Tensor:
+    flat = [g if g.dim() == 2 else g.reshape(len(g), -1) for g in gradients]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, 1)

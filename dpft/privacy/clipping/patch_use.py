@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpft.privacy.clipping.costs import BLOCK_BYTES, FLOAT_BYTES, PatchShape, ghost_is_cheaper
+from dpft.privacy.clipping.choices import BLOCK_BYTES, FLOAT_BYTES, PatchShape, ghost_is_cheaper
 from dpft.privacy.clipping.squares import (
     Squares,
     formed_squares,

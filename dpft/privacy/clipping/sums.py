@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpft.privacy.clipping.blocks import numbers_at_a_time
+from dpft.privacy.clipping.squares import numbers_at_a_time
 
 ROUNDINGS = 32
 """Roundings of the whole sum that the headroom allows for, see ``rounding_headroom``."""

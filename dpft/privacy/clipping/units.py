@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpft.privacy.clipping.blocks import moved
+from dpft.privacy.clipping.squares import moved
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dpft.privacy.clipping.costs import ProductShape, examples_per_block, ghost_is_cheaper
+from dpft.privacy.clipping.choices import ProductShape, examples_per_block, ghost_is_cheaper
 from dpft.privacy.clipping.patch_use import PatchUse
 from dpft.privacy.clipping.squares import (
     Squares,
@@ -39,7 +39,7 @@ SMALL = 2**12
 
 
 @dataclass(frozen=True)
-class OuterUse:
+class OuterProduct:
     """Gradient [i] = sum over t of ``left[i, t] right[i, t]^T``: a matrix product's weight.
 
     Attributes:
@@ -61,7 +61,7 @@ class OuterUse:
             return ghost_squares(in_norm_dtype(self.left), in_norm_dtype(self.right))
         size = examples_per_block(self.shape)
         pairs = zip(self.left.split(size), self.right.split(size), strict=True)
-        values = [sums_of_squares(OuterUse(*pair).instantiate()) for pair in pairs]
+        values = [sums_of_squares(OuterProduct(*pair).instantiate()) for pair in pairs]
         return formed_squares(torch.cat(values), self.norm_bound())
 
     @property
@@ -100,9 +100,9 @@ class OuterUse:
         """
         return torch.maximum(lengths(self.left).sum(1), lengths(self.right).sum(1))
 
-    def double(self, examples: Tensor) -> "OuterUse":
+    def double(self, examples: Tensor) -> "OuterProduct":
         """Returns the use of some examples in float64."""
-        return OuterUse(self.left[examples].double(), self.right[examples].double())
+        return OuterProduct(self.left[examples].double(), self.right[examples].double())
 
     def instantiate(self) -> Tensor:
         """Returns the per-example gradients, shape (b, rows, columns)."""
@@ -137,17 +137,17 @@ class OuterUse:
         """The weight's shape."""
         return self.left.shape[2], self.right.shape[2]
 
-    def of_rows(self, start: int, stop: int) -> "OuterUse":
+    def of_rows(self, start: int, stop: int) -> "OuterProduct":
         """Returns the use of some rows of the weight alone."""
-        return OuterUse(self.left[:, :, start:stop], self.right)
+        return OuterProduct(self.left[:, :, start:stop], self.right)
 
-    def keep(self, mask: Tensor) -> "OuterUse":
+    def keep(self, mask: Tensor) -> "OuterProduct":
         """Returns the use with the examples where ``mask`` is False replaced by zeros."""
-        return OuterUse(_keep(self.left, mask), _keep(self.right, mask))
+        return OuterProduct(_keep(self.left, mask), _keep(self.right, mask))
 
-    def by_unit(self, units: "Units") -> "OuterUse":
+    def by_unit(self, units: Units) -> "OuterProduct":
         """Returns the use whose example j is all rows of unit j, end to end along t."""
-        return OuterUse(units.concatenate(self.left), units.concatenate(self.right))
+        return OuterProduct(units.concatenate(self.left), units.concatenate(self.right))
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class RowsUse:
         """Returns the use with the examples where ``mask`` is False replaced by zeros."""
         return RowsUse(self.ids, _keep(self.values, mask), self.rows)
 
-    def by_unit(self, units: "Units") -> "RowsUse":
+    def by_unit(self, units: Units) -> "RowsUse":
         """Returns the use whose example j is all rows of unit j, end to end along t."""
         return RowsUse(units.concatenate(self.ids), units.concatenate(self.values), self.rows)
 
@@ -318,19 +318,19 @@ class GradientUse:
         """Returns the use with the examples where ``mask`` is False replaced by zeros."""
         return GradientUse(_keep(self.values, mask))
 
-    def by_unit(self, units: "Units") -> "GradientUse":
+    def by_unit(self, units: Units) -> "GradientUse":
         """Returns the use whose example j is the sum of unit j's rows."""
         return GradientUse(units.sum(in_norm_dtype(self.values)))
 
 
-class LazyUse(ABC):
-    """An ``OuterUse`` whose ``left`` is computed when it is asked for, and never held whole."""
+class RecomputedUse(ABC):
+    """An ``OuterProduct`` whose ``left`` is computed when it is asked for, and never held whole."""
 
     right: Tensor
     """Shape (b, t, columns)."""
 
     @abstractmethod
-    def outer(self, examples: Tensor | None = None) -> OuterUse:
+    def outer(self, examples: Tensor | None = None) -> OuterProduct:
         """Returns the use of some examples, or of all, with its output gradient."""
 
     @abstractmethod
@@ -339,10 +339,10 @@ class LazyUse(ABC):
 
     @abstractmethod
     def cross_term(self, ids: Tensor, inner: Callable[[Tensor, Tensor], Squares]) -> Squares:
-        """As ``OuterUse.cross_term``."""
+        """As ``OuterProduct.cross_term``."""
 
     @abstractmethod
-    def double(self, examples: Tensor) -> OuterUse:
+    def double(self, examples: Tensor) -> OuterProduct:
         """Returns the use of some examples in float64."""
 
     @abstractmethod
@@ -350,7 +350,7 @@ class LazyUse(ABC):
         """Adds sum over i of ``factors[i] * gradient[i]`` to ``total``, (rows, columns)."""
 
     @abstractmethod
-    def keep(self, mask: Tensor) -> "LazyUse":
+    def keep(self, mask: Tensor) -> "RecomputedUse":
         """Returns the use without the examples where ``mask`` is False."""
 
     @property
@@ -370,27 +370,27 @@ class LazyUse(ABC):
         return total
 
     def norm_bound(self) -> Tensor:
-        """As ``OuterUse.norm_bound``."""
+        """As ``OuterProduct.norm_bound``."""
         return self.outer().norm_bound()
 
     def extent(self) -> Tensor:
-        """As ``OuterUse.extent``."""
+        """As ``OuterProduct.extent``."""
         return self.outer().extent()
 
     def instantiate(self) -> Tensor:
         """Returns the per-example gradients, shape (b, rows, columns)."""
         return self.outer().instantiate()
 
-    def of_rows(self, start: int, stop: int) -> OuterUse:
+    def of_rows(self, start: int, stop: int) -> OuterProduct:
         """Returns the use of some rows of the weight alone."""
         return self.outer().of_rows(start, stop)
 
-    def by_unit(self, units: Units) -> OuterUse:
+    def by_unit(self, units: Units) -> OuterProduct:
         """Returns the use whose example j is all rows of unit j, end to end along t."""
         return self.outer().by_unit(units)
 
 
-Use = OuterUse | RowsUse | GradientUse | LazyUse | PatchUse
+Use = OuterProduct | RowsUse | GradientUse | RecomputedUse | PatchUse
 
 
 def merge_uses(uses: Sequence[Use]) -> list[Use]:
@@ -402,8 +402,8 @@ def merge_uses(uses: Sequence[Use]) -> list[Use]:
     if len(patches) > 1 or len(patches) < len(uses):
         uses = [GradientUse(u.instantiate()) if isinstance(u, PatchUse) else u for u in uses]
         patches = []
-    lazy = [use for use in uses if isinstance(use, LazyUse)]
-    outer = [use for use in uses if isinstance(use, OuterUse)]
+    lazy = [use for use in uses if isinstance(use, RecomputedUse)]
+    outer = [use for use in uses if isinstance(use, OuterProduct)]
     if len(lazy) + len(outer) > 1:
         outer += [use.outer() for use in lazy]
         lazy = []
@@ -411,7 +411,7 @@ def merge_uses(uses: Sequence[Use]) -> list[Use]:
     gradients = [use for use in uses if isinstance(use, GradientUse)]
     merged: list[Use] = [*lazy, *patches]
     if outer:
-        merged.append(OuterUse(_join([u.left for u in outer]), _join([u.right for u in outer])))
+        merged.append(OuterProduct(_join([u.left for u in outer]), _join([u.right for u in outer])))
     if rows:
         ids, values = _join([u.ids for u in rows]), _join([u.values for u in rows])
         merged.append(RowsUse(ids, values, rows[0].rows))

@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+from dpft.data.batches import Layout
 from dpft.data.encoding import Encoding
-from dpft.data.layout import Layout
 from dpft.kinds import Head, Registry
 from dpft.models.architecture import Architecture
 from dpft.tasks.base import Task

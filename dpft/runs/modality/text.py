@@ -8,25 +8,26 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from dpft.data.batches import TextLayout
 from dpft.data.chat import ChatEncoding
-from dpft.data.collation import TextLayout
+from dpft.data.classification_rows import LabelWordEncoding, SentenceEncoding, label_word_ids
 from dpft.data.corpus_rows import CorpusEncoding
 from dpft.data.encoding import Encoding, TextEncoding
-from dpft.data.label_words import LabelWordEncoding, label_word_ids
-from dpft.data.sentences import SentenceEncoding
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
-from dpft.models.architecture import Architecture
+from dpft.models.architecture import (
+    Architecture,
+    max_positions,
+    takes_position_ids,
+    takes_token_types,
+)
 from dpft.models.heads import language_kind, padding_id
-from dpft.models.loading import language_head, load_tokenizer, meta_model
-from dpft.models.positions import max_positions, takes_position_ids, takes_token_types
-from dpft.models.vocabulary import add_tokens, known_tokens
+from dpft.models.loading import add_tokens, known_tokens, language_head, load_tokenizer, meta_model
 from dpft.runs.modality import MODALITIES, Modality
 from dpft.tasks.base import SeqToSeqTask, Task, TextualTask
 from dpft.tasks.classification import CLS, ClassificationTask
 from dpft.tasks.corpus import SPANS, CorpusTask
-from dpft.tasks.custom_chats import CustomChats
-from dpft.tasks.custom_texts import CustomTexts
+from dpft.tasks.custom import CustomChats, CustomTexts
 from dpft.tasks.records import LabeledExample
 
 logger = logging.getLogger(__name__)

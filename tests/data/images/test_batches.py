@@ -7,15 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from dpft.data.fingerprint import fingerprint
-from dpft.data.images.augment import VIEW_BYTES, augmented
+from dpft.data.images.batches import VIEW_BYTES, ImageEncoding, ImageLayout, ImageRow, augmented
 from dpft.data.images.decoding import ImageForm
-from dpft.data.images.encoding import ImageEncoding
-from dpft.data.images.layout import ImageLayout
-from dpft.data.images.rows import ImageRow
+from dpft.data.token_rows import fingerprint
 from dpft.errors import RunError
 from dpft.kinds import ATTRIBUTES
-from dpft.tasks.image_records import ImagePlace, LabeledImage
+from dpft.tasks.records import ImagePlace, LabeledImage
 from tests.data.images import made
 
 FORM = ImageForm(channels=3, height=16, width=16)

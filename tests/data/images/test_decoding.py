@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dpft.data.images.decoding import BrokenImage, Decoder, ImageForm
-from dpft.data.images.grid import COLUMNS, grid
-from dpft.tasks.image_records import ImagePlace
+from dpft.data.images.decoding import COLUMNS, BrokenImage, Decoder, ImageForm, grid
+from dpft.tasks.records import ImagePlace
 from tests.data.images import made
 
 COLOR = ImageForm(channels=3, height=32, width=32)

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from dpft.data.images.decoding import Decoder, ImageForm
-from dpft.data.memory import rows_in_memory
+from dpft.data.raw_rows import rows_in_memory
 from dpft.data.sources import has_split, has_training_split_alone, load_examples
 from dpft.errors import InputError
 from dpft.tasks.celeba import CelebA

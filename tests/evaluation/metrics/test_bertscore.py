@@ -5,9 +5,9 @@ import torch
 from transformers import BertModel, RobertaConfig, RobertaModel, RobertaTokenizer
 
 from dpft.errors import InputError
+from dpft.evaluation.eval_config import MetricsConfig
 from dpft.evaluation.metrics.base import METRICS
 from dpft.evaluation.metrics.bertscore import bertscore, best_layers
-from dpft.evaluation.metrics_config import MetricsConfig
 from tests.evaluation.metrics.tiny_encoder import WORDS, save_encoder
 
 pytest.importorskip("bert_score", reason="needs the metrics extra")

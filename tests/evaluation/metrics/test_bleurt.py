@@ -3,9 +3,9 @@ import torch
 from transformers import BertForSequenceClassification
 
 from dpft.errors import InputError
+from dpft.evaluation.eval_config import MetricsConfig
 from dpft.evaluation.metrics.base import METRICS
 from dpft.evaluation.metrics.bleurt import bleurt
-from dpft.evaluation.metrics_config import MetricsConfig
 from tests.evaluation.metrics.tiny_encoder import WORDS, save_encoder
 
 

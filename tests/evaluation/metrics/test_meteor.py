@@ -4,9 +4,9 @@ from importlib.util import find_spec
 
 import pytest
 
+from dpft.evaluation.eval_config import MetricsConfig
 from dpft.evaluation.metrics.base import METRICS, NotComputed
 from dpft.evaluation.metrics.meteor import jar, meteor, meteor_plain, plain_line, score_line
-from dpft.evaluation.metrics_config import MetricsConfig
 
 needs_pycocoevalcap = pytest.mark.skipif(
     find_spec("pycocoevalcap") is None, reason="needs the metrics extra"

@@ -1,6 +1,6 @@
 import sys
 
-from dpft.evaluation.metrics.needs import missing_folder, missing_java, missing_modules
+from dpft.evaluation.metrics.base import missing_folder, missing_java, missing_modules
 
 
 def test_what_is_there_is_not_missing(tmp_path, monkeypatch):

@@ -1,3 +1,5 @@
+"""A printed bound is never below the proven one."""
+
 import json
 import math
 
@@ -12,7 +14,7 @@ from dpft.privacy.accounting.mechanism import (
     Epsilon,
     SampledGaussian,
 )
-from dpft.privacy.accounting.summary import account
+from dpft.privacy.accounting.summary import account, delta_text, eps_text, figure_text, round_up
 from dpft.records.costs import NoAnswer
 from dpft.records.form import as_json
 
@@ -169,3 +171,52 @@ def test_where_the_last_accountant_timed_out_nothing_is_called_impossible():
     late = AccountantTimeout("It timed out after 20 s of processor time.")
     with pytest.raises(RunError, match=r"rdp timed out .*; try again on a quieter machine, or"):
         account(MECHANISM, accountants=canned(prv="no", pld="no", rdp=late))
+
+
+@given(st.floats(0, 1e6), st.integers(0, 6))
+def test_rounding_up_never_goes_down_and_less_than_a_digit_up(value, digits):
+    rounded = round_up(value, digits)
+    assert value <= rounded <= value + 10**-digits * (1 + 1e-6)
+
+
+def test_rounding_up_keeps_what_is_round():
+    assert (round_up(2.99, 2), round_up(2.9900001, 2), round_up(0.0, 2)) == (2.99, 3.0, 0.0)
+
+
+@pytest.mark.parametrize("value", [2.0**53, 1e300, math.inf])
+def test_what_has_no_decimals_stays_as_it_is(value):
+    assert round_up(value, 2) == value
+
+
+def test_an_epsilon_is_printed_with_four_decimals_rounded_up():
+    assert (eps_text(2.99991), eps_text(3.0), eps_text(0.0)) == (
+        "3.0000",
+        "3.0000",
+        "0.0000",
+    )
+    assert eps_text(2.99990001) == "3.0000"
+
+
+@given(st.floats(1e-12, 1 - 1e-9))
+def test_a_printed_delta_is_not_below_the_proven_one_and_has_four_digits(delta):
+    assert delta <= float(delta_text(delta)) <= delta * (1 + 1e-3)
+
+
+def test_no_delta_is_printed_as_none():
+    assert delta_text(0.0) == "0"
+
+
+@given(st.floats(1e-12, 1e6))
+def test_a_figure_of_three_digits_is_never_below_the_bound(value):
+    shown = (
+        figure_text(value)
+        .replace(" × 10", "e")
+        .translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789"))
+    )
+    assert value <= float(shown) <= value * 1.01 * (1 + 1e-12)
+
+
+def test_a_figure_has_three_digits_and_a_power_of_ten_where_it_is_small():
+    values = (2.9981, 99.96, 1 / 730, 1.1887e-5, 1e-5, 0.0, math.inf)
+    shown = ["3.00", "100", "0.00137", "1.19 × 10⁻⁵", "1 × 10⁻⁵", "0", "inf"]
+    assert [figure_text(value) for value in values] == shown

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpft.errors import InputError
-from dpft.privacy.accounting.limits import Limits
+from dpft.privacy.accounting.accountants import Limits
 from dpft.privacy.accounting.mechanism import AccountantError, SampledGaussian
 from dpft.privacy.accounting.summary import account
 

@@ -2,13 +2,13 @@
 
 import torch
 
-from dpft.privacy.clipping.uses import GradientUse, OuterUse, RowsUse
+from dpft.privacy.clipping.uses import GradientUse, OuterProduct, RowsUse
 
 
 def outer(b=3, t=5, rows=4, columns=6, seed=0):
     g = torch.Generator().manual_seed(seed)
     shape = {"generator": g, "dtype": torch.float64}
-    return OuterUse(torch.randn(b, t, rows, **shape), torch.randn(b, t, columns, **shape))
+    return OuterProduct(torch.randn(b, t, rows, **shape), torch.randn(b, t, columns, **shape))
 
 
 def rows_use(b=3, t=5, rows=4, columns=6, seed=1):
@@ -26,7 +26,7 @@ def dense(use):
     """Per-example gradients by the definition of each kind, one position at a time."""
     if isinstance(use, GradientUse):
         return use.values
-    if isinstance(use, OuterUse):
+    if isinstance(use, OuterProduct):
         pairs = zip(use.left, use.right, strict=True)
         return torch.stack([sum(torch.outer(x, y) for x, y in zip(*p, strict=True)) for p in pairs])
     total = torch.zeros(len(use.ids), use.rows, use.values.shape[2], dtype=torch.float64)

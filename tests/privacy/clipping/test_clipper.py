@@ -1,9 +1,16 @@
+"""One value that makes any clipper of a run."""
+
+import logging
+
 import pytest
 import torch
 from torch import nn
 
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.clipping.clipper import ClippingOptions, self_check
+from dpft.privacy.clipping.squares import Squares
+from dpft.privacy.clipping.uses import OuterProduct
 from tests.privacy.clipping.oracle import Clipped, Records, gpt2, one_at_a_time, records
 from tests.slowness import slow, slow_but_each
 
@@ -349,3 +356,59 @@ def test_memory_that_does_not_suffice_is_never_taken_for_rows_that_cannot_be_com
         break
     assert model.calls < call, "every call of the first batch raised what it was given"
     assert call > 10
+
+
+OPTIONS = ClippingOptions(
+    max_grad_norm=2.0, clipping="per_layer", groups=("*",), memory_mb=1, headroom=0.25
+)
+
+
+def test_a_clipper_is_made_with_every_option():
+    style = OPTIONS.make(nn.Linear(2, 1)).style
+    assert (style.max_grad_norm, style.headroom, style.groups) == (2.0, 0.25, 1)
+    with pytest.raises(InputError, match="`loss_scale` must be"):
+        ClippingOptions(max_grad_norm=1.0, loss_scale=0.5).make(nn.Linear(2, 1))
+
+
+def test_resolving_names_the_engine_that_auto_takes_and_logs_nothing(caplog):
+    caplog.set_level(logging.INFO, logger="dpft")
+    model = nn.Linear(2, 1)
+    resolved = OPTIONS.resolved(model)
+    assert resolved.engine == "book_keeping" and not caplog.records
+    assert vars(resolved) == vars(OPTIONS) | {"engine": "book_keeping"}
+    assert resolved.resolved(model) == resolved
+
+
+def check(model):
+    batches = [records().losses(model), records((5, 2)).losses(model)]
+    return self_check(model, batches, ClippingOptions(max_grad_norm=0.5))
+
+
+def test_a_sound_clipper_passes_and_the_model_is_left_alone():
+    model = gpt2(dropout=0.2).train()
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    assert check(model) < 1e-5
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_gradients_that_are_not_finite_are_said_to_be_that_and_name_the_scale():
+    """Not the one-at-a-time loop, which nobody chose."""
+    model = gpt2()
+    with torch.no_grad():
+        next(model.parameters())[:] = torch.inf
+    with pytest.raises(RunError, match=r"not finite at `loss_scale=1`; no private record"):
+        check(model)
+
+
+def test_a_rule_that_misses_part_of_the_norm_stops_the_run_and_names_a_parameter(monkeypatch):
+    squares = OuterProduct.squares
+
+    def too_small(use):
+        found = squares(use)
+        return Squares(0.9 * found.values, found.terms)
+
+    monkeypatch.setattr(OuterProduct, "squares", too_small)
+    with pytest.raises(RunError, match=r"self-check failed.*most in parameter"):
+        check(gpt2())

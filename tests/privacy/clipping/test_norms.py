@@ -5,7 +5,7 @@ import torch
 
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.norms import LONGEST, formed_gradient, squared_norms
-from dpft.privacy.clipping.uses import OuterUse, RowsUse, merge_uses
+from dpft.privacy.clipping.uses import OuterProduct, RowsUse, merge_uses
 from tests.privacy.clipping.small_uses import dense, gradient, outer, rows_use
 
 
@@ -30,7 +30,7 @@ def test_tied_uses_that_cancel_are_formed_and_have_the_norm_of_what_is_formed():
     ids = torch.tensor([[2]])
     values = torch.tensor([[[3.0, 4.0]]])
     left = torch.nn.functional.one_hot(ids, 4).float()
-    tied = [OuterUse(-left, values), RowsUse(ids, values, 4)]
+    tied = [OuterProduct(-left, values), RowsUse(ids, values, 4)]
     found = squared_norms(tied)
     assert found.values.tolist() == [0.0] and found.formed.tolist() == [True]
     parts = list(formed_gradient(tied, torch.tensor(0)))
@@ -48,7 +48,7 @@ def test_norms_hold_where_positions_nearly_cancel(dtype, tolerance, cancelled_to
     left = torch.randn(16, 1, 64, generator=g, dtype=dtype)
     right = torch.randn(16, 1, 64, generator=g, dtype=dtype)
     nudge = cancelled_to * torch.randn(16, 1, 64, generator=g, dtype=dtype)
-    use = OuterUse(torch.cat([left, -left], 1), torch.cat([right, right + nudge], 1))
+    use = OuterProduct(torch.cat([left, -left], 1), torch.cat([right, right + nudge], 1))
     # The definition, without cancellation of squares: left (right - right - nudge)^T.
     difference = use.right[:, 0].double() - use.right[:, 1].double()
     exact = left[:, 0].double().norm(dim=1) * difference.norm(dim=1)
@@ -73,7 +73,7 @@ def test_an_example_whose_gradient_cancels_cannot_exceed_the_sensitivity(dtype, 
 
 
 def test_a_norm_whose_squares_underflow_is_taken_again_in_float64():
-    use = OuterUse(torch.full((1, 2, 3), 1e-23), torch.full((1, 2, 4), 1e10))
+    use = OuterProduct(torch.full((1, 2, 3), 1e-23), torch.full((1, 2, 4), 1e10))
     (square,) = squared_norms([use]).values
     assert square.dtype == torch.float64
     # Twelve entries of 2 * 1e-13.
@@ -82,6 +82,6 @@ def test_a_norm_whose_squares_underflow_is_taken_again_in_float64():
 
 def test_what_is_too_long_for_float32_products_is_formed_and_what_is_infinite_is_not():
     left = torch.tensor([2 * LONGEST, float("inf")]).view(2, 1, 1)
-    found = squared_norms([OuterUse(left, torch.full((2, 1, 1), 1e-20))])
+    found = squared_norms([OuterProduct(left, torch.full((2, 1, 1), 1e-20))])
     assert found.formed.tolist() == [True, False]
     assert found.values.tolist() == pytest.approx([(2 * LONGEST * 1e-20) ** 2, float("inf")])

@@ -5,7 +5,7 @@ from torch import nn
 from dpft.errors import RunError
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.trainable import TrainableParameters
-from dpft.privacy.clipping.uses import GradientUse, OuterUse
+from dpft.privacy.clipping.uses import GradientUse, OuterProduct
 
 
 def test_uses_are_kept_per_parameter_and_taken_once():
@@ -21,7 +21,7 @@ def test_uses_are_kept_per_parameter_and_taken_once():
 
 @pytest.mark.parametrize(
     "use",
-    [GradientUse(torch.zeros(1, 2)), OuterUse(torch.zeros(3, 4, 1), torch.zeros(1, 4, 2))],
+    [GradientUse(torch.zeros(1, 2)), OuterProduct(torch.zeros(3, 4, 1), torch.zeros(1, 4, 2))],
 )
 def test_a_use_that_does_not_carry_the_batch_is_refused_by_parameter_name(use):
     model = nn.ModuleDict({"wpe": nn.Linear(2, 1)})

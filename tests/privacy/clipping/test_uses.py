@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpft.privacy.clipping.units import Units
-from dpft.privacy.clipping.uses import GradientUse, OuterUse, RowsUse, merge_uses
+from dpft.privacy.clipping.uses import GradientUse, OuterProduct, RowsUse, merge_uses
 from tests.privacy.clipping.small_uses import dense, gradient, outer, rows_use
 
 # Short sequences take the ghost norm, long ones the instantiated gradient.
@@ -45,7 +45,7 @@ def test_a_units_gradient_is_the_sum_of_its_rows(use):
 
 
 def test_half_precision_uses_are_summed_in_float32():
-    use = OuterUse(torch.full((1, 4096, 1), 0.1).bfloat16(), torch.ones(1, 4096, 1).bfloat16())
+    use = OuterProduct(torch.full((1, 4096, 1), 0.1).bfloat16(), torch.ones(1, 4096, 1).bfloat16())
     tenth = float(torch.tensor(0.1).bfloat16())
     assert use.squares().values.dtype == torch.float32
     assert float(use.squares().values) == pytest.approx((4096 * tenth) ** 2, rel=1e-5)
@@ -59,7 +59,7 @@ def test_no_gradient_is_longer_than_its_norm_bound(use):
 
 def test_the_norm_bound_is_reached_where_no_two_terms_cancel():
     one = outer(t=1)
-    twice = OuterUse(torch.cat([one.left, one.left], 1), torch.cat([one.right, one.right], 1))
+    twice = OuterProduct(torch.cat([one.left, one.left], 1), torch.cat([one.right, one.right], 1))
     ids = torch.zeros(3, 2, dtype=torch.long)
     same_row = RowsUse(ids, twice.right, 4)
     for use in (twice, same_row, gradient()):
@@ -68,7 +68,7 @@ def test_the_norm_bound_is_reached_where_no_two_terms_cancel():
 
 def test_uses_of_one_kind_are_joined_and_kinds_stay_apart():
     merged = merge_uses([rows_use(), outer(), gradient(), rows_use(seed=6), gradient(seed=7)])
-    assert [type(use) for use in merged] == [OuterUse, RowsUse, GradientUse]
+    assert [type(use) for use in merged] == [OuterProduct, RowsUse, GradientUse]
     assert torch.allclose(dense(merged[1]), dense(rows_use()) + dense(rows_use(seed=6)))
     assert torch.allclose(dense(merged[2]), dense(gradient()) + dense(gradient(seed=7)))
 
@@ -84,6 +84,24 @@ def test_a_small_weights_sum_is_added_up_in_float64_and_rounded_once():
     """After 2^24 float32 cannot count by ones: one after the other they would add up to 2^24."""
     left = torch.ones(3, 40, 1)
     left[0, 0] = 2.0**24
-    use, total = OuterUse(left, torch.ones(3, 40, 1)), torch.zeros(1, 1)
+    use, total = OuterProduct(left, torch.ones(3, 40, 1)), torch.zeros(1, 1)
     use.add_weighted_sum(torch.ones(3), total)
     assert float(total) == 2.0**24 + 120
+
+
+# Units in ascending order: 3 has row 1 alone; 7 has rows 0 and 2.
+UNITS = Units.of(torch.tensor([7, 3, 7]))
+ROWS = torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]], [[5.0], [6.0]]])
+
+
+def test_rows_are_numbered_by_unit_and_within_it():
+    assert UNITS.index.tolist() == [1, 0, 1] and UNITS.position.tolist() == [0, 0, 1]
+    assert (UNITS.count, UNITS.longest) == (2, 2)
+
+
+def test_a_units_rows_stand_end_to_end_and_zeros_fill_up():
+    assert UNITS.concatenate(ROWS)[..., 0].tolist() == [[3, 4, 0, 0], [1, 2, 5, 6]]
+
+
+def test_a_units_rows_add_up():
+    assert UNITS.sum(ROWS)[..., 0].tolist() == [[3, 4], [6, 8]]

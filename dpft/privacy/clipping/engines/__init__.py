@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from dpft.privacy.clipping.choices import Tuning, check_engine_name
-from dpft.privacy.clipping.costs import FLOAT_BYTES
+from dpft.privacy.clipping.choices import FLOAT_BYTES, Tuning, check_engine_name
 from dpft.privacy.clipping.engines.algorithms import (
     BookKeepingEngine,
     InstantiateEngine,

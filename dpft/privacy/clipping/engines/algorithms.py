@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.choices import Tuning
-from dpft.privacy.clipping.costs import keeping_is_cheaper
+from dpft.privacy.clipping.choices import Tuning, keeping_is_cheaper
 from dpft.privacy.clipping.engines.base import ClipDecision, ClippedBatch, Engine, LossFunction
 from dpft.privacy.clipping.engines.loss_checks import LoopLossCheck
 from dpft.privacy.clipping.engines.recording import (
@@ -39,12 +38,19 @@ from dpft.privacy.clipping.engines.recording import (
     Rows,
 )
 from dpft.privacy.clipping.factors import ClippingStyle
-from dpft.privacy.clipping.head_use import HeadUse
+from dpft.privacy.clipping.heads import (
+    RecomputedHead,
+    Span,
+    WideUse,
+    certain,
+    is_wide,
+    widen,
+    widen_unchecked,
+)
 from dpft.privacy.clipping.norms import CarefulSquares
 from dpft.privacy.clipping.patch_use import PatchUse
 from dpft.privacy.clipping.separation.proof import ordinary_gradients
-from dpft.privacy.clipping.uses import GradientUse, OuterUse, Use, merge_uses
-from dpft.privacy.clipping.wide import Span, WideUse, certain, is_wide, widen, widen_at_a_glance
+from dpft.privacy.clipping.uses import GradientUse, OuterProduct, Use, merge_uses
 
 
 class BookKeepingEngine(RecordingEngine):
@@ -62,12 +68,12 @@ class BookKeepingEngine(RecordingEngine):
             rows = Rows(losses, units)
             collected = self._collected(uses, rows)
 
-            def look_again(names: set[str]) -> dict[str, CarefulSquares]:
+            def recheck(names: set[str]) -> dict[str, CarefulSquares]:
                 for name in names:
                     uses[name][:] = [certain(use) for use in uses[name]]
                 return {name: rows.squared_norms(uses[name], self.negligible) for name in names}
 
-            decision = self.decide(collected, rows, look_again)
+            decision = self.decide(collected, rows, recheck)
             self.add_weighted_sums(uses, rows, decision)
             self.add_small_gradients(collected.matrices, decision)
             self.sums.flush()
@@ -92,13 +98,13 @@ class BookKeepingEngine(RecordingEngine):
             self.backward(losses, self._keep)
         finally:
             uses = self.recorder.take()
-        return {n: [widen_at_a_glance(use) for use in merge_uses(kept)] for n, kept in uses.items()}
+        return {n: [widen_unchecked(use) for use in merge_uses(kept)] for n, kept in uses.items()}
 
     def _keep(self, name: str, use: Use) -> None:
         """Keeps a use, as per-example gradients where that is cheaper."""
-        if isinstance(use, HeadUse):
+        if isinstance(use, RecomputedHead):
             self._memory -= use.kept_bytes
-        if isinstance(use, OuterUse | PatchUse) and name not in self.shared:
+        if isinstance(use, OuterProduct | PatchUse) and name not in self.shared:
             shape = use.shape
             if keeping_is_cheaper(shape, self._memory):
                 if shape.instantiated_bytes > shape.factored_bytes:
@@ -123,10 +129,10 @@ class InstantiateEngine(RecordingEngine):
                 for name in matrix.names:
                     del gradients[name]
 
-            def look_again(names: set[str]) -> dict[str, CarefulSquares]:
+            def recheck(names: set[str]) -> dict[str, CarefulSquares]:
                 return {n: rows.squared_norms(gradients[n], self.negligible) for n in names}
 
-            decision = self.decide(collected, rows, look_again)
+            decision = self.decide(collected, rows, recheck)
             self.add_weighted_sums(gradients, rows, decision)
             self.add_small_gradients(collected.matrices, decision)
             self.sums.flush()
@@ -160,8 +166,8 @@ class TwoPassEngine(RecordingEngine):
         with _rounding_alike(losses.device), _keeping_buffers():
             collected = self._collected(losses, rows)
             with torch.no_grad():
-                look_again = partial(self._look_again, losses, rows)
-                decision = self.decide(collected, rows, look_again)
+                recheck = partial(self._recheck, losses, rows)
+                decision = self.decide(collected, rows, recheck)
             if not collected.all_are_small:
                 self._contract(losses, rows, decision, collected.small)
             with torch.no_grad():
@@ -198,7 +204,7 @@ class TwoPassEngine(RecordingEngine):
                 reused.add(name)
             else:
                 met.add(name)
-                collector.add(name, self._folded(name, [use], rows, widen_at_a_glance))
+                collector.add(name, self._folded(name, [use], rows, widen_unchecked))
 
         try:
             self.backward(losses, receive, retain_graph=True)
@@ -207,10 +213,10 @@ class TwoPassEngine(RecordingEngine):
         if not reused:
             with torch.no_grad():
                 for name, uses in kept.items():
-                    collector.add(name, self._folded(name, uses, rows, widen_at_a_glance))
+                    collector.add(name, self._folded(name, uses, rows, widen_unchecked))
         return reused
 
-    def _look_again(self, losses: Tensor, rows: Rows, names: set[str]) -> dict[str, CarefulSquares]:
+    def _recheck(self, losses: Tensor, rows: Rows, names: set[str]) -> dict[str, CarefulSquares]:
         """Takes the norms of some parameters with care, in one more pass over the graph."""
         careful: dict[str, CarefulSquares] = {}
 
@@ -277,7 +283,7 @@ class TwoPassEngine(RecordingEngine):
     def _widened_again(self, name: str, use: Use) -> Use:
         """Returns a use of a vocabulary's weight with the positions that counted before."""
         spans = self._spans.get((name, use.left.shape[1])) if is_wide(use) else None
-        return widen(use) if spans is None else widen_at_a_glance(use, spans)
+        return widen(use) if spans is None else widen_unchecked(use, spans)
 
 
 def _keeping_buffers() -> AbstractContextManager[None]:

@@ -42,7 +42,7 @@ class ClipDecision:
         finite: Which examples (or units) take part in the sum, shape (b or units,); the others
             are left out as not finite.
         non_finite: How many are left out.
-        is_doubted: Whether some norm cannot be believed and must be taken again.
+        needs_recheck: Whether some norm cannot be believed and must be taken again.
         formed: By parameter, which examples' gradients are formed by themselves, (b or units,).
     """
 
@@ -50,7 +50,7 @@ class ClipDecision:
     factors: Tensor
     finite: Tensor
     non_finite: int
-    is_doubted: bool = False
+    needs_recheck: bool = False
     formed: Mapping[str, Tensor] = field(default_factory=dict)
     _known: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict, repr=False)
 
@@ -198,7 +198,9 @@ class Engine(ABC):
         left_out = finite.logical_not().sum()
         looked_at = [left_out] if doubt is None else [left_out, doubt.to(left_out.dtype)]
         non_finite, *doubted = torch.stack(looked_at).tolist()
-        return ClipDecision(norms, in_range(factors), finite, non_finite, is_doubted=any(doubted))
+        return ClipDecision(
+            norms, in_range(factors), finite, non_finite, needs_recheck=any(doubted)
+        )
 
 
 def check_is_tensor(losses: object) -> None:

@@ -7,22 +7,23 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from dpft.privacy.clipping.blocks import is_same_tensor, numbers_at_a_time, sent
-from dpft.privacy.clipping.choices import Tuning
-from dpft.privacy.clipping.costs import ghost_is_cheaper
+from dpft.privacy.clipping.choices import Tuning, ghost_is_cheaper
 from dpft.privacy.clipping.engines.base import ClipDecision, Engine, LossFunction
 from dpft.privacy.clipping.engines.exactness import ExactnessCheck
 from dpft.privacy.clipping.engines.patches import Patches, watch_for_unrecorded_gradients
 from dpft.privacy.clipping.factors import ClippingStyle
+from dpft.privacy.clipping.heads import WideUse
 from dpft.privacy.clipping.norms import (
     CarefulSquares,
-    distance_from_doubt,
+    GradientMatrix,
+    SmallGradients,
+    error_margin,
     formed_gradient,
+    is_small,
     squared_norms,
-    squares_at_a_glance,
+    unchecked_squares,
 )
 from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.small_gradients import GradientMatrix, SmallGradients, is_small
 from dpft.privacy.clipping.squares import (
     GramPair,
     Squares,
@@ -30,12 +31,14 @@ from dpft.privacy.clipping.squares import (
     gram_pairs,
     in_norm_dtype,
     in_rows,
+    is_same_tensor,
     lost_by_underflow,
+    numbers_at_a_time,
+    sent,
     squares_of_grams,
 )
 from dpft.privacy.clipping.units import Units
-from dpft.privacy.clipping.uses import GradientUse, OuterUse, Use
-from dpft.privacy.clipping.wide import WideUse
+from dpft.privacy.clipping.uses import GradientUse, OuterProduct, Use
 
 
 class Rows:
@@ -190,7 +193,7 @@ class CollectedNorms:
         wrong = (self.believed | ~finite).all().logical_not()
         return torch.stack([wrong, *(doubt.bool() for doubt in self.doubts.values())]).any()
 
-    def doubted_rows(self, finite: Tensor) -> list[int]:
+    def rows_to_recheck(self, finite: Tensor) -> list[int]:
         """Returns the rows to take again; looks at the device."""
         rows = (self.believed | ~finite).all(1).tolist()
         doubted = {name for name, doubt in self.doubts.items() if bool(doubt)}
@@ -230,10 +233,10 @@ class NormCollector:
         use = uses[0]
         if len(uses) == 1 and isinstance(use, GradientUse):
             self._add_formed(name, use.values)
-        elif len(uses) == 1 and type(use) is OuterUse and ghost_is_cheaper(use.shape):
+        elif len(uses) == 1 and type(use) is OuterProduct and ghost_is_cheaper(use.shape):
             self._add_grams(name, use)
         else:
-            squares = squares_at_a_glance(uses)
+            squares = unchecked_squares(uses)
             self._squares[squares.values.dtype].append((self._new_row(name), squares))
 
     def result(self, negligible: float) -> CollectedNorms:
@@ -260,7 +263,7 @@ class NormCollector:
             return (torch.zeros(0, self._count, dtype=torch.float64, device=self._device),) * 2
         rows = [row for stack, _ in self._stacks for row in stack]
         values = [squares.values.double() for _, squares in self._stacks]
-        distances = [distance_from_doubt(squares).double() for _, squares in self._stacks]
+        distances = [error_margin(squares).double() for _, squares in self._stacks]
         for row, formed, distance in self._formed:
             rows.append(row)
             values.append(formed.unsqueeze(0))
@@ -293,7 +296,7 @@ class NormCollector:
             # Nothing cancels, but a length that float32 does not hold is to be seen.
             dtype = whole.dtype
             terms = torch.full_like(squares, lost_by_underflow(dtype) * len(lengths))
-            doubt = distance_from_doubt(Squares(squares, terms), dtype)
+            doubt = error_margin(Squares(squares, terms), dtype)
             self._formed.append((row, squares, doubt.clamp(max=0) + (squares - squares)))
 
     def _take_matrix(self, matrix: GradientMatrix) -> None:
@@ -302,7 +305,7 @@ class NormCollector:
         self._formed.append((self._new_row(*matrix.names), squares, torch.zeros_like(squares)))
         self._matrices.append(matrix)
 
-    def _add_grams(self, name: str, use: OuterUse) -> None:
+    def _add_grams(self, name: str, use: OuterProduct) -> None:
         row = self._new_row(name)
         left, right = in_norm_dtype(use.left), in_norm_dtype(use.right)
         known = None if self._shared is None else self._shared.bands(right)
@@ -396,22 +399,22 @@ class RecordingEngine(Engine):
         self,
         collected: CollectedNorms,
         rows: Rows,
-        look_again: Callable[[set[str]], Mapping[str, CarefulSquares]],
+        recheck: Callable[[set[str]], Mapping[str, CarefulSquares]],
     ) -> ClipDecision:
         """Returns what the norms of a batch decide.
 
         Args:
             collected: The norms at a glance.
             rows: The batch's rows.
-            look_again: Takes the norms of some parameters with care, which is rare.
+            recheck: Takes the norms of some parameters with care, which is rare.
         """
         count = self.style.groups
         doubt = collected.doubt(rows.finite)
         decision = self.decide_clipping(collected.squares(count), rows.finite, doubt)
-        if not decision.is_doubted:
+        if not decision.needs_recheck:
             return decision
-        doubted = collected.doubted_rows(rows.finite)
-        careful = look_again({name for row in doubted for name in collected.names[row]})
+        doubted = collected.rows_to_recheck(rows.finite)
+        careful = recheck({name for row in doubted for name in collected.names[row]})
         squares = {name: squares.values for name, squares in careful.items()}
         values = collected.with_squares(doubted, squares).squares(count)
         formed = {n: squares.formed for n, squares in careful.items() if squares.formed is not None}

@@ -1,6 +1,6 @@
-"""Layer rules: one file per kind of layer, each a forward that reports its weight's uses.
+"""Layer rules: each kind of layer's forward, in the same arithmetic, recording its weight's uses.
 
-To add a kind, add a module here and name it in ``LAYER_RULES``.
+To add a kind, write its forward and name it in ``LAYER_RULES``.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,14 +16,13 @@ from dpft.batch_mixing import StandardizedConv2d
 from dpft.head_losses import LossHead
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules.convolution import convolution_forward, is_plain
-from dpft.privacy.clipping.rules.embedding import embedding_forward
-from dpft.privacy.clipping.rules.fused_head import loss_head_forward
-from dpft.privacy.clipping.rules.group_norm import group_norm_forward
-from dpft.privacy.clipping.rules.intercepted import embedding_subclass_forward
-from dpft.privacy.clipping.rules.layer_norm import layer_norm_forward
-from dpft.privacy.clipping.rules.linear import conv1d_forward, linear_forward
-from dpft.privacy.clipping.rules.recurrent import recurrent_forward
-from dpft.privacy.clipping.rules.rms_norm import rms_norm_forward
+from dpft.privacy.clipping.rules.embedding import embedding_forward, embedding_subclass_forward
+from dpft.privacy.clipping.rules.linear import conv1d_forward, linear_forward, loss_head_forward
+from dpft.privacy.clipping.rules.normalization import (
+    group_norm_forward,
+    layer_norm_forward,
+    rms_norm_forward,
+)
 from dpft.privacy.clipping.rules.whole_batch import on_the_whole_batch
 
 Rule = Callable[[Any, Recorder], Callable[..., Any]]
@@ -41,9 +40,6 @@ LAYER_RULES: Mapping[type[nn.Module], Rule] = MappingProxyType(
         nn.Conv1d: convolution_forward,
         nn.Conv2d: convolution_forward,
         StandardizedConv2d: convolution_forward,
-        nn.LSTM: recurrent_forward,
-        nn.GRU: recurrent_forward,
-        nn.RNN: recurrent_forward,
     }
 )
 
@@ -56,7 +52,7 @@ def find_rule(module: nn.Module) -> Rule | None:
     look-up is intercepted. A layer with trainable weights that its kind does not have has none.
     """
     own = {name for name, p in module.named_parameters(recurse=False) if p.requires_grad}
-    if not own <= _names_of_kind(module) or is_parametrized(module):
+    if not own <= {"weight", "bias"} or is_parametrized(module):
         return None
     if isinstance(module, nn.Conv1d | nn.Conv2d) and not is_plain(module):
         return None
@@ -64,10 +60,6 @@ def find_rule(module: nn.Module) -> Rule | None:
         if isinstance(module, kind) and type(module).forward is kind.forward:
             return rule
     return embedding_subclass_forward if isinstance(module, nn.Embedding) else None
-
-
-def _names_of_kind(module: nn.Module) -> set[str]:
-    return set(module._flat_weights_names) if isinstance(module, nn.RNNBase) else {"weight", "bias"}
 
 
 def intercepted_function(module: nn.Module) -> Callable[..., Any] | None:
@@ -88,8 +80,6 @@ def recording_forward(
     rule = find_rule(layer)
     if rule is None:
         raise ValueError(f"there is no rule for {type(layer).__name__}")
-    if isinstance(layer, nn.RNNBase):
-        return recurrent_forward(layer, recorder, broadcast=broadcast)
     if isinstance(layer, LossHead):
         return loss_head_forward(layer, recorder)
     if isinstance(layer, nn.Embedding) and rule is embedding_subclass_forward:

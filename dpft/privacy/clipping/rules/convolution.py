@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.grad import conv1d_input, conv2d_input
 
 from dpft.batch_mixing import StandardizedConv2d, pulled_back, standardized
-from dpft.privacy.clipping.costs import instantiated_is_smaller
+from dpft.privacy.clipping.choices import instantiated_is_smaller
 from dpft.privacy.clipping.patch_use import PatchUse, Window
 from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.rules.autocast import for_product, sum_dtype
+from dpft.privacy.clipping.rules.linear import for_product, sum_dtype
 from dpft.privacy.clipping.uses import GradientUse, Use
 
 Convolution = nn.Conv1d | nn.Conv2d

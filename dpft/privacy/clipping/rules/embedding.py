@@ -1,4 +1,9 @@
-"""Embedding layers: each position adds its output gradient to one row of the weight."""
+"""Embedding layers: each position adds its output gradient to one row of the weight.
+
+Subclasses with a forward of their own (Gemma's scaled one, OPT's with an offset) run it as it is;
+the look-up in the middle of it is what the rule takes over, as it is called there: a subclass need
+not pass its own ``padding_idx`` on.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,11 +11,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from dpft.errors import InputError
-from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.recorder import Recorder, Tap
 from dpft.privacy.clipping.rules.linear import as_sequence
-from dpft.privacy.clipping.traced import Tap
+from dpft.privacy.clipping.rules.whole_batch import on_the_whole_batch
 from dpft.privacy.clipping.uses import RowsUse
 
 
@@ -81,3 +87,55 @@ class _Embedding(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         ctx.record(ids, backprops, ctx.rows)
         return None, None, None
+
+
+def embedding_subclass_forward(
+    layer: nn.Embedding, recorder: Recorder, *, broadcast: bool = False
+) -> Callable[..., Any]:
+    """Returns the subclass's forward with its ``F.embedding`` recorded.
+
+    Args:
+        layer: The layer.
+        recorder: What it reports to.
+        broadcast: Whether ids of one row for all examples are expanded to a row for each.
+    """
+
+    def embed(
+        ids: Tensor,
+        weight: Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Tensor:
+        check_plain(max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq)
+        rule = look_up(layer, padding_idx, recorder)
+        return on_the_whole_batch(layer, rule, recorder, broadcast=broadcast)(ids)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        own = type(layer).forward
+        if recorder.looping:
+            return own(layer, *args, **kwargs)
+        with _Intercept(layer.weight, embed):
+            return own(layer, *args, **kwargs)
+
+    return forward
+
+
+class _Intercept(TorchFunctionMode):
+    """Puts another look-up in the place of ``F.embedding`` on one weight."""
+
+    def __init__(self, weight: Tensor, embed: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self._weight = weight
+        self._embed = embed
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        used = args[1] if len(args) > 1 else options.get("weight")
+        if func is F.embedding and used is self._weight:
+            return self._embed(*args, **options)
+        return func(*args, **options)

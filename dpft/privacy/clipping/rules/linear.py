@@ -1,4 +1,13 @@
-"""Dense layers: torch's ``Linear`` and Hugging Face's ``Conv1D``, its transpose."""
+"""Dense layers, Hugging Face's transposed ``Conv1D``, and heads that give losses for logits.
+
+A dense layer's backward pass hands out input and output gradient, of which the weight's gradient is
+the product, and forms none.
+
+Autocast looks at torch's functions, and does not reach into a ``torch.autograd.Function``'s
+backward pass. So the rules cast by hand: products in the autocast dtype, as ``F.linear`` would;
+normalization in float32 where autocast does it so. Parameters stay float32 and are cast anew in
+the backward pass, which costs less than keeping the copy.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,10 +17,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.rules.autocast import for_product, sum_dtype
-from dpft.privacy.clipping.traced import Tap
-from dpft.privacy.clipping.uses import GradientUse, OuterUse
+from dpft.head_losses import Chunk, LossHead, Targets, token_losses
+from dpft.privacy.clipping.heads import HeadProduct, RecomputedHead, SeenChunks
+from dpft.privacy.clipping.recorder import Recorder, Tap
+from dpft.privacy.clipping.squares import in_norm_dtype
+from dpft.privacy.clipping.uses import GradientUse, OuterProduct
+
+
+def for_product(inputs: Tensor) -> Tensor:
+    """Returns the inputs of a matrix product as autocast would cast them."""
+    device = inputs.device.type
+    if not torch.is_autocast_enabled(device) or inputs.dtype == torch.float64:
+        return inputs
+    return inputs.to(torch.get_autocast_dtype(device))
+
+
+def for_normalization(inputs: Tensor) -> Tensor:
+    """Returns the inputs of a normalization as autocast would: float32, but on the CPU as is."""
+    device = inputs.device.type
+    if device == "cpu" or not torch.is_autocast_enabled(device):
+        return inputs
+    return inputs.to(torch.promote_types(inputs.dtype, torch.float32))
+
+
+def sum_dtype(gradients: Tensor) -> torch.dtype:
+    """Returns the dtype to add gradients up in, float32 or better."""
+    return torch.float64 if gradients.dtype == torch.float64 else torch.float32
 
 
 def linear_forward(layer: nn.Linear, recorder: Recorder) -> Callable[[Tensor], Tensor]:
@@ -19,7 +50,7 @@ def linear_forward(layer: nn.Linear, recorder: Recorder) -> Callable[[Tensor], T
 
     def record(inputs: Tensor | None, backprops: Tensor) -> None:
         if layer.weight.requires_grad and inputs is not None:
-            use = OuterUse(as_sequence(backprops), as_sequence(inputs))
+            use = OuterProduct(as_sequence(backprops), as_sequence(inputs))
             recorder.record(layer, "weight", use)
         _record_bias(layer, backprops, recorder)
 
@@ -38,7 +69,7 @@ def conv1d_forward(layer: Conv1D, recorder: Recorder) -> Callable[[Tensor], Tens
 
     def record(inputs: Tensor | None, backprops: Tensor) -> None:
         if layer.weight.requires_grad and inputs is not None:
-            use = OuterUse(as_sequence(inputs), as_sequence(backprops))
+            use = OuterProduct(as_sequence(inputs), as_sequence(backprops))
             recorder.record(layer, "weight", use)
         _record_bias(layer, backprops, recorder)
 
@@ -129,3 +160,41 @@ class _Dense(torch.autograd.Function):
             return None, None, None, None, None
         weight = weight.to(backprops.dtype)
         return backprops @ (weight.t() if ctx.transposed else weight), None, None, None, None
+
+
+def loss_head_forward(layer: LossHead, recorder: Recorder) -> Callable[..., Tensor]:
+    """Returns the layer's forward in each of its ways, recording its weight's uses."""
+    logits = linear_forward(layer, recorder)
+
+    def forward(
+        hidden: Tensor, labels: Tensor | None = None, shares: Tensor | None = None
+    ) -> Tensor:
+        if layer.passes:
+            return hidden
+        if labels is None or shares is None:
+            return logits(hidden)
+        return token_losses(
+            hidden, layer.weight, labels, shares, _Recording(layer, recorder, labels.shape)
+        )
+
+    return forward
+
+
+class _Recording:
+    """Sees a call's chunks, and records its use when the factors are known."""
+
+    def __init__(self, layer: LossHead, recorder: Recorder, size: torch.Size) -> None:
+        self._layer, self._recorder, self._size = layer, recorder, size
+        looked_up = recorder.looked_up(layer, "weight") if layer.weight.requires_grad else ()
+        self._seen = SeenChunks([ids for ids in looked_up if len(ids) == size[0]])
+        self.room = recorder.room
+
+    def see(self, chunk: Chunk, targets: Targets) -> None:
+        """Takes what its examples' norms need of a chunk."""
+        self._seen.see(chunk, targets, self._size)
+
+    def report(self, hidden: Tensor, targets: Targets, factors: Tensor) -> None:
+        """Records the use."""
+        product = HeadProduct(self._layer.weight, targets, self._seen)
+        use = RecomputedHead(in_norm_dtype(factors), hidden, product)
+        self._recorder.record(self._layer, "weight", use)

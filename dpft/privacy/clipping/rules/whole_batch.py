@@ -1,8 +1,10 @@
-"""Runs a layer on the whole batch, though the region around it runs example by example.
+"""Weights for each example, and layers that meet the whole batch, inside a mapped region.
 
-Inside ``torch.vmap`` a layer sees one example; its rule wants the batch. So the layer is called
-once, on the inputs of all examples, and its output goes back into the map. Attention and dropout
-that must draw one mask for all examples are called on the whole batch in the same way.
+A region (``separation.mapping``) runs a module example by example over weights that are expanded to
+one for each example: ordinary autograd then gives each example's gradient. Inside ``torch.vmap`` a
+layer sees one example; its rule wants the batch. So the layer is called once, on the inputs of all
+examples, and its output goes back into the map. Attention and dropout that must draw one mask for
+all examples are called on the whole batch in the same way.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.separation.deterministic import in_deterministic_mode
+from dpft.privacy.clipping.uses import GradientUse
 
 LayerForward = Callable[[Tensor], Tensor]
 
@@ -85,46 +88,6 @@ class _WholeBatchLayer(MappedOnly):
         inputs: Tensor,
     ) -> tuple[Tensor, int]:
         return layer(rows_of(inputs, in_dims[2], info.batch_size)), 0
-
-
-def on_all_examples(
-    run: Callable[..., Sequence[Tensor]],
-    token: Tensor,
-    tensors: Sequence[Tensor],
-    *,
-    places: Sequence[int],
-) -> tuple[Tensor, ...]:
-    """Returns what a function of several tensors gives, called once for all mapped examples.
-
-    Args:
-        run: Takes and gives tensors of the whole batch.
-        token: A tensor that the map maps.
-        tensors: One example's, as a batch of one.
-        places: Which of their dimensions carries the batch, of those taken and of those given; more
-            than there are do no harm.
-    """
-    given: tuple[Tensor, ...] = _WholeBatchTensors.apply(run, token, places, *tensors)
-    return given
-
-
-class _WholeBatchTensors(MappedOnly):
-    """A function of several tensors inside a mapped region: called once for all examples."""
-
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: Sequence[int | None],
-        run: Callable[..., Sequence[Tensor]],
-        token: Tensor,
-        places: Sequence[int],
-        *tensors: Tensor,
-    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        taken = zip(tensors, in_dims[3:], places, strict=False)
-        rows = [rows_of(x, dim, info.batch_size).movedim(0, at) for x, dim, at in taken]
-        given = run(*(x.flatten(at, at + 1) for x, at in zip(rows, places, strict=False)))
-        apart = zip(given, places, strict=False)
-        outputs = tuple(x.unflatten(at, (info.batch_size, -1)).movedim(at, 0) for x, at in apart)
-        return outputs, (0,) * len(outputs)
 
 
 def with_one_mask(dropout: nn.Module, recorder: Recorder) -> LayerForward:
@@ -212,3 +175,31 @@ class _Attention(MappedOnly):
 def rows_of(inputs: Tensor, dim: int | None, count: int) -> Tensor:
     """Returns (count, …); an input that all examples share is theirs one by one."""
     return inputs.expand(count, *inputs.shape) if dim is None else inputs.movedim(dim, 0)
+
+
+def expanded(weight: Tensor, count: int, report: Callable[[GradientUse], None]) -> Tensor:
+    """Returns a weight as (count, *shape), without a copy; its gradients go to ``report``.
+
+    Ordinary autograd then gives each example's gradient, whatever is computed with the weight,
+    as long as example i meets row i alone.
+    """
+    if not weight.requires_grad:
+        return weight.expand(count, *weight.shape)
+    rows: Tensor = _Expand.apply(weight, count, report)
+    return rows
+
+
+class _Expand(torch.autograd.Function):
+    """A weight as (count, …), whose backward hands out the (count, …) gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, count: int, report: Callable[[GradientUse], None]
+    ) -> Tensor:
+        ctx.report = report
+        return weight.expand(count, *weight.shape)
+
+    @staticmethod
+    def backward(ctx: Any, backprops: Tensor) -> tuple[None, None, None]:
+        ctx.report(GradientUse(backprops))
+        return None, None, None

@@ -6,6 +6,7 @@ that they can be compared, dropout passes everything and random numbers become c
 modules stay in the mode they are in.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,6 +111,38 @@ def state_preserved(root: nn.Module) -> Iterator[None]:
             yield
         finally:
             buffers.restore()
+
+
+@contextmanager
+def one_order_of_addition(device: torch.device) -> Iterator[None]:
+    """Makes an accelerator's kernels add in one order, so that two runs give the same bits.
+
+    Attention's backward kernels add in any order as they come, and half precision shows it: a
+    gradient then differs from itself by more than another example's share that is looked for. On
+    a CPU nothing changes. A layer whose kernel knows no one order raises an error that
+    ``knows_no_order`` tells from others.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory
+    # cuBLAS is asked for it by the environment alone.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    memory.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        memory.fill_uninitialized_memory = filled
+
+
+def knows_no_order(error: BaseException) -> bool:
+    """Whether an error says that a kernel adds in any order alone."""
+    return isinstance(error, RuntimeError) and "deterministic" in str(error)
 
 
 @contextmanager

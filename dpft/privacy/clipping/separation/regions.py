@@ -229,10 +229,6 @@ def _is_shared_dropout(module: nn.Module, flows: Mapping[nn.Module, ModuleFlow])
 def _carries_the_batch(use: WeightUse, flow: Flow) -> bool:
     if intercepted_function(use.user) is not None:
         return use.status is Status.BATCH
-    if isinstance(use.user, nn.RNNBase):
-        # Its batch may be second, or packed where no shape shows it.
-        entering = next(iter(flow.modules[use.user].inputs.values()), None)
-        return entering not in (Status.ONE, Status.SHARED)
     return flow.modules[use.user].carries_the_batch_in
 
 

@@ -14,7 +14,7 @@ from dpft.privacy.clipping.engines.algorithms import (
     TwoPassEngine,
 )
 from dpft.privacy.clipping.factors import clipping_style
-from dpft.privacy.clipping.uses import OuterUse
+from dpft.privacy.clipping.uses import OuterProduct
 from tests.privacy.clipping.oracle import gpt2, records
 from tests.privacy.clipping.rules.oracle import assert_equals_the_loop
 from tests.slowness import slow_but
@@ -125,7 +125,7 @@ def test_output_gradients_are_let_go_during_the_pass():
 
     def watch(name, use):
         most.append(sum(reference() is not None for reference in alive))
-        if isinstance(use, OuterUse):
+        if isinstance(use, OuterProduct):
             # GPT-2's blocks have their inputs on the left, its head on the right.
             alive.append(weakref.ref(use.left if name == "lm_head.weight" else use.right))
         record(name, use)

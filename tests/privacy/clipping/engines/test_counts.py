@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dpft.privacy.clipping import PerExampleClipper, blocks
+from dpft.privacy.clipping import PerExampleClipper, squares
 from tests.slowness import slow_but
 
 LAYERS, VOCABULARY = 12, 4200
@@ -73,7 +73,7 @@ def counted(work, monkeypatch) -> tuple[int, int]:
 def test_a_micro_batch_takes_few_operations_and_two_looks_whatever_the_number_of_parameters(
     engine, monkeypatch
 ):
-    monkeypatch.setattr(blocks, "CPU_BLOCK", blocks.DEVICE_BLOCK)
+    monkeypatch.setattr(squares, "CPU_BLOCK", squares.DEVICE_BLOCK)
     model = gpt2()
     compute = losses_of(model)
     ordinary = counted(lambda: compute().mean().backward(), monkeypatch)

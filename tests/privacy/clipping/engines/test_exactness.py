@@ -1,5 +1,7 @@
 """How often losses are computed, on how many rows, and what is refused before any is used."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ from torch import nn
 
 from dpft.errors import RunError
 from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.clipping.engines import exactness
 from tests.privacy.clipping.oracle import gpt2
 from tests.slowness import slow_but
 
@@ -225,3 +228,32 @@ def test_the_last_computation_is_the_one_that_is_used_on_all_rows():
     with PerExampleClipper(model, 0.5) as clipper:
         clipper.accumulate(losses)
     assert len(seen[-1]) == 6 and seen[-1].grad_fn is not None
+
+
+def test_a_proof_is_made_in_any_order_where_a_kernel_knows_no_one_order(monkeypatch):
+    """As on an accelerator, whose cumulative sums raise where one order is asked for."""
+    asked = []
+
+    @contextmanager
+    def one_order(device):
+        asked.append(True)
+        try:
+            yield
+        finally:
+            asked.append(False)
+
+    class Layer(nn.Linear):
+        def forward(self, x):
+            if asked and asked[-1]:
+                raise RuntimeError(
+                    "cumsum_cuda_kernel does not have a deterministic implementation"
+                )
+            return super().forward(x)
+
+    monkeypatch.setattr(exactness, "one_order_of_addition", one_order)
+    model = nn.Sequential(nn.Linear(3, 4), Layer(4, 2))
+    x = torch.randn(5, 3)
+    with PerExampleClipper(model, 0.5, engine="book_keeping") as clipper:
+        norms = clipper.accumulate(lambda: model(x).square().sum(1))
+    assert asked == [True, False]
+    assert bool((norms > 0).all())

@@ -20,8 +20,7 @@ from dpft.privacy.clipping.engines.patches import (
     watch_for_unrecorded_gradients,
     with_signature,
 )
-from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.traced import Tap
+from dpft.privacy.clipping.recorder import Recorder, Tap
 from dpft.privacy.clipping.trainable import TrainableParameters
 from tests.privacy.clipping.oracle import Clipped, gpt2, records
 from tests.slowness import slow_but

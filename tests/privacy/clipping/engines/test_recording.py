@@ -10,7 +10,7 @@ from dpft.privacy.clipping.engines.algorithms import BookKeepingEngine
 from dpft.privacy.clipping.engines.base import ClipDecision
 from dpft.privacy.clipping.engines.recording import Rows
 from dpft.privacy.clipping.factors import clipping_style
-from dpft.privacy.clipping.uses import GradientUse, OuterUse
+from dpft.privacy.clipping.uses import GradientUse, OuterProduct
 
 X = torch.randn(3, 2, generator=torch.Generator().manual_seed(0))
 STYLE = clipping_style("flat", max_grad_norm=1.0)
@@ -122,7 +122,7 @@ def test_rows_of_a_unit_add_up_before_the_norm_and_take_its_factor():
     formed = rows.fold(GradientUse(torch.tensor([[3.0], [1.0], [4.0]])))
     # Units in ascending order: 5 has row 1, and 7 rows 0 and 2.
     assert formed.values.tolist() == [[1.0], [7.0]]
-    factored = OuterUse(torch.tensor([[[3.0]], [[1.0]], [[4.0]]]), torch.ones(3, 1, 1))
+    factored = OuterProduct(torch.tensor([[[3.0]], [[1.0]], [[4.0]]]), torch.ones(3, 1, 1))
     assert rows.fold(factored) is factored
     for use in (formed, factored):
         assert rows.squared_norms([use], 0.0).values.tolist() == [1.0, 49.0]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.costs import DEFAULT_MEMORY_MB
+from dpft.privacy.clipping.choices import DEFAULT_MEMORY_MB
 
 
 def assert_equals_the_loop(

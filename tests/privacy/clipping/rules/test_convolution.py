@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from dpft.batch_mixing import StandardizedConv2d
-from dpft.privacy.clipping import costs, patch_use
+from dpft.privacy.clipping import choices, patch_use
 from dpft.privacy.clipping.engines import algorithms
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.rules import convolution, find_rule
@@ -123,7 +123,7 @@ def test_shapes_choose_how_norms_are_taken(layer, kept, ghost):
     convolution.convolution_forward(made, recorder)(inputs).sum().backward()
     use = seen[0]
     assert isinstance(use, GradientUse) is kept
-    assert kept or costs.ghost_is_cheaper(use.shape) is ghost
+    assert kept or choices.ghost_is_cheaper(use.shape) is ghost
 
 
 @pytest.mark.parametrize(

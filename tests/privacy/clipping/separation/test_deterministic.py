@@ -10,6 +10,8 @@ from dpft.privacy.clipping.separation.deterministic import (
     DeterministicMode,
     RandomState,
     evaluating,
+    knows_no_order,
+    one_order_of_addition,
     random_state_restored_on_failure,
     state_preserved,
 )
@@ -120,3 +122,21 @@ def test_a_callers_own_draws_are_left_where_only_dropout_is_held():
     with DeterministicMode():
         seeded = torch.rand(9, generator=torch.Generator().manual_seed(1))
     assert len(seeded.unique()) > 1
+
+
+@pytest.mark.parametrize("kind, asked", [("cuda", True), ("cpu", False)])
+def test_an_accelerators_kernels_add_in_one_order_for_a_while(kind, asked, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    with pytest.raises(ZeroDivisionError), one_order_of_addition(torch.device(kind)):
+        assert torch.are_deterministic_algorithms_enabled() is asked
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        raise ZeroDivisionError
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+
+
+def test_a_kernel_that_knows_no_order_is_told_from_other_errors():
+    said = "cumsum_cuda_kernel does not have a deterministic implementation, but you set"
+    assert knows_no_order(RuntimeError(said))
+    assert not knows_no_order(RuntimeError("CUDA out of memory"))
+    assert not knows_no_order(ValueError(said))

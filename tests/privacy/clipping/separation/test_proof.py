@@ -17,7 +17,7 @@ from dpft.privacy.clipping.separation.proof import (
     ordinary_gradients,
     other_leaves,
 )
-from dpft.privacy.clipping.uses import GradientUse, OuterUse
+from dpft.privacy.clipping.uses import GradientUse, OuterProduct
 from tests.privacy.clipping.rules.oracle import assert_equals_the_loop
 from tests.slowness import slow
 
@@ -448,11 +448,11 @@ NAME = "dense.weight"
 
 def use(seed=0, size=1.0):
     g = torch.Generator().manual_seed(seed)
-    return OuterUse(size * torch.randn(3, 2, 4, generator=g), torch.randn(3, 2, 5, generator=g))
+    return OuterProduct(size * torch.randn(3, 2, 4, generator=g), torch.randn(3, 2, 5, generator=g))
 
 
 def scaled(before, weights=WEIGHTS):
-    return OuterUse(before.left * weights[:, None, None], before.right)
+    return OuterProduct(before.left * weights[:, None, None], before.right)
 
 
 def passed(*uses):
@@ -473,10 +473,10 @@ def test_rows_scaled_by_their_weights_pass():
 OTHERS = {
     "left as it was": lambda u: u,
     "scaled by another row's weight": lambda u: scaled(u, WEIGHTS.flip(0)),
-    "mixed with another row": lambda u: OuterUse(
+    "mixed with another row": lambda u: OuterProduct(
         scaled(u).left + 1e-3 * u.left.roll(1, 0), u.right
     ),
-    "turned around": lambda u: scaled(OuterUse(u.left.flip(2), u.right)),
+    "turned around": lambda u: scaled(OuterProduct(u.left.flip(2), u.right)),
 }
 
 
@@ -512,8 +512,8 @@ def test_what_is_so_small_that_float16_lost_it_says_nothing(size, lost):
 def test_the_smallest_peak_norm_is_the_largest_finite_row_of_the_smallest_tensor():
     left = torch.tensor([[[3.0, 4.0]], [[0.0, 1.0]], [[float("inf"), 0.0]]])
     right = torch.full((3, 1, 1), 100.0)
-    assert Fingerprint.of(NAME, OuterUse(left, right)).smallest_peak_norm == 5.0
-    nothing = OuterUse(torch.zeros(3, 1, 2), right)
+    assert Fingerprint.of(NAME, OuterProduct(left, right)).smallest_peak_norm == 5.0
+    nothing = OuterProduct(torch.zeros(3, 1, 2), right)
     assert Fingerprint.of(NAME, nothing).smallest_peak_norm == 0.0
 
 

@@ -1,0 +1,432 @@
+"""Batches: how rows become tensors, and how a logical batch is cut into micro-batches.
+
+A row is what an encoding makes of a record; only its `Layout` looks into it, so that what trains,
+checks and plans knows no kind of it. `TextLayout` is here, images' in ``images/batches``. Position
+ids are always expanded to (b, t): a model left to make its own broadcasts one row of them over the
+batch (GPT-2, BERT), and then its position embedding has no per-example gradient.
+
+A `View` is what a model reads of a row, drawn anew each time: it depends on the row and on secret
+bits of the step alone, so that what one record becomes does not depend on the others of its batch
+(docs/design.md, rule 3). `micro_batches` is about speed and memory only: the clipped sum is the
+same however a logical batch is cut, because clipping is per unit and no unit is cut in two.
+
+Shapes: b examples, t tokens of the longest example, k label words or outputs of a classifier.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpft.data.tokenization import TokenizedExample
+from dpft.kinds import (
+    CAUSAL,
+    CLASSES,
+    CLASSIFIER,
+    IGNORED_LABEL,
+    LABEL_WORDS,
+    MASKED,
+    SCORE,
+    SEQ2SEQ,
+    TEXT,
+)
+from dpft.parallel.shares import EVERYTHING, Share
+
+Bits = Callable[[int], bytes]
+"""Returns as many random bytes as it is asked for, once for each view."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What a model reads of some examples, and what their losses are made of."""
+
+    inputs: Mapping[str, Tensor]
+    """Keyword arguments of the model: ``input_ids`` and others, each of shape (b, t) and int64; or
+    ``pixel_values``, shape (b, channels, height, width), float32."""
+    labels: Tensor
+    """For texts: token ids, -100 where no loss is, shape (b, t). Else: probabilities of the label
+    words or classes, or the score, shape (b, k), float32."""
+    kind: str = CAUSAL
+    """Kind of model it is for."""
+    answer: str = TEXT
+    """What the labels are: a text, a label word, a class, a score or attributes."""
+    positions: Tensor | None = None
+    """Where the label word is predicted, shape (b,), int64."""
+    words: Tensor | None = None
+    """Token ids of the label words, shape (k,), int64."""
+    weights: Tensor | None = None
+    """What each example's loss is multiplied with, shape (b,), float32; None: 1."""
+    units: Tensor | None = None
+    """Privacy unit of each example, shape (b,), int64; None: each is a unit of its own."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """Returns the batch with its tensors on the device."""
+        return replace(
+            self,
+            inputs={name: tensor.to(device) for name, tensor in self.inputs.items()},
+            labels=self.labels.to(device),
+            positions=None if self.positions is None else self.positions.to(device),
+            words=None if self.words is None else self.words.to(device),
+            weights=None if self.weights is None else self.weights.to(device),
+            units=None if self.units is None else self.units.to(device),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout(ABC):
+    """How rows lie in a batch; public configuration."""
+
+    kind: str = CAUSAL
+    """Kind of model."""
+    answer: str = TEXT
+    """As ``Batch.answer``."""
+    outputs: int = 1
+    """Numbers a classifier gives."""
+    pad_to_multiple_of: int = 1
+    """Lengths of batches are multiples of it, but for the longest there may be; changes no loss."""
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether rows have lengths, in tokens."""
+        return True
+
+    @abstractmethod
+    def length(self, row: Any) -> int:
+        """Returns a row's length, by which rows are sorted: of a text, the tokens that it reads."""
+
+    @abstractmethod
+    def longest(self, rows: Sequence[Any]) -> int:
+        """Returns the length of the longest row, of what is read or what is written."""
+
+    @abstractmethod
+    def padded_length(self, longest: int) -> int:
+        """Returns the length of a batch whose longest row has the length ``longest``."""
+
+    @abstractmethod
+    def cost(self, row: Any) -> int:
+        """Returns the length of all that a model computes for a row."""
+
+    @abstractmethod
+    def collate(self, rows: Sequence[Any]) -> Batch:
+        """Returns the rows as one batch."""
+
+    def for_training(self, *, multiple: int, longest: int) -> Self:
+        """Returns it as training has it, which may pad to a multiple, at most to ``longest``."""
+        return self
+
+    def unpadded(self) -> Self:
+        """Returns it without padding beyond a batch's longest row."""
+        return replace(self, pad_to_multiple_of=1)
+
+    @abstractmethod
+    def synthetic(
+        self, model: nn.Module, count: int, longest: int, *, ragged: bool = True
+    ) -> Sequence[Any]:
+        """Returns random rows, the same ones every time, to try a model on before any record is.
+
+        Args:
+            model: That will read them.
+            count: How many.
+            longest: Length of the longest.
+            ragged: Whether the others are shorter.
+        """
+
+
+class EncodedRows(Sequence[Any]):
+    """Rows in order, each made when it is asked for."""
+
+    @property
+    @abstractmethod
+    def has_label(self) -> NDArray[np.bool_]:
+        """Whether each row has anything to learn."""
+
+    @property
+    @abstractmethod
+    def truncated(self) -> NDArray[np.bool_]:
+        """Whether a part of each row's record had no room; private."""
+
+    @property
+    def unreadable(self) -> list[str]:
+        """Names of the records that could not be read, and so have nothing to learn; private."""
+        return []
+
+    @property
+    def converted(self) -> int:
+        """How many records had another form than the model's, such as gray images; private."""
+        return 0
+
+    @abstractmethod
+    def only(self, places: NDArray[np.bool_]) -> Self:
+        """Returns the rows at the places that are True."""
+
+    @abstractmethod
+    def add(self, rows: Self) -> None:
+        """Adds others at the end."""
+
+    @abstractmethod
+    def content(self) -> Iterator[bytes]:
+        """Yields all that the rows hold, in their order and in a form of one meaning."""
+
+
+class ViewBits(Protocol):
+    """Where the bits of views come from."""
+
+    def bits(self, step: int, record: int, size: int) -> bytes:
+        """Returns random bytes for the view of a record at a step, both counted from 0."""
+
+
+class View(ABC):
+    """Makes what a model reads of a row."""
+
+    @abstractmethod
+    def __call__(self, row: Any, bits: Bits) -> Any:
+        """Returns the row as it is read this time."""
+
+
+class ViewedRows(Sequence[Any]):
+    """Rows as they are read at one step."""
+
+    def __init__(self, rows: Sequence[Any], view: View, source: ViewBits, step: int) -> None:
+        """Views ``rows`` by what ``source`` draws for ``step``."""
+        self._rows, self._view, self._source, self._step = rows, view, source, step
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, at: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Any]: ...
+
+    def __getitem__(self, at: int | slice) -> Any:
+        if isinstance(at, slice):
+            return [self[number] for number in range(*at.indices(len(self)))]
+        return self._view(self._rows[at], lambda size: self._source.bits(self._step, at, size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextLayout(Layout):
+    """How rows of tokens lie in a batch; public configuration."""
+
+    pad_token_id: int = 0
+    """Written into padding; attention never sees it."""
+    takes_position_ids: bool = True
+    """Whether the model is given position ids; some count them by themselves, row by row."""
+    takes_token_types: bool = True
+    """Whether the model is told which sentence a token is of, where the rows say so."""
+    decoder_start_token_id: int = 0
+    """For seq2seq models: what their answer begins with."""
+    words: tuple[int, ...] = ()
+    """Token ids of the label words."""
+    max_length: int | None = None
+    """Tokens to which a batch is padded at most, as no row is longer; None: no bound."""
+
+    def length(self, row: TokenizedExample) -> int:
+        """See ``Layout.length``."""
+        return len(row.input_ids)
+
+    def cost(self, row: TokenizedExample) -> int:
+        """See ``Layout.cost``: a decoder reads its target apart."""
+        apart = len(row.labels) if (self.kind, self.answer) == (SEQ2SEQ, TEXT) else 0
+        return len(row.input_ids) + apart
+
+    def longest(self, rows: Sequence[TokenizedExample]) -> int:
+        """Returns the tokens of the longest row, the longer of what is read and what is written."""
+        writes_apart = self.kind == SEQ2SEQ and self.answer == TEXT
+        written = [len(row.labels) for row in rows] if writes_apart else []
+        return max([len(row.input_ids) for row in rows] + written)
+
+    def padded_length(self, longest: int) -> int:
+        """Returns the length of a batch whose longest row has ``longest`` tokens."""
+        multiple = -(-longest // self.pad_to_multiple_of) * self.pad_to_multiple_of
+        if self.max_length is not None:
+            multiple = min(multiple, self.max_length)
+        return max(longest, multiple)
+
+    def for_training(self, *, multiple: int, longest: int) -> "TextLayout":
+        """See ``Layout.for_training``."""
+        return replace(self, pad_to_multiple_of=multiple, max_length=longest)
+
+    def synthetic(
+        self, model: Any, count: int, longest: int, *, ragged: bool = True
+    ) -> Sequence[TokenizedExample]:
+        """See ``Layout.synthetic``: random tokens of the model's vocabulary, and random labels."""
+        size = model.config.get_text_config().vocab_size
+        return synthetic_rows(self, count, longest, vocab_size=size, ragged=ragged)
+
+    def collate(self, rows: Sequence[TokenizedExample]) -> Batch:
+        """Returns the rows as one batch, padded on the right to ``padded_length``."""
+        inputs = self._inputs(rows)
+        if self.answer == TEXT:
+            labels, decoder = self._text(rows, len(inputs["input_ids"][0]))
+            return Batch(inputs=inputs | decoder, labels=labels, kind=self.kind)
+        batch = Batch(
+            inputs=inputs,
+            labels=torch.tensor([row.labels for row in rows], dtype=torch.float32),
+            kind=self.kind,
+            answer=self.answer,
+        )
+        return batch if self.kind == CLASSIFIER else self._with_words(batch, rows)
+
+    def _inputs(self, rows: Sequence[TokenizedExample]) -> dict[str, Tensor]:
+        lengths = [len(row.input_ids) for row in rows]
+        longest = self.padded_length(max(lengths))
+        inputs = {
+            "input_ids": _padded([row.input_ids for row in rows], longest, self.pad_token_id),
+            "attention_mask": _padded([[1] * length for length in lengths], longest, 0),
+        }
+        if self.takes_position_ids:
+            inputs["position_ids"] = torch.arange(longest).repeat(len(rows), 1)
+        types = [row.token_type_ids for row in rows if row.token_type_ids is not None]
+        if types and self.takes_token_types:
+            inputs["token_type_ids"] = _padded(types, longest, 0)
+        return inputs
+
+    def _text(
+        self, rows: Sequence[TokenizedExample], longest: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the labels of texts, and what a decoder reads: the labels, one step late."""
+        targets = [[int(label) for label in row.labels] for row in rows]
+        if self.kind != SEQ2SEQ:
+            return _padded(targets, longest, IGNORED_LABEL), {}
+        longest = self.padded_length(max(len(target) for target in targets))
+        shifted = [[self.decoder_start_token_id, *target[:-1]] for target in targets]
+        decoder = {"decoder_input_ids": _padded(shifted, longest, self.pad_token_id)}
+        return _padded(targets, longest, IGNORED_LABEL), decoder
+
+    def _with_words(self, batch: Batch, rows: Sequence[TokenizedExample]) -> Batch:
+        """Returns the batch with where, and among which words, the answer is."""
+        inputs = dict(batch.inputs)
+        positions = torch.tensor([row.answer or 0 for row in rows])
+        if self.kind == SEQ2SEQ:
+            inputs["decoder_input_ids"] = torch.full((len(rows), 1), self.decoder_start_token_id)
+            positions = torch.zeros_like(positions)
+        return replace(batch, inputs=inputs, positions=positions, words=torch.tensor(self.words))
+
+
+def _padded(rows: Sequence[list[int]], length: int, value: int) -> Tensor:
+    """Returns the rows as one int64 tensor, shape (b, length), filled up with the value."""
+    return torch.tensor([row + [value] * (length - len(row)) for row in rows])
+
+
+def synthetic_rows(
+    layout: TextLayout, count: int, longest: int, *, vocab_size: int, ragged: bool = True
+) -> list[TokenizedExample]:
+    """Returns ``count`` random rows of ``longest`` tokens, the same ones every time.
+
+    A model is tried on them before any record is touched: they need no tokenizer, and hold nothing
+    of the data but the layout.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for number in range(count):
+        shortened = number * longest // (count + 1) if ragged else 0
+        length = max(2, longest - shortened)
+        ids = torch.randint(0, vocab_size, (length,), generator=generator).tolist()
+        ids = [token if token != layout.pad_token_id else (token + 1) % vocab_size for token in ids]
+        rows.append(_with_token_types(layout, _row(layout, ids, generator)))
+    return rows
+
+
+def _with_token_types(layout: TextLayout, row: TokenizedExample) -> TokenizedExample:
+    """Returns a row of two sentences, where the model is told them apart."""
+    if layout.kind != CLASSIFIER or not layout.takes_token_types:
+        return row
+    first = len(row.input_ids) // 2
+    return replace(row, token_type_ids=[0] * first + [1] * (len(row.input_ids) - first))
+
+
+def _row(layout: TextLayout, ids: list[int], generator: torch.Generator) -> TokenizedExample:
+    half = len(ids) // 2
+    if layout.answer in (LABEL_WORDS, CLASSES):
+        count = len(layout.words) if layout.answer == LABEL_WORDS else layout.outputs
+        labels = torch.rand(count, generator=generator).softmax(0).tolist()
+        answer = half if layout.kind == MASKED else len(ids) - 1
+        return TokenizedExample(input_ids=ids, labels=labels, answer=answer)
+    if layout.answer == SCORE:
+        labels = torch.rand(1, generator=generator).tolist()
+        return TokenizedExample(input_ids=ids, labels=labels)
+    if layout.kind == SEQ2SEQ:
+        return TokenizedExample(input_ids=ids, labels=ids[half:])
+    return TokenizedExample(input_ids=ids, labels=[IGNORED_LABEL] * half + ids[half:])
+
+
+def micro_batches(
+    examples: Sequence[Any],
+    indices: Iterable[int],
+    *,
+    micro_batch_size: int,
+    layout: Layout,
+    micro_batch_tokens: int | None = None,
+    units: Sequence[Sequence[int]] | None = None,
+    share: Share = EVERYTHING,
+) -> Iterator[Batch]:
+    """Yields the drawn examples, the longest first so that little is padding.
+
+    Args:
+        examples: The data set.
+        indices: The logical batch, positions in ``units`` or, without them, in ``examples``; may
+            be empty, then nothing is yielded. Private: it is never kept.
+        micro_batch_size: Most examples in one piece; pieces may hold fewer. At least the size of
+            the largest unit.
+        layout: How rows lie in a batch, and to what length they are padded.
+        micro_batch_tokens: Most rows times tokens of a padded row in one piece, beside the most
+            examples; at least those of the largest unit at its longest. None: no bound.
+        units: Positions in ``examples`` of each privacy unit's records; a unit without any adds
+            nothing. None: each example is a unit of its own.
+        share: Of the pieces, dealt by their padded tokens, which are yielded.
+    """
+    if units is None:
+        drawn = [[examples[int(index)]] for index in indices]
+    else:
+        drawn = [[examples[at] for at in units[int(index)]] for index in indices]
+    drawn = [rows for rows in drawn if rows]
+    drawn.sort(key=lambda rows: max(map(layout.length, rows)), reverse=True)
+
+    def fits(rows: int, longest: int) -> bool:
+        tokens = rows * layout.padded_length(longest)
+        return rows <= micro_batch_size and tokens <= (micro_batch_tokens or tokens)
+
+    pieces = list(_pieces(drawn, layout.longest, fits))
+    for at in share.of([_tokens(piece, layout) for piece in pieces]):
+        piece = pieces[at]
+        batch = layout.collate([row for rows in piece for row in rows])
+        if units is None:
+            yield batch
+            continue
+        numbers = [number for number, rows in enumerate(piece) for _ in rows]
+        yield replace(batch, units=torch.tensor(numbers))
+
+
+def _tokens(piece: Sequence[list[Any]], layout: Layout) -> int:
+    """Returns the tokens of a piece's rows, each padded to the longest."""
+    rows = [row for unit in piece for row in unit]
+    return len(rows) * layout.padded_length(layout.longest(rows))
+
+
+def _pieces(
+    units: Sequence[list[Any]],
+    longest_of: Callable[[Sequence[Any]], int],
+    fits: Callable[[int, int], bool],
+) -> Iterator[list[list[Any]]]:
+    """Yields the units in their order, as many at once as fit by rows and longest row."""
+    piece: list[list[Any]] = []
+    rows = longest = 0
+    for unit in units:
+        longer = max(longest, longest_of(unit))
+        if piece and not fits(rows + len(unit), longer):
+            yield piece
+            piece, rows, longer = [], 0, longest_of(unit)
+        piece.append(unit)
+        rows, longest = rows + len(unit), longer
+    if piece:
+        yield piece

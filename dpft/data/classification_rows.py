@@ -1,0 +1,209 @@
+"""Labeled texts as rows: sentences for a classification head, or text infilling by label words.
+
+`SentenceEncoding` is one sentence or two as a model with a head reads them; `LabelWordEncoding`
+puts a place for a label word beside them (Li et al. 2022, section 4 and Table 10).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from dpft.data.encoding import TokenEncoding
+from dpft.data.tokenization import TokenizedExample, token_ids
+from dpft.errors import InputError
+from dpft.kinds import CAUSAL, MASKED, SCORE
+from dpft.tasks.records import LabeledExample, Piece
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceEncoding(TokenEncoding):
+    """Sentences with the tokenizer's own marks around and between them."""
+
+    def rows(self, examples: Sequence[LabeledExample]) -> list[TokenizedExample]:
+        """See ``Encoding.rows``; cuts the end of the longer sentence."""
+        if not examples:
+            return []
+        columns = self._columns(examples)
+        self._check_room(len(columns))
+        encoded = self.tokenizer(
+            *columns,
+            truncation="longest_first",
+            max_length=self.max_length,
+            padding=False,
+            split_special_tokens=True,
+            verbose=False,
+        )
+        types = encoded.get("token_type_ids", [None] * len(examples))
+        return [
+            TokenizedExample(
+                # an empty text of a tokenizer without marks: a row needs a token to be read at
+                input_ids=ids or [self.layout.pad_token_id],
+                labels=self._labels(example.label),
+                token_type_ids=kind,
+                truncated=is_cut,
+            )
+            for example, ids, kind, is_cut in zip(
+                examples,
+                encoded["input_ids"],
+                types,
+                self._cut(columns, encoded["input_ids"]),
+                strict=True,
+            )
+        ]
+
+    def _cut(self, columns: list[list[str]], rows: Sequence[Sequence[int]]) -> list[bool]:
+        """Returns which rows lost a part; only those that fill their room are read again."""
+        full = [at for at, ids in enumerate(rows) if len(ids) == self.max_length]
+        if not full:
+            return [False] * len(rows)
+        whole = self.tokenizer(
+            *([column[at] for at in full] for column in columns),
+            padding=False,
+            split_special_tokens=True,
+            verbose=False,
+        )["input_ids"]
+        cut = {at for at, ids in zip(full, whole, strict=True) if len(ids) > self.max_length}
+        return [at in cut for at in range(len(rows))]
+
+    def _check_room(self, texts: int) -> None:
+        """Refuses a length at which the tokenizer would cut nothing at all."""
+        least = self.tokenizer.num_special_tokens_to_add(pair=texts > 1) + texts
+        if self.max_length < least:
+            raise InputError(
+                f"task.max_length must be at least {least}, a token of each text and the"
+                f" tokenizer's marks around them, got {self.max_length}; raise it."
+            )
+
+    def _columns(self, examples: Sequence[LabeledExample]) -> list[list[str]]:
+        """Returns the first sentences and, where there are two, the second ones.
+
+        A tokenizer without a mark between sentences gets them as one text of two lines.
+        """
+        if self.tokenizer.sep_token_id is None:
+            return [["\n".join(example.texts) for example in examples]]
+        return [list(column) for column in zip(*(e.texts for e in examples), strict=True)]
+
+    def _labels(self, label: float) -> list[float]:
+        if self.layout.answer == SCORE:
+            return [label]
+        return [float(index == label) for index in range(self.layout.outputs)]
+
+
+BLANKS = ("\u2581", "\u0120")
+"""How SentencePiece and byte-level tokenizers spell the blank before a word."""
+"""What SentencePiece writes for the blank before a word, as part of the word's token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelWordEncoding(TokenEncoding):
+    """Filled templates, for language models."""
+
+    pieces: Callable[[LabeledExample], Sequence[Piece]]
+    """A record's template, filled."""
+    distribution: Callable[[float], Sequence[float]]
+    """A label to the probabilities of the label words."""
+
+    def rows(self, examples: Sequence[LabeledExample]) -> list[TokenizedExample]:
+        """See ``Encoding.rows``."""
+        filled = [[p for p in self.pieces(e) if self._is_read(p)] for e in examples]
+        texts = [piece.text for pieces in filled for piece in pieces]
+        ids = iter(token_ids(texts, self.tokenizer))
+        around = special_ids(self.tokenizer)
+        return [
+            self._row(example, pieces, [next(ids) for _ in pieces], around)
+            for example, pieces in zip(examples, filled, strict=True)
+        ]
+
+    def _is_read(self, piece: Piece) -> bool:
+        return self.layout.kind == MASKED or not piece.is_mask
+
+    def _row(
+        self,
+        example: LabeledExample,
+        pieces: Sequence[Piece],
+        ids: list[list[int]],
+        around: tuple[list[int], list[int]],
+    ) -> TokenizedExample:
+        start, end = around
+        # A causal model's answer follows the text, so no token may stand between.
+        end = [] if self.layout.kind == CAUSAL else end
+        mask = self.tokenizer.mask_token_id
+        ids = [[mask] if p.is_mask else part for p, part in zip(pieces, ids, strict=True)]
+        room = self.max_length - len(start) - len(end)
+        cut = cut_longest(pieces, ids, room)
+        whole = start + sum(cut, []) + end or [self.layout.pad_token_id]
+        answer = len(whole) - 1
+        if self.layout.kind == MASKED:
+            before = next(index for index, piece in enumerate(pieces) if piece.is_mask)
+            answer = len(start) + sum(map(len, cut[:before]))
+        labels = [float(share) for share in self.distribution(example.label)]
+        return TokenizedExample(
+            input_ids=whole,
+            labels=labels,
+            answer=answer,
+            truncated=sum(map(len, ids)) > room,
+        )
+
+
+def cut_longest(pieces: Sequence[Piece], ids: Sequence[list[int]], room: int) -> list[list[int]]:
+    """Returns the pieces' tokens cut to ``room``: the longest text loses its end first.
+
+    Raises:
+        InputError: The template alone is longer.
+    """
+    texts = [index for index, piece in enumerate(pieces) if piece.may_be_cut]
+    lengths = [len(part) for part in ids]
+    fixed = sum(lengths) - sum(lengths[index] for index in texts)
+    if fixed > room:
+        raise InputError(
+            f"task.max_length must leave room for the template's own {fixed} tokens, got {room};"
+            " raise it."
+        )
+    while sum(lengths) > room:
+        longest = max(texts, key=lambda index: lengths[index])
+        lengths[longest] -= 1
+    return [part[:length] for part, length in zip(ids, lengths, strict=True)]
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Returns the tokens that the tokenizer puts before and after every text."""
+    around = list(tokenizer("")["input_ids"])
+    opening = {tokenizer.bos_token_id, tokenizer.cls_token_id}
+    start = around[: sum(token in opening for token in around[:1])]
+    return start, around[len(start) :]
+
+
+def label_word_ids(
+    words: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, after_blank: bool
+) -> tuple[int, ...]:
+    """Returns the token of each label word, as it stands in the template.
+
+    Raises:
+        InputError: A word splits into pieces, is unknown, or shares its token with another.
+    """
+    ids: dict[int, str] = {}
+    for word in words:
+        token = _single_token(word, tokenizer, after_blank)
+        if token in ids:
+            raise InputError(
+                f"task.label_words must be different tokens, got {ids[token]!r} and {word!r}, which"
+                " share one; choose other words."
+            )
+        ids[token] = word
+    return tuple(ids)
+
+
+def _single_token(word: str, tokenizer: PreTrainedTokenizerBase, after_blank: bool) -> int:
+    spelled, bare = token_ids([f" {word}" if after_blank else word, word], tokenizer)
+    if len(spelled) == 1 and spelled[0] != tokenizer.unk_token_id:
+        return spelled[0]
+    names = tokenizer.convert_ids_to_tokens(bare)
+    # Some put a blank before every text, and a second one would stand by itself.
+    if len(bare) == 1 and names[0].startswith(BLANKS):
+        return bare[0]
+    names = tokenizer.convert_ids_to_tokens(spelled)
+    raise InputError(
+        f"each of task.label_words must be one token of the model's tokenizer, got {word!r}, which"
+        f" is {' + '.join(map(repr, names)) or 'none'}; choose a shorter or commoner word."
+    )

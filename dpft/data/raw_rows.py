@@ -1,0 +1,466 @@
+"""Rows as they lie in files or in memory, before a task reads them: readers and writers.
+
+Formats are .csv, .jsonl, .jsonl.gz, .json and .parquet (`file_rows`, `write_rows`), and tables that
+a program hands over (`rows_in_memory`: ``dpft.train(rows=...)``, task.source=memory). Each row
+knows its place in the file. Readers are written here rather than taken from a library because
+private files must not land in a library's cache (docs/design.md, rule 11), and because an error
+must name file and line but never quote the row (rule 7): exceptions of the parsers, which may hold
+content, are not chained. All formats but .json are streamed.
+"""
+
+import csv
+import gzip
+import io
+import json
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias, Union
+
+import numpy as np
+
+from dpft.errors import InputError, note_records_read
+from dpft.files import write_bytes
+from dpft.tasks.base import SPLITS
+
+if TYPE_CHECKING:
+    import datasets
+    import pandas as pd
+
+
+EMBEDDED_SAMPLE = Path(__file__).parents[1] / "models" / "embedded" / "sample"
+"""Folder of the sample data that ship with dpft: train, validation and test as .jsonl.gz."""
+BYTE_ORDER_MARK = "\ufeff"
+# The library's own limit, 131,072 letters in a cell, is below a long document.
+csv.field_size_limit(sys.maxsize)
+
+
+class FaultyRow(InputError):
+    """A row that cannot be read as its task asks.
+
+    Attributes:
+        place: Of the row.
+        fault: What is wrong; equal for all rows of which the same is.
+    """
+
+    def __init__(self, place: str, fault: str) -> None:
+        super().__init__(f"{place}: {fault}")
+        self.place, self.fault = place, fault
+
+
+class Row(NamedTuple):
+    """One row, not yet checked."""
+
+    place: str
+    """File and line, or data set and row, for messages."""
+    values: Mapping[str, object]
+    """Column name to value; a csv cell that is missing is None."""
+    has_columns: bool = True
+    """Whether the columns are the file's own; a text file has none."""
+    fault: str | None = None
+    """Why the row has no values, where its line is none of its format."""
+
+    def sound(self) -> Mapping[str, object]:
+        """Returns the values.
+
+        Raises:
+            FaultyRow: It has none.
+        """
+        if self.fault is not None:
+            raise FaultyRow(self.place, self.fault)
+        return self.values
+
+
+Reader: TypeAlias = Callable[[BinaryIO, str], Iterator[Row]]
+"""From a file's bytes, and its name for messages, to its rows."""
+
+
+def read_rows(
+    stream: BinaryIO, file: str, formats: Mapping[str, Reader] | None = None
+) -> Iterator[Row]:
+    """Yields the rows of a file in the format its name ends with.
+
+    Args:
+        stream: The file's bytes.
+        file: Its path or address; ends with one of ``formats``.
+        formats: Readers by the ending of a file's name; None: ``FORMATS``.
+
+    Raises:
+        InputError: The file cannot be read as that format; names file and line.
+    """
+    note_records_read()
+    known = FORMATS if formats is None else formats
+    ending = next(ending for ending in known if file.endswith(ending))
+    return known[ending](stream, file)
+
+
+def csv_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
+    """Yields the rows of a .csv file, whose first line is its header."""
+    reader = csv.reader(decoded_lines(stream, file), strict=True)
+    header: list[str] | None = None
+    while True:
+        place = line_place(file, reader.line_num + 1)
+        try:
+            cells = next(reader, None)
+        except csv.Error:
+            raise InputError(
+                f"{place}: not valid CSV; quote a cell that holds commas, quotes or line breaks."
+            ) from None
+        if cells is None:
+            return
+        if not cells:
+            continue
+        if header is None:
+            header = cells
+            _refuse_twice(header, place)
+            continue
+        if len(cells) > len(header):
+            fault = f"{len(cells)} cells where the header has {len(header)}"
+            yield Row(place, {}, fault=f"{fault}; quote a cell that holds commas.")
+            continue
+        # A short row lacks its last columns.
+        yield Row(place, dict(zip(header, cells, strict=False)))
+
+
+def _refuse_twice(names: Sequence[str], place: str) -> None:
+    """Refuses two columns of one name: which of them says whose record a row is would be a guess.
+
+    Columns without a name, which spreadsheets leave behind, are none.
+    """
+    named = [name for name in names if name.strip()]
+    if len(set(named)) < len(named):
+        raise InputError(f"{place}: two columns have one name; rename one.")
+
+
+def _jsonl_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
+    for number, line in enumerate(decoded_lines(stream, file), start=1):
+        if line.isspace():
+            continue
+        values = _json_object(line)
+        fault = "not a JSON object; each line must hold one, on one line."
+        yield Row(line_place(file, number), values or {}, fault=fault if values is None else None)
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Returns a JSON object as a dict; refuses one with a name twice: either could be meant."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError
+    return values
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+"""Made once: to make it takes as long as to read a short line."""
+
+
+def _json_object(line: str) -> dict[str, object] | None:
+    """Returns the object of a line; None where it holds none."""
+    try:
+        value = _DECODER.decode(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def packed(read: Callable[[Iterable[bytes], str], Iterator[Row]]) -> Reader:
+    """Returns a reader of files that ``read`` reads once gzip has unpacked them."""
+
+    def read_packed(stream: BinaryIO, file: str) -> Iterator[Row]:
+        try:
+            with gzip.open(stream) as unpacked:
+                yield from read(unpacked, file)
+        except (EOFError, gzip.BadGzipFile, zlib.error):
+            raise InputError(f"{file}: not a complete gzip file; pack it anew.") from None
+
+    return read_packed
+
+
+def _json_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
+    """Yields the objects of a file that is one list of them."""
+    text = "".join(decoded_lines(stream, file))
+    try:
+        values = json.loads(text, object_pairs_hook=_object)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, list):
+        raise InputError(f"{file}: not a JSON list of objects; give one, or a .jsonl file.")
+    for number, value in enumerate(values, start=1):
+        place = f"{file}, record {number}"
+        if not isinstance(value, dict):
+            fault = "not a JSON object; the file's list must hold objects."
+            yield Row(place, {}, fault=fault)
+            continue
+        yield Row(place, value)
+
+
+def _parquet_rows(stream: BinaryIO, file: str) -> Iterator[Row]:
+    import pyarrow  # costs half a second, and no other format needs it
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        table = parquet.ParquetFile(stream)
+        _refuse_twice(table.schema_arrow.names, file)
+        for batch in table.iter_batches(batch_size=1024):
+            for values in batch.to_pylist():
+                number += 1
+                yield Row(f"{file}, row {number}", values)
+    except UnicodeDecodeError:
+        raise InputError(
+            f"{file}, after row {number}: not UTF-8 text; write the file anew."
+        ) from None
+    except (pyarrow.ArrowException, OSError):
+        raise InputError(f"{file}: not a complete Parquet file; write it anew.") from None
+    except InputError:
+        raise
+    except (ValueError, OverflowError):  # they quote the value
+        raise InputError(
+            f"{file}, after row {number}: a value out of Python's range, such as a date; leave its"
+            " column out."
+        ) from None
+
+
+def decoded_lines(stream: Iterable[bytes], file: str) -> Iterator[str]:
+    """Yields the lines as text, ends included, without a byte-order mark.
+
+    Raises:
+        InputError: A line is not UTF-8; names file and line.
+    """
+    for number, line in enumerate(stream, start=1):
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError:
+            raise InputError(
+                f"{line_place(file, number)}: not UTF-8 text; convert the file to UTF-8."
+            ) from None
+        yield text.removeprefix(BYTE_ORDER_MARK) if number == 1 else text
+
+
+def line_place(file: str, line: int) -> str:
+    """Returns how messages name a line."""
+    return f"{file}, line {line}"
+
+
+FORMATS: dict[str, Reader] = {
+    ".csv": csv_rows,
+    ".jsonl": _jsonl_rows,
+    ".jsonl.gz": packed(_jsonl_rows),
+    ".json": _json_rows,
+    ".parquet": _parquet_rows,
+}
+"""Endings of a file's name, in the order they are listed to the user, and their readers."""
+
+
+def file_rows(path: Path, formats: Mapping[str, Reader] | None = None) -> Iterator[Row]:
+    """Yields a file's rows, not yet checked.
+
+    Raises:
+        InputError: It cannot be read; names file and line.
+    """
+    try:
+        with path.open("rb") as stream:
+            yield from read_rows(stream, str(path), formats)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalForm:
+    """How data on disk of one form are read."""
+
+    rows: Callable[[Any, str], Iterator[Row]]
+    """Yields the rows of a task's split; raises ``InputError`` where they cannot be read."""
+    splits: Callable[[Any], set[str]]
+    """Returns the splits that a task's data hold; none where they cannot be read."""
+
+
+RowValues = Sequence[Mapping[str, Any]]
+
+
+def write_rows(path: Path, rows: RowValues, *, mode: int = 0o644) -> None:
+    """Writes the rows in the format that the file's name ends with, whole or not at all.
+
+    The columns of a table come in the order in which rows name them; a row that lacks one has
+    nothing there.
+
+    Args:
+        path: Ends with one of ``WRITERS``.
+        rows: Column name to value, at least one row; .csv has no lists among the values.
+        mode: Of the new file.
+    """
+    write_bytes(path, WRITERS[path.suffix](rows), mode=mode)
+
+
+def _jsonl_bytes(rows: RowValues) -> bytes:
+    lines = (json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n" for row in rows)
+    return "".join(lines).encode()
+
+
+def _csv_bytes(rows: RowValues) -> bytes:
+    buffer = io.StringIO(newline="")
+    table = csv.writer(buffer)
+    columns = _columns(rows)
+    table.writerow(columns)
+    table.writerows([_cell(row.get(column)) for column in columns] for row in rows)
+    return buffer.getvalue().encode()
+
+
+def _parquet_bytes(rows: RowValues) -> bytes:
+    import pyarrow  # costs half a second, and no other format needs it
+    from pyarrow import parquet
+
+    columns = {column: [row.get(column) for row in rows] for column in _columns(rows)}
+    buffer = io.BytesIO()
+    parquet.write_table(
+        pyarrow.table({name: _array(values) for name, values in columns.items()}), buffer
+    )
+    return buffer.getvalue()
+
+
+def _array(values: Sequence[Any]) -> Any:
+    """Returns a column, as text where its values are of several types."""
+    import pyarrow
+
+    try:
+        return pyarrow.array(values)
+    except (pyarrow.ArrowException, OverflowError):
+        return pyarrow.array([_cell(value) for value in values])
+
+
+def _cell(value: Any) -> str | None:
+    """Returns a value as text; a number is written as JSON has it."""
+    return value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False)
+
+
+def _columns(rows: RowValues) -> list[str]:
+    return list(dict.fromkeys(column for row in rows for column in row))
+
+
+WRITERS: dict[str, Callable[[RowValues], bytes]] = {
+    ".jsonl": _jsonl_bytes,
+    ".csv": _csv_bytes,
+    ".parquet": _parquet_bytes,
+}
+"""Endings of a file's name, in the order they are listed to the user, and what writes each."""
+
+
+MEMORY = "memory"
+"""The ``task.source`` of rows in memory."""
+TRAIN = "train"
+
+Rows: TypeAlias = Union["datasets.Dataset", "pd.DataFrame", Iterable[Mapping[str, Any]]]
+"""A table: a data set of ``datasets``, a frame of pandas, or mappings of column to value."""
+Splits: TypeAlias = Mapping[str, Rows]
+"""Tables by the name of their split, such as a ``datasets.DatasetDict``."""
+
+_held: ContextVar[dict[str, Rows] | None] = ContextVar("rows_in_memory", default=None)
+
+
+@contextmanager
+def rows_in_memory(rows: Rows | Splits | None, *, split: str = TRAIN) -> Iterator[None]:
+    """Holds rows inside the block, where ``task.source=memory`` reads them.
+
+    Args:
+        rows: Of one split, or of several by name; None: there are none, and nothing changes.
+        split: What one table is of.
+
+    Raises:
+        InputError: They are no rows.
+    """
+    if rows is None:
+        yield
+        return
+    token = _held.set(split_tables(rows, split))
+    try:
+        yield
+    finally:
+        _held.reset(token)
+
+
+def split_tables(rows: Rows | Splits, split: str = TRAIN) -> dict[str, Rows]:
+    """Returns the tables by split; one table alone is of ``split``.
+
+    Raises:
+        InputError: They are no rows.
+    """
+    tables = dict(rows) if isinstance(rows, Mapping) else {split: rows}
+    for name, table in tables.items():
+        if not isinstance(name, str) or (isinstance(rows, Mapping) and not _names_split(name)):
+            raise InputError(
+                f"rows must be a table, or tables by split ({', '.join(SPLITS)}), got a mapping"
+                " with other keys."
+            )
+        if isinstance(table, str | bytes | Mapping) or not isinstance(table, Iterable):
+            raise InputError(
+                "rows must be a datasets.Dataset, a pandas frame or a list of dicts, got"
+                f" {type(table).__name__}; a file is given by task.data_dir=FILE."
+            )
+        if not (_is_frame(table) or _is_data_set(table)):
+            tables[name] = list(table)  # Every reading is to find the same rows.
+    return tables
+
+
+def held_splits() -> tuple[str, ...]:
+    """Returns the splits of which rows are held; none outside of ``rows_in_memory``."""
+    return tuple(_held.get() or ())
+
+
+def memory_rows(split: str) -> Iterator[Row]:
+    """Yields the rows held of a split, not yet checked.
+
+    Raises:
+        InputError: None are held, or one is no mapping, or two columns have one name.
+    """
+    note_records_read()
+    held = _held.get()
+    if held is None:
+        raise InputError(
+            f"task.source={MEMORY} reads the rows that a program gave, dpft.train(rows=...), and"
+            " they are not on disk; give them again from Python (with resume=RUN or run=RUN too),"
+            " or a file with task.data_dir=FILE."
+        )
+    if split not in held:
+        raise InputError(
+            f"rows hold no {split} split, only {', '.join(held)}; give rows={{'{TRAIN}': ...,"
+            f" '{split}': ...}}, or hold records out with eval.held_out=0.1."
+        )
+    for number, values in enumerate(_mappings(held[split]), start=1):
+        place = f"rows of the {split} split, row {number}"
+        if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+            raise InputError(f"{place}: must be a mapping of column names, in text, to values.")
+        yield Row(place, {name: _plain(value) for name, value in values.items()})
+
+
+def _names_split(name: str) -> bool:
+    """Returns whether a name is a split's, or that of a part of one: validation_matched."""
+    return name.partition("_")[0] in SPLITS
+
+
+def _is_frame(table: object) -> bool:
+    # Whoever has a frame has imported pandas; dpft itself does without.
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(table, pandas.DataFrame)
+
+
+def _is_data_set(table: object) -> bool:
+    datasets = sys.modules.get("datasets")
+    return datasets is not None and isinstance(table, datasets.Dataset)
+
+
+def _mappings(table: Any) -> Iterator[Any]:
+    if not _is_frame(table):
+        mappings: Iterator[Any] = iter(table)
+        return mappings
+    if not table.columns.is_unique:
+        raise InputError("rows must have columns of different names, got a frame with one twice.")
+    # What a frame lacks is NaN or NaT; a file's missing cell is None.
+    records: list[Any] = table.astype(object).where(table.notna(), None).to_dict("records")
+    return iter(records)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,215 @@
+"""Folders of adapters: what a method added to a frozen model and trained, saved and loaded.
+
+Methods of dpft's own write safetensors and JSON (`save_trained`), so that nothing is unpickled
+(docs/design.md, rule 11). Methods of peft write what plain peft loads (`save_adapter`), and what
+peft alone would lose: original weights that train with the adapter (biases, embeddings) are added
+to ``adapter_model.safetensors`` under their full names, where ``PeftModel.from_pretrained`` finds
+them. A checkpoint has a ``name_or_path`` to load it from; a base that was never pretrained has no
+address, so its weights go to ``base/`` (`save_base`).
+"""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from dpft.errors import InputError
+from dpft.files import write_json, write_text
+from dpft.methods.base import LARGEST_FILE
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+
+BASE = "base"
+"""Folder of the base, in the model's."""
+
+
+def base_folder(folder: Path) -> Path | None:
+    """Returns where a model's folder keeps its base; None if the base is to be had elsewhere."""
+    base = folder / BASE
+    return base if base.is_dir() else None
+
+
+def save_base(model: PreTrainedModel, folder: Path, *, is_added: Callable[[str], bool]) -> None:
+    """Writes the model as ``from_pretrained`` loads it without the method, if nothing else does.
+
+    Args:
+        model: The trained model, not in a wrapper of peft's; what trained of its own weights is
+            written as trained.
+        folder: ``BASE`` is made in it.
+        is_added: Whether a name in its state is of what the method added.
+    """
+    if model.name_or_path:
+        return
+    weights = {
+        name.replace(".base_layer.", ".").replace(".original_module.", "."): weight
+        for name, weight in model.state_dict().items()
+        if not is_added(name)
+    }
+    model.save_pretrained(
+        folder / BASE, state_dict=weights, safe_serialization=True, max_shard_size=LARGEST_FILE
+    )
+
+
+WEIGHTS = "dpft_adapter.safetensors"
+SETTINGS = "dpft_adapter.json"
+
+
+def save_trained(model: nn.Module, folder: Path, settings: Mapping[str, Any]) -> None:
+    """Writes every parameter that requires grad, by its name, a tied one once, and the settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    trained = {
+        name: parameter.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    save_file(trained, folder / WEIGHTS, metadata={"format": "pt"})
+    write_json(folder / SETTINGS, {"settings": dict(settings)})
+
+
+def load_settings(folder: Path) -> dict[str, Any]:
+    """Returns the settings that ``save_trained`` was given.
+
+    Raises:
+        InputError: They cannot be read.
+    """
+    try:
+        settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text())["settings"]
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{folder} must hold the {SETTINGS} that training wrote, got {error!r}; give the"
+            " model folder of a finished run."
+        ) from None
+    return settings
+
+
+@torch.no_grad()
+def load_trained(model: nn.Module, folder: Path) -> None:
+    """Puts the saved parameters into a model that has them all, by name.
+
+    Raises:
+        InputError: They cannot be read, or belong to another model.
+    """
+    own = dict(model.named_parameters())
+    for name, tensor in _read_weights(folder / WEIGHTS).items():
+        if name not in own or own[name].shape != tensor.shape:
+            raise InputError(
+                f"{folder / WEIGHTS} must be for the base model given, got {name} of shape"
+                f" {tuple(tensor.shape)}, which it lacks; give the base the run began with."
+            )
+        own[name].copy_(tensor)
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"{path} must hold the weights that training wrote, got {error}; give the model"
+            " folder of a finished run."
+        ) from None
+
+
+PEFT_WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "README.md"
+PEFT_PARTS = ("lora_", "prompt_encoder.", ".modules_to_save.")
+"""What the names of the parameters that peft saves by itself contain, one of these."""
+
+
+def wrap(model: PreTrainedModel, config: "PeftConfig") -> PreTrainedModel:
+    """Returns the model inside peft's; the config belongs to this model alone from now on.
+
+    peft writes the model's sizes into the config, so a config must never serve a second model.
+    """
+    from peft import get_peft_model
+
+    with _quiet():
+        wrapped: Any = get_peft_model(model, config)
+    return cast(PreTrainedModel, wrapped)
+
+
+def save_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Writes a folder from which ``PeftModel.from_pretrained`` restores the trained model.
+
+    ``adapter_config.json`` names the base as it was given to ``from_pretrained``: its hub name or
+    its folder. A base without either (``name_or_path`` empty: initialized at random) is saved
+    under ``base/``, and named by that folder as ``address`` does. peft's README.md is a form to
+    fill in; it stays where its ``base_model`` is a name on the hub, as its readers take it to be.
+    """
+    adapted: Any = model
+    folder = folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    base = adapted.get_base_model()
+    save_base(base, folder, is_added=_is_pefts)
+    source = base.name_or_path or address(folder / BASE)
+    adapted.peft_config[adapted.active_adapter].base_model_name_or_path = source
+    # False: "auto" asks the hub for the base's vocabulary; a trained embedding is added below
+    adapted.save_pretrained(folder, save_embedding_layers=False)
+    _add_weights(folder / PEFT_WEIGHTS, _also_trained(model))
+    if Path(source).is_dir():
+        (folder / CARD).unlink()
+
+
+def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Returns a base model with a saved adapter on it, in eval mode, nothing trainable."""
+    from peft import PeftModel
+
+    with _quiet():
+        loaded: Any = PeftModel.from_pretrained(model, folder, torch_device=str(model.device))
+    return cast(PreTrainedModel, loaded.requires_grad_(False))
+
+
+def relocate_adapter(folder: Path, to: Path) -> None:
+    """Makes a copied adapter's config name the base in it, if it has one, by its new place."""
+    if base_folder(folder) is None:
+        return
+    config = json.loads((folder / CONFIG).read_text())
+    config["base_model_name_or_path"] = address(to / BASE)
+    write_text(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True))
+
+
+def address(folder: Path) -> str:
+    """Returns a folder's path, relative where it lies in the working directory.
+
+    A released file shall not tell how the machine's folders are called.
+    """
+    path, here = folder.resolve(), Path.cwd().resolve()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _also_trained(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the trained weights of the base itself, by their names in peft's model."""
+    return {
+        name: parameter.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and not _is_pefts(name)
+    }
+
+
+def _is_pefts(name: str) -> bool:
+    return any(part in name for part in PEFT_PARTS)
+
+
+def _add_weights(file: Path, weights: dict[str, Tensor]) -> None:
+    if not weights:
+        return
+    partial = file.with_name(f".{file.name}.partial")
+    save_file({**load_file(file), **weights}, partial, metadata={"format": "pt"})
+    partial.replace(file)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences what peft says of its own use of transformers, and of mixed layer kinds."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.* is deprecated")
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
+        yield

@@ -1,0 +1,365 @@
+"""The replay log beside the ledger, and whether a run's ledger is whole.
+
+*The replay log*, ``private/steps.jsonl``. A run that broke off is resumed from a checkpoint, and
+takes the steps since then once more. Those are in the ledger already, and cost nothing more only if
+they release the very same noisy gradients: the same noise on another sum would give the sum away.
+So each step leaves a fingerprint of its noisy gradient here before it is in the ledger, and a
+replayed step must have the same.
+
+*Completeness.* The ledger's chain of hashes proves the order of its lines and not that none is
+missing at its end: the first five lines of a ledger of seven are a ledger of five. What knows
+better stands beside it in ``private/``: the replay log, which has each step a moment before the
+ledger, and the checkpoints, which name the number of lines and the head they were written after.
+Every reader of a run's folder reads the ledger by ``read_run_ledger``, so that none takes a cut one
+for whole.
+
+Worked example: a run broke off after step 7, and its ledger was cut to 5 lines. The replay log
+knows of 7 steps. A crash between the two files explains a replay log that is one step ahead; two
+steps it does not explain, and the ledger is refused. Had it been cut to 6 lines, the seventh step
+would be counted all the same, as one whose line a crash prevented.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from dpft.errors import DpftError, StateError
+from dpft.files import (
+    CHECKPOINT_STATES,
+    HANDED_HEADS,
+    JOURNAL,
+    LEDGER,
+    read_file,
+    read_json,
+    sync_folder,
+)
+from dpft.privacy.ledger import (
+    GENESIS,
+    Ledger,
+    LedgerRecord,
+    Released,
+    first_line,
+    hash_of,
+    read_ledger,
+)
+from dpft.privacy.mechanisms.base import STREAM
+from dpft.privacy.witness import read_handed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NO_STEPS = LedgerRecord(steps=0, mechanisms=(), closed=False, lines=0, head=GENESIS)
+
+
+class ReplayError(DpftError):
+    """A replayed step is not what it was; nothing of it was released."""
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """Lines and head of a ledger as they were written down elsewhere.
+
+    Attributes:
+        lines: Whole lines that it had.
+        head: Hash of the last of them.
+        by: What says so, for messages.
+        before_first_line: Whether no step had been taken: the checkpoint of step 0 has the head
+            of the first line, which is written with the first step.
+    """
+
+    lines: int
+    head: str
+    by: str
+    before_first_line: bool = False
+
+    @classmethod
+    def read(cls, written: Mapping[str, Any], by: str, before_first_line: bool = False) -> Self:
+        """Returns what a JSON object says.
+
+        Raises:
+            StateError: It names no lines and head.
+        """
+        try:
+            lines, head = int(written["lines"]), str(written["head"])
+            if lines < 0:
+                raise ValueError("lines are counted from 0")
+        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+            raise StateError(
+                f"{by} is damaged: it names no lines and head of the ledger; put it back as it was."
+            ) from error
+        return cls(lines, head, by, before_first_line)
+
+
+def read_run_ledger(folder: Path) -> LedgerRecord | None:
+    """Returns the ledger of a run's folder, once everything in ``private/`` agrees with it.
+
+    A run may be going on meanwhile: what follows the ledger is read before it.
+
+    Args:
+        folder: The run's; ``private/`` need not be in it.
+
+    Returns:
+        What the ledger says, a step that only the replay log has included in ``counted_steps``;
+        None where there is none and nothing knows of one.
+
+    Raises:
+        InputError: A file is of another schema version.
+        StateError: The ledger is damaged, or was cut, replaced or removed; or the replay log was.
+    """
+    path = folder / LEDGER
+    anchors = list(_checkpoint_anchors(folder))
+    journaled = _journaled_steps(folder)
+    ledger = read_ledger(path) if path.exists() else None
+    for anchor in anchors:
+        if ledger is None or ledger.lines or not anchor.before_first_line:
+            _check_anchor(path, ledger, anchor)
+    handed = read_handed(folder)
+    name = None if ledger is None else ledger.run_id
+    if name is not None and handed is not None and handed.run != name:
+        raise StateError(
+            f"{folder / HANDED_HEADS} must name the run {name}, as its {LEDGER} does, got"
+            f" {handed.run}. Put it back as it was."
+        )
+    if not knows_the_end(folder):
+        return ledger
+    _check_journal(folder, ledger or NO_STEPS, journaled)
+    return ledger and replace(ledger, journaled_step=journaled > ledger.steps)
+
+
+def knows_the_end(folder: Path) -> bool:
+    """Returns whether ``private/`` knows how many steps the run has taken."""
+    return bool((folder / JOURNAL).exists() or list(folder.glob(CHECKPOINT_STATES)))
+
+
+def read_journal(path: Path) -> dict[int, dict[str, Any]]:
+    """Returns each step's last entry, by its number; none where there is no such file.
+
+    A line that broke off, which no ledger line followed, is left out; its step comes next. A step
+    stands twice where a crash came between its entry and its ledger line.
+
+    Raises:
+        StateError: A step is missing or out of order, a line is whole and no step's, or it is all
+            a folder.
+    """
+    entries: dict[int, dict[str, Any]] = {}
+    if not path.exists():
+        return entries
+    last = 0
+    for number, line in enumerate(read_file(path).split(b"\n"), start=1):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        except RecursionError:
+            entry = None
+        step = entry.get("step") if isinstance(entry, dict) else None
+        if type(step) is not int:
+            raise StateError(
+                f"{path}, line {number}: expected one JSON object with a step, a whole number, got"
+                " a damaged line. Put it back as it was."
+            )
+        if step != last + 1 and (step != last or last == 0):
+            raise StateError(
+                f"{path}, line {number}: expected step {last + 1} of the journal, got {step}; it"
+                " was edited, reordered or cut. Put it back as it was."
+            )
+        entries[step], last = entry, step
+    return entries
+
+
+def check_lodged(
+    path: Path,
+    ledger: LedgerRecord | None,
+    lodged: Mapping[str, Any],
+    *,
+    by: str,
+    whole: bool = False,
+) -> None:
+    """Refuses a ledger other than the one whose lines and head were written down, or its sequel.
+
+    Args:
+        path: The ledger.
+        ledger: What it says; None: it is gone.
+        lodged: Its ``lines`` and ``head`` as they were then.
+        by: What says so, for the message.
+        whole: Whether the ledger ended there, as it does in privacy.json.
+
+    Raises:
+        StateError: It is another one, or was cut or added to.
+    """
+    _check_anchor(path, ledger, Anchor.read(lodged, by), whole=whole)
+
+
+def _check_anchor(
+    path: Path, ledger: LedgerRecord | None, anchor: Anchor, *, whole: bool = False
+) -> None:
+    lines, found = anchor.lines, ledger or NO_STEPS
+    if ledger is None or found.lines < lines or (whole and found.lines > lines):
+        got = "none" if ledger is None else found.lines
+        raise StateError(
+            f"{path}, line {min(found.lines, lines) + 1}: the ledger must have {lines} lines, as"
+            f" was written down in {anchor.by}, got {got}; it was cut or added to. Put it"
+            " back as it was."
+        )
+    if found.heads[lines] != anchor.head:
+        raise StateError(
+            f"{path}, line {lines}: the ledger's head must be {anchor.head}, as was written down in"
+            f" {anchor.by}, got {found.heads[lines]}; it was replaced, edited or written anew. Put"
+            " it back as it was."
+        )
+
+
+def _check_journal(folder: Path, ledger: LedgerRecord, journaled: int) -> None:
+    """Refuses a ledger and a replay log of which one lacks steps that the other has.
+
+    Args:
+        folder: The run's.
+        ledger: What its ledger says.
+        journaled: Steps of the replay log, as they were before the ledger was read.
+    """
+    path, journal = folder / LEDGER, folder / JOURNAL
+    # The replay log is a step ahead for a moment in each step, and never once the run has ended.
+    explained = 0 if ledger.closed else 1
+    if journaled > ledger.steps + explained:
+        line = ledger.line_of(ledger.steps + 1)
+        raise StateError(
+            f"{path}, line {line}: {journal} has {journaled} noisy steps and the ledger"
+            f" {ledger.steps}, of which a crash explains {explained} at most; the ledger was cut."
+            " Put it back as it was: the steps that it lacks are spent."
+        )
+    if ledger.steps > journaled and ledger.steps > _journaled_steps(folder):
+        raise StateError(
+            f"{journal} must have each of the {ledger.steps} noisy steps of {path}, got"
+            f" {journaled}; it was cut or removed, or the ledger added to. Put it back as it was."
+        )
+
+
+def _checkpoint_anchors(folder: Path) -> Iterator[Anchor]:
+    """Yields what each checkpoint says of the ledger, of a run that has one."""
+    for path in sorted(folder.glob(CHECKPOINT_STATES)):
+        try:
+            run = read_json(path).get("run")
+        except FileNotFoundError:  # A run that goes on has dropped it for a newer one.
+            continue
+        if isinstance(run, dict) and run.get("ledger") is not None:
+            known, run_id, plan = run["ledger"], run.get("run_id"), run.get("plan")
+            nothing = False
+            if isinstance(run_id, str) and isinstance(plan, dict):
+                # Had a step been taken, the replay log would have it.
+                head = hash_of(first_line(run_id, plan))
+                nothing = known == {"lines": 1, "head": head, "position": 0}
+            yield Anchor.read(known, str(path), nothing)
+
+
+def _journaled_steps(folder: Path) -> int:
+    return max(read_journal(folder / JOURNAL), default=0)
+
+
+class JournaledLedger:
+    """A ledger whose steps leave fingerprints in the replay log, and may be replayed."""
+
+    def __init__(
+        self, ledger: Ledger, path: Path, *, environment: Mapping[str, Any], steps_done: int
+    ) -> None:
+        """Opens the replay log, mode 0600, and goes on in it.
+
+        Args:
+            ledger: New or reopened.
+            path: The replay log.
+            environment: What the bits of a sum depend on: threads, device and the like.
+            steps_done: Steps of the ledger that stand and are not replayed; those of the ledger
+                beyond it are.
+        """
+        self.ledger = ledger
+        self._expected = read_journal(path)
+        self._environment = dict(environment)
+        self.position = steps_done
+        """Steps that the weights have taken; the next one is recorded, or replayed."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file = os.fdopen(descriptor, "r+", encoding="utf-8", newline="\n")
+        sync_folder(path.parent)
+        _end_torn_line(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def record_step(self, mechanism: Mapping[str, Any], gradients: Released) -> None:
+        """Records a step, or holds a replayed one against what is recorded of it.
+
+        Args:
+            mechanism: What the ledger says of it.
+            gradients: The noisy gradients, or the fingerprint of those of all ranks' shards.
+
+        Raises:
+            ReplayError: They are not those of the step that is replayed.
+        """
+        step, is_in_ledger = self.position + 1, self.position < self.ledger.steps
+        mark = gradients if isinstance(gradients, Mapping) else _fingerprint(gradients)
+        stream = {STREAM: mechanism[STREAM]} if STREAM in mechanism else {}
+        entry = {"step": step, **mark, **self._environment, **stream}
+        known = self._expected.get(step)
+        # Also one whose ledger line a crash prevented: the same noise on another sum would give
+        # that sum away to whoever sees the journal.
+        if known != entry and (is_in_ledger or known is not None):
+            # Not which step: how long the replay took until then would be a few steps' time.
+            raise ReplayError("a step did not come out as it was; nothing of it was released")
+        if known is None:
+            self._write(entry)
+        if not is_in_ledger:
+            self.ledger.append(step, mechanism)
+        self.position += 1
+
+    def count_abandoned_step(self, mechanism: Mapping[str, Any]) -> None:
+        """Records, as a step that was taken, the one that a crash kept out of the ledger.
+
+        It is never taken again: what follows has new noise and is a step of its own. Whether it
+        was a crash, or somebody cut the ledger's last line, cannot be told, so it counts.
+
+        Args:
+            mechanism: What the ledger says of it, of a stream of its own where the journal does not
+                know of which it was.
+        """
+        step = self.ledger.steps + 1
+        if step not in self._expected:
+            self._write({"step": step, "abandoned": True})
+        known = self._expected.get(step, {})
+        mechanism = {**mechanism, **{name: known[name] for name in (STREAM,) if name in known}}
+        self.ledger.append(step, mechanism)
+        self.position = step
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(entry, sort_keys=True) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _fingerprint(gradients: "Sequence[Tensor]") -> dict[str, str]:
+    """Returns the sum and the sum of squares of all gradients, float64, bit for bit in hex."""
+    import torch  # whoever reads a ledger needs none
+
+    total = torch.zeros((), dtype=torch.float64)
+    squares = torch.zeros((), dtype=torch.float64)
+    for gradient in gradients:
+        values = gradient.detach().double()
+        total += values.sum().cpu()
+        squares += values.square().sum().cpu()
+    return {"sum": float(total).hex(), "sum_of_squares": float(squares).hex()}
+
+
+def _end_torn_line(descriptor: int) -> None:
+    """Ends a line that broke off, so that the next one does not join it."""
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        os.write(descriptor, b"\n")

@@ -1,0 +1,261 @@
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpft.data.batches import TextLayout, micro_batches, synthetic_rows
+from dpft.data.tokenization import TokenizedExample
+from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT
+from dpft.parallel.shares import Share
+
+SHORT = TokenizedExample(input_ids=[5, 6], labels=[-100, 6])
+LONG = TokenizedExample(input_ids=[7, 8, 9], labels=[-100, 8, 9])
+
+
+def test_shorter_examples_are_padded_on_the_right_without_attention_or_loss():
+    batch = TextLayout().collate([SHORT, LONG])
+    assert batch.inputs["input_ids"].tolist() == [[5, 6, 0], [7, 8, 9]]
+    assert batch.inputs["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert batch.labels.tolist() == [[-100, 6, -100], [-100, 8, 9]]
+
+
+def test_every_row_has_position_ids_of_its_own():
+    batch = TextLayout().collate([SHORT, LONG])
+    assert batch.inputs["position_ids"].tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert batch.inputs["position_ids"].stride(0) == 3  # not one row broadcast over the batch
+
+
+def test_every_tensor_is_int64_and_moves_with_the_batch():
+    batch = TextLayout().collate([SHORT]).to("meta")
+    tensors = [*batch.inputs.values(), batch.labels]
+    assert {(t.dtype, t.device.type, tuple(t.shape)) for t in tensors} == {
+        (torch.int64, "meta", (1, 2))
+    }
+
+
+def test_the_length_of_a_batch_is_its_number_of_examples():
+    assert len(TextLayout().collate([SHORT, LONG, LONG])) == 3
+
+
+WORDED = [
+    TokenizedExample(input_ids=[5, 4, 6], labels=[0.25, 0.75], answer=1),
+    TokenizedExample(input_ids=[7, 8], labels=[1.0, 0.0], answer=1),
+]
+
+
+def test_a_label_word_has_its_place_its_rivals_and_its_probabilities():
+    batch = TextLayout(kind=MASKED, answer=LABEL_WORDS, words=(3, 9)).collate(WORDED)
+    assert batch.positions.tolist() == [1, 1]
+    assert batch.words.tolist() == [3, 9]
+    assert batch.labels.tolist() == [[0.25, 0.75], [1.0, 0.0]]
+    assert (batch.labels.dtype, batch.words.dtype) == (torch.float32, torch.int64)
+    assert set(batch.inputs) == {"input_ids", "attention_mask", "position_ids"}
+
+
+def test_a_seq2seq_model_answers_a_label_word_first():
+    batch = TextLayout(
+        kind=SEQ2SEQ, answer=LABEL_WORDS, words=(3, 9), decoder_start_token_id=2,
+        takes_position_ids=False,
+    ).collate(WORDED)  # fmt: skip
+    assert batch.inputs["decoder_input_ids"].tolist() == [[2], [2]]
+    assert batch.positions.tolist() == [0, 0]
+    assert "position_ids" not in batch.inputs
+
+
+def test_a_decoder_reads_its_labels_one_step_late():
+    rows = [
+        TokenizedExample(input_ids=[5], labels=[7, 8, 1]),
+        TokenizedExample(input_ids=[5, 6], labels=[1]),
+    ]
+    batch = TextLayout(kind=SEQ2SEQ, pad_token_id=0, decoder_start_token_id=3).collate(rows)
+    assert batch.inputs["input_ids"].tolist() == [[5, 0], [5, 6]]
+    assert batch.inputs["decoder_input_ids"].tolist() == [[3, 7, 8], [3, 0, 0]]
+    assert batch.labels.tolist() == [[7, 8, 1], [1, -100, -100]]
+
+
+def test_classes_and_scores_have_no_place_and_types_are_padded():
+    rows = [
+        TokenizedExample(input_ids=[5, 6], labels=[3.5], token_type_ids=[0, 1]),
+        TokenizedExample(input_ids=[5], labels=[1.0], token_type_ids=[0]),
+    ]
+    batch = TextLayout(kind=CLASSIFIER, answer=SCORE).collate(rows)
+    assert (batch.positions, batch.words) == (None, None)
+    assert batch.inputs["token_type_ids"].tolist() == [[0, 1], [0, 0]]
+    assert batch.labels.tolist() == [[3.5], [1.0]]
+
+
+def test_what_goes_with_the_batch_moves_with_it():
+    batch = TextLayout(kind=MASKED, answer=LABEL_WORDS, words=(3, 9)).collate(WORDED).to("meta")
+    assert {t.device.type for t in (batch.positions, batch.words, batch.labels)} == {"meta"}
+    assert (batch.kind, batch.answer, len(batch)) == (MASKED, LABEL_WORDS, 2)
+
+
+def test_a_model_without_token_types_is_given_none():
+    row = TokenizedExample(input_ids=[5], labels=[1.0], token_type_ids=[0])
+    layout = TextLayout(kind=CLASSIFIER, answer=SCORE, takes_token_types=False)
+    assert "token_type_ids" not in layout.collate([row]).inputs
+
+
+def test_a_length_is_filled_up_to_the_next_multiple_but_not_beyond_the_longest_allowed():
+    layout = TextLayout(pad_to_multiple_of=4, max_length=6)
+    assert [layout.padded_length(n) for n in (1, 4, 5, 6)] == [4, 4, 6, 6]
+    batch = layout.collate([SHORT, LONG])
+    assert batch.inputs["input_ids"].tolist() == [[5, 6, 0, 0], [7, 8, 9, 0]]
+    assert batch.inputs["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 0]]
+    assert batch.inputs["position_ids"].tolist() == [[0, 1, 2, 3]] * 2
+    assert batch.labels.tolist() == [[-100, 6, -100, -100], [-100, 8, 9, -100]]
+
+
+def test_both_sides_of_a_seq2seq_model_are_filled_up():
+    row = TokenizedExample(input_ids=[5], labels=[7, 1])
+    batch = TextLayout(kind=SEQ2SEQ, decoder_start_token_id=3, pad_to_multiple_of=4).collate([row])
+    assert batch.inputs["attention_mask"].tolist() == [[1, 0, 0, 0]]
+    assert batch.inputs["decoder_input_ids"].tolist() == [[3, 7, 0, 0]]
+    assert batch.labels.tolist() == [[7, 1, -100, -100]]
+
+
+LAYOUTS = [
+    TextLayout(),
+    TextLayout(kind=SEQ2SEQ),
+    TextLayout(kind=SEQ2SEQ, answer=LABEL_WORDS, words=(1, 2)),
+    TextLayout(kind=MASKED, answer=LABEL_WORDS, words=(1, 2, 3)),
+    TextLayout(kind=CAUSAL, answer=LABEL_WORDS, words=(1, 2)),
+    TextLayout(kind=CLASSIFIER, answer=CLASSES, outputs=3),
+    TextLayout(kind=CLASSIFIER, answer=SCORE),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.kind}-{layout.answer}")
+def test_rows_are_ragged_within_the_vocabulary_and_fit_the_layout(layout):
+    rows = synthetic_rows(layout, 3, 12, vocab_size=5)
+    lengths = [len(row.input_ids) for row in rows]
+    assert lengths == sorted(set(lengths), reverse=True) and lengths[0] == 12
+    assert all(0 < token < 5 for row in rows for token in row.input_ids)
+    batch = layout.collate(rows)
+    assert len(batch) == 3
+    if layout.answer != TEXT:
+        assert batch.labels.shape == (3, len(layout.words) or layout.outputs)
+
+
+def test_rows_of_one_length_are_all_the_longest():
+    rows = synthetic_rows(TextLayout(), 4, 9, vocab_size=5, ragged=False)
+    assert {len(row.input_ids) for row in rows} == {9}
+
+
+EXAMPLES = [
+    TokenizedExample(input_ids=[i] * (1 + i * 7 % 5), labels=[i] * (1 + i * 7 % 5))
+    for i in range(1, 12)
+]
+
+
+def drawn(indices: list[int], size: int) -> list[list[int]]:
+    batches = micro_batches(EXAMPLES, indices, micro_batch_size=size, layout=TextLayout())
+    return [batch.inputs["input_ids"][:, 0].tolist() for batch in batches]
+
+
+def test_an_empty_draw_yields_nothing():
+    assert drawn([], 4) == []
+
+
+@given(st.lists(st.integers(0, len(EXAMPLES) - 1)), st.integers(1, 6))
+def test_each_drawn_example_comes_once_in_pieces_of_at_most_the_size(indices, size):
+    pieces = drawn(indices, size)
+    assert Counter(i - 1 for piece in pieces for i in piece) == Counter(indices)
+    assert all(len(piece) == size for piece in pieces[:-1])
+
+
+def test_neighbors_in_length_share_a_batch_so_that_little_is_padding():
+    batches = micro_batches(EXAMPLES, range(10), micro_batch_size=2, layout=TextLayout())
+    assert sum(int((batch.inputs["attention_mask"] == 0).sum()) for batch in batches) == 0
+
+
+@given(
+    st.lists(st.lists(st.integers(0, len(EXAMPLES) - 1), max_size=3), min_size=1, max_size=6),
+    st.integers(3, 8),
+)
+def test_a_unit_is_never_cut_in_two(units, size):
+    batches = list(
+        micro_batches(
+            EXAMPLES, range(len(units)), micro_batch_size=size, layout=TextLayout(), units=units
+        )
+    )
+    assert all(len(batch) <= size for batch in batches)
+    found = []
+    for batch in batches:
+        firsts = (batch.inputs["input_ids"][:, 0] - 1).tolist()
+        by_unit = {}
+        for number, first in zip(batch.units.tolist(), firsts, strict=True):
+            by_unit.setdefault(number, []).append(first)
+        found += by_unit.values()
+    assert Counter(map(tuple, found)) == Counter(tuple(unit) for unit in units if unit)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, len(EXAMPLES) - 1), max_size=3), min_size=1, max_size=6),
+    st.integers(15, 40),
+    st.sampled_from([1, 4]),
+)
+def test_tokens_bound_a_piece_and_cut_no_unit(units, tokens, multiple):
+    layout = TextLayout(pad_to_multiple_of=multiple, max_length=5)
+    pieces = [
+        batch
+        for batch in micro_batches(
+            EXAMPLES, range(len(units)), micro_batch_size=100, micro_batch_tokens=tokens,
+            layout=layout, units=units,
+        )
+    ]  # fmt: skip
+    assert all(batch.inputs["input_ids"].numel() <= tokens for batch in pieces)
+    assert sum(len(batch.units.unique()) for batch in pieces) == sum(map(bool, units))
+    assert sum(map(len, pieces)) == sum(map(len, units))
+
+
+def shapes(examples, **limits):
+    indices = range(len(examples))
+    batches = micro_batches(examples, indices, layout=limits.pop("layout", TextLayout()), **limits)
+    return [tuple(batch.inputs["input_ids"].shape) for batch in batches]
+
+
+def test_short_records_fill_a_piece_by_tokens_until_either_limit():
+    examples = [TokenizedExample(input_ids=[1] * n, labels=[1] * n) for n in (8, 2, 2, 2, 2, 2)]
+    assert shapes(examples, micro_batch_size=2) == [(2, 8), (2, 2), (2, 2)]
+    assert shapes(examples, micro_batch_size=9, micro_batch_tokens=10) == [(1, 8), (5, 2)]
+    assert shapes(examples, micro_batch_size=4, micro_batch_tokens=10) == [(1, 8), (4, 2), (1, 2)]
+
+
+def test_tokens_are_counted_with_padding_and_by_the_longer_side():
+    short = [TokenizedExample(input_ids=[1] * 2, labels=[1] * 2)] * 4
+    padded = TextLayout(pad_to_multiple_of=4)
+    tokens = {"micro_batch_size": 9, "micro_batch_tokens": 8}
+    assert shapes(short, layout=padded, **tokens) == [(2, 4), (2, 4)]
+    written = [TokenizedExample(input_ids=[1] * 2, labels=[1] * 4)] * 4
+    assert shapes(written, layout=TextLayout(kind=SEQ2SEQ), **tokens) == [(2, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_the_data_set_is_left_in_its_order(size):
+    before = list(EXAMPLES)
+    drawn([3, 1, 2], size)
+    assert before == EXAMPLES
+
+
+@given(
+    st.lists(st.integers(0, len(EXAMPLES) - 1)),
+    st.integers(1, 6),
+    st.integers(1, 5),
+)
+def test_processes_have_each_piece_once_and_about_as_many_padded_tokens(indices, size, processes):
+    """Pieces are those of one process, so that only the order of their sum differs."""
+    layout = TextLayout(pad_to_multiple_of=8)
+    whole = pieces_of(indices, size, layout, Share())
+    shares = [pieces_of(indices, size, layout, Share(at, processes)) for at in range(processes)]
+    assert Counter(piece for share in shares for piece in share) == Counter(whole)
+    tokens = [sum(len(row) for piece in share for row in piece) for share in shares]
+    heaviest = max((sum(map(len, piece)) for piece in whole), default=0)
+    assert max(tokens) - min(tokens) <= heaviest
+
+
+def pieces_of(indices, size, layout, share):
+    batches = micro_batches(EXAMPLES, indices, micro_batch_size=size, layout=layout, share=share)
+    return [tuple(map(tuple, batch.inputs["input_ids"].tolist())) for batch in batches]

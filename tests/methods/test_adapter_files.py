@@ -1,0 +1,111 @@
+"""What an adapter's folder says of its base, to whoever it is handed on to."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dpft.errors import InputError
+from dpft.methods.adapter_files import (
+    SETTINGS,
+    WEIGHTS,
+    address,
+    load_settings,
+    load_trained,
+    relocate_adapter,
+    save_trained,
+)
+from tests.methods.shapes import fresh, recipe
+
+
+def saved(folder: Path, settings: dict | None = None) -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    model[0].weight.requires_grad_(False)
+    save_trained(model, folder, settings or {"name": "adapter", "targets": ("a", "b")})
+    return model
+
+
+def test_what_trained_is_loaded_and_what_was_frozen_is_left(tmp_path: Path) -> None:
+    model, other = saved(tmp_path), nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    frozen = other[0].weight.clone()
+    load_trained(other, tmp_path)
+    assert torch.equal(other[0].bias, model[0].bias)
+    assert torch.equal(other[1].weight, model[1].weight)
+    assert torch.equal(other[0].weight, frozen)
+
+
+def test_the_settings_are_read_as_written_with_a_schema_version(tmp_path: Path) -> None:
+    saved(tmp_path, {"name": "adapter", "bottleneck": 4})
+    assert load_settings(tmp_path) == {"name": "adapter", "bottleneck": 4}
+    assert json.loads((tmp_path / SETTINGS).read_text())["schema_version"] == 1
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}"])
+def test_unreadable_settings_are_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / SETTINGS).write_text(content)
+    with pytest.raises(InputError, match=f"must hold the {SETTINGS}"):
+        load_settings(tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a tensor file"])
+def test_unreadable_weights_are_refused(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / WEIGHTS).write_bytes(content)
+    with pytest.raises(InputError, match="must hold the weights"):
+        load_trained(nn.Linear(1, 1), tmp_path)
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    saved(tmp_path)
+    other = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 5))
+    with pytest.raises(InputError, match="for the base model given, got 1.* which it lacks"):
+        load_trained(other, tmp_path)
+
+
+def saved_adapter(folder: Path, name_or_path: str) -> str:
+    """Returns the base named by a LoRA adapter of a model that came from there."""
+    model = fresh("gpt2")
+    model.name_or_path = model.config._name_or_path = name_or_path
+    method = recipe("lora", targets=("c_attn",))
+    method.save(method.prepare(model), folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    return str(config["base_model_name_or_path"])
+
+
+def test_a_base_from_the_hub_is_named_in_the_config_and_on_the_card(tmp_path: Path) -> None:
+    assert saved_adapter(tmp_path, "org/base") == "org/base"
+    assert "base_model: org/base" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize("given", ["here", "outside"])
+def test_a_local_base_is_named_as_it_was_given_and_has_no_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "outside").mkdir()
+    name = "here" if given == "here" else str(tmp_path / "outside")
+    assert saved_adapter(tmp_path / "adapter", name) == name
+    assert not (tmp_path / "adapter" / "README.md").exists()
+
+
+def test_a_random_base_is_named_where_it_lies_now_and_after_a_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert saved_adapter(tmp_path / "adapter", "") == "adapter/base"
+    relocate_adapter(tmp_path / "adapter", tmp_path / "elsewhere")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "elsewhere/base"
+
+
+def test_an_address_is_relative_inside_the_working_directory_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert address(tmp_path / "here" / "base") == "base"
+    assert address(tmp_path / "base") == str(tmp_path / "base")

@@ -1,0 +1,185 @@
+"""Tests of membership against what epsilon bounds, and warnings of noise that drowns a signal."""
+
+import doctest
+import math
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+
+from dpft.privacy.accounting import calibrate_noise_multiplier, interpretation, rdp
+from dpft.privacy.accounting.gdp import gaussian_epsilon
+from dpft.privacy.accounting.interpretation import (
+    LEAST_SHARE,
+    LEAST_STRENGTH,
+    least_error,
+    most_right,
+    noise_warnings,
+    shown_epsilon,
+    signal_notes,
+    signal_share,
+)
+from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.privacy.plan import default_delta, planned_steps
+from tests.slowness import slow_but
+
+GPT2, GPT2_LARGE, ROBERTA_LARGE = 124_439_808, 774_030_080, 355_359_744
+# num_examples, expected_batch_size, epochs, the largest model published, and the noise multipliers
+# that RDP calibrates at epsilon 0.5 and PRV at 1e-9.
+RECIPES = {
+    "demo": (8000, 256, 1.5, 300_000, 1.871, 4342.24),
+    "dart_tiny": (62659, 512, 3, 300_000, 1.589, 138006.0),
+    "li2022_e2e": (42061, 1024, 10, GPT2_LARGE, 3.9, 295361.0),
+    "bu2022_full_sst2": (67349, 1000, 3, ROBERTA_LARGE, 1.927, 149273.0),
+    "bu2022_full_qnli": (104743, 2000, 6, ROBERTA_LARGE, 2.909, 477236.0),
+    "bu2022_full_qqp": (363846, 6000, 18, ROBERTA_LARGE, 4.773, 398303.0),
+    "bu2022_full_mnli": (392702, 6000, 18, ROBERTA_LARGE, 4.616, 412685.0),
+    "bu2022_lora_sst2": (67349, 2000, 50, ROBERTA_LARGE, 9.584, 164139.0),
+    "bu2022_lora_mnli": (392702, 2000, 50, ROBERTA_LARGE, 4.408, 392484.0),
+}
+
+
+def mechanism(name: str, noise_multiplier: float) -> SampledGaussian:
+    size, batch, epochs, *_ = RECIPES[name]
+    steps = planned_steps(epochs=epochs, num_examples=size, expected_batch_size=batch)
+    return SampledGaussian(
+        noise_multiplier=noise_multiplier,
+        sample_rate=batch / size,
+        steps=steps,
+        delta=default_delta(size, "published"),
+    )
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_no_recipe_is_warned_of_at_epsilon_one_half_and_each_is_at_1e_9(name: str) -> None:
+    _, batch, _, parameters, *noises = RECIPES[name]
+    for known in (1, parameters):
+        found = [
+            noise_warnings(
+                mechanism(name, noise), expected_batch_size=batch, trainable_parameters=known
+            )
+            for noise in noises
+        ]
+        assert [len(warnings) for warnings in found] == [0, 1]
+        assert "the noise drowns any signal" in found[1][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["demo", "li2022_e2e"])
+def test_the_noise_of_the_table_is_that_of_epsilon_one_half(name: str) -> None:
+    shape = {key: value for key, value in vars(mechanism(name, 1.0)).items() if "noise" not in key}
+    noise, _ = calibrate_noise_multiplier(eps=0.5, accountant="rdp", **shape)
+    assert noise == pytest.approx(RECIPES[name][4], rel=0.01)
+
+
+def test_a_warning_has_the_best_case_in_length_and_in_its_own_direction() -> None:
+    (warning,) = noise_warnings(
+        mechanism("li2022_e2e", 295361.0), expected_batch_size=1024, trainable_parameters=GPT2
+    )
+    assert "6.3e-06 times as long as the noise over 124,439,808 parameters" in warning
+    assert "0.07 times its standard deviation" in warning
+
+
+@pytest.mark.parametrize("parameters", [1, 10**9])
+def test_the_thresholds_are_of_strength_and_of_its_share(parameters: int) -> None:
+    least = max(LEAST_STRENGTH, LEAST_SHARE * math.sqrt(parameters))
+    for strength, count in ((0.99 * least, 1), (1.01 * least, 0)):
+        noisy = mechanism("demo", math.sqrt(46) * 256 / strength)
+        warnings = noise_warnings(noisy, expected_batch_size=256, trainable_parameters=parameters)
+        assert len(warnings) == count
+
+
+def test_few_records_leave_little_to_all_weights_of_an_encoder_and_enough_to_its_head() -> None:
+    """The rows of docs/how-to/bad-scores.md: epsilon 8, 20 steps of half of the records."""
+    own = SampledGaussian(noise_multiplier=1.4035, sample_rate=0.5, steps=20, delta=1e-4)
+    shares = [
+        signal_share(own, expected_batch_size=300, trainable_parameters=parameters)
+        for parameters in (22_566_146, 770)
+    ]
+    assert shares == pytest.approx([0.201, 34.45], rel=0.01)
+    (note,) = signal_notes(shares[0])
+    assert "leaves little to learn" in note
+    for way_out in ("more examples", "higher eps", "fewer trainable parameters", "larger batches"):
+        assert way_out in note
+    assert signal_notes(shares[1]) == []
+
+
+def test_where_nothing_is_left_to_learn_the_warning_speaks_alone() -> None:
+    assert signal_notes(0.99 * LEAST_SHARE) == [] != signal_notes(1.01 * LEAST_SHARE)
+
+
+def test_the_best_case_is_the_signal_to_noise_of_aligned_gradients() -> None:
+    """Simulated: T noisy sums of B gradients of norm C along one axis, in d dimensions."""
+    steps, batch, noise, width = 16, 10, 20.0, 400
+    sums = np.random.default_rng(0).normal(0, noise, (2000, steps, width)).sum(axis=1)
+    strength = math.sqrt(steps) * batch / noise
+    assert steps * batch / sums[:, 0].std() == pytest.approx(strength, rel=0.05)
+    lengths = np.linalg.norm(sums, axis=1).mean()
+    assert steps * batch / lengths == pytest.approx(strength / math.sqrt(width), rel=0.05)
+
+
+SETTINGS = list(product((0.0, 1e-9, 0.3, 1.0, 3.0, 7.9981, 12.5), (0.0, 1e-5, 0.00137, 0.3)))
+
+
+def worst_pair(epsilon: float, delta: float) -> list[tuple[float, float]]:
+    """Returns the chances of four outputs with and without the unit (arXiv 1311.0776, Figure 2)."""
+    kept = (1 - delta) / (1 + math.exp(epsilon))
+    likely = kept * math.exp(epsilon)
+    return [(delta, 0.0), (likely, kept), (kept, likely), (0.0, delta)]
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), SETTINGS)
+def test_the_bound_is_the_error_of_the_best_test_of_the_worst_mechanism(
+    epsilon: float, delta: float
+) -> None:
+    pair = worst_pair(epsilon, delta)
+    best = sum(max(with_unit, without) for with_unit, without in pair) / 2
+    assert float(1 - least_error(epsilon, delta)) == pytest.approx(best, rel=1e-12)
+    advantage = (math.expm1(epsilon) + 2 * delta) / (math.exp(epsilon) + 1)
+    assert float(1 - 2 * least_error(epsilon, delta)) == pytest.approx(advantage, abs=1e-14)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), SETTINGS)
+def test_the_printed_percentage_is_above_the_bound_and_below_always(
+    epsilon: float, delta: float
+) -> None:
+    printed = Fraction(most_right(epsilon, delta))
+    bound = 100 - 100 * Fraction(least_error(epsilon, delta))
+    assert bound <= printed < 100
+    assert printed - bound <= max((100 - bound) / 10, Fraction(0))
+
+
+def test_where_the_bound_tells_nothing_there_is_no_percentage() -> None:
+    assert [most_right(epsilon, 1e-5) for epsilon in (14.0, 1e9, math.inf)] == [None] * 3
+    assert most_right(1.0, 1.0) is None
+
+
+def test_the_examples_of_the_module_hold() -> None:
+    failed, tried = doctest.testmod(interpretation)
+    assert tried and not failed
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps", "delta"),
+    slow_but(
+        [*product([0.3, 4.0], [1e-4, 1.0], [1, 300], [1e-9, 1e-2]), (0.6, 0.02, 3, 1e-5)],
+        product([0.3, 0.6, 1.0, 4.0], [1e-4, 0.02, 0.5, 1.0], [1, 3, 300], [1e-9, 1e-5, 1e-2]),
+    ),
+)
+def test_what_a_test_shows_is_not_above_what_an_accountant_bounds(
+    noise: float, rate: float, steps: int, delta: float
+) -> None:
+    shown = shown_epsilon(noise_multiplier=noise, sample_rate=rate, steps=steps, delta=delta)
+    mechanism = SampledGaussian(noise_multiplier=noise, sample_rate=rate, steps=steps, delta=delta)
+    bound = rdp.epsilon(mechanism).upper
+    assert bound is not None
+    assert 0 <= shown <= bound
+
+
+@pytest.mark.parametrize("steps", [1, 4, 1000])
+def test_without_sampling_a_test_shows_nearly_all(steps: int) -> None:
+    """The sum of all steps is then a Gaussian mechanism whose epsilon is known."""
+    noise = 2.0 * math.sqrt(steps)
+    shown = shown_epsilon(noise_multiplier=noise, sample_rate=1.0, steps=steps, delta=1e-5)
+    assert shown == pytest.approx(gaussian_epsilon(0.5, 1e-5), rel=1e-2)
