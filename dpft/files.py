@@ -372,6 +372,27 @@ def private_path(run: Path, name: str) -> Path:
     return run / name
 
 
+def write_private(run: Path, texts: Mapping[str, str | None]) -> None:
+    """Writes files of a run's private/, for the owner alone.
+
+    Args:
+        run: The run's folder; it exists.
+        texts: What each holds, by a name above that begins with ``private/``; None: it is removed.
+
+    Raises:
+        InputError: As ``private_folder``.
+    """
+    private_folder(run)
+    for name, text in texts.items():
+        path = run / name
+        if text is None:
+            path.unlink(missing_ok=True)
+            continue
+        if path.parent == run / PRIVATE_AUDIT:
+            _make_folder(path.parent, 0o700)
+        write_text(path, text, mode=0o600)
+
+
 def private_audit_path(run: Path, name: str) -> Path:
     """Returns the path of an audit's private file, its folder made if need be, mode 0700.
 

@@ -86,7 +86,7 @@ from dpft.privacy.planning import make_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.replay_log import read_journal
 from dpft.records.configuration import RunConfiguration, parse_configuration, read_saved
-from dpft.records.form import read_record, write_record
+from dpft.records.form import json_text, read_record, write_record
 from dpft.records.kept import Fingerprint
 from dpft.records.promises import BegunFile, Origin, StartingModel, Versions
 from dpft.reports.run_record import data_name, model_name, read_own_evaluations, with_kind
@@ -414,12 +414,11 @@ def read_secrets(folder: Path) -> Secrets:
     return Secrets(unit_key=unit or b"", held_out_key=held_out, audit_key=audit or b"")
 
 
-def save_fingerprint(folder: Path, training_set: TrainingSet) -> None:
-    """Writes, for the owner alone, by what the run will know its records again."""
+def fingerprint_text(training_set: TrainingSet) -> str:
+    """Returns the private file by which a run will know its records again."""
     key = entropy.token_bytes(32)
     known = fingerprint(training_set.examples, training_set.units, key)
-    kept = Fingerprint(key=key.hex(), hmac=known)
-    write_record(private_path(folder, FINGERPRINT), kept, mode=0o600)
+    return json_text(Fingerprint(key=key.hex(), hmac=known)) + "\n"
 
 
 def same_records(folder: Path, training_set: TrainingSet) -> None:

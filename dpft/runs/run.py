@@ -26,8 +26,12 @@ from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError, note_records_read
 from dpft.files import (
     AUDIT_KEY,
+    CANARIES,
     CHECKPOINTS,
     CONFIGURATION,
+    DATA_SUMMARY,
+    FINGERPRINT,
+    HELD_OUT_KEY,
     LEDGER,
     MODEL,
     PRIVACY,
@@ -38,6 +42,7 @@ from dpft.files import (
     hold_run,
     private_path,
     refuse_links,
+    write_private,
 )
 from dpft.models.loading import quiet_transformers
 from dpft.models.source import ModelConfig
@@ -62,6 +67,7 @@ from dpft.runs.folder import (
     Secrets,
     WriteRequest,
     digest_of,
+    fingerprint_text,
     folder_of_run,
     has_scores,
     hint_of_resume,
@@ -70,11 +76,10 @@ from dpft.runs.folder import (
     refuse_used_folder,
     restarted_command,
     same_records,
-    save_fingerprint,
     start_anew,
     write_begun,
 )
-from dpft.runs.held_out import keep_key, write_canaries
+from dpft.runs.held_out import canaries_text
 from dpft.runs.prepared_run import (
     Planner,
     Prepared,
@@ -95,7 +100,7 @@ from dpft.runs.together import (
     share_settings,
 )
 from dpft.runs.tracking import Trackings, conclude, tracked
-from dpft.runs.training_records import save_key, write_summary
+from dpft.runs.training_records import render
 from dpft.runs.white_box import WhiteBoxListener, white_box
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.resume import ResumePoint, find_resume_point
@@ -317,7 +322,7 @@ def finish(
         def opened() -> tuple[Trackings, CurveInBackground | None, float, bool]:
             trackings = held.enter_context(tracked(config, plan, folder))
             curve = held.enter_context(curve_beside(config, plan, wanted=with_curve))
-            write_summary(folder, prepared.summary)
+            write_private(folder, {DATA_SUMMARY: render(prepared.summary)})
             taken = 0 if resume_point is None else resume_point.checkpoint.step
             seconds = 0.0
             if with_curve and taken < plan.steps:
@@ -414,13 +419,13 @@ def write_beginning(
         write_request(folder)
     dump(prepared.config, folder / CONFIGURATION)
     logger.info("run: %s", folder)
+    secrets = {HELD_OUT_KEY: prepared.division.key_text}
     if prepared.unit_key is not None:
-        save_key(folder, UNIT_KEY, prepared.unit_key)
+        secrets[UNIT_KEY] = prepared.unit_key.hex() + "\n"
     if prepared.canaries:
-        save_key(folder, AUDIT_KEY, prepared.audit_key)
-        write_canaries(folder, prepared.canaries, prepared.config.task)
-    keep_key(folder, prepared.division)
-    save_fingerprint(folder, prepared.training_set)
+        secrets[AUDIT_KEY] = prepared.audit_key.hex() + "\n"
+        secrets[CANARIES] = canaries_text(prepared.canaries, prepared.config.task)
+    write_private(folder, {**secrets, FINGERPRINT: fingerprint_text(prepared.training_set)})
 
 
 def starting_models(model: ModelConfig) -> list[StartingModel]:

@@ -6,7 +6,6 @@ Of the records that were read some are held out, left out and why, or cut; the r
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ from dpft.data.sources import LETTERS_PER_TOKEN
 from dpft.data.token_rows import encoded_rows
 from dpft.data.training_records import TOGETHER, bounded_units, drained, pieces, units_of_chunks
 from dpft.errors import InputError
-from dpft.files import DATA_SUMMARY, private_path, write_text
 from dpft.machine import return_freed_memory
 from dpft.privacy.keys import secret_key
 from dpft.privacy.plan import EXAMPLE
@@ -200,11 +198,6 @@ def unit_key(config: TrainConfig) -> bytes:
     return secret_key("units", config.privacy.noise_seed)
 
 
-def save_key(folder: Path, name: str, key: bytes) -> None:
-    """Writes a key into a run's private folder, under a name of ``dpft.files``."""
-    write_text(private_path(folder, name), key.hex() + "\n", mode=0o600)
-
-
 MOST_NAMED = 100
 NOTE = "Private: these numbers depend on the records and are not covered by epsilon."
 
@@ -302,13 +295,8 @@ def summarize(
     )
 
 
-def write_summary(folder: Path, summary: DataSummary) -> None:
-    """Writes private/data_summary.md, for the owner alone."""
-    write_text(private_path(folder, DATA_SUMMARY), render(summary), mode=0o600)
-
-
 def render(summary: DataSummary) -> str:
-    """Returns the counts as Markdown."""
+    """Returns private/data_summary.md: the counts as Markdown."""
     rows = [("read", str(summary.read))]
     if summary.on_invalid != REFUSED:
         rows.append((f"left out: faulty (task.invalid={summary.on_invalid})", str(summary.faulty)))
