@@ -109,11 +109,7 @@ def show(finding: Finding, config: AuditConfig) -> None:
 
 
 def _privacy(folder: Path) -> RunPrivacy:
-    """Returns what the run promises.
-
-    Raises:
-        InputError: It says nothing of it.
-    """
+    """Returns the promise in the run's privacy.json."""
     if not (folder / PRIVACY).exists():
         raise InputError(
             f"{folder} has no {PRIVACY}, beside whose promise a finding would stand; go on with the"

@@ -64,6 +64,7 @@ from dpft.files import (
     RELEASED,
     REPORT,
     SCORES_BY_STEP,
+    SYNTHESIS,
     TEXTS_OF_EVALUATIONS,
     TOKENIZER,
     TRACKING,
@@ -473,6 +474,9 @@ def hint_of_resume(folder: Path) -> Iterator[None]:
 
 
 def _way_to_go_on(command: str, folder: str) -> str:
+    above = Path(folder).parent
+    if (above / SYNTHESIS).exists():
+        return f"dpft synthesize resume={above}"
     if held_splits():
         return f"dpft.{command}(['resume={folder}'], rows=...)"
     there = world()

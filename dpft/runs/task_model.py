@@ -26,7 +26,7 @@ from dpft.methods.adapter_files import base_folder
 from dpft.methods.base import Method
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.checkpoint_rows import CheckpointRows, NotInShards, RowsOfModel, checkpoint_rows
-from dpft.models.loading import grow_as_planned, load_with_tokens, new_names, seeded
+from dpft.models.loading import dequantize, grow_as_planned, load_with_tokens, new_names, seeded
 from dpft.models.source import loading_errors
 from dpft.privacy.clipping.heads import WIDE_ROWS
 from dpft.runs.modality import modality_of
@@ -95,7 +95,7 @@ def _is_measured(config: TrainConfig) -> bool:
     """
     if isinstance(config, PlanConfig) and config.plan.device_memory_gb is not None:
         return False
-    return config.train.device == "cpu" or not torch.cuda.is_available()
+    return config.train.device == "cpu" or not torch.accelerator.is_available()
 
 
 def _is_large(model: PreTrainedModel) -> bool:
@@ -263,17 +263,21 @@ class TrainedModel:
         """Returns what the model answers with."""
         return head_of(task, self.architecture)
 
-    def load(self, head: Head, *, seed: int = 0) -> PreTrainedModel:
+    def load(self, head: Head, *, seed: int = 0, dequantizes: bool = False) -> PreTrainedModel:
         """Returns the model on the CPU.
 
         Args:
             head: What it answers with.
             seed: Of a head that it lacks.
+            dequantizes: Whether quantized weights become float32 ones of the same values, which
+                a method's own can be added to.
 
         Raises:
             InputError: It cannot be found or understood, or mixes examples.
         """
         model = load_with_tokens(self.architecture, head, self.tokens, seed=seed)
+        if dequantizes and self.architecture.model.is_quantized:
+            model = dequantize(model, self.architecture.model)
         if self.method is None or self.folder is None:
             return model
         return self.method.restore(model, self.folder)

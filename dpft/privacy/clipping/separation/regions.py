@@ -4,6 +4,16 @@ Most weights belong to a layer with a rule and meet inputs that carry the batch.
 class token, an RMSNorm's weight, a position embedding looked up once for all examples, a weight
 used behind its layer's back) get their per-example gradients by running the smallest enclosing
 module through which the batch can be followed once per example, over an expanded weight.
+
+Where a layer with a rule meets one row for all examples, none is needed: GPT-2's positions are
+looked up once, (1, t, d), and added to the texts' (b, t, d). With their ids expanded to (b, t) the
+same layer gives (b, t, d), the sum is the same, and the layer's rule sees each example's gradient
+(``Broadcasts``). Whether the model takes the b rows as it took the one is not known from the flow;
+the proof decides.
+
+A plan is learned when a call signature is first met, and used for an accumulation only after a
+proof on that accumulation's own data (``proof``). A plan that is not exact falls back to larger
+regions, at last to the whole model, and then the model is refused (``Level``).
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -92,12 +102,6 @@ class RegionPlanner:
     """Chooses the regions of one model for one trainable set."""
 
     def __init__(self, model: nn.Module, trainable: TrainableParameters) -> None:
-        """Looks at the model's structure.
-
-        Args:
-            model: The model.
-            trainable: The parameters whose uses are to be told apart.
-        """
         self._model = model
         self._trainable = trainable
 
@@ -128,7 +132,12 @@ class RegionPlanner:
             recorded = is_recorded(use, self._trainable)
             if not recorded:
                 raw.add(use.name)
-            if not (recorded and _carries_the_batch(use, flow)):
+            carries = recorded and (
+                use.status is Status.BATCH
+                if intercepted_function(use.user) is not None
+                else flow.modules[use.user].carries_the_batch_in
+            )
+            if not carries:
                 module = self._enclosing(use, flow.modules, widening=widening)
                 chosen.setdefault(module, cause_of(use, recorded=recorded))
         regions = self._regions(chosen, raw, flow.modules)
@@ -187,7 +196,14 @@ class RegionPlanner:
                 expanded=self._expanded(module, raw),
                 inputs=flows[module].inputs if module in flows else {},
                 outputs=flows[module].outputs if module in flows else {},
-                shared_dropouts=[m for m in module.modules() if _is_shared_dropout(m, flows)],
+                # Of what has no batch dimension (DeBERTa's relative embeddings).
+                shared_dropouts=[
+                    layer
+                    for layer in module.modules()
+                    if isinstance(layer, nn.Dropout)
+                    and layer in flows
+                    and set(flows[layer].inputs.values()) <= {Status.ONE, Status.SHARED}
+                ],
                 widened=widened,
                 model=self._model,
             )
@@ -217,19 +233,6 @@ def is_recorded(use: WeightUse, trainable: TrainableParameters) -> bool:
         return False
     function = intercepted_function(use.user)
     return function is None or use.function is function
-
-
-def _is_shared_dropout(module: nn.Module, flows: Mapping[nn.Module, ModuleFlow]) -> bool:
-    """Whether a layer drops what has no batch dimension (DeBERTa's relative embeddings)."""
-    if not isinstance(module, nn.Dropout) or module not in flows:
-        return False
-    return set(flows[module].inputs.values()) <= {Status.ONE, Status.SHARED}
-
-
-def _carries_the_batch(use: WeightUse, flow: Flow) -> bool:
-    if intercepted_function(use.user) is not None:
-        return use.status is Status.BATCH
-    return flow.modules[use.user].carries_the_batch_in
 
 
 @dataclass(frozen=True)
@@ -329,12 +332,6 @@ class RegionPlans:
     """The plans of one model for one trainable set, and which of them are proved."""
 
     def __init__(self, model: nn.Module, trainable: TrainableParameters) -> None:
-        """Prepares for a model of which no call was seen yet.
-
-        Args:
-            model: The model.
-            trainable: The parameters whose uses are to be told apart.
-        """
         self._planner = RegionPlanner(model, trainable)
         self._trainable = trainable
         self._plans: dict[Hashable, RegionPlan] = {}
