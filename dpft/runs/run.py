@@ -90,7 +90,7 @@ from dpft.runs.prepared_run import (
 )
 from dpft.runs.run_cost import check_sharding, cut, foretell
 from dpft.runs.run_plan import RunPlan, curve_beside, finished_curve, plan_run, with_noise
-from dpft.runs.saved_run import check_model, read_ended_ledger
+from dpft.runs.saved_run import check_beside, check_model, read_ended_ledger
 from dpft.runs.together import (
     agreed,
     check_alike,
@@ -261,7 +261,7 @@ def go_on(
                 check_model(folder, resume_point.ledger)  # It is scored, or stands as it is.
             is_done = resume_point.has_ended and has_reports
             if is_done:
-                read_ended_ledger(folder)
+                check_beside(folder, resume_point.ledger)
             return resume_point, is_done
 
         def read() -> Secrets:

@@ -377,16 +377,31 @@ def read_ended_ledger(folder: Path) -> LedgerRecord | None:
         StateError: The ledger is damaged, or was cut, added to or replaced; or another file
             contradicts it.
     """
-    ledger, known = read_run_ledger(folder), _stated(folder)
+    ledger = read_run_ledger(folder)
+    check_beside(folder, ledger)
+    return ledger
+
+
+def check_beside(folder: Path, ledger: LedgerRecord | None) -> None:
+    """Refuses a run's folder whose privacy.json or config.yaml contradicts the ledger there.
+
+    Args:
+        folder: The run's.
+        ledger: What its ledger says, held against ``private/``; None: there is none.
+
+    Raises:
+        InputError: A file is of another schema version.
+        StateError: One contradicts it, or names lines that it lacks.
+    """
+    known = _stated(folder)
     if ledger is None:
         if known is not None and has_noise(known):
             check_lodged(folder / LEDGER, None, vars(known.ledger), by=str(folder / PRIVACY))
-        return None
+        return
     _check_not_cut(folder, known, ledger)
     found = list(differences(_beside(folder, known), ledger))
     if found:
         raise StateError(f"{'; '.join(found)}. Put it back as it was.")
-    return ledger
 
 
 def check_model(folder: Path, ledger: LedgerRecord | None) -> None:
