@@ -47,6 +47,9 @@ def test_a_ledger_cut_after_the_run_ended_is_refused_by_line_number(
     (folder / "ledger.jsonl").write_text("".join(lines[:kept]))
     with pytest.raises(StateError, match=f"line {kept + 1}: the ledger must have 7 lines"):
         read_spent(str(folder))
+    (folder / "config.yaml").write_text("[")  # What else is damaged hides nothing.
+    with pytest.raises(StateError, match=f"line {kept + 1}: the ledger must have 7 lines"):
+        read_spent(str(folder))
 
 
 @pytest.mark.parametrize("ended", [True, False])
