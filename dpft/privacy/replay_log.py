@@ -28,7 +28,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dpft.errors import DpftError, StateError
-from dpft.files import read_file, read_json, sync_folder
+from dpft.files import (
+    CHECKPOINT_STATES,
+    HANDED_HEADS,
+    JOURNAL,
+    LEDGER,
+    read_file,
+    read_json,
+    sync_folder,
+)
 from dpft.privacy.ledger import (
     GENESIS,
     Ledger,
@@ -40,7 +48,6 @@ from dpft.privacy.ledger import (
 )
 from dpft.privacy.mechanisms.base import STREAM
 from dpft.privacy.witness import read_handed
-from dpft.run_folder import CHECKPOINT_STATES, HANDED_HEADS, JOURNAL, LEDGER
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpft.files import LEDGER
 from dpft.methods.base import METHODS
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import read_ledger
-from dpft.run_folder import LEDGER
 from dpft.training import loop as loop_module
 from dpft.training.optimizers.adamw import AdamW
 from dpft.training.replicas import Start

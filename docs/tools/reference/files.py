@@ -12,7 +12,7 @@ from docs.tools.reference.file_words import (
     SCHEMA_GROUPS,
 )
 from docs.tools.reference.markup import code, head, prose, table
-from dpft import run_folder
+from dpft import files
 from dpft.schemas import SUFFIX, names, path_of, schema
 
 INTRO = """
@@ -54,11 +54,11 @@ def files_pages() -> dict[str, str]:
     """Returns the pages of the files, of their forms and of answers, by path below docs/.
 
     Raises:
-        ValueError: A name of dpft/run_folder.py, or a schema, is not described.
+        ValueError: A name of dpft/files.py, or a schema, is not described.
     """
     check_all_described()
     parts = [
-        head("Files of a run", ["dpft/run_folder.py"], INTRO),
+        head("Files of a run", ["dpft/files.py"], INTRO),
         "## Public files\n",
         _table(PUBLIC),
         "## Private files\n\n`private/` has mode 0700, its files 0600.\n",
@@ -111,9 +111,7 @@ def check_all_described() -> None:
         ValueError: It names them.
     """
     there = {
-        name
-        for name, value in vars(run_folder).items()
-        if name.isupper() and isinstance(value, str)
+        name for name, value in vars(files).items() if name.isupper() and isinstance(value, str)
     }
     described = {*PUBLIC, *PRIVATE, *OF_SWEEPS, *OF_CHECKPOINTS, *NOT_FILES}
     of_schemas = {name for found in SCHEMA_GROUPS.values() for name in found}
@@ -124,7 +122,7 @@ def check_all_described() -> None:
 
 def _table(described: Mapping[str, tuple[str, str]]) -> str:
     rows = [
-        (code(getattr(run_folder, name)), what, f"[{form}](forms.md#{form})" if form else "")
+        (code(getattr(files, name)), what, f"[{form}](forms.md#{form})" if form else "")
         for name, (what, form) in described.items()
     ]
     return table(("File or folder", "What it is", "Form"), rows)
