@@ -14,29 +14,7 @@ from typing import Any
 
 WEIGHTS = {"title": 1000.0, "text": 1.0}
 K1 = 1.2
-STOP_WORDS = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "be",
-        "by",
-        "for",
-        "from",
-        "in",
-        "is",
-        "it",
-        "of",
-        "on",
-        "or",
-        "the",
-        "to",
-        "with",
-    ]
-)
+STOP_WORDS = {"a", "and", "by", "for", "in", "is", "of", "on", "or", "the", "to", "with"}
 """Of those that lunr leaves out, the ones that a query here may have."""
 _WORD = re.compile(r"[\w'.-]+")
 
