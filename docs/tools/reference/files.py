@@ -19,9 +19,8 @@ INTRO = """
 A run's folder holds what may be handed on, and `private/`, which is never to be released. Files are
 written under a temporary name and renamed, so that each is whole or not there; ledger, journal and
 diagnostics are appended to. JSON has sorted keys and a `schema_version`; a reader refuses another
-one with exit code 2. Each form has a JSON Schema (draft 2020-12) that ships with dpft, in the
-folder `dpft/schemas`: `dpft.schemas.schema("privacy")` returns one, and
-`python -c "import dpft.schemas; print(dpft.schemas.path_of('privacy'))"` prints its path.
+one with exit code 2. Each form has a JSON Schema that ships with dpft:
+`dpft.schemas.schema("privacy")` returns one.
 """
 FORMS = {
     "Files": (
@@ -30,7 +29,7 @@ FORMS = {
         """
 Each JSON file of a [run's folder](files.md), key by key. A key within another stands behind a dot,
 of each entry of a list behind `[]`, of each entry of an object behind `NAME`. A type with `?` is
-of a key that may be absent.
+of a key that may be absent, one with `[]` a list. Shared keys are described once, at the end.
 """,
     ),
     "Answers": (
@@ -150,7 +149,7 @@ def _schema(name: str, shared: Mapping[str, tuple[str, str]]) -> str:
 def _named_only(keys: Sequence[str]) -> str:
     """Returns a sentence of the keys that the table of shared keys describes."""
     named = ", ".join(map(code, keys))
-    return f"With [keys of several forms](forms.md#keys-of-several-forms): {named}." if keys else ""
+    return f"[Shared](forms.md#keys-of-several-forms): {named}." if keys else ""
 
 
 def _objects(name: str) -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -226,9 +225,9 @@ def _type(part: Mapping[str, Any]) -> str:
     if "anyOf" in part:
         return " or ".join(dict.fromkeys(_type(each) for each in part["anyOf"]))
     if part.get("type") == "array" and isinstance(part.get("items"), Mapping):
-        return f"list of {_type(part['items'])}"
+        return f"{_type(part['items'])} \\[]"
     if part.get("type") == "object" and isinstance(part.get("additionalProperties"), Mapping):
-        return f"object of {_type(part['additionalProperties'])}"
+        return f"NAME: {_type(part['additionalProperties'])}"
     kinds = part.get("type", "object")
     return " or ".join([kinds] if isinstance(kinds, str) else kinds)
 

@@ -76,6 +76,15 @@ of a private model is post-processing. Give `prompts=FILE` for a record after ea
             "dpft generate run=outputs/DATE/TIME num=1000 to=rows.csv",
         ),
     ),
+    "synthesize": CommandWords(
+        intro="""
+`dpft synthesize` reads a private table, trains on its rows as a public schema says them, and writes
+a synthetic table with a report of what it is worth. With `condition=[COLUMN]` a noisy histogram of
+these columns says which rows there are, and its ε composes with the training's. A synthesis that
+broke off goes on with `resume=RUN`.
+""",
+        examples=("dpft synthesize data=FILE privacy.eps=8",),
+    ),
     "account": CommandWords(
         intro="""
 `dpft account` turns a noise multiplier into ε, ε into a noise multiplier, or says what runs have
