@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.write_text("", encoding="utf-8")
     begun_at = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        threads = max(1, (os.cpu_count() or 1) // options.together)
+        threads = min(torch.get_num_threads(), max(1, (os.cpu_count() or 1) // options.together))
         given = Given(device=options.device, quick=options.quick, folder=scratch, threads=threads)
         known, _ = _alone("machine", MACHINE, given, begun_at + SECONDS, options.start)
         if not known.holds:

@@ -51,4 +51,4 @@ def in_torch_shards(model: nn.Module, device: torch.device) -> None:
 
 def finish_shards(shards: ShardedModel) -> None:
     """Ends a step: leaves the sum's shards in the parameters' gradients, without noise."""
-    shards.finish(STRETCH, lambda piece, total: None)
+    shards.finish(STRETCH, lambda parts: None)

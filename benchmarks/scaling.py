@@ -24,6 +24,7 @@ from dpft.data.batches import TextLayout
 from dpft.estimates.activations import Activations, trace_activations
 from dpft.estimates.rank_memory import RankShapes, StepShapes, memory_by_phase, peak_of, rank_shapes
 from dpft.parallel.parallel_config import SHARDED, WHOLE, ParallelConfig
+from dpft.parallel.reductions import Piece
 from dpft.privacy.clipping.choices import DEFAULT_MEMORY_MB
 from dpft.privacy.keys import AgingKey
 from dpft.privacy.noise import BLOCK, BlockNoise, NoiseStream
@@ -204,7 +205,7 @@ def copies_of_noise(blocks: int = 8) -> float:
         begun = time.perf_counter()
         for block in range(blocks):
             if draw:
-                noise.halves(BLOCK, parameter=0, block=block)
+                list(noise.halves([Piece(0, block, 0, BLOCK)]))
             else:
                 target[block * BLOCK :][:BLOCK].copy_(source[block * BLOCK :][:BLOCK])
         seconds.append(time.perf_counter() - begun)

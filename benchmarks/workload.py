@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from benchmarks.shapes import SHAPES
+from dpft.models.loading import checkpoint_activations
 from dpft.privacy.clipping.choices import DEFAULT_MEMORY_MB
 
 LORA_RANK = 4
@@ -91,7 +92,7 @@ def make_model(workload: Workload) -> PreTrainedModel:
     with torch.device(workload.device):
         model = shape.build().train()
     if workload.checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(model)
     if workload.method == "lora":
         model.requires_grad_(False)
         _adapt(model, shape.adapted)

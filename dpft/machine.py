@@ -33,12 +33,13 @@ for what the plan misses, up to 15 % (benchmarks/run_memory.py)."""
 
 def usable_memory(device: "torch.device") -> int | None:
     """Returns the bytes of a device that a run may plan with; None: the system does not say."""
-    if device.type == "cuda":
-        import torch
+    memory = None
+    if device.type == "cpu":
+        memory = machine_memory()
+    elif device.type != "meta":
+        from dpft.devices import total_memory
 
-        memory: int | None = torch.cuda.get_device_properties(device).total_memory
-    else:
-        memory = machine_memory() if device.type == "cpu" else None
+        memory = total_memory(device)
     return None if memory is None else int(USABLE * memory)
 
 
@@ -87,14 +88,14 @@ def missing_for_compile(device_type: str) -> str | None:
     """Returns what torch.compile lacks on this machine for a kind of device, or None.
 
     Args:
-        device_type: cpu or cuda.
+        device_type: cpu, or the kind of an accelerator.
     """
     named = os.environ.get("CXX")
     if not any(shutil.which(name) for name in ((named,) if named else COMPILERS)):
         return f"the C++ compiler {named} (CXX)" if named else "a C++ compiler (g++ or clang++)"
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return "Python's headers (python3-dev)"
-    if device_type == "cuda" and find_spec("triton") is None:
+    if device_type != "cpu" and find_spec("triton") is None:
         return "the package triton"
     return None
 

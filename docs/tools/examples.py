@@ -1,5 +1,7 @@
 """Runs the examples of pages: `write` puts what they print into the page, `check` compares.
 
+What bash is given is what a reader pastes: the text that a page's copy buttons take.
+
 Run: python -m docs.tools.examples write|check docs/tutorials/own-data.md …
 
 A page's examples run in order in one new folder, with nothing of the network.
@@ -56,20 +58,22 @@ def run_page(page: Path, *, figures: Path | None = None) -> str:
 
 
 def _run(example: Example, folder: str, page: Path) -> str:
-    """Returns an example's block with what its commands print."""
+    """Returns an example's block, with what its commands print where its page shows that."""
     blocks, printed = [], ""
     for number, command in enumerate(example.commands, start=1):
-        done = _done(command, folder)
+        done = _done(command if example.is_console else f"set -e\n{command}", folder)
         output = _COLORS.sub("", done.stdout).replace(f"{folder}/", "")
         wanted = example.exit_code if number == len(example.commands) else 0
         if done.returncode != wanted:
             raise Failed(f"{page}: `{command}` ended with {done.returncode}:\n{_end(output)}")
         printed += output
+        if not example.is_console:
+            continue
         blocks += [*_prompted(command), *_shown(output.splitlines(), example.show)]
     for check in example.checks:
         if not re.search(check, printed):
             raise Failed(f"{page}: nothing matches {check!r} in what ends with\n{_end(printed)}")
-    return "\n".join(blocks) + "\n"
+    return "\n".join(blocks or example.commands) + "\n"
 
 
 def _done(command: str, folder: str) -> "subprocess.CompletedProcess[str]":
@@ -105,14 +109,10 @@ def environment() -> dict[str, str]:
 
 
 def _prompted(command: str) -> Iterator[str]:
-    """Yields a command as it is typed, a line too long for a page on several."""
-    words, line = re.findall(r"(?:'[^']*'|\"[^\"]*\"|\S)+", command), "$"
-    for word in words:
-        if len(line) + len(word) > 88:
-            yield f"{line} \\"
-            line = ">    "
-        line += f" {word}"
-    yield line
+    """Yields a command's lines as a terminal shows them while they are typed."""
+    first, *others = command.splitlines()
+    yield f"$ {first}"
+    yield from (f"> {line}" for line in others)
 
 
 def _shown(lines: list[str], show: str) -> list[str]:

@@ -15,6 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from docs.tools import made
+from docs.tools.pages import site_markdown
 from dpft import __version__
 
 SHIM = "https://unpkg.com/iframe-worker/shim"
@@ -23,7 +24,15 @@ CLONED = "REPOSITORY"
 _CLONING = re.compile(rf"(?m)^git clone {CLONED}\b.*\n")
 _DISPLAY = re.compile(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', re.DOTALL)
 _INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
-_NOTES = re.compile(r"<!-- (?:show|exit|keep|check): [^\n]* -->\n?")
+
+
+_BLOCK_OR_CODE = re.compile(r"(<pre.*?</pre>)|<code>(.*?)</code>", re.DOTALL)
+_BREAK = re.compile(r"[._/=,](?=\w)")
+_TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+STACKED = "reference/"
+"""Pages whose tables stand in lines on narrow screens: their cells are words, not numbers."""
+SHORT = 12
+"""Signs of a word of code that is never broken, as long as the narrowest column of a table."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -40,15 +49,39 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, config: MkDocsConfig, **_: Any) -> str:
-    """Leaves out what is said to the program that runs the examples; names the repository."""
-    text = _NOTES.sub("", markdown)
+    """Sets commands apart from what they print; names the repository."""
+    text = site_markdown(markdown)
     return text.replace(CLONED, config.repo_url) if config.repo_url else _CLONING.sub("", text)
 
 
-def on_page_content(content: str, **_: Any) -> str:
-    """Writes formulas as MathML, which browsers show by themselves."""
+def on_page_content(content: str, page: Page, **_: Any) -> str:
+    """Writes formulas as MathML, which browsers show by themselves; makes keys and tables fit."""
+    content = _BLOCK_OR_CODE.sub(lambda found: found[1] or _breakable(found[2]), content)
+    content = _TABLE.sub(lambda found: _labelled(found[0]), content)
     content = _DISPLAY.sub(lambda found: _mathml(found[1], "block"), content)
-    return _INLINE.sub(lambda found: _mathml(found[1], "inline"), content)
+    content = _INLINE.sub(lambda found: _mathml(found[1], "inline"), content)
+    return f'<div class="stacked">{content}</div>' if page.url.startswith(STACKED) else content
+
+
+def _breakable(code: str) -> str:
+    """Returns inline code that may be broken after its dots, underscores and the like."""
+    if len(code) < SHORT:
+        return f"<code>{code}</code>"
+    broken = _BREAK.sub(r"\g<0><wbr>", code)
+    return f"<code>{broken}</code>"
+
+
+def _labelled(table: str) -> str:
+    """Returns a table whose cells name their columns, for screens on which they stand in lines."""
+    labels = [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<th[^>]*>(.*?)</th>", table)]
+    if not any(labels):
+        return table
+
+    def row(found: re.Match[str]) -> str:
+        columns = iter(labels)
+        return re.sub("<td", lambda _: f'<td data-label="{next(columns, "")}"', found[0])
+
+    return re.sub(r"<tr>.*?</tr>", row, table, flags=re.DOTALL)
 
 
 def on_post_page(output: str, page: Page, **_: Any) -> str:

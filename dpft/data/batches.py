@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpft.data.tokenization import TokenizedExample
+from dpft.devices import moved
 from dpft.kinds import (
     CAUSAL,
     CLASSES,
@@ -68,15 +69,20 @@ class Batch:
         return len(self.labels)
 
     def to(self, device: torch.device | str) -> "Batch":
-        """Returns the batch with its tensors on the device."""
+        """Returns the batch with its tensors on the device, whose work is not waited for."""
+        where = torch.device(device)
+
+        def there(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else moved(tensor, where)
+
         return replace(
             self,
-            inputs={name: tensor.to(device) for name, tensor in self.inputs.items()},
-            labels=self.labels.to(device),
-            positions=None if self.positions is None else self.positions.to(device),
-            words=None if self.words is None else self.words.to(device),
-            weights=None if self.weights is None else self.weights.to(device),
-            units=None if self.units is None else self.units.to(device),
+            inputs={name: moved(tensor, where) for name, tensor in self.inputs.items()},
+            labels=moved(self.labels, where),
+            positions=there(self.positions),
+            words=there(self.words),
+            weights=there(self.weights),
+            units=there(self.units),
         )
 
 

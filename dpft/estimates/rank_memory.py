@@ -171,7 +171,7 @@ cosines and sines of 8 for every second one, and what they are multiplied and ro
 KEPT_NOISE = 32 * 2**20
 """Of it, what is kept from block to block."""
 PROOF_ROWS = 8
-"""Of a first batch, on which gradients are held against the bare model's (``loss_company``)."""
+"""Of a first batch, on which gradients are compared with the bare model's (``proof``)."""
 WORKING = 2
 """Of the largest parameter's size, what an optimizer computes in: of AdamW a root, and it divided.
 """

@@ -116,8 +116,8 @@ def _seconds_of(work: Callable[[], object]) -> float:
     began, runs = time.monotonic(), 0
     while True:
         work()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
         runs += 1
         elapsed = time.monotonic() - began
         if elapsed > SECONDS:

@@ -135,8 +135,15 @@ def load_model(
             model = _pretrained(architecture, head, new, rows)
     model = _changed(model, architecture.model)
     if architecture.model.gradient_checkpointing:
-        model.activation_checkpointing_enable()
+        checkpoint_activations(model)
     return model
+
+
+def checkpoint_activations(model: PreTrainedModel) -> None:
+    """Has blocks compute their activations again in the backward pass, and not keep them."""
+    # Older versions of transformers that are supported have the older name alone.
+    newer = getattr(model, "activation_checkpointing_enable", None)
+    (newer or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 def load_tokenizer(

@@ -65,16 +65,16 @@ def number_of_processes(config: LaunchConfig) -> int:
     """Returns how many processes to start.
 
     Raises:
-        InputError: There are others already, or there is no CUDA device to count by.
+        InputError: There are others already, or there is no accelerator to count by.
     """
     if world() is not None:
         raise InputError(
             "launch=local starts processes itself, got those of torchrun; drop one of the two."
         )
-    processes = config.processes or torch.cuda.device_count()
+    processes = config.processes or torch.accelerator.device_count()
     if not processes:
         raise InputError(
-            "launch.processes must say how many processes to start where there is no CUDA device,"
+            "launch.processes must say how many processes to start where there is no accelerator,"
             " got null; give launch.processes=2, say."
         )
     return processes

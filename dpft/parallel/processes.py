@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from dpft.devices import accelerator, group_backends
 from dpft.errors import InputError
 from dpft.parallel.parallel_config import (
     RECORDER,
@@ -67,23 +68,23 @@ def own_device(device: torch.device, ranks: Ranks) -> torch.device:
     """Returns the device of a rank among those of its machine.
 
     Args:
-        device: What every rank computes on: cpu or cuda.
+        device: What every rank computes on.
         ranks: The run's processes.
 
     Raises:
         InputError: The machine has fewer devices than ranks.
     """
-    if ranks.size == 1 or device.type != "cuda":
+    if ranks.size == 1 or device.type == "cpu":
         return device
-    count = torch.cuda.device_count()
+    count = torch.accelerator.device_count()
     if ranks.local_rank >= count:
         raise InputError(
-            f"train.device=cuda needs a device for each process, got {count} for rank"
+            f"train.device={device.type} needs a device for each process, got {count} for rank"
             f" {ranks.local_rank} of this machine; start at most {count} there, or use"
             " train.device=cpu."
         )
-    own = torch.device("cuda", ranks.local_rank)
-    torch.cuda.set_device(own)
+    own = torch.device(device.type, ranks.local_rank)
+    torch.accelerator.set_device_index(ranks.local_rank)
     return own
 
 
@@ -158,9 +159,9 @@ def _make_group(config: ParallelConfig, there: World) -> None:
     torch alone returns as soon as this rank is connected: one that then ends at once, because it
     refuses its input, would break the meeting of the rest, who would say that it never came.
     """
-    both = torch.cuda.is_available() and not (config.cpu_offload and config.name == "ddp")
+    offloads = config.cpu_offload and config.name == "ddp"
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if both else "gloo",
+        group_backends(None if offloads else accelerator()),
         store=_store(there),
         rank=there.rank,
         world_size=there.size,

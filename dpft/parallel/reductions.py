@@ -22,8 +22,8 @@ TURN = 2**22
 STRETCH = 2**20
 """Numbers that a large gradient is cut into, so that each rank owns about as many."""
 
-Finish = Callable[[int, Tensor], None]
-"""Changes a stretch of the sum in place, given its place among the stretches."""
+Finish = Callable[[Sequence[tuple[int, Tensor]]], None]
+"""Changes stretches of the sum in place, each given its place among all of them."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,19 @@ class Piece:
     block_length: int
 
 
-FinishPiece = Callable[[Piece, Tensor], None]
-"""Changes a piece of a sum in place, float64 where several ranks' were added up."""
+FinishPieces = Callable[[Sequence[tuple[Piece, Tensor]]], None]
+"""Changes pieces of sums in place, float64 where several ranks' were added up."""
 
 
 class StepSums(Protocol):
     """Where a step's clipped sums are, this rank's own, and how they become all ranks'."""
 
-    def finish(self, block: int, finish: FinishPiece) -> None:
+    def finish(self, block: int, finish: FinishPieces) -> None:
         """Adds up all ranks' sums, lets each piece be finished once, and leaves it in ``grad``.
 
         Args:
             block: Numbers of a flattened parameter that no piece reaches across.
-            finish: Called once for each piece, by one rank.
+            finish: Given each piece once, by one rank; several at a time.
         """
 
 
@@ -86,14 +86,15 @@ def finish_sums(
     Args:
         stretches: Of this rank's gradients, 1-D, of one dtype; to be written to. Every rank has the
             same shapes in the same order.
-        finish: Called by a stretch's owner alone, on its sum in float64; alone, on the stretch.
+        finish: Given a stretch by its owner alone, its sum in float64; alone, the stretch itself.
         ranks: Whose sums are added.
         owned: Places of the stretches that each rank owns and, of all ranks, gets; None: all ranks
             get all of them.
     """
     if ranks.size == 1:
-        for place, stretch in enumerate(stretches):
-            finish(place, stretch)
+        lengths = [len(stretch) for stretch in stretches]
+        for (places,) in _turns(lengths, [list(range(len(stretches)))]):
+            finish([(place, stretches[place]) for place in places])
         return
     if len({stretch.dtype for stretch in stretches}) > 1:
         raise ValueError("stretches must have one dtype, got several: those sent would be rounded.")
@@ -164,8 +165,9 @@ def _finish_turn(
     total = torch.zeros(longest, dtype=torch.float64, device=rows.device)
     for row in ranks.all_to_all(rows):
         total += row
-    for place, part in _parts(total, stretches, turn[ranks.rank]):
-        finish(place, part)
+    own = list(_parts(total, stretches, turn[ranks.rank]))
+    finish(own)
+    for place, part in own:
         stretches[place].copy_(part)
     if not shared:
         return

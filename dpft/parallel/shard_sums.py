@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from dpft.parallel.ranks import Ranks
-from dpft.parallel.reductions import FinishPiece, Piece, finish_sums, pieces_between
+from dpft.parallel.reductions import FinishPieces, Piece, finish_sums, pieces_between
 from dpft.parallel.rounds import Rounds
 
 
@@ -169,7 +169,7 @@ def finish_whole(
     cuts: Mapping[str, Cut],
     places: Mapping[str, int],
     block: int,
-    finish: FinishPiece,
+    finish: FinishPieces,
     *,
     ranks: Ranks,
     twins: Ranks,
@@ -192,7 +192,7 @@ def finish_whole(
     stretches, owned = owned_stretches(cuts, places, shards, twins.size, block)
     finish_sums(
         [flat[each.name][each.start : each.end] for each in stretches],
-        lambda at, total: finish(stretches[at].piece, total),
+        lambda parts: finish([(stretches[at].piece, total) for at, total in parts]),
         ranks,
         owned,
     )
@@ -210,7 +210,7 @@ def finish_pushed(
     cuts: Mapping[str, Cut],
     places: Mapping[str, int],
     block: int,
-    finish: FinishPiece,
+    finish: FinishPieces,
     *,
     twins: Ranks,
     shard: int,
@@ -221,7 +221,7 @@ def finish_pushed(
     starts = {name: cut.stretch(shard)[0] for name, cut in cuts.items()}
     finish_sums(
         [held[s.name][s.start - starts[s.name] : s.end - starts[s.name]] for s in mine],
-        lambda at, total: finish(mine[at].piece, total),
+        lambda parts: finish([(mine[at].piece, total) for at, total in parts]),
         twins,
     )
     for name in cuts:

@@ -19,7 +19,7 @@ from dpft.parallel.cutting import ReadRows, blocks_apart, fill
 from dpft.parallel.described import sharding
 from dpft.parallel.grid import REPLICAS, SHARDS, Grid
 from dpft.parallel.ranks import Ranks
-from dpft.parallel.reductions import FinishPiece
+from dpft.parallel.reductions import FinishPieces
 from dpft.parallel.rounds import Rounds
 from dpft.parallel.shard_sums import (
     Cut,
@@ -149,10 +149,13 @@ class ShardedModel:
 
     def fingerprint(self, gradients: Sequence[Tensor]) -> dict[str, str]:
         """Returns sum and sum of squares of each rank's shards, bit for bit in hex."""
-        own = torch.zeros(2, dtype=torch.float64)
+        found = []
         for gradient in gradients:
             values = gradient.detach().double()
-            own += torch.stack((values.sum(), values.square().sum())).cpu()
+            found.append(torch.stack((values.sum(), values.square().sum())))
+        own = torch.zeros(2, dtype=torch.float64)
+        for pair in torch.stack(found).cpu():  # one look at the device
+            own += pair
         everyones = torch.stack(self.ranks.all_gather(own)).t().tolist()
         sums, squares = (" ".join(each.hex() for each in column) for column in everyones)
         return {"sum": sums, "sum_of_squares": squares}
@@ -164,7 +167,7 @@ class ShardedModel:
         if self._pushed is not None:
             self._pushed.clear()
 
-    def finish(self, block: int, finish: FinishPiece) -> None:
+    def finish(self, block: int, finish: FinishPieces) -> None:
         """As ``StepSums``: leaves each trainable parameter's shard of the finished sum."""
         parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         numbers = {name: place for place, name in enumerate(self.unsharded)}

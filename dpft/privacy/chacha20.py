@@ -9,12 +9,14 @@ torch.compile works; the bits are the same without.
 
 import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from dpft.devices import sent
 from dpft.privacy.cipher import Address
 
 _CONSTANTS = struct.unpack("<4i", b"expand 32-byte k")
@@ -24,25 +26,40 @@ Rows = tuple[Tensor, Tensor, Tensor, Tensor]
 logger = logging.getLogger(__name__)
 
 
-def keystream_words(key: bytes, address: Address, count: int, device: torch.device) -> Tensor:
-    """Returns keystream as words of 64 bits, lowest byte first: int64, shape (count,).
+def keystream_words(
+    key: bytes, addresses: Sequence[Address], counts: Sequence[int], device: torch.device
+) -> list[Tensor]:
+    """Returns keystream as words of 64 bits, lowest byte first: int64, shape (count,) for each.
+
+    All of it is one computation, however many addresses there are.
 
     Args:
         key: 32 secret bytes.
-        address: Where it begins.
-        count: Of words.
+        addresses: Where each begins.
+        counts: Of words, of each.
         device: Where to compute and to leave it.
     """
-    counters = -(-8 * count // _COUNTER_BYTES)
-    rows = torch.tensor(
-        [*_CONSTANTS, *struct.unpack("<8i", key), 0, *struct.unpack("<3i", address.nonce())],
-        dtype=torch.int32,
+    counters = [-(-8 * count // _COUNTER_BYTES) for count in counts]
+    starts, total = list(accumulate(counters, initial=0)), sum(counters)
+    fixed = sent([*_CONSTANTS, *struct.unpack("<8i", key)], torch.int32, device)
+    # of each address where its counters start, and its nonce
+    own = [
+        (start, *struct.unpack("<3i", a.nonce()))
+        for start, a in zip(starts, addresses, strict=False)
+    ]
+    which = torch.repeat_interleave(
+        torch.arange(len(counters), device=device),
+        sent(counters, torch.int64, device),
+        output_size=total,
     )
-    state = rows.view(4, 4, 1).to(device).repeat(1, 1, counters)
-    state[3, 0] = torch.arange(counters, dtype=torch.int32, device=device)
+    state = torch.empty((4, 4, total), dtype=torch.int32, device=device)
+    state[:3] = fixed.view(3, 4, 1)
+    state[3] = sent(own, torch.int32, device).t().index_select(1, which)
+    state[3, 0] = torch.arange(total, dtype=torch.int32, device=device) - state[3, 0]
     mixed = _rounds_on(device.type)(*state.unbind(0))
-    words = (torch.stack(mixed) + state).view(16, counters).t().contiguous()
-    return words.view(-1).view(torch.int64)[:count]
+    words = (torch.stack(mixed) + state).view(16, total).t().contiguous()
+    words = words.view(-1).view(torch.int64)
+    return [words[8 * start : 8 * start + n] for start, n in zip(starts, counts, strict=False)]
 
 
 @cache

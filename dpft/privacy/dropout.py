@@ -9,7 +9,7 @@ So masks are drawn from ChaCha20 instead, under a key of their own for each step
 keystream a mask begins is a number from torch's generator, so that whatever restores that
 generator's state to repeat a forward pass (gradient checkpointing, the clipper) gets the same
 masks. torch's generators are themselves keyed anew at each step. Masks inside fused kernels
-(attention's, all of CUDA's, compiled code's) and inside ``torch.func`` transforms stay torch's own.
+(attention's, an accelerator's, compiled code's) and inside ``torch.func`` transforms stay torch's.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpft.devices import random_states_kept, seed_generator
 from dpft.privacy.cipher import Address, Purpose, keystream
 from dpft.privacy.keys import AgingKey
 
@@ -55,9 +56,9 @@ class DropoutStream:
         address = Address(Purpose.GENERATOR, step, self._rank)
         bits = keystream(self._key.at(step), address, 4 * _WORDS + _SEED_BYTES)
         fill_cpu_state(torch.default_generator, bytes(bits[: 4 * _WORDS]))
-        if self.device.type == "cuda":
-            generator = torch.cuda.default_generators[self.device.index or 0]
-            generator.manual_seed(int.from_bytes(bits[4 * _WORDS :], "little", signed=True))
+        if self.device.type != "cpu":
+            seed = int.from_bytes(bits[4 * _WORDS :], "little", signed=True)
+            seed_generator(self.device, seed)
 
     def dropout(
         self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -84,8 +85,7 @@ def private_dropout(stream: DropoutStream) -> Iterator[DropoutStream]:
     Layers look ``torch.nn.functional.dropout`` up when they are called, so it is replaced there,
     in this process, until the block ends.
     """
-    devices = [stream.device] if stream.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), _replaced(stream.dropout):
+    with random_states_kept([stream.device]), _replaced(stream.dropout):
         yield stream
 
 

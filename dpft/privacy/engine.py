@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
 from dpft.parallel.local import local
@@ -168,8 +169,7 @@ class PrivacyEngine:
         with ranks.settled():
             self._ledger.record_step(self.plan.entry_at(step, stream=self._stream), released)
         divisor = self.plan.expected_batch_size
-        for gradient in gradients:
-            gradient.div_(divisor)
+        torch._foreach_div_(gradients, divisor)
         self.steps_taken += 1
         self._randomness.forget(self.steps_taken)
         self._open_step = False

@@ -8,10 +8,12 @@ words extend u until 32 significant bits of it stand. Radii then reach beyond ``
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from dpft.devices import sent
 
 REACH = 18.8
 """Standard deviations up to which the tails are those of a Gaussian. Beyond, an outcome would be
@@ -24,6 +26,8 @@ _BITS = 53
 _SIGNIFICANT = 2**32
 Words = Callable[[int], bytearray]
 """Returns as many words of 64 secret bits as it is asked for."""
+Extensions = Callable[[Sequence[int]], bytearray]
+"""Returns ``REFINING_WORDS`` words for the uniform at each place."""
 
 
 class BoxMuller:
@@ -50,13 +54,29 @@ class BoxMuller:
         Returns:
             Radii times cosines, and radii times sines, shape (pairs,) each.
         """
-        pairs = len(words) // 2
-        numbers, (radii, cosines, sines) = self._room(pairs)
-        self._uniforms(words[:pairs], numbers, radii)
+        half = len(words) // 2
+
+        def extended(few: Sequence[int]) -> bytearray:
+            return refining_words(REFINING_WORDS * len(few))
+
+        return self.pairs_of(words[:half], words[half:], extended)
+
+    def pairs_of(
+        self, radii_words: Tensor, angle_words: Tensor, extended: Extensions
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the Gaussians of several streams together; as ``pairs``.
+
+        Args:
+            radii_words: Secret bits of the radii, int64, shape (pairs,).
+            angle_words: Secret bits of the angles, as many.
+            extended: Gives the words that extend the uniforms at some places, in their order.
+        """
+        numbers, (radii, cosines, sines) = self._room(len(radii_words))
+        self._uniforms(radii_words, numbers, radii)
         radii.log_()
-        _refine(radii, numbers, refining_words)
+        _refine(radii, numbers, extended)
         radii.mul_(-2).sqrt_()
-        self._uniforms(words[pairs:], numbers, sines)
+        self._uniforms(angle_words, numbers, sines)
         sines.mul_(2 * math.pi)
         torch.cos(sines, out=cosines)
         return cosines.mul_(radii), sines.sin_().mul_(radii)
@@ -75,18 +95,22 @@ class BoxMuller:
         out.copy_(numbers).add_(0.5).mul_(2.0**-_BITS)
 
 
-def _refine(logarithms: Tensor, numbers: Tensor, refining_words: Words) -> None:
-    """Replaces the logarithms of uniforms too near 0 to have 32 significant bits."""
-    few = (numbers < _SIGNIFICANT).nonzero()[:, 0].tolist()
-    if not few:
+def _refine(logarithms: Tensor, numbers: Tensor, extended: Extensions) -> None:
+    """Replaces the logarithms of uniforms too near 0 to have 32 significant bits.
+
+    An accelerator is waited for once, and once more where there are such uniforms.
+    """
+    few = (numbers < _SIGNIFICANT).nonzero()[:, 0]
+    if not len(few):
         return
-    extensions = bytes(refining_words(REFINING_WORDS * len(few)))
+    places, drawn = torch.stack((few, numbers.index_select(0, few))).tolist()
+    extensions = bytes(extended(places))
     size = WORD_BYTES * REFINING_WORDS
     refined = [
-        refined_logarithm(int(numbers[index]), extensions[place * size : (place + 1) * size])
-        for place, index in enumerate(few)
+        refined_logarithm(number, extensions[at * size : (at + 1) * size])
+        for at, number in enumerate(drawn)
     ]
-    logarithms[few] = torch.tensor(refined, dtype=torch.float64, device=logarithms.device)
+    logarithms.index_copy_(0, few, sent(refined, torch.float64, logarithms.device))
 
 
 def refined_logarithm(number: int, extension: bytes) -> float:

@@ -375,12 +375,7 @@ def _is_of_plan(
 
 
 def _run_and_plan(entry: _Line, line: str, path: Path) -> tuple[str, Plan]:
-    """Returns what the first line names the run by, and the plan in it.
-
-    Raises:
-        InputError: An earlier version wrote the ledger, or a later one.
-        StateError: It is neither: it was edited, or another line stood before it.
-    """
+    """Returns what the first line names the run by, and the plan in it."""
     is_older = entry.previous == GENESIS and entry.step is not None and entry.schema_version is None
     version = 0 if is_older else entry.schema_version
     if type(version) is int and version != LEDGER_VERSION:

@@ -24,15 +24,19 @@ cells by as little. Noises beyond 18.8 standard deviations are not counted on: s
 """
 
 import math
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.reductions import (
-    FinishPiece,
+    FinishPieces,
     Piece,
     StepSums,
     finish_sums,
@@ -40,7 +44,7 @@ from dpft.parallel.reductions import (
 )
 from dpft.privacy.chacha20 import keystream_words
 from dpft.privacy.cipher import Address, Purpose, fill_with_keystream, keystream
-from dpft.privacy.gaussians import WORD_BYTES, BoxMuller
+from dpft.privacy.gaussians import REFINING_WORDS, WORD_BYTES, BoxMuller
 from dpft.privacy.keys import AgingKey
 from dpft.privacy.signal_to_noise import SignalMeter
 
@@ -69,35 +73,60 @@ class BlockNoise:
         """Draws from the stream's key of ``step``, which must not be forgotten."""
         self._step, self._key = step, stream.key.at(step)
         self._device = stream.device
+        self.draws_at_once = stream.device.type != "cpu"
+        """Whether blocks are drawn together, and not one after the other in the same memory."""
         self._box_muller = BoxMuller(stream.device)
         self._zeros, self._bits = b"", bytearray()
 
-    def halves(self, count: int, *, parameter: int, block: int) -> tuple[Tensor, Tensor]:
-        """Returns the first and the second half of a block's numbers, valid until the next call.
+    def halves(self, blocks: Sequence[Piece]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the first and the second half of each block's numbers.
+
+        On a processor block by block, in memory that is used again; on an accelerator all blocks
+        are drawn at once, in as many operations as one, and all of it stays until the next call.
 
         Args:
-            count: How many the block has, at most ``BLOCK``; the same at every draw of it. Where
-                it is odd the last number is one too many.
-            parameter: Place among all the model's parameters.
-            block: Which stretch of the flattened parameter.
+            blocks: Which block of which parameter, and how many numbers it has, at most ``BLOCK``,
+                the same at every draw. Where that is odd the last number is one too many.
         """
-        address = Address(Purpose.NOISE, self._step, parameter, block)
-        refinement = Address(Purpose.REFINEMENT, self._step, parameter, block)
-        return self._box_muller.pairs(
-            self._words(address, count + count % 2),
-            lambda words: keystream(self._key, refinement, WORD_BYTES * words),
-        )
+        if not self.draws_at_once:
+            for piece in blocks:
+                words = self._words(piece.place, piece.block, _even(piece.block_length))
+                yield self._box_muller.pairs(words, partial(self._refinement, piece))
+            return
+        counts = [_even(piece.block_length) for piece in blocks]
+        addresses = [Address(Purpose.NOISE, self._step, p.place, p.block) for p in blocks]
+        drawn = keystream_words(self._key, addresses, counts, self._device)
+        radii = torch.cat([own[: len(own) // 2] for own in drawn])
+        angles = torch.cat([own[len(own) // 2 :] for own in drawn])
+        ends = list(accumulate(count // 2 for count in counts))
 
-    def _words(self, address: Address, count: int) -> Tensor:
-        """Returns words of 64 secret bits, int64, shape (count,)."""
-        if self._device.type != "cpu":
-            return keystream_words(self._key, address, count, self._device)
+        def extended(places: Sequence[int]) -> bytearray:
+            owners = Counter(bisect_right(ends, place) for place in places)
+            each = (self._refinement(blocks[at], REFINING_WORDS * owners[at]) for at in owners)
+            return bytearray(b"").join(each)
+
+        cosines, sines = self._box_muller.pairs_of(radii, angles, extended)
+        lengths = [count // 2 for count in counts]
+        yield from zip(cosines.split(lengths), sines.split(lengths), strict=True)
+
+    def _refinement(self, piece: Piece, words: int) -> bytearray:
+        """Returns the words that extend a block's uniforms near 0."""
+        address = Address(Purpose.REFINEMENT, self._step, piece.place, piece.block)
+        return keystream(self._key, address, WORD_BYTES * words)
+
+    def _words(self, parameter: int, block: int, count: int) -> Tensor:
+        """Returns words of 64 secret bits on the processor, int64, shape (count,)."""
         size = WORD_BYTES * count
         if len(self._bits) < size:
             self._zeros, self._bits = bytes(size), bytearray(size)
         out = memoryview(self._bits)[:size]
+        address = Address(Purpose.NOISE, self._step, parameter, block)
         fill_with_keystream(self._key, address, out, zeros=memoryview(self._zeros)[:size])
         return torch.frombuffer(self._bits, dtype=torch.int64, count=count)
+
+
+def _even(count: int) -> int:
+    return count + count % 2
 
 
 def add_noise(
@@ -140,14 +169,21 @@ def add_noise(
     spacing = grid(noise_std)
     blocks = BlockNoise(noise, step)
 
-    def finish(piece: Piece, total: Tensor) -> None:
-        halves = blocks.halves(piece.block_length, parameter=piece.place, block=piece.block)
-        for target, half, first in _overlaps(total, piece.offset, halves):
-            if correlate is not None:
-                half = correlate(piece, first, half)
-            if meter is not None:
-                meter.add(target, half)
-            target.copy_(_on_grid(half.mul_(noise_std).add_(target), spacing))
+    def finish(found: Sequence[tuple[Piece, Tensor]]) -> None:
+        waiting: list[tuple[Tensor, Tensor]] = []
+        drawn = blocks.halves([piece for piece, _ in found])
+        for (piece, total), halves in zip(found, drawn, strict=True):
+            for target, half, first in _overlaps(total, piece.offset, halves):
+                if correlate is not None:
+                    half = correlate(piece, first, half)
+                if meter is not None:
+                    meter.add(target.to(half.device), half)
+                waiting.append((target, half))
+            if not blocks.draws_at_once:  # the next block's numbers take the place of these
+                _add(waiting, noise_std, spacing)
+                waiting = []
+        if waiting:
+            _add_at_once(waiting, noise_std, spacing)
 
     if isinstance(parameters, Mapping | Iterable):
         values = parameters.values() if isinstance(parameters, Mapping) else parameters
@@ -188,7 +224,7 @@ class WholeSums:
         """Takes all the model's parameters, in the model's order."""
         self._parameters, self._ranks = parameters, ranks
 
-    def finish(self, block: int, finish: FinishPiece) -> None:
+    def finish(self, block: int, finish: FinishPieces) -> None:
         """As ``StepSums``: every rank gets every finished sum, the same bits."""
         with _flat_gradients(self._parameters) as flat:
             found = [
@@ -200,7 +236,7 @@ class WholeSums:
             ]
             finish_sums(
                 [stretch for _, stretch in found],
-                lambda at, total: finish(found[at][0], total),
+                lambda parts: finish([(found[at][0], total) for at, total in parts]),
                 self._ranks,
             )
 
@@ -217,6 +253,22 @@ def grid(noise_std: float) -> float:
     if not (noise_std > 0 and math.isfinite(noise_std)):
         raise ValueError(f"noise_std must be positive and finite, got {noise_std}.")
     return float(2.0 ** (math.frexp(noise_std)[1] - 1 - 20))
+
+
+def _add(waiting: Iterable[tuple[Tensor, Tensor]], noise_std: float, spacing: float) -> None:
+    """Adds to each sum its Gaussians times ``noise_std``, and rounds; the Gaussians are used up."""
+    for target, own in waiting:
+        target.copy_(_on_grid(own.mul_(noise_std).add_(target.to(own.device)), spacing))
+
+
+def _add_at_once(
+    waiting: Sequence[tuple[Tensor, Tensor]], noise_std: float, spacing: float
+) -> None:
+    """As ``_add``, the same bits in as many operations as for one sum."""
+    sums, gaussians = [each for each, _ in waiting], [each for _, each in waiting]
+    noisy = torch.cat(gaussians).mul_(noise_std).add_(torch.cat(sums))
+    lengths = [len(each) for each in sums]
+    torch._foreach_copy_(sums, _on_grid(noisy, spacing).split(lengths))
 
 
 def _on_grid(values: Tensor, spacing: float) -> Tensor:

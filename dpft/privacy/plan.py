@@ -16,7 +16,7 @@ from dpft.kinds import PUBLISHED
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.mechanisms.base import STREAM, Mechanism, read_mechanism
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
-from dpft.records.form import parse
+from dpft.records.form import as_json, parse
 from dpft.records.ledger import Calibration
 from dpft.records.ledger import HistogramPlan as HistogramPlanLine
 from dpft.records.ledger import TrainingPlan as TrainingPlanLine
@@ -264,35 +264,30 @@ def read_plan(written: Mapping[str, Any]) -> Plan:
         ValueError: It is none, or its numbers do not go together.
     """
     kind: Any = TrainingPlanLine | HistogramPlanLine
-    parse(written, kind)
+    line = parse(written, kind)
     try:
-        if "histogram" in written:
-            _check_histogram(written["histogram"], written)
+        if isinstance(line, HistogramPlanLine):
+            for name in ("delta", "num_examples"):
+                _check_same(name, getattr(line, name), getattr(line.histogram, name))
             return HistogramPlan(**written)
-        calibration, tokenizer = written["calibration"], written["tokenizer"]
-        if tokenizer is not None:
-            _check_histogram(tokenizer["mechanism"], {"delta": tokenizer["delta"]})
+        spent = line.tokenizer
+        if spent is not None:
+            _check_same("delta", spent.delta, spent.mechanism.delta)
         parts: dict[str, Any] = {
-            "phases": tuple(Phase(**phase) for phase in written["phases"]),
-            "calibration": None if calibration is None else Calibration(**calibration),
-            "tokenizer": None if tokenizer is None else SpentBefore(**tokenizer),
+            "phases": tuple(Phase(**vars(phase)) for phase in line.phases),
+            "calibration": line.calibration,
+            "tokenizer": None if spent is None else SpentBefore(**as_json(spent)),
         }
-        if MECHANISM in written:
-            parts[MECHANISM] = read_mechanism(written[MECHANISM])
+        if line.mechanism is not None:
+            parts[MECHANISM] = read_mechanism(line.mechanism)
         return PrivacyPlan(**{**written, **parts})
     except (ArithmeticError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"the plan is not one that dpft writes ({error}).") from error
 
 
-def _check_histogram(step: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
-    """Refuses numbers beside a histogram's step that differ from its own.
-
-    Raises:
-        ValueError: They do.
-    """
-    for name in ("delta", "num_examples"):
-        if name in step and name in beside and step[name] != beside[name]:
-            raise ValueError(f"the plan's {name} must be its histogram's, got {beside[name]!r}.")
+def _check_same(name: str, planned: float, of_histogram: float) -> None:
+    if planned != of_histogram:
+        raise ValueError(f"the plan's {name} must be its histogram's, got {planned!r}.")
 
 
 def planned_steps(*, epochs: float, num_examples: int, expected_batch_size: float) -> int:

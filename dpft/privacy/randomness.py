@@ -5,11 +5,13 @@ at. Keys come from the operating system; a test seed makes all of them predictab
 then counts as not private.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from dpft.devices import has_float64
 from dpft.privacy.cipher import KEY_BYTES
 from dpft.privacy.dropout import DropoutStream
 from dpft.privacy.keys import AgingKey, secret_key
@@ -17,6 +19,7 @@ from dpft.privacy.noise import NoiseStream
 from dpft.privacy.sampling import SamplingStream
 from dpft.privacy.views import ViewStream
 
+logger = logging.getLogger(__name__)
 PURPOSES = ("sampling", "noise", "dropout", "views")
 
 
@@ -44,7 +47,7 @@ class Randomness:
         """Makes the sources of a rank's model on ``device`` from a key for each of ``PURPOSES``."""
         self.group_key = group_key
         self._keys = dict(keys)
-        self.noise = NoiseStream(device, keys["noise"])
+        self.noise = NoiseStream(_where_noise_is_drawn(device), keys["noise"])
         self.sampling = SamplingStream(keys["sampling"])
         self.dropout = DropoutStream(device, keys["dropout"], rank=rank)
         self.views = ViewStream(keys["views"])
@@ -65,6 +68,15 @@ class Randomness:
             "keys": {name: key.at(step).hex() for name, key in self._keys.items()},
             "group_key": self.group_key.hex(),
         }
+
+
+def _where_noise_is_drawn(device: torch.device) -> torch.device:
+    if has_float64(device):
+        return device
+    logger.warning(
+        "noise is drawn and added on the CPU: a device of kind %s has no float64", device.type
+    )
+    return torch.device("cpu")
 
 
 def make_randomness(

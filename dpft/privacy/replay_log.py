@@ -342,13 +342,14 @@ def _fingerprint(gradients: "Sequence[Tensor]") -> dict[str, str]:
     """Returns the sum and the sum of squares of all gradients, float64, bit for bit in hex."""
     import torch  # whoever reads a ledger needs none
 
-    total = torch.zeros((), dtype=torch.float64)
-    squares = torch.zeros((), dtype=torch.float64)
+    found = []
     for gradient in gradients:
         values = gradient.detach().double()
-        total += values.sum().cpu()
-        squares += values.square().sum().cpu()
-    return {"sum": float(total).hex(), "sum_of_squares": float(squares).hex()}
+        found.append(torch.stack((values.sum(), values.square().sum())))
+    total = squares = 0.0
+    for own, square in torch.stack(found).tolist():  # one look at the device
+        total, squares = total + own, squares + square
+    return {"sum": total.hex(), "sum_of_squares": squares.hex()}
 
 
 def _end_torn_line(descriptor: int) -> None:

@@ -63,7 +63,6 @@ class WitnessFile:
     """A file elsewhere, such as on a share that others keep; several runs may share it."""
 
     def __init__(self, path: Path) -> None:
-        """Names the file; it is made with the first head."""
         self.path = path
 
     @property
@@ -103,7 +102,6 @@ class WitnessProgram:
     """A program that is run with the line on its standard input, without a shell."""
 
     def __init__(self, words: tuple[str, ...], *, seconds: float = SECONDS) -> None:
-        """Names the program, its arguments and the seconds it may take."""
         self._words, self._seconds = words, seconds
 
     @property

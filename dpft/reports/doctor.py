@@ -73,6 +73,8 @@ def device_check() -> Check:
     try:
         import torch
 
+        from dpft.devices import accelerator, device_name, free_and_total_memory
+
         torch.ones(2).sum().item()
     except (ImportError, OSError, RuntimeError) as error:
         return Check(
@@ -83,10 +85,12 @@ def device_check() -> Check:
             remedy="install torch anew, see pytorch.org",
             essential=True,
         )
-    if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        name = torch.cuda.get_device_name()
-        found = f"{name}, {free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    device = accelerator()
+    if device is not None:
+        room = free_and_total_memory()
+        found = device_name(device)
+        if room is not None:
+            found += f", {room[0] / GIB:.1f} of {room[1] / GIB:.1f} GiB free"
         return Check(what="device", state=OK, found=found)
     built = torch.version.cuda is not None or torch.version.hip is not None
     return Check(
@@ -114,9 +118,9 @@ def memory_check() -> Check:
 def compiler_check() -> Check:
     """Returns whether train.compile=true can be had."""
     try:
-        import torch
+        from dpft.devices import best_device
 
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        kind = best_device().type
     except (ImportError, OSError):
         kind = "cpu"
     missing = missing_for_compile(kind)

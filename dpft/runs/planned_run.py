@@ -221,14 +221,14 @@ def _add_noise(model: nn.Module) -> None:
 
 
 def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def peak_memory(device: torch.device) -> int:
     """Returns the most bytes that the accelerator, or else this process, has had so far."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated()
+    if device.type != "cpu":
+        return torch.accelerator.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -43,7 +43,7 @@ from dpft.kinds import Head
 from dpft.machine import usable_memory
 from dpft.methods.base import input_embeddings
 from dpft.models.architecture import Architecture
-from dpft.models.loading import grow_as_planned, meta_model, new_names
+from dpft.models.loading import checkpoint_activations, grow_as_planned, meta_model, new_names
 from dpft.parallel.blocks import repeated_blocks
 from dpft.parallel.cutting import ReadRows, check_can_be_sharded
 from dpft.parallel.grid import make_grid
@@ -511,7 +511,7 @@ class PlannedRanks:
         if clips is None:
             return None
         if self.config.model.gradient_checkpointing:
-            self._model.activation_checkpointing_enable()
+            checkpoint_activations(self._model)
         return clips.clipping_options().resolved(self._model).engine
 
     @cached_property

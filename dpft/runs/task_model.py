@@ -100,7 +100,7 @@ def _is_measured(config: TrainConfig) -> bool:
     """
     if isinstance(config, PlanConfig) and config.plan.device_memory_gb is not None:
         return False
-    return config.train.device == "cpu" or not torch.cuda.is_available()
+    return config.train.device == "cpu" or not torch.accelerator.is_available()
 
 
 def _is_large(model: PreTrainedModel) -> bool:

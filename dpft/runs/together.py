@@ -26,6 +26,7 @@ from dpft.config.schema import POLYMORPHIC, EvaluateConfig, GenerateConfig, Trai
 from dpft.data.batches import Layout
 from dpft.data.token_rows import fingerprint
 from dpft.data.training_records import KEY_BYTES, new_key
+from dpft.devices import device_name
 from dpft.errors import InputError
 from dpft.parallel.ranks import Ranks
 from dpft.privacy.keys import secret_key
@@ -42,7 +43,7 @@ ROWS = 3
 
 def processor(device: torch.device) -> tuple[str, ...]:
     """Returns the names of what a process computes with, and how many threads it has."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    name = device_name(device)
     threads = torch.get_num_threads()
     return device.type, name, torch.backends.cpu.get_cpu_capability(), str(threads)
 

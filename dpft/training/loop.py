@@ -4,7 +4,7 @@ It knows no task, method or privacy: an engine hands it batches and turns losses
 and hooks say what trains and what the optimizer is given.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -236,11 +236,29 @@ def compute_gradient(
     statistics = StepStatistics(step=step, batch_size=len(indices))
     with ranks.settled():
         views = None if training_set.view is None else engine.views
-        for batch in training_set.micro_batches(indices, views=views, step=step - 1):
-            on_device = batch.to(training_set.device)
-            accumulate(model, on_device, engine, statistics, precision=training_set.precision)
+        batches = training_set.micro_batches(indices, views=views, step=step - 1)
+        for batch in sent_ahead(batches, training_set.device):
+            accumulate(model, batch, engine, statistics, precision=training_set.precision)
     statistics.signal_and_noise = engine.finish_step()
     return statistics
+
+
+def sent_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yields batches on a device; to an accelerator the next is made and sent before each is used.
+
+    So the host makes the next one while the device still works, and the device need not wait.
+    """
+    if device.type == "cpu":
+        yield from batches
+        return
+    ahead: Batch | None = None
+    for batch in batches:
+        following = batch.to(device)
+        if ahead is not None:
+            yield ahead
+        ahead = following
+    if ahead is not None:
+        yield ahead
 
 
 def accumulate(
@@ -273,9 +291,15 @@ def check_weights(model: nn.Module, step: int) -> None:
     Raises:
         RunError: Naming the parameter; nothing of the step's records.
     """
-    for name, parameter in model.named_parameters():
-        moves = parameter.requires_grad or parameter.grad is not None
-        if moves and not bool(local(parameter.detach()).isfinite().all()):
+    moving = {
+        name: local(parameter.detach())
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad or parameter.grad is not None
+    }
+    # one look at the device
+    finite = torch.stack([values.isfinite().all() for values in moving.values()]).tolist()
+    for name, is_finite in zip(moving, finite, strict=True):
+        if not is_finite:
             raise RunError(
                 f"parameter {name} is not finite after step {step}; lower train.learning_rate "
                 f"or raise train.expected_batch_size."

@@ -348,7 +348,7 @@ class ClippedEngine:
 def add_up(model: nn.Module, ranks: Ranks, shards: ShardedModel | None) -> None:
     """Makes each gradient the sum of all ranks', where one of them has any."""
     if shards is not None:
-        shards.finish(STRETCH, lambda piece, total: None)
+        shards.finish(STRETCH, lambda parts: None)
         return
     trainable = [p for p in model.parameters() if p.requires_grad]
     there = ranks.any(*(p.grad is not None for p in trainable))
@@ -357,7 +357,7 @@ def add_up(model: nn.Module, ranks: Ranks, shards: ShardedModel | None) -> None:
         own = parameter.grad
         parameter.grad = torch.zeros_like(parameter) if own is None else own.contiguous()
         flat.extend(parameter.grad.view(-1).split(STRETCH))
-    finish_sums(flat, lambda place, total: None, ranks)
+    finish_sums(flat, lambda parts: None, ranks)
 
 
 def _written_state(state: Tensor) -> str:

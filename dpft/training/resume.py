@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dpft import __version__
+from dpft.devices import device_name
 from dpft.errors import InputError, StateError
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel
@@ -116,9 +117,8 @@ def environment(
     """
     device = training_set.device
     sharding = {} if shards is None else {"sharding": shards.sharding}
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return {
-        "device": f"{device.type} {name}".strip(),
+        "device": f"{device.type} {device_name(device)}".strip(),
         "compile": training_set.compile,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "dpft": __version__,

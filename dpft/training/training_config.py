@@ -13,7 +13,7 @@ from dpft.training.precision import PRECISIONS
 if TYPE_CHECKING:
     import torch
 
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES = ("auto", "cpu", "accelerator", "cuda", "xpu", "mps")
 LARGEST_DEFAULT_BATCH = 1024
 DEFAULT_BATCHES = 4
 """Batches that few examples make where no batch size is configured."""
@@ -38,7 +38,8 @@ class DeviceConfig:
     """Where a command computes."""
 
     device: str = "auto"
-    """cpu, cuda, or auto, which takes an accelerator where there is one."""
+    """cpu; accelerator, or a kind of one, such as cuda; or auto, which takes an accelerator where
+    there is one."""
     num_threads: int | None = None
     """CPU threads; null leaves torch's choice."""
 
@@ -58,21 +59,23 @@ class DeviceConfig:
         """Sets the number of threads and returns the device to compute on.
 
         Raises:
-            InputError: cuda is asked for and there is none.
+            InputError: A kind of accelerator is asked for and there is none.
         """
         import torch
 
+        from dpft.devices import accelerator, chosen_device, only_whole_precision
+
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
-        # tf32 keeps ten bits of a factor: norms and sums would not be float32's.
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
-        available = torch.cuda.is_available()
-        if self.device == "cuda" and not available:
+        only_whole_precision()
+        device, there = chosen_device(self.device), accelerator()
+        if device is None:
+            has, other = ("none", "cpu") if there is None else (there.type, there.type)
             raise InputError(
-                "train.device=cuda needs a CUDA device, got none; use train.device=cpu."
+                f"train.device={self.device} needs an accelerator of that kind, got {has}; use"
+                f" train.device={other}."
             )
-        return torch.device("cuda" if available and self.device != "cpu" else "cpu")
+        return device
 
 
 @dataclass(frozen=True, kw_only=True)

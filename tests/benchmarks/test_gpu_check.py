@@ -140,9 +140,9 @@ def test_noise_that_is_not_the_cpus_fails(monkeypatch: pytest.MonkeyPatch):
     own = noise.BlockNoise._words
     drawn = []
 
-    def other(blocks, address, count):
-        drawn.append(address)
-        words = own(blocks, address, count)
+    def other(blocks, parameter, block, count):
+        drawn.append(block)
+        words = own(blocks, parameter, block, count)
         return words + 2**20 if len(drawn) % 2 else words
 
     monkeypatch.setattr(noise.BlockNoise, "_words", other)

@@ -1,12 +1,24 @@
 """Pages of the documentation: their examples are read as they stand, and none is a stub."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from docs.tools.examples import Failed, run_page
-from docs.tools.pages import DOCS, Example, File, all_pages, named_commands, parts_of, prose_words
+from docs.tools.pages import (
+    DOCS,
+    NEEDS,
+    Example,
+    File,
+    all_pages,
+    named_commands,
+    not_run,
+    parts_of,
+    prose_words,
+    site_markdown,
+)
 from dpft import __version__
 
 LEAST_WORDS = 150
@@ -16,6 +28,7 @@ PAGE = """# A page
 a,b
 ```
 
+<!-- needs: network -->
 ```bash
 dpft train task=e2e \\
     privacy.eps=3   # a comment
@@ -40,9 +53,58 @@ PAGES = [path.relative_to(DOCS).as_posix() for path in all_pages()]
 def test_a_page_holds_files_and_examples_in_their_order() -> None:
     file, first, second = parts_of(PAGE)
     assert file == File(name="data/rows.csv", content="a,b\n")
-    assert isinstance(first, Example) and first.commands == ("echo one;     echo two; exit 3",)
+    assert isinstance(first, Example)
+    assert first.commands == ("echo one; \\\n    echo two; exit 3",)
     assert (first.show, first.exit_code, first.checks) == ("last 1", 3, ("t.o",))
     assert isinstance(second, Example) and second.checks == ()
+
+
+def test_on_the_site_what_is_copied_is_what_was_run_and_outputs_stand_apart() -> None:
+    made = site_markdown(PAGE)
+    assert "<!--" not in made and "```console" not in made
+    assert "```bash\necho one; \\\n    echo two; exit 3\n```\n" in made
+    assert "```{ .text .no-copy .output }\nsomething old\n```\n" in made
+    commands = [
+        command for part in parts_of(PAGE) if isinstance(part, Example) for command in part.commands
+    ]
+    assert all(f"```bash\n{command}\n```\n" in made for command in commands)
+
+
+def test_a_block_of_commands_is_run_in_its_turn_unless_it_says_why_not(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```bash\necho made > file\nfalse\n```\n")
+    with pytest.raises(Failed, match="ended with 1"):
+        run_page(page)
+    kept = page.read_text().replace("false", "true") + "\n```console\n$ cat file\nmade\n```\n"
+    page.write_text(kept)
+    assert run_page(page) == kept
+    page.write_text("<!-- needs: hours -->\n```bash\nfalse\n```\n")
+    assert run_page(page) == page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("note", "message"), [("needs: patience", "must be one of"), ("fill: DIR", "holds, got DIR")]
+)
+def test_a_reason_that_is_none_is_refused(note: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parts_of(f"<!-- {note} -->\n```bash\ndpft doctor\n```\n")
+
+
+def test_few_blocks_are_copied_that_are_not_run() -> None:
+    """Each needs a network, a GPU, a cluster or hours; at most 15 do."""
+    found = {page.name: not_run(page.read_text()) for page in all_pages()}
+    needs = [need for blocks in found.values() for need in blocks.values()]
+    assert 0 < len(needs) <= 15
+    assert {*needs} <= {*NEEDS}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_are_words_that_bash_reads(page: str) -> None:
+    text = (DOCS / page).read_text()
+    examples = [part for part in parts_of(text) if isinstance(part, Example)]
+    copied = [command for each in examples for command in each.commands] + [*not_run(text)]
+    done = subprocess.run(["bash", "-n"], input="\n".join(copied), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_commands_are_named_without_comments_and_in_one_line() -> None:

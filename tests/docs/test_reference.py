@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+import yaml
 
 import dpft
+from docs.tools.pages import DOCS
 from docs.tools.reference import pages
 from docs.tools.reference.file_words import PUBLIC
-from docs.tools.reference.files import check_all_described
+from docs.tools.reference.files import check_all_described, shared_keys
 from docs.tools.reference.groups import NOT_GROUPS, groups
 from docs.tools.reference.key_tables import takes
 from docs.tools.reference.keys import DocumentedKey, commands, keys_of_command, options_of
@@ -22,7 +24,7 @@ from dpft.config.keys import configuration_fields, dataclass_in, key_name
 from dpft.config.load import config_directory
 from dpft.evaluation.metrics.base import METRICS
 from dpft.generation.decoding import STRATEGIES
-from dpft.schemas import names, path_of
+from dpft.schemas import names, path_of, schema
 from dpft.tasks.base import SPLITS
 from tests.config.test_conf import NEEDED, ROOTS, loaded
 from tests.config.test_field_docs import classes
@@ -55,16 +57,42 @@ def test_every_page_says_what_it_is_generated_from(made: dict[str, str]) -> None
     for path, text in made.items():
         assert path.startswith("reference/") and path.endswith(".md")
         assert text.startswith("# "), path
-        assert re.search(r"^\*Generated from .+ when the site is built\.\*$", text, re.M), path
+        assert re.search(r"^\*Generated from .+\.\*$", text, re.M), path
 
 
 @pytest.mark.slow
 def test_every_command_has_a_page_with_every_key_it_takes(made: dict[str, str]) -> None:
-    of_train = keys_on(made["reference/commands/train.md"])
+    """On the page itself, or on that of a group or of the command that it links to for them."""
     for name in SUBCOMMANDS:
-        page = made[f"reference/commands/{name}.md"]
-        shown = keys_on(page) | (of_train if name in ("plan", "tune") else set())
+        pages_with_keys = [f"reference/commands/{name}.md"]
+        if name in ("plan", "tune"):
+            assert "](train.md#keys)" in made[pages_with_keys[0]]
+            pages_with_keys.append("reference/commands/train.md")
+        linked = {
+            group
+            for page in pages_with_keys
+            for group in re.findall(r"\]\(\.\./groups/(\w+)\.md#keys\)", made[page])
+        }
+        pages_with_keys += [f"reference/groups/{group}.md" for group in linked]
+        shown = {key for page in pages_with_keys for key in keys_on(made[page])}
         assert {key.name for key in keys_of_command(name)} <= shown, name
+
+
+@pytest.mark.slow
+def test_no_key_is_described_twice_in_the_same_words(made: dict[str, str]) -> None:
+    """But for those of commands themselves, as output: each has its own."""
+    in_groups = re.compile(r"^\| <span id=\"\w+\..*$", re.M)
+    rows = [row for text in made.values() for row in in_groups.findall(text)]
+    assert len(rows) > 200
+    assert len({*rows}) == len(rows)
+
+
+@pytest.mark.slow
+def test_the_reference_is_short_enough_to_be_read(made: dict[str, str]) -> None:
+    kept = [path.read_text() for path in (DOCS / "reference").glob("*.md")]
+    texts = [re.sub(r"\]\([^)]*\)|<[^>]*>", "", text) for text in [*made.values(), *kept]]
+    words = [word for text in texts for word in text.split() if re.search(r"\w", word)]
+    assert 20_000 < len(words) <= 35_000
 
 
 @pytest.mark.parametrize("cls", list(classes()), ids=lambda cls: cls.__name__)
@@ -102,11 +130,23 @@ def test_every_option_of_every_group_is_on_its_page(made: dict[str, str]) -> Non
 
 @pytest.mark.slow
 def test_every_recipe_and_its_published_rows_are_on_the_page(made: dict[str, str]) -> None:
-    page = made["reference/recipes.md"]
-    for file in sorted((CONF / "experiment").glob("*.yaml")):
-        assert f"\n### {file.stem}\n" in page
-    assert "| Li et al. 2022, Table 7 | lora, E2E test | `gpt2` | 8 | 63.389 |" in page
-    assert "Published heat map, Li et al. 2022, Figure 2" in page
+    files = sorted((CONF / "experiment").glob("*.yaml"))
+    compared = 0
+    for file in files:
+        link = re.search(rf"\(recipes/(\w+)\.md#{file.stem}\)", made["reference/recipes.md"])
+        assert link is not None, file.stem
+        sections = made[f"reference/recipes/{link[1]}.md"].split("\n## ")
+        (section,) = (each for each in sections if each.startswith(f"{file.stem}\n"))
+        for row in yaml.safe_load(file.read_text()).get("reference", ()):
+            for metric, value in row["metrics"].items():
+                assert re.search(rf"[|,] {re.escape(str(value))}[ ,]", section), (row, section)
+                assert f"`{metric}`" in section
+                compared += 1
+            assert prose(row["what"]) in section and str(row.get("model") or "") in section
+    assert compared > 900
+    li2022 = made["reference/recipes/li2022.md"]
+    assert "Published: Table 7; lora, E2E test" in li2022
+    assert "Published heat map, Li et al. 2022, Figure 2" in li2022
 
 
 @pytest.mark.slow
@@ -124,10 +164,32 @@ def test_every_metric_is_on_the_page_with_what_it_needs(made: dict[str, str]) ->
 @pytest.mark.slow
 def test_every_file_and_every_schema_is_on_the_page(made: dict[str, str]) -> None:
     check_all_described()
-    page = made["reference/files.md"]
+    page = made["reference/forms.md"] + made["reference/answers.md"]
+    sections = {each.partition("\n")[0]: each for each in page.split("\n## ")}
     for name in names():
-        assert f"\n### {name}\n" in page
+        for key in properties(schema(name)):
+            assert re.search(rf"`(?:[\w.\[\]]+\.)?{key}`", sections[name]), (name, key)
     assert "| `epsilon_curve.steps` | list of integer | Numbers of steps, at most 40." in page
+
+
+def properties(part: object) -> set[str]:
+    """The names of all keys of a schema, however deep."""
+    if isinstance(part, list):
+        return {key for each in part for key in properties(each)}
+    if not isinstance(part, dict):
+        return set()
+    own = {key for key, inner in part.get("properties", {}).items() if inner is not False}
+    return own.union(*(properties(each) for each in part.values()))
+
+
+def test_what_forms_say_alike_is_said_once_and_the_more_common_meaning_is_chosen() -> None:
+    rows = {
+        "a": [("x.day", "text", "A day."), ("n", "integer", "One.")],
+        "b": [("day", "text", "A day."), ("n", "integer", "Two.")],
+        "c": [("y.day", "text", "Another."), ("n", "integer", "Two.")],
+        "d": [("day", "text", "Another."), ("z.day", "text", "A day.")],
+    }
+    assert shared_keys(rows) == {"day": ("text", "A day."), "n": ("integer", "Two.")}
 
 
 def test_a_file_that_nobody_describes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +209,8 @@ def test_the_schemas_are_linked_to_as_they_ship(whole: dict[str, str]) -> None:
     found = {path for path in whole if path.endswith(".schema.json")}
     assert found == {f"reference/schemas/{path_of(name).name}" for name in names()}
     for path in found:
-        assert f"]({path.removeprefix('reference/')})" in whole["reference/files.md"]
+        linking = whole["reference/forms.md"] + whole["reference/answers.md"]
+        assert f"]({path.removeprefix('reference/')})" in linking
         assert whole[path] == path_of(path.split("/")[-1].split(".")[0]).read_text()
 
 
@@ -218,6 +281,10 @@ def links(text: str) -> list[str]:
 def test_links_lead_to_pages_and_headings_that_are_there(
     made: dict[str, str], whole: dict[str, str]
 ) -> None:
+    kept = {
+        f"reference/{path.name}": path.read_text() for path in (DOCS / "reference").glob("*.md")
+    }
+    whole = whole | kept
     for path, text in made.items():
         for link in links(text):
             target, _, anchor = link.partition("#")
@@ -233,7 +300,7 @@ def examples(made: dict[str, str]) -> list[str]:
         block
         for path, text in made.items()
         if path.startswith("reference/commands/")
-        for block in re.findall(r"```bash\n(.*?)```", text, re.S)
+        for block in re.findall(r"```(?:bash|\{ \.bash \.no-copy \})\n(.*?)```", text, re.S)
     ]
     return [line.partition(" #")[0].strip() for block in blocks for line in block.splitlines()]
 

@@ -1,5 +1,6 @@
 """The site as it is built: strictly, of all its pages, and fetching nothing."""
 
+import html
 import re
 import subprocess
 import sys
@@ -7,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from docs.tools.pages import DOCS, all_pages
+from docs.tools.pages import DOCS, Example, all_pages, not_run, parts_of
 from dpft import __version__
 
 pytest.importorskip("mkdocs", reason="what builds the site is not installed: make docs")
 ROOT = DOCS.parent
+BLOCK = re.compile(
+    r'<div class="([^"]*\bhighlight\b[^"]*)">(<span class="filename">.*?</span>)?<pre[^>]*>'
+    r"(?:<span></span>)?<code>(.*?)</code></pre>",
+    re.DOTALL,
+)
+"""A block of code, which the theme's script gives a copy button but where its class is no-copy."""
 FETCHED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*(?:src|href)=\"?(https?:)?//")
 
 
@@ -32,6 +39,43 @@ def test_every_page_is_built_and_none_fetches_anything(site: Path) -> None:
     assert {page.relative_to(DOCS).as_posix() for page in all_pages()} <= built
     fetching = [page.name for page in site.rglob("*.html") if FETCHED.search(page.read_text())]
     assert fetching == []
+
+
+def commands_copied(page: Path) -> list[str]:
+    """What a page's copy buttons of commands take: the text of the code, less spaces at its end."""
+    return [
+        html.unescape(re.sub(r"<[^>]*>", "", code)).rstrip()
+        for classes, file_name, code in BLOCK.findall(page.read_text())
+        if not file_name and "language-bash" in classes and "no-copy" not in classes
+    ]
+
+
+@pytest.mark.slow
+def test_what_the_copy_buttons_take_is_what_the_examples_run(site: Path) -> None:
+    compared = 0
+    for path in all_pages():
+        text = path.read_text()
+        examples = [part for part in parts_of(text) if isinstance(part, Example)]
+        run = [line for each in examples for line in "\n".join(each.commands).splitlines()]
+        others = [line for body in not_run(text) for line in body.splitlines()]
+        blocks = commands_copied(site / path.relative_to(DOCS).with_suffix(".html"))
+        copied = [line for block in blocks for line in block.splitlines()]
+        # The site was built without the name of a repository, and then tells nobody to clone it.
+        expected = [line for line in run + others if not line.startswith("git clone ")]
+        assert sorted(copied) == sorted(expected), path
+        assert [line for line in copied if line not in others] == run, path
+        compared += len(run)
+    assert compared > 100
+
+
+@pytest.mark.slow
+def test_every_block_of_commands_is_read_by_bash_as_it_is_copied(site: Path) -> None:
+    blocks = [(page, block) for page in site.rglob("*.html") for block in commands_copied(page)]
+    assert len(blocks) > 150
+    for page, block in blocks:
+        done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), (page, block)
+        assert not re.search(r"(?m)^[$>] |DATE/TIME|\bDIR\b", block), (page, block)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.heads import PooledClassifier
 from dpft.models.loading import (
     add_tokens,
+    checkpoint_activations,
     grow,
     language_head,
     load_model,
@@ -227,6 +229,17 @@ def test_a_tokenizer_of_a_masked_model_needs_a_mask_and_no_end(tmp_path):
 def test_the_embedded_model_has_no_address_outside_this_installation() -> None:
     embedded = read_architecture(ModelConfig(name="tiny", embedded=True))
     assert load_model(embedded, seed=0).name_or_path == ""
+
+
+def test_checkpointing_goes_by_the_name_that_this_transformers_has():
+    called = []
+    older = SimpleNamespace(gradient_checkpointing_enable=called.append)
+    newer = SimpleNamespace(
+        gradient_checkpointing_enable=None, activation_checkpointing_enable=called.append
+    )
+    for model in (older, newer):
+        checkpoint_activations(model)
+    assert called == [{"use_reentrant": False}] * 2
 
 
 TOKENS = ("<persona>", "<speaker1>", "<speaker2>")

@@ -50,9 +50,9 @@ def test_a_process_that_the_agent_had_to_kill_later_is_not_the_reason() -> None:
 
 def test_as_many_processes_as_devices_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert number_of_processes(LOCAL) == 2
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
     assert number_of_processes(LaunchConfig(name="local")) == 4
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
     with pytest.raises(InputError, match=r"launch\.processes must say how many .* got null"):
         number_of_processes(LaunchConfig(name="local"))
 

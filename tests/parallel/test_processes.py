@@ -88,12 +88,12 @@ def test_no_rank_goes_on_before_all_have_met() -> None:
 
 
 def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = list[torch.device]()
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    chosen = list[int]()
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     assert processes.own_device(cuda, Ranks(3, 4, local_rank=1)) == torch.device("cuda:1")
-    assert chosen == [torch.device("cuda:1")]
+    assert chosen == [1]
     assert processes.own_device(cpu, Ranks(3, 4, local_rank=3)) == cpu
     assert processes.own_device(cuda, Ranks()) == cuda
     with pytest.raises(InputError, match=r"a device for each process, got 2 for rank 2 of this"):

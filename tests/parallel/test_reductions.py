@@ -1,5 +1,6 @@
 """One sum of all ranks: exact, the same bits everywhere, each stretch finished once."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -44,9 +45,10 @@ def finished(
     stretches = stretches_of(ranks.rank, lengths, dtype)
     calls = []
 
-    def finish(place: int, total: Tensor) -> None:
-        calls.append((place, len(total), str(total.dtype)))
-        total.add_(place).mul_(1 / 3)
+    def finish(parts: Sequence[tuple[int, Tensor]]) -> None:
+        for place, total in parts:
+            calls.append((place, len(total), str(total.dtype)))
+            total.add_(place).mul_(1 / 3)
 
     finish_sums(stretches, finish, ranks, owned=owned)
     return {
@@ -128,7 +130,9 @@ def test_each_number_is_sent_about_twice() -> None:
 def test_one_process_finishes_its_own_numbers_in_place(lengths: list[int]) -> None:
     stretches = stretches_of(0, lengths, torch.float32)
     seen = []
-    finish_sums(stretches, lambda place, total: seen.append((place, total.dtype)), ALONE)
+    finish_sums(
+        stretches, lambda parts: seen.extend((place, total.dtype) for place, total in parts), ALONE
+    )
     assert seen == [(place, torch.float32) for place in range(len(lengths))]
 
 

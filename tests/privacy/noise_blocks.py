@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from dpft.parallel.reductions import Piece
 from dpft.privacy.noise import BlockNoise, NoiseStream
 
 
@@ -10,5 +11,5 @@ def block_noise(
     noise: NoiseStream, count: int, *, step: int = 0, parameter: int = 0, block: int = 0
 ) -> Tensor:
     """Returns a block's numbers, standard normal, shape (count,)."""
-    halves = BlockNoise(noise, step).halves(count, parameter=parameter, block=block)
+    (halves,) = BlockNoise(noise, step).halves([Piece(parameter, block, 0, count)])
     return torch.cat(halves)[:count]

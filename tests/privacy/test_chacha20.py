@@ -18,7 +18,7 @@ ADDRESSES = [
 
 @pytest.mark.parametrize("address", ADDRESSES, ids=str)
 def test_torchs_integer_operations_give_the_librarys_bits(address):
-    words = keystream_words(KEY, address, 1001, CPU)
+    (words,) = keystream_words(KEY, [address], [1001], CPU)
     assert words.dtype == torch.int64
     assert words.numpy().tobytes() == bytes(keystream(KEY, address, 8 * 1001))
 
@@ -28,7 +28,7 @@ def test_operations_compiled_as_for_an_accelerator_give_the_same_bits(monkeypatc
     run = chacha20._rounds_on.__wrapped__("cuda")
     monkeypatch.setattr(chacha20, "_rounds_on", lambda _: run)
     for count in (16, 1000, 1001):
-        words = keystream_words(KEY, ADDRESSES[1], count, CPU)
+        (words,) = keystream_words(KEY, [ADDRESSES[1]], [count], CPU)
         assert words.numpy().tobytes() == bytes(keystream(KEY, ADDRESSES[1], 8 * count))
 
 
@@ -40,6 +40,15 @@ def test_where_the_compiler_fails_the_bits_are_the_same_and_it_is_said_once(monk
     run = chacha20._rounds_on.__wrapped__("cuda")
     monkeypatch.setattr(chacha20, "_rounds_on", lambda _: run)
     for _ in range(2):
-        words = keystream_words(KEY, ADDRESSES[1], 16, CPU)
+        (words,) = keystream_words(KEY, [ADDRESSES[1]], [16], CPU)
         assert words.numpy().tobytes() == bytes(keystream(KEY, ADDRESSES[1], 128))
     assert caplog.text.count("torch.compile failed") == 1
+
+
+def test_several_addresses_in_one_call_have_each_its_own_bits():
+    counts = [1, 8, 1001, 16]
+    addresses = [*ADDRESSES, Address(Purpose.NOISE, block=3)]
+    for count, address, words in zip(
+        counts, addresses, keystream_words(KEY, addresses, counts, CPU), strict=True
+    ):
+        assert words.numpy().tobytes() == bytes(keystream(KEY, address, 8 * count))

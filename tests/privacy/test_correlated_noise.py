@@ -107,7 +107,7 @@ def test_a_number_has_the_same_bits_in_whatever_stretch_it_lies(monkeypatch):
                 for a, b, piece in noise_module.pieces_between(
                     0, start, end, total=len(self.values), block=block
                 ):
-                    finish(piece, self.values[a:b])
+                    finish([(piece, self.values[a:b])])
 
     found = []
     for edges in ((0, 101), (0, 7, 40, 63, 101), (0, 39, 101)):

@@ -7,7 +7,8 @@ import torch
 from scipy import stats
 from torch import nn
 
-from dpft.privacy import gaussians
+from dpft.parallel.reductions import Piece
+from dpft.privacy import chacha20, gaussians
 from dpft.privacy import noise as noise_module
 from dpft.privacy.cipher import Address, Purpose, fill_with_keystream, keystream
 from dpft.privacy.keys import AgingKey
@@ -287,3 +288,55 @@ def test_trust_rule_4_signs_of_one_step_say_nothing_of_the_next():
     assert abs(np.mean(np.equal(first, second)) - 0.5) < 4 * 0.5 / 20_000**0.5
     both = [a ^ b for a, b in zip(first, second, strict=True)]
     assert abs(linear_complexity(both) - 10_000) < 50
+
+
+def test_blocks_drawn_at_once_give_the_same_bits_as_one_after_the_other(monkeypatch):
+    """As on an accelerator; with uniforms near 0 in three of the blocks, and blocks cut in two."""
+    monkeypatch.setattr(noise_module, "BLOCK", 1000)
+    own_words, low = chacha20.keystream_words, {(1, 0): 3, (1, 1): 499, (2, 0): 0}
+
+    def lowered(place, block, words):
+        if (place, block) in low:
+            words[low[place, block]] = (5 + place + block) << 11
+        return words
+
+    def together(key, addresses, counts, device):
+        found = own_words(key, addresses, counts, device)
+        return [lowered(a.parameter, a.block, w) for a, w in zip(addresses, found, strict=True)]
+
+    def alone(blocks, place, block, count):
+        return lowered(place, block, own_alone(blocks, place, block, count))
+
+    own_alone = noise_module.BlockNoise._words
+    monkeypatch.setattr(noise_module, "keystream_words", together)
+    monkeypatch.setattr(noise_module.BlockNoise, "_words", alone)
+    pieces = [Piece(0, 0, 0, 7), *(Piece(1, n, 0, 1000) for n in (0, 1)), Piece(2, 0, 0, 1)]
+    first, second = (noise_module.BlockNoise(source(), 4) for _ in range(2))
+    second.draws_at_once = True
+    expected = [torch.cat(halves).clone() for halves in first.halves(pieces)]
+    found = [torch.cat(halves) for halves in second.halves(pieces)]
+    assert all(map(torch.equal, found, expected))
+    radius = math.hypot(float(expected[1][3]), float(expected[1][503]))
+    assert radius > 8, "a uniform must be near 0"
+
+    outcomes = []
+    for at_once in (False, True):
+        parameters = [nn.Parameter(torch.ones(size)) for size in (7, 2500, 1)]
+        for parameter in parameters:
+            parameter.grad = torch.arange(len(parameter), dtype=torch.float32)
+        with monkeypatch.context() as patch:
+            patch.setattr(noise_module, "BlockNoise", forced(at_once))
+            add_noise(parameters, 0.7, source(), 4)
+        outcomes.append(torch.cat([parameter.grad for parameter in parameters]))
+    assert torch.equal(*outcomes) and not torch.equal(outcomes[0], outcomes[0].round())
+
+
+def forced(at_once: bool) -> type[noise_module.BlockNoise]:
+    """Noise that is drawn as on an accelerator, or not."""
+
+    class Forced(noise_module.BlockNoise):
+        def __init__(self, *arguments) -> None:
+            super().__init__(*arguments)
+            self.draws_at_once = at_once
+
+    return Forced

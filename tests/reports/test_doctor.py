@@ -54,12 +54,14 @@ def test_the_record_holds_every_check_and_the_verdict() -> None:
 
 
 def test_a_cpu_is_a_warning_and_a_gpu_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     check = doctor.device_check()
     assert check.state == WARNING and check.found.startswith("CPU, ") and check.cost
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3 * 2**30, 8 * 2**30))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H200")
     check = doctor.device_check()
     assert (check.state, check.found) == (OK, "H200, 3.0 of 8.0 GiB free")
 

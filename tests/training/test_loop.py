@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpft.errors import RunError
-from dpft.training.loop import check_weights, train
+from dpft.training.loop import check_weights, sent_ahead, train
 from dpft.training.optimizers import make_optimizer
 from dpft.training.optimizers.adamw import AdamW
 from dpft.training.schedules import SchedulerConfig, make_scheduler
@@ -137,3 +137,20 @@ def test_a_frozen_weight_that_is_moved_is_checked_and_one_that_is_not_is_left_al
     weight.grad = torch.zeros_like(weight)
     with pytest.raises(RunError, match=r"c_attn\.weight is not finite"):
         check_weights(model, 1)
+
+
+def test_the_next_micro_batch_is_sent_to_an_accelerator_before_one_is_used() -> None:
+    told: list[str] = []
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def to(self, device: torch.device) -> "Named":
+            told.append(f"{self.name} sent")
+            return self
+
+    for batch in sent_ahead(map(Named, "abc"), torch.device("meta")):
+        told.append(f"{batch.name} used")
+    assert told == ["a sent", "b sent", "a used", "c sent", "b used", "c used"]
+    assert list(sent_ahead([], torch.device("meta"))) == []

@@ -1,39 +1,30 @@
 """A page for each command: what it does, its groups and every key that it takes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from docs.tools.reference.groups import groups
 from docs.tools.reference.key_tables import key_table
-from docs.tools.reference.keys import DocumentedKey, composed, keys_of_command
-from docs.tools.reference.markup import block, code, head, table
+from docs.tools.reference.keys import DocumentedKey, composed, keys_of_command, keys_of_group
+from docs.tools.reference.markup import code, commands, head, table
 from docs.tools.reference.words import COMMANDS, SECTIONS
-from dpft.cli.main import SUBCOMMANDS
 from dpft.config.load import config_directory
 
 OF_TRAIN = ("plan", "tune")
 """Commands that take all that ``dpft train`` takes."""
-FLAGS = (
-    ("--help", "Print every group and key with what it is for; `--help GROUP` those of one."),
-    ("--cfg job", "Print the composed configuration, and stop."),
-    ("--multirun", "Run once for every combination of values separated by commas."),
-    ("--config-dir DIR", "Look for configuration files in `DIR`, too."),
-)
 
 
 def command_page(name: str) -> str:
     """Returns the page of a command."""
     words = COMMANDS[name]
-    sources = [f"dpft/cli/{name}.py", f"conf/{name}.yaml", "the dataclasses of its keys"]
+    sources = [f"dpft/cli/{name}.py", f"conf/{name}.yaml"]
     parts = [
         head(f"dpft {name}", sources, words.intro),
-        f"**{SUBCOMMANDS[name].capitalize()}.**\n",
-        block(f"dpft {name} [GROUP=OPTION ...] [KEY=VALUE ...]", "text"),
-        block("\n".join(words.examples), "bash"),
+        *commands(words.examples),
         *_groups(name),
         *_keys(name),
-        "## Flags\n",
-        table(("Flag", "What it does"), [(code(flag), what) for flag, what in FLAGS]),
-        f"\nHow the command ends is in [exit codes](../exit-codes.md).{_answer(name)}\n",
+        "All commands take [these flags](../index.md#flags) and end with one of"
+        f" [these exit codes](../exit-codes.md).{_answer(name)}\n",
     ]
     return "\n".join(parts)
 
@@ -41,7 +32,7 @@ def command_page(name: str) -> str:
 def _answer(name: str) -> str:
     if not any(key.name == "output" for key in keys_of_command(name)):
         return ""
-    return " What `output=json` prints is in [files](../files.md#answers)."
+    return " What `output=json` prints is in [answers](../answers.md)."
 
 
 def _groups(name: str) -> Iterator[str]:
@@ -55,14 +46,14 @@ def _groups(name: str) -> Iterator[str]:
             default = "none" if taken is None else code(taken)
             rows.append((code(group), default, f"[options](../groups/{group}.md)"))
     if rows:
-        yield "## Groups\n\nChoose an option of a group with `GROUP=OPTION`.\n"
+        yield "## Groups\n"
         yield table(("Group", "Default", "Its options"), rows)
 
 
 def _keys(name: str) -> Iterator[str]:
-    """Yields the tables of a command's keys, its own first, then a section after the other."""
+    """Yields where a command's keys are described: its own here, a group's on the group's page."""
     keys = list(keys_of_command(name))
-    yield "## Keys\n\nSet a key with `KEY=VALUE`; `null` means none.\n"
+    yield "## Keys\n"
     if name in OF_TRAIN:
         known = {key.name for key in keys_of_command("train")}
         keys = [key for key in keys if key.name not in known]
@@ -74,18 +65,53 @@ def _keys(name: str) -> Iterator[str]:
     if own:
         yield "### Of the command itself\n"
         yield key_table(own)
+    whole = []
     for section in dict.fromkeys(key.section for key in keys if key.section):
+        there = [key for key in keys if key.section == section]
+        described = _described(section)
+        new = [key for key in there if described.get(key.name) != key.text]
+        elsewhere = _elsewhere(section, [key for key in there if key not in new], new)
+        if elsewhere.startswith("["):
+            whole.append(elsewhere)
+            continue
         yield f"### {section}\n"
-        yield _about(name, section)
-        yield key_table([key for key in keys if key.section == section], section)
+        yield f"{SECTIONS['canaries' if (name, section) == ('train', 'audit') else section]}\n"
+        if new:
+            yield key_table(new, section)
+        if elsewhere:
+            yield f"{elsewhere}\n"
+    if whole:
+        yield f"### Of groups\n\nAll keys of {', '.join(whole)}.\n"
 
 
-def _about(name: str, section: str) -> str:
-    """Returns what a section is about, and where its options are."""
-    said = SECTIONS[section if (name, section) != ("train", "audit") else "canaries"]
-    if section in composed(name).choices:
-        return f"{said} Options are on the page of [{section}](../groups/{section}.md).\n"
-    return f"{said}\n"
+def _described(group: str) -> dict[str, str]:
+    """Returns the keys of a group's page and what it says of them; none where there is no page."""
+    return {key.name: key.text for key in keys_of_group(group)} if group in groups() else {}
+
+
+def _elsewhere(group: str, keys: Sequence[DocumentedKey], new: Sequence[DocumentedKey]) -> str:
+    """Returns which keys a command takes that are described on the page of their group.
+
+    Where it takes all of them as they are, that is the link alone.
+    """
+    if not keys:
+        return ""
+    of_group = {key.name: key for key in keys_of_group(group)}
+    page = f"[{group}](../groups/{group}.md#keys)"
+    others = [
+        code(f"{key.name}={key.default}")
+        for key in keys
+        if (key.default, key.varies) != (of_group[key.name].default, of_group[key.name].varies)
+    ]
+    default = f" Another default has {', '.join(others)}." if others else ""
+    taken = [key.name for key in keys]
+    left = [name for name in of_group if name not in {*taken, *(key.name for key in new)}]
+    if not left and not default and not new:
+        return page
+    if len(left) < len(taken):
+        but = f" but {', '.join(map(code, left))}" if left else ""
+        return f"All {'other ' if new else ''}keys of {page}{but}.{default}"
+    return f"Of the keys of {page} these: {', '.join(map(code, taken))}.{default}"
 
 
 def _other_defaults(name: str) -> str:

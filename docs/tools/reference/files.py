@@ -1,6 +1,6 @@
 """The page of the files: what a run's folder holds, and the fields of each JSON in it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from docs.tools.reference.file_words import (
@@ -23,22 +23,42 @@ one with exit code 2. Each form has a JSON Schema (draft 2020-12) that ships wit
 folder `dpft/schemas`: `dpft.schemas.schema("privacy")` returns one, and
 `python -c "import dpft.schemas; print(dpft.schemas.path_of('privacy'))"` prints its path.
 """
-ANSWERS = """
+FORMS = {
+    "Files": (
+        "reference/forms.md",
+        "Forms of files",
+        """
+Each JSON file of a [run's folder](files.md), key by key. A key within another stands behind a dot,
+of each entry of a list behind `[]`, of each entry of an object behind `NAME`. A type with `?` is
+of a key that may be absent.
+""",
+    ),
+    "Answers": (
+        "reference/answers.md",
+        "Answers of output=json",
+        """
 `output=json` prints one object on standard output. `dpft eval output=json` prints what
-[metrics.json](#metrics) holds, of a private split so no more than where its scores are, and
-`dpft audit output=json` what [its files](#audit_one_run) hold.
-"""
+[metrics.json](forms.md#metrics) holds, of a private split so no more than where its scores are, and
+`dpft audit output=json` what [its files](forms.md#audit_one_run) hold.
+""",
+    ),
+}
+"""Where the forms of a group are described: path, title and introduction of their page."""
+ABSENT = " `?`"
+HEADINGS = ("Key", "Type", "What it is")
+Row = tuple[str, str, str]
+"""A key, its type and what it is."""
 
 
-def files_page() -> str:
-    """Returns the page of the files.
+def files_pages() -> dict[str, str]:
+    """Returns the pages of the files, of their forms and of answers, by path below docs/.
 
     Raises:
         ValueError: A name of dpft/run_folder.py, or a schema, is not described.
     """
     check_all_described()
     parts = [
-        head("Files", ["dpft/run_folder.py", "dpft/schemas/"], INTRO),
+        head("Files of a run", ["dpft/run_folder.py"], INTRO),
         "## Public files\n",
         _table(PUBLIC),
         "## Private files\n\n`private/` has mode 0700, its files 0600.\n",
@@ -48,11 +68,32 @@ def files_page() -> str:
         "## Files of a sweep\n",
         _table(OF_SWEEPS),
     ]
-    for group, found in SCHEMA_GROUPS.items():
-        parts.append(f"## {'Forms of the files' if group == 'Files' else group}\n")
-        parts += [ANSWERS] if group == "Answers" else []
-        parts += [_schema(name) for name in found]
-    return "\n".join(parts)
+    made = {"reference/files.md": "\n".join(parts)}
+    shared = shared_keys({name: _all_rows(name) for name in names()})
+    for group, (path, title, intro) in FORMS.items():
+        parts = [head(title, ["dpft/schemas/"], intro)]
+        parts += [_schema(name, shared) for name in SCHEMA_GROUPS[group]]
+        if group == "Files":
+            parts += [
+                "## Keys of several forms\n",
+                "Each means the same wherever a form names it.\n",
+                table(HEADINGS, [(code(name), *said) for name, said in sorted(shared.items())]),
+            ]
+        made[path] = "\n".join(parts)
+    return made
+
+
+def shared_keys(forms: Mapping[str, Iterable[Row]]) -> dict[str, tuple[str, str]]:
+    """Returns the keys that several forms say the same of: type and meaning by the key's own name.
+
+    Where two meanings of a name are shared, the one that more forms have is chosen.
+    """
+    found: dict[tuple[str, str, str], set[str]] = {}
+    for form, rows in forms.items():
+        for key, kind, what in rows:
+            found.setdefault((key.rpartition(".")[2], kind, what), set()).add(form)
+    several = sorted((len(having), key) for key, having in found.items() if len(having) > 1)
+    return {name: (kind, what) for _, (name, kind, what) in several}
 
 
 def schema_files() -> dict[str, str]:
@@ -83,31 +124,54 @@ def check_all_described() -> None:
 
 def _table(described: Mapping[str, tuple[str, str]]) -> str:
     rows = [
-        (code(getattr(run_folder, name)), what, f"[{form}](#{form})" if form else "")
+        (code(getattr(run_folder, name)), what, f"[{form}](forms.md#{form})" if form else "")
         for name, (what, form) in described.items()
     ]
     return table(("File or folder", "What it is", "Form"), rows)
 
 
-def _schema(name: str) -> str:
+def _schema(name: str, shared: Mapping[str, tuple[str, str]]) -> str:
     """Returns a schema's section: its cases, and below them the objects within."""
     whole = schema(name)
-    cases = _cases(whole)
-    known = whole.get("$defs", {})
-    shown = {case: known[case] for case in cases} or {name: whole}
     parts = [
-        f"### {name}\n",
-        f"{prose(whole['title'])}. {prose(whole['description'])}\n",
-        f"Schema: [`dpft/schemas/{name}{SUFFIX}`](schemas/{name}{SUFFIX}).\n",
+        f"## {name}\n",
+        f"{prose(whole['title'])}. {prose(whole['description'])}"
+        f" [Its schema](schemas/{name}{SUFFIX}).\n",
     ]
-    for case, part in shown.items():
-        parts += [f"{prose(part['description'])}\n"] if case != name else []
-        parts.append(_fields(part, known))
-    for inner, part in known.items():
-        if inner not in shown:
-            parts.append(f"`{inner}`: {prose(part['description'])}\n")
-            parts.append(_fields(part, known))
+    for part, title in _objects(name):
+        rows = list(_fields(part, whole.get("$defs", {})))
+        alike = [key for key, *said in rows if shared.get(key.rpartition(".")[2]) == tuple(said)]
+        own = [(code(key), *said) for key, *said in rows if key not in alike]
+        if not rows:
+            continue
+        parts.append(f"{title} {_named_only(alike)}".strip() + "\n")
+        parts += [table(HEADINGS, own)] if own else []
     return "\n".join(parts)
+
+
+def _named_only(keys: Sequence[str]) -> str:
+    """Returns a sentence of the keys that the table of shared keys describes."""
+    named = ", ".join(map(code, keys))
+    return f"With [keys of several forms](forms.md#keys-of-several-forms): {named}." if keys else ""
+
+
+def _objects(name: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yields a schema's objects with their titles: the whole or its cases, then those within."""
+    whole = schema(name)
+    known = whole.get("$defs", {})
+    cases = _cases(whole)
+    if not cases:
+        yield whole, ""
+    for case in cases:
+        yield known[case], prose(known[case]["description"])
+    for inner, part in known.items():
+        if inner not in cases:
+            yield part, f"`{inner}`: {prose(part['description'])}"
+
+
+def _all_rows(name: str) -> list[Row]:
+    known = schema(name).get("$defs", {})
+    return [row for part, _ in _objects(name) for row in _fields(part, known)]
 
 
 def _cases(part: Mapping[str, Any]) -> list[str]:
@@ -119,23 +183,20 @@ def _cases(part: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _fields(part: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    """Returns the table of an object's keys, those of objects within it behind a dot."""
-    rows = list(_rows(part, "", known))
+def _fields(part: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[Row]:
+    """Yields an object's keys, those of objects within it behind a dot."""
+    yield from _rows(part, "", known)
     if not part.get("properties"):
         for ending, inner in _nested(part):
-            rows += _rows(inner, ending.lstrip("."), known)
-    return table(("Key", "Type", "What it is"), rows) if rows else ""
+            yield from _rows(inner, ending.lstrip("."), known)
 
 
-def _rows(
-    part: Mapping[str, Any], parent: str, known: Mapping[str, Any]
-) -> Iterator[tuple[str, str, str]]:
+def _rows(part: Mapping[str, Any], parent: str, known: Mapping[str, Any]) -> Iterator[Row]:
     for name, inner in part.get("properties", {}).items():
         if inner is False:
             continue
-        optional = "" if name in part.get("required", ()) else " *May be absent.*"
-        yield code(f"{parent}{name}"), _type(inner), prose(_said(inner, known)) + optional
+        kind = _type(inner) + ("" if name in part.get("required", ()) else ABSENT)
+        yield f"{parent}{name}", kind, prose(_said(inner, known))
         for ending, nested in _nested(inner):
             yield from _rows(nested, f"{parent}{name}{ending}", known)
 
@@ -150,10 +211,10 @@ def _said(part: Mapping[str, Any], known: Mapping[str, Any]) -> str:
 def _nested(part: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields the objects that stand within a key, and what is written between their keys and it."""
     places = [(".", part), ("[].", part.get("items")), (".NAME.", part.get("additionalProperties"))]
-    places += [(".", each) for each in part.get("anyOf", ())]
     for ending, inner in places:
-        if isinstance(inner, Mapping) and inner.get("properties"):
-            yield ending, inner
+        if isinstance(inner, Mapping):
+            cases = (inner, *inner.get("anyOf", ()))
+            yield from ((ending, each) for each in cases if each.get("properties"))
 
 
 def _type(part: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import yaml
 
 from docs.tools.reference.key_tables import key_table
 from docs.tools.reference.keys import OWNERS, composed, keys_of_group, options_of
-from docs.tools.reference.markup import block, code, head, prose, table
+from docs.tools.reference.markup import code, commands, head, prose
 from docs.tools.reference.words import GROUPS
 from dpft.config.help_text import purpose, written
 from dpft.config.load import config_directory
@@ -31,10 +31,9 @@ def group_page(group: str) -> str:
     intro = f"{GROUPS[group].strip()} Choose an option with `{group}=OPTION` of `dpft {command}`."
     taken = composed(command).choices.get(group)
     parts = [
-        head(group, [f"conf/{group}/", "the dataclasses of its keys"], intro),
+        head(group, [f"conf/{group}/"], intro),
         f"The default is {code(f'{group}={taken}')}.\n",
-        "## Options\n",
-        table(("Option", "What it is"), [_row(group, option) for option in options_of(group)]),
+        f"Options: {', '.join(_link(group, option) for option in options_of(group))}.\n",
         *_keys(group),
         "## What each option sets\n",
         *(_option(group, option) for option in options_of(group)),
@@ -77,15 +76,14 @@ def _file(group: str, option: str) -> Path:
     return config_directory() / group / f"{option}.yaml"
 
 
-def _row(group: str, option: str) -> tuple[str, str]:
-    return f"[{code(f'{group}={option}')}](#{option})", prose(purpose(_file(group, option)))
+def _link(group: str, option: str) -> str:
+    return f"[{code(f'{group}={option}')}](#{option})"
 
 
 def _keys(group: str) -> Iterator[str]:
     keys = keys_of_group(group)
     if keys:
         yield "## Keys\n"
-        yield "Set a key with `KEY=VALUE`. Where options differ, their tables have the values.\n"
         yield key_table(keys, group)
 
 
@@ -95,22 +93,20 @@ def _option(group: str, option: str) -> str:
     parts += [f"{prose(text)}\n" for text in comments(file)]
     command = command_of(file)
     if command:
-        parts.append(block(command, "bash"))
-    parts.append(settings_table(file))
+        parts += commands([command])
+    parts.append(settings(file))
     return "\n".join(parts)
 
 
-def settings_table(file: Path) -> str:
+def settings(file: Path) -> str:
     """Returns the keys that a YAML sets, with their values."""
     values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    rows = [
-        (code(key), code(written(value)))
+    said = [
+        code(f"{key}={written(value)}")
         for key, value in values.items()
         if key not in ("defaults", "name")
     ]
-    if not rows:
-        return "It sets no key but its name.\n"
-    return table(("It sets", "to"), rows)
+    return f"Sets {', '.join(said)}.\n" if said else ""
 
 
 def _following() -> list[str]:
@@ -118,5 +114,5 @@ def _following() -> list[str]:
     parts = ["## What a task changes\n", "These values are taken with the task of the same name.\n"]
     for option in options_of(FOLLOWING):
         file = config_directory() / FOLLOWING / f"{option}.yaml"
-        parts += [f"### task={option}\n", f"{prose(purpose(file))}\n", settings_table(file)]
+        parts += [f"### task={option}\n", f"{prose(purpose(file))}\n", settings(file)]
     return parts

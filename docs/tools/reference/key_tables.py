@@ -24,6 +24,8 @@ def key_table(keys: Iterable[DocumentedKey], group: str = "") -> str:
 
 def takes(key: DocumentedKey) -> str:
     """Returns what a key takes: its choices, else its type with its range."""
+    if key.takes.startswith("<class"):
+        return f"an option of {code(key.name)}"
     choices = re.split(", | or ", key.allowed.removeprefix("one of "))
     if len(choices) > 1 and all(map(_NAME.fullmatch, choices)):
         null = [" or `null`"] if key.takes.endswith("or null") else []

@@ -1,7 +1,9 @@
 """Markdown of the generated pages: tables, code, and prose made of docstrings."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
+from docs.tools.pages import COPIED, GAP, NOT_COPIED
 
 _CODE = re.compile(r"(`[^`]*`)")
 _WORD = re.compile(
@@ -20,7 +22,7 @@ def head(title: str, sources: Iterable[str], intro: str) -> str:
     """
     names = [code(source) if "/" in source else source for source in sources]
     of = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    return f"# {title}\n\n{intro.strip()}\n\n*Generated from {of} when the site is built.*\n"
+    return f"# {title}\n\n{intro.strip()}\n\n*Generated from {of}.*\n"
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -40,6 +42,15 @@ def code(text: str) -> str:
 def block(text: str, language: str) -> str:
     """Returns a fenced block."""
     return f"```{language}\n{text.rstrip()}\n```\n"
+
+
+def commands(lines: Iterable[str]) -> Iterator[str]:
+    """Yields a block of the commands that run as they are pasted, and one of those with gaps."""
+    listed = list(lines)
+    for kind, has_gap in ((COPIED, False), (NOT_COPIED, True)):
+        chosen = [line for line in listed if bool(GAP.search(line)) == has_gap]
+        if chosen:
+            yield block("\n".join(chosen), kind)
 
 
 def prose(text: str) -> str:

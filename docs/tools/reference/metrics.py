@@ -42,12 +42,14 @@ def metrics_page() -> str:
 
 
 def _metric(spec: MetricSpec) -> str:
-    module = sys.modules[spec.score.__module__]
-    said = [" ".join(part.split()) for part in (module.__doc__ or "").split("\n\n")]
+    module = spec.score.__module__
+    alike = (other.name for other in METRICS.entries().values() if other.score.__module__ == module)
+    first = next(alike)
+    said = [" ".join(part.split()) for part in (sys.modules[module].__doc__ or "").split("\n\n")]
+    about = [f"{prose(part)}\n" for part in said]
     lines = [
         f"## {spec.name}\n",
-        f"{prose(spec.description)}\n",
-        *(f"{prose(part)}\n" for part in said),
+        *(about if first == spec.name else [f"As [{first}](#{first}) says.\n"]),
         f"- Reads: {INPUTS[spec.inputs]}.",
         f"- Defined in: {prose(spec.citation)}",
         f"- Needs: {_needs(spec)}.",

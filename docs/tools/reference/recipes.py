@@ -1,13 +1,15 @@
 """The page of the recipes of conf/experiment, with the figures that they were published with."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from docs.tools.reference.groups import command_of, comments
-from docs.tools.reference.markup import block, code, head, prose, table
+from docs.tools.reference.markup import code, commands, head, prose, table
 from dpft.config.help_text import purpose
 from dpft.config.load import config_directory
 
@@ -22,59 +24,121 @@ PAPERS = {
     "li2022": "Li et al. 2022 (arXiv 2110.05679)",
     "bu2022": "Bu et al. 2022 (arXiv 2210.00036)",
     "ponomareva2022": "Ponomareva et al. 2022 (Findings of ACL)",
+    "own": "dpft's own",
 }
-OTHERS = "Recipes of dpft's own"
+OTHERS = "own"
 
 
-def recipes_page() -> str:
-    """Returns the page of all recipes."""
-    by_paper: dict[str, list[Path]] = {}
+INTRO_OF_PAPER = """
+Each recipe is run by `dpft train experiment=NAME`; below are the rows that the paper publishes, on
+the scales of [metrics.json](../metrics.md). [All recipes](../recipes.md).
+"""
+PAPER = re.compile(r"^(?:Li|Bu|Ponomareva) et al\. 2022, ")
+WIDEST = 9
+"""Columns of a table of published rows; one with more has its metrics down instead."""
+
+
+def recipes_pages() -> dict[str, str]:
+    """Returns the page that lists all recipes, and one for each paper, by path below docs/."""
+    by_paper: dict[str, list[Path]] = {paper: [] for paper in PAPERS}
     for file in sorted((config_directory() / "experiment").glob("*.yaml")):
-        by_paper.setdefault(PAPERS.get(file.stem.partition("_")[0], OTHERS), []).append(file)
-    parts = [head("Recipes", ["conf/experiment/"], INTRO)]
-    for paper in (*PAPERS.values(), OTHERS):
-        files = by_paper.get(paper, [])
-        parts.append(f"## {paper}\n")
-        rows = [(f"[{code(file.stem)}](#{file.stem})", prose(purpose(file))) for file in files]
-        parts.append(table(("Recipe", "What it is"), rows))
-        parts += [_recipe(file) for file in files]
-    return "\n".join(parts)
+        paper = file.stem.partition("_")[0]
+        by_paper[paper if paper in PAPERS else OTHERS].append(file)
+    whole = [head("Recipes", ["conf/experiment/"], INTRO)]
+    made = {}
+    for paper, files in by_paper.items():
+        of_paper = [head(f"Recipes: {PAPERS[paper]}", ["conf/experiment/"], INTRO_OF_PAPER)]
+        notes = _notes(files)
+        of_paper += [_recipe(file, notes) for file in files]
+        if notes:
+            of_paper += ["## Notes\n", *(f"{number}. {note}" for note, number in notes.items())]
+        made[f"reference/recipes/{paper}.md"] = "\n".join(of_paper)
+        links = [f"[{code(file.stem)}](recipes/{paper}.md#{file.stem})" for file in files]
+        whole += [f"## {PAPERS[paper]}\n", f"{', '.join(links)}.\n"]
+    return made | {"reference/recipes.md": "\n".join(whole)}
 
 
-def _recipe(file: Path) -> str:
+def _sentences(text: str) -> list[str]:
+    whole = prose(text).replace("et al. ", "et al.\N{NO-BREAK SPACE}")
+    return re.split(r"(?<=\.) (?=[A-Z])", whole)
+
+
+def _notes(files: Sequence[Path]) -> dict[str, int]:
+    """Returns the sentences that several recipes say, with the numbers by which each names them."""
+    said = Counter(each for file in files for text in comments(file) for each in _sentences(text))
+    several = [each for each, times in said.items() if times > 2 and len(each.split()) > 7]
+    return {each: number for number, each in enumerate(several, start=1)}
+
+
+def _with_notes(text: str, notes: Mapping[str, int]) -> str:
+    parts = [
+        f"([note {notes[each]}](#notes))" if each in notes else each for each in _sentences(text)
+    ]
+    return " ".join(parts)
+
+
+def _recipe(file: Path, notes: Mapping[str, int]) -> str:
     content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    parts = [f"### {file.stem}\n", f"{prose(purpose(file))}\n"]
-    parts += [f"{prose(text)}\n" for text in comments(file)]
+    parts = [f"## {file.stem}\n", f"{prose(purpose(file))}\n"]
+    parts += [f"{_with_notes(text, notes)}\n" for text in comments(file)]
     command = command_of(file)
     if command:
-        parts.append(block(command, "bash"))
+        parts += commands([command])
     if content.get("reference"):
-        parts += ["Published:\n", _rows(content["reference"])]
+        by_metrics: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+        for row in content["reference"]:
+            by_metrics.setdefault(tuple(row["metrics"]), []).append(row)
+        parts += [_rows(names, rows) for names, rows in by_metrics.items()]
     parts += [_map(published) for published in content.get("reference_maps", ())]
     return "\n".join(parts)
 
 
-def _rows(reference: Iterable[Mapping[str, Any]]) -> str:
-    """Returns the published rows of a recipe, a column for each metric."""
-    reference = list(reference)
-    names = list(dict.fromkeys(name for row in reference for name in row["metrics"]))
-    rows = [
-        (
-            prose(row["source"]),
-            _what(row),
-            "any" if row.get("model") is None else code(str(row["model"])),
-            "not private" if row.get("eps") is None else str(row["eps"]),
-            *(str(row["metrics"].get(name, "")) for name in names),
-        )
-        for row in reference
-    ]
-    return table(("Source", "What", "Model", "ε", *(code(name) for name in names)), rows)
+def _rows(metrics: Sequence[str], published: Sequence[Mapping[str, Any]]) -> str:
+    """Returns published rows that have the same metrics; what all rows share stands above them.
+
+    Rows of one metric have a column for each epsilon, and rows of many have their metrics down.
+    """
+    columns = {
+        "Source": [prose(PAPER.sub("", row["source"])) for row in published],
+        "What": [prose(row["what"]) for row in published],
+        "Settings": [_settings(row) for row in published],
+        "Model": [code(str(row["model"])) if row.get("model") else "any" for row in published],
+    }
+    alike = [name for name, cells in columns.items() if len({*cells}) == 1]
+    shared = [cells[0] for name in alike if (cells := columns.pop(name))[0]]
+    epsilons = ["not private" if row.get("eps") is None else str(row["eps"]) for row in published]
+    scores = [[str(row["metrics"][name]) for name in metrics] for row in published]
+    if len(metrics) == 1 and len({*epsilons}) > 1:
+        shared.append(code(metrics[0]))
+        columns = _by_epsilon(columns, epsilons, [score for (score,) in scores])
+    else:
+        columns["ε"] = epsilons
+        columns |= {code(name): [row[at] for row in scores] for at, name in enumerate(metrics)}
+    if len(columns) > WIDEST:
+        lines = table(("", *[""] * len(published)), [(name, *columns[name]) for name in columns])
+    else:
+        lines = table([*columns], zip(*columns.values(), strict=True))
+    return f"Published{': ' if shared else ''}{'; '.join(shared)}.\n\n{lines}"
 
 
-def _what(row: Mapping[str, Any]) -> str:
-    """Returns what a row is of, the settings in which it differs among it."""
-    settings = ", ".join(code(f"{key}={value}") for key, value in row.get("settings", {}).items())
-    return prose(row["what"]) + (f"; {settings}" if settings else "")
+def _by_epsilon(
+    columns: Mapping[str, Sequence[str]], epsilons: Sequence[str], scores: Sequence[str]
+) -> dict[str, list[str]]:
+    """Returns rows that differ in epsilon alone as one row with a column for each epsilon."""
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for place, (epsilon, score) in enumerate(zip(epsilons, scores, strict=True)):
+        row = found.setdefault(tuple(cells[place] for cells in columns.values()), {})
+        row[epsilon] = f"{row[epsilon]}, {score}" if epsilon in row else score
+    made = {name: [key[place] for key in found] for place, name in enumerate(columns)}
+    for epsilon in dict.fromkeys(epsilons):
+        title = epsilon if epsilon == "not private" else f"ε = {epsilon}"
+        made[title] = [row.get(epsilon, "") for row in found.values()]
+    return made
+
+
+def _settings(row: Mapping[str, Any]) -> str:
+    """Returns the settings in which a row differs from its recipe."""
+    return ", ".join(code(f"{key}={value}") for key, value in row.get("settings", {}).items())
 
 
 def _map(published: Mapping[str, Any]) -> str:

@@ -75,11 +75,12 @@ def missing_bertscore(settings: MetricsConfig) -> str | None:
 
 def _f1(predictions: list[str], references: list[str], settings: MetricsConfig) -> list[float]:
     """Returns the F1 of each pair of texts, none of them empty."""
-    import torch
     from bert_score.utils import bert_cos_score_idf
 
+    from dpft.devices import best_device
+
     model, tokenizer = _encoder(Path(str(settings.bertscore_model)), settings.bertscore_layers)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = str(best_device())
     weights: dict[int | None, float] = defaultdict(lambda: 1.0)
     weights |= {tokenizer.sep_token_id: 0.0, tokenizer.cls_token_id: 0.0}
     scores = bert_cos_score_idf(

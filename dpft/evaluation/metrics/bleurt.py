@@ -51,8 +51,9 @@ def missing_bleurt(settings: MetricsConfig) -> str | None:
 
 
 def _load(folder: Path) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
-    import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from dpft.devices import best_device
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -67,7 +68,7 @@ def _load(folder: Path) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
             f"{_KEY} must hold a classifier with one output, got {folder} with"
             f" {model.config.num_labels}."
         )
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
+    return model.to(best_device()).eval(), tokenizer
 
 
 def _batches(pairs: Sequence[tuple[str, str]]) -> Iterator[Sequence[tuple[str, str]]]:

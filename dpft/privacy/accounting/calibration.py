@@ -245,11 +245,7 @@ class _Calibrator:
         return smallest_noise(self._curve("pld"), self._eps, start=self._enough)
 
     def _by_prv(self) -> float:
-        """Starts where PLD meets the target less PRV's own error: one or two evaluations.
-
-        Raises:
-            AccountantError: PRV's error is a large part of ``eps``, or it has no answer here.
-        """
+        """Starts where PLD meets the target less PRV's own error: one or two evaluations."""
         if self._mechanism.accounted_rate == 1:
             return smallest_noise(self._curve("prv"), self._eps, start=self._enough)
         margin = min(0.002, 0.02 * self._eps)
@@ -279,12 +275,7 @@ class _Calibrator:
         return replace(self._mechanism, noise_multiplier=noise_multiplier)
 
     def _confirm(self, name: str, noise_multiplier: float) -> Calibration:
-        """Returns the calibration as a report will show it.
-
-        Raises:
-            AccountantError: The report would be led by another accountant, or by a refined bound
-                so far below the target that another accountant needs less noise.
-        """
+        """Returns the calibration as a report will show it."""
         report = account(self._at(noise_multiplier), accountant=name, accountants=self._accountants)
         if report.accountant != name or not self._is_met(report.epsilon, name):
             raise AccountantError("its bound is refused at the noise it asks for")

@@ -81,11 +81,7 @@ def _kept_accountant(mechanism: SampledGaussian) -> "PRVAccountant":
 
 
 def _accountant(mechanism: SampledGaussian) -> "PRVAccountant":
-    """Returns the library's accountant of up to the mechanism's steps.
-
-    Raises:
-        AccountantError: The mesh would have more than ``MAX_POINTS`` points.
-    """
+    """Returns the library's accountant of up to the mechanism's steps."""
     import prv_accountant
 
     variable = prv_accountant.PoissonSubsampledGaussianMechanism(
@@ -106,11 +102,7 @@ def _accountant(mechanism: SampledGaussian) -> "PRVAccountant":
 
 
 def _half_width(variable: Any, steps: int, delta_error: float) -> float:
-    """Returns how far the mesh must reach (Remark 5.6), in nats, if so wide a mesh is feasible.
-
-    Raises:
-        AccountantError: The mesh would have more than ``MAX_POINTS`` points.
-    """
+    """Returns how far the mesh must reach (Remark 5.6), in nats, if so wide a mesh is feasible."""
     from prv_accountant.accountant import compute_safe_domain_size
 
     half_width = float(compute_safe_domain_size([variable], [steps], EPS_ERROR, delta_error))

@@ -1,7 +1,7 @@
 """The child's side of a limited accountant: questions in on stdin, answers out on stdout.
 
 Run as ``python -m dpft.privacy.accounting.worker LIBRARY SECONDS WALL BYTES NICENESS`` by
-``limits``, one JSON object a line each way. A program of its own rather than a fork: the parent may
+``accountants``, one JSON object a line each way. A program of its own, no fork: the parent may
 hold torch's threads, and may be a script without a main guard.
 """
 

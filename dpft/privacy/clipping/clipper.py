@@ -186,25 +186,21 @@ class PerExampleClipper:
         if units is not None:
             check_are_units(units)
         with self._guard.micro_batch():
-            norms = self._accumulate(compute_losses, units)
+            before = self._gradients()
+            losses = self._engine.compute(compute_losses, units)
+            self._check_gradients(before)
+            check_is_tensor(losses)
+            if losses.dim() == 1 and len(losses) == 0:
+                return losses.detach()
+            check_losses(losses)
+            if units is not None:
+                check_units(units, len(losses))
+            # Set until the sum is whole: after an error part of this batch may be in it.
+            self._failed = True
+            with torch.autocast(losses.device.type, enabled=False):
+                clipped = self._engine.accumulate(losses, units)
+            self.non_finite += clipped.non_finite
         self._failed = False
-        return norms
-
-    def _accumulate(self, compute_losses: LossFunction, units: Tensor | None) -> Tensor:
-        before = self._gradients()
-        losses = self._engine.compute(compute_losses, units)
-        self._check_gradients(before)
-        check_is_tensor(losses)
-        if losses.dim() == 1 and len(losses) == 0:
-            return losses.detach()
-        check_losses(losses)
-        if units is not None:
-            check_units(units, len(losses))
-        # Set until the sum is whole: after an error part of this batch may be in it.
-        self._failed = True
-        with torch.autocast(losses.device.type, enabled=False):
-            clipped = self._engine.accumulate(losses, units)
-        self.non_finite += clipped.non_finite
         return clipped.norms
 
     def _gradients(self) -> dict[str, tuple[Tensor | None, int]]:
@@ -219,11 +215,7 @@ class PerExampleClipper:
         return {name: (grad, 0 if grad is None else grad._version) for name, grad in grads}
 
     def _check_gradients(self, before: Mapping[str, tuple[Tensor | None, int]]) -> None:
-        """Refuses a ``grad`` that something else wrote to while losses were computed.
-
-        Raises:
-            RunError: What is written there is clipped by nobody.
-        """
+        """Refuses a ``grad`` that something else wrote to while losses were computed."""
         for name, (grad, version) in self._gradients().items():
             was, version_before = before.get(name, (None, 0))
             if grad is not was or version != version_before:
@@ -315,11 +307,7 @@ def _clipped(
     options: ClippingOptions,
     units: Tensor | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns a batch's norms and clipped sums; random state stays, and no gradient is left.
-
-    Raises:
-        RunError: A gradient is not finite.
-    """
+    """Returns a batch's norms and clipped sums; random state stays, and no gradient is left."""
     with torch.random.fork_rng(), options.make(model) as clipper:
         norms = clipper.accumulate(compute_losses, units)
         if clipper.non_finite:
@@ -329,11 +317,6 @@ def _clipped(
                 f" `loss_scale={scale:g}`; no private record was touched. Lower it, or choose a"
                 " model whose weights are finite."
             )
-    return norms, _take_gradients(model, options)
-
-
-def _take_gradients(model: nn.Module, options: ClippingOptions) -> dict[str, Tensor]:
-    """Returns the accumulated sums by parameter name, and clears them."""
     gradients = {}
     wanted = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     now = dict(model.named_parameters()) if options.shards is None else options.shards.unsharded
@@ -341,7 +324,7 @@ def _take_gradients(model: nn.Module, options: ClippingOptions) -> dict[str, Ten
         parameter = now[name]
         gradients[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         parameter.grad = None
-    return gradients
+    return norms, gradients
 
 
 def _compare(
@@ -349,11 +332,7 @@ def _compare(
     expected: tuple[Tensor, dict[str, Tensor]],
     tolerance: float | None,
 ) -> float:
-    """Returns the relative difference of norms and sums.
-
-    Raises:
-        RunError: It is more than rounding; names the parameter that differs most.
-    """
+    """Returns the relative difference of norms and sums."""
     norms, sums = got
     true_norms, true_sums = expected
     total = _norm(list(true_sums.values())).clamp(min=torch.finfo(torch.float32).tiny)

@@ -23,6 +23,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from dpft.devices import sent
 from dpft.errors import RunError
 from dpft.head_losses import Chunk, Targets, add_weight_gradient, chunks
 from dpft.privacy.clipping.choices import ProductShape, ghost_is_cheaper
@@ -35,7 +36,6 @@ from dpft.privacy.clipping.squares import (
     in_norm_dtype,
     is_same_tensor,
     lengths,
-    sent,
 )
 from dpft.privacy.clipping.uses import SMALL, OuterProduct, RecomputedUse, Use
 
@@ -82,8 +82,7 @@ class WideUse(OuterProduct):
         if self._are_alike and end > start:
             return _squares_together(self.left[:, start:end], self.right[:, start:end])
         pairs = zip(self.left, self.right, self.spans, strict=True)
-        parts = [_squares(left[s:e], right[s:e]) for left, right, (s, e) in pairs]
-        return Squares(torch.cat([p.values for p in parts]), torch.cat([p.terms for p in parts]))
+        return Squares.joined(_squares(left[s:e], right[s:e]) for left, right, (s, e) in pairs)
 
     @property
     def _whole_span(self) -> Span:
@@ -221,12 +220,8 @@ def _doubt(left: Tensor, spans: Sequence[Span]) -> Tensor | None:
 
 def _spans(counted: Tensor) -> tuple[Span, ...]:
     """Returns the span of each example's positions that count, (b, t); one look at the device."""
-    return tuple(_span(row) for row in counted.tolist())
-
-
-def _span(counts: list[bool]) -> tuple[int, int]:
-    places = [place for place, counted in enumerate(counts) if counted]
-    return (places[0], places[-1] + 1) if places else (0, 0)
+    places = ([t for t, counts in enumerate(row) if counts] for row in counted.tolist())
+    return tuple((found[0], found[-1] + 1) if found else (0, 0) for found in places)
 
 
 def _squares(left: Tensor, right: Tensor) -> Squares:
@@ -266,8 +261,7 @@ def squares_of_examples(left: Tensor, right: Tensor, counts: Sequence[int]) -> S
         together = (each.unflatten(0, (len(counts), counts[0])) for each in (left, right))
         return _squares_together(*together)
     pairs = zip(left.split(list(counts)), right.split(list(counts)), strict=True)
-    parts = [_squares(*pair) for pair in pairs]
-    return Squares(torch.cat([p.values for p in parts]), torch.cat([p.terms for p in parts]))
+    return Squares.joined(_squares(*pair) for pair in pairs)
 
 
 def _norm(matrix: Tensor) -> Tensor:
@@ -452,11 +446,7 @@ class RecomputedHead(RecomputedUse):
         return len(self.product.weight), self.right.shape[2]
 
     def _chunks(self) -> Iterator[Chunk]:
-        """Yields the chunks of the forward pass again, zeros where an example takes no part.
-
-        Raises:
-            RunError: Their losses have other bits: the norm was taken of other numbers.
-        """
+        """Yields the chunks of the forward pass again, zeros where an example takes no part."""
         seen, targets = self.product.seen, self.product.targets
         again = chunks(
             self.right, self.product.weight, targets, whole_examples=True, known=seen.staying

@@ -132,7 +132,8 @@ def _rechecked(uses: Sequence[Use], examples: Tensor, dtype: torch.dtype) -> tup
         formed = exact.isfinite()
     else:
         floor = (_RESOLUTION[dtype].floor * _norm_bound(chosen)).square()
-        formed = exact.isfinite() & ((exact < floor) | (_longest(chosen) > LONGEST))
+        longest = torch.stack([use.extent() for use in chosen]).amax(0)
+        formed = exact.isfinite() & ((exact < floor) | (longest > LONGEST))
     return _with_formed_norms(uses, examples, formed, exact), formed
 
 
@@ -163,17 +164,8 @@ def formed_gradient(uses: Sequence[Use], example: Tensor) -> Iterator[tuple[slic
         yield slice(start, stop), torch.stack(parts).sum(0)
 
 
-def _longest(uses: Sequence[Use]) -> Tensor:
-    """Returns the larger of the summed lengths of inputs and of output gradients, shape (b,)."""
-    return torch.stack([use.extent() for use in uses]).amax(0)
-
-
 def _norm_bound(uses: Sequence[Use]) -> Tensor:
     return torch.stack([use.norm_bound() for use in uses]).sum(0)
-
-
-def _dense_norms(uses: Sequence[Use]) -> Tensor:
-    return sums_of_squares(torch.stack([use.instantiate() for use in uses]).sum(0))
 
 
 def unchecked_squares(uses: Sequence[Use]) -> Squares:
@@ -191,7 +183,8 @@ def unchecked_squares(uses: Sequence[Use]) -> Squares:
     ):
         cross = _tied_cross_term(uses[0], uses[1])
         return uses[0].squares() + uses[1].squares() + cross + cross
-    return formed_squares(_dense_norms(uses), _norm_bound(uses))
+    dense = torch.stack([use.instantiate() for use in uses]).sum(0)
+    return formed_squares(sums_of_squares(dense), _norm_bound(uses))
 
 
 def _tied_cross_term(head: OuterProduct | RecomputedUse, embedding: RowsUse) -> Squares:
@@ -290,14 +283,11 @@ class SmallGradients:
         self._sizes.pop(key)
         names, gradients = zip(*named, strict=True)
         shapes = tuple(gradient.shape[1:] for gradient in gradients)
-        self._when_full(GradientMatrix(names, shapes, key[0], _side_by_side(gradients)))
+        flat = [g if g.dim() == 2 else g.reshape(len(g), -1) for g in gradients]
+        whole = flat[0] if len(flat) == 1 else torch.cat(flat, 1)
+        self._when_full(GradientMatrix(names, shapes, key[0], whole))
 
 
 def is_small(values: Tensor) -> bool:
     """Whether gradients (b, *shape) belong beside others."""
     return values.numel() <= SMALL_GRADIENT * len(values)
-
-
-def _side_by_side(gradients: Sequence[Tensor]) -> Tensor:
-    flat = [g if g.dim() == 2 else g.reshape(len(g), -1) for g in gradients]
-    return flat[0] if len(flat) == 1 else torch.cat(flat, 1)

@@ -4,7 +4,7 @@ Patches hold an input pixel once for each place of the kernel that passes over i
 kept: norms are taken of some examples' patches at a time, and the weighted sum is one ordinary
 weight gradient of the whole batch, of output gradients that were scaled. Norms are ghost norms
 where positions are few, and of formed gradients where they are many (Bu et al. 2022, arXiv
-2205.10683, section 4), whichever the model of ``costs`` calls cheaper.
+2205.10683, section 4), whichever the cost model calls cheaper.
 
 Notation: b examples of r images each, g groups, t output positions, d numbers of a patch.
 """
@@ -109,10 +109,7 @@ class PatchUse:
 
         Ghost norms or those of formed gradients: the choice reads shapes only.
         """
-        parts = [part._squares() for part in self._parts()]
-        if len(parts) == 1:
-            return parts[0]
-        return Squares(torch.cat([p.values for p in parts]), torch.cat([p.terms for p in parts]))
+        return Squares.joined(part._squares() for part in self._parts())
 
     def _squares(self) -> Squares:
         if not ghost_is_cheaper(self.shape):
@@ -167,18 +164,13 @@ class PatchUse:
         if len(parts) > 1:
             return torch.cat([part.instantiate() for part in parts])
         if self.inputs.device.type == "cpu" and self._patch_bytes > FLOAT_BYTES * FEW_NUMBERS:
-            return self._formed_one_by_one()
+            # As an ordinary backward pass would form each.
+            pairs = zip(self.inputs, self.backprops, strict=True)
+            return torch.stack(
+                [self.window.weight_gradient(*map(in_norm_dtype, pair)) for pair in pairs]
+            )
         product = self._rows_of_backprops().mT @ self._rows_of_patches()
         return product.reshape(len(self.inputs), *self.window.weight_shape)
-
-    def _formed_one_by_one(self) -> Tensor:
-        """Returns the per-example gradients as an ordinary backward pass would form each."""
-        pairs = zip(self.inputs, self.backprops, strict=True)
-        formed = (
-            self.window.weight_gradient(in_norm_dtype(inputs), in_norm_dtype(backprops))
-            for inputs, backprops in pairs
-        )
-        return torch.stack(list(formed))
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """Adds sum over i of ``factors[i] * gradient[i]`` to ``total``, of the weight's shape."""

@@ -55,7 +55,7 @@ class Recorder:
         self.looping = False
         """Whether a region is running that takes one example after another."""
         self.anchor: Tensor | None = None
-        """In a compiled forward, what the layers' taps pass on (``traced``)."""
+        """In a compiled forward, what the layers' taps pass on."""
         self.room = 0
         """Bytes that a use may hold beside its factors, to save time."""
         self.examples = 0

@@ -6,13 +6,13 @@ square is lost. So a square goes with a size that counts both, by which ``norms`
 can be believed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from dpft.devices import sent
 from dpft.privacy.clipping.choices import HALF_BANDS, HALF_STEPS
 
 CPU_BLOCK = 2**17
@@ -24,19 +24,6 @@ DEVICE_BLOCK = 2**24
 def numbers_at_a_time(device: torch.device) -> int:
     """Returns how many numbers to work on at a time on a device."""
     return CPU_BLOCK if device.type == "cpu" else DEVICE_BLOCK
-
-
-def sent(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns numbers of the host as a tensor, without a wait for what the device is doing."""
-    return moved(torch.tensor(numbers, dtype=dtype), device)
-
-
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns a tensor of the host on a device, without a wait for what the device is doing."""
-    if device.type == "cuda":
-        # From other memory the copy would be waited for, and all work before it.
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
 
 
 def is_same_tensor(kept: Tensor, other: Tensor) -> bool:
@@ -66,6 +53,15 @@ class Squares:
 
     def __add__(self, other: "Squares") -> "Squares":
         return Squares(self.values + other.values, self.terms + other.terms)
+
+    @classmethod
+    def joined(cls, parts: "Iterable[Squares]") -> "Squares":
+        """Returns the squares of some examples after those of others."""
+        first, *others = parts
+        if not others:
+            return first
+        every = (first, *others)
+        return cls(torch.cat([p.values for p in every]), torch.cat([p.terms for p in every]))
 
     def times(self, factors: Tensor, *, squared: bool = True) -> "Squares":
         """Returns the squares of gradients that are ``factors`` times as long.
@@ -132,12 +128,17 @@ def gram_bands(rows: Tensor) -> Iterator[Tensor]:
     width = steps if steps < HALF_STEPS else -(-steps // HALF_BANDS)
     # A sequence of no positions has one band too, of nothing.
     for start in range(0, max(steps, 1), max(width, 1)):
-        yield _gram(rows[:, start:] if start else rows, width)
+        later = rows[:, start:] if start else rows
+        first = later[:, :width] if width < later.shape[1] else later
+        yield torch.bmm(first, later.transpose(1, 2))
 
 
 def squares_of_grams(pairs: Sequence[GramPair]) -> Squares:
     """Returns ``sum left * right`` of pairs of one shape, (pairs, b), overwriting ``left``."""
-    left, right = (_stacked([getattr(pair, side) for pair in pairs]) for side in ("left", "right"))
+    if len(pairs) == 1:
+        left, right = pairs[0].left.unsqueeze(0), pairs[0].right.unsqueeze(0)
+    else:
+        left, right = (torch.stack([getattr(p, side) for p in pairs]) for side in ("left", "right"))
     width = left.shape[2]
     lost = _lost_terms(left[..., :width], right[..., :width], pairs)
     products = left.mul_(right)
@@ -154,11 +155,10 @@ def ghost_squares(left: Tensor, right: Tensor) -> Squares:
 
     The ghost norm of Li et al. 2022, eq. 4.
     """
-    parts = [squares_of_grams([pair]) for pair in gram_pairs(left, right)]
-    if len(parts) == 1:
-        return Squares(parts[0].values[0], parts[0].terms[0])
-    values, terms = (torch.cat([getattr(p, side) for p in parts]) for side in ("values", "terms"))
-    return Squares(values.sum(0), terms.sum(0))
+    whole = Squares.joined(squares_of_grams([pair]) for pair in gram_pairs(left, right))
+    if len(whole.values) == 1:
+        return Squares(whole.values[0], whole.terms[0])
+    return Squares(whole.values.sum(0), whole.terms.sum(0))
 
 
 def gram_squares(left: Tensor, right: Tensor, rows: int, columns: int) -> Squares:
@@ -172,15 +172,6 @@ def gram_squares(left: Tensor, right: Tensor, rows: int, columns: int) -> Square
     """
     square = squares_of_grams([GramPair(left, right, rows, columns, left.shape[1])])
     return Squares(square.values[0], square.terms[0])
-
-
-def _gram(rows: Tensor, width: int) -> Tensor:
-    """Returns the inner products of the first rows with all of them, (b, width, t)."""
-    return torch.bmm(rows[:, :width] if width < rows.shape[1] else rows, rows.transpose(1, 2))
-
-
-def _stacked(grams: Sequence[Tensor]) -> Tensor:
-    return grams[0].unsqueeze(0) if len(grams) == 1 else torch.stack(list(grams))
 
 
 def _lost_terms(left: Tensor, right: Tensor, pairs: Sequence[GramPair]) -> Tensor:

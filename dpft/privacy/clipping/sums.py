@@ -52,7 +52,6 @@ class CompensatedSums:
     """
 
     def __init__(self) -> None:
-        """Starts with nothing kept."""
         self._lost: dict[str, Tensor] = {}
         self._left: dict[str, tuple[weakref.ref[Tensor], int]] = {}
         self._waiting: dict[str, _Addition] = {}

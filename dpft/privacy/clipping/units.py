@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpft.privacy.clipping.squares import moved
+from dpft.devices import moved
 
 
 @dataclass(frozen=True)

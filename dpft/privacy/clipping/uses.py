@@ -54,7 +54,7 @@ class OuterProduct:
         """Returns the squared gradient norms.
 
         The ghost norm ``sum (L L^T) * (R R^T)`` (Li et al. 2022, eq. 4) or the norm of the
-        instantiated product, a few examples at a time, whichever the model of ``costs`` calls
+        instantiated product, a few examples at a time, whichever the cost model calls
         cheaper; the choice reads shapes only.
         """
         if ghost_is_cheaper(self.shape):
@@ -416,7 +416,9 @@ def merge_uses(uses: Sequence[Use]) -> list[Use]:
         ids, values = _join([u.ids for u in rows]), _join([u.values for u in rows])
         merged.append(RowsUse(ids, values, rows[0].rows))
     if gradients:
-        merged.append(GradientUse(_added([in_norm_dtype(u.values) for u in gradients])))
+        formed = [in_norm_dtype(use.values) for use in gradients]
+        added = formed[0] if len(formed) == 1 else torch.stack(formed).sum(0)
+        merged.append(GradientUse(added))
     return merged
 
 
@@ -427,10 +429,6 @@ def _keep(rows: Tensor, mask: Tensor) -> Tensor:
 
 def _join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
-
-
-def _added(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.stack(list(parts)).sum(0)
 
 
 def sum_of_rows(factors: Tensor, values: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 - ``book_keeping``: one backward pass that keeps each layer's input and output gradient and forms no
   weight gradient. From those come the per-example norms, and, once the clip factors are known, the
   same matrix product an ordinary backward would have done, with weights (Bu et al. 2023). Where
-  per-example gradients cost less than what they replace (``costs``) they are formed in the backward
+  per-example gradients cost less than what they replace they are formed in the backward
   pass at once, and the contraction is a weighted sum of them.
 - ``instantiate``: per-example gradients, formed in the one backward pass; nothing else is held. For
   small trainable sets (adapters, biases, norm layers), where a gradient for each example takes
@@ -42,7 +42,6 @@ from dpft.privacy.clipping.heads import (
     RecomputedHead,
     Span,
     WideUse,
-    certain,
     is_wide,
     widen,
     widen_unchecked,
@@ -63,42 +62,16 @@ class BookKeepingEngine(RecordingEngine):
 
     def accumulate(self, losses: Tensor, units: Tensor | None) -> ClippedBatch:
         """See ``Engine.accumulate``."""
-        uses = self._backward(losses)
-        with torch.no_grad():
-            rows = Rows(losses, units)
-            collected = self._collected(uses, rows)
-
-            def recheck(names: set[str]) -> dict[str, CarefulSquares]:
-                for name in names:
-                    uses[name][:] = [certain(use) for use in uses[name]]
-                return {name: rows.squared_norms(uses[name], self.negligible) for name in names}
-
-            decision = self.decide(collected, rows, recheck)
-            self.add_weighted_sums(uses, rows, decision)
-            self.add_small_gradients(collected.matrices, decision)
-            self.sums.flush()
-        return decision.clipped_batch()
-
-    def _collected(self, uses: dict[str, list[Use]], rows: Rows) -> CollectedNorms:
-        """Returns the norms of all uses, which are folded by unit; small gradients move there."""
-        collector = NormCollector(self.groups, rows, uses_stay=True)
-        for name, kept in uses.items():
-            kept[:] = [rows.fold(use) for use in kept]
-            collector.add(name, kept)
-        collected = collector.result(self.negligible)
-        for matrix in collected.matrices:
-            for name in matrix.names:
-                del uses[name]
-        return collected
-
-    def _backward(self, losses: Tensor) -> dict[str, list[Use]]:
-        """Returns every trainable parameter's uses by its name, merged by kind."""
         self._memory = self.tuning.memory_mb * 2**20
         try:
             self.backward(losses, self._keep)
         finally:
             uses = self.recorder.take()
-        return {n: [widen_unchecked(use) for use in merge_uses(kept)] for n, kept in uses.items()}
+        with torch.no_grad():
+            rows = Rows(losses, units)
+            for kept in uses.values():
+                kept[:] = [rows.fold(widen_unchecked(use)) for use in merge_uses(kept)]
+            return self.add_clipped(uses, rows)
 
     def _keep(self, name: str, use: Use) -> None:
         """Keeps a use, as per-example gradients where that is cheaper."""
@@ -119,27 +92,6 @@ class InstantiateEngine(RecordingEngine):
     def accumulate(self, losses: Tensor, units: Tensor | None) -> ClippedBatch:
         """See ``Engine.accumulate``."""
         rows = Rows(losses, units)
-        with torch.no_grad():
-            gradients = self._gradients(losses, rows)
-            collector = NormCollector(self.groups, rows)
-            for name, gradient in gradients.items():
-                collector.add(name, gradient)
-            collected = collector.result(self.negligible)
-            for matrix in collected.matrices:
-                for name in matrix.names:
-                    del gradients[name]
-
-            def recheck(names: set[str]) -> dict[str, CarefulSquares]:
-                return {n: rows.squared_norms(gradients[n], self.negligible) for n in names}
-
-            decision = self.decide(collected, rows, recheck)
-            self.add_weighted_sums(gradients, rows, decision)
-            self.add_small_gradients(collected.matrices, decision)
-            self.sums.flush()
-        return decision.clipped_batch()
-
-    def _gradients(self, losses: Tensor, rows: Rows) -> dict[str, list[Use]]:
-        """Returns every trainable parameter's gradients by its name, one for each unit."""
         gradients: dict[str, list[Use]] = {}
 
         def receive(name: str, use: Use) -> None:
@@ -148,8 +100,9 @@ class InstantiateEngine(RecordingEngine):
                 gradient = GradientUse(gradients[name][0].instantiate() + gradient.instantiate())
             gradients[name] = [gradient]
 
-        self.backward(losses, receive)
-        return gradients
+        with torch.no_grad():
+            self.backward(losses, receive)
+            return self.add_clipped(gradients, rows)
 
 
 class TwoPassEngine(RecordingEngine):
@@ -257,8 +210,13 @@ class TwoPassEngine(RecordingEngine):
         parameters = self.trainable.now()
         sums = {name: parameter.grad for name, parameter in parameters.items()}
 
+        def widened_again(name: str, use: Use) -> Use:
+            """Of a vocabulary's weight with the positions that counted before."""
+            spans = self._spans.get((name, use.left.shape[1])) if is_wide(use) else None
+            return widen(use) if spans is None else widen_unchecked(use, spans)
+
         def add(name: str, *uses: Use) -> None:
-            folded = [rows.fold(self._widened_again(name, use)) for use in uses]
+            folded = [rows.fold(widened_again(name, use)) for use in uses]
             part = rows.weighted_sum(name, folded, decision, self.groups[name])
             sums[name] = self.sums.add(name, sums[name], part.to(parameters[name].dtype))
 
@@ -279,11 +237,6 @@ class TwoPassEngine(RecordingEngine):
             self.sums.flush()
             for name, total in sums.items():
                 parameters[name].grad = total
-
-    def _widened_again(self, name: str, use: Use) -> Use:
-        """Returns a use of a vocabulary's weight with the positions that counted before."""
-        spans = self._spans.get((name, use.left.shape[1])) if is_wide(use) else None
-        return widen(use) if spans is None else widen_unchecked(use, spans)
 
 
 def _keeping_buffers() -> AbstractContextManager[None]:
@@ -327,7 +280,6 @@ class LoopEngine(Engine):
         groups: Mapping[str, int] | None = None,
         tuning: Tuning | None = None,
     ) -> None:
-        """See ``Engine``."""
         super().__init__(model, style, groups=groups, tuning=tuning)
         self._check = LoopLossCheck(model, self.trainable)
 
@@ -370,7 +322,10 @@ class LoopEngine(Engine):
         used = ordinary_gradients(loss, parameters, weights=scale, retain_graph=not last)
         squares = self.new_squares(1)
         for name, gradient in used.items():
-            squares[self.groups[name]] += squared_norm(gradient)
+            # In float64, block by block to save memory.
+            blocks = gradient.reshape(-1).split(BLOCK)
+            sums = torch.stack([block.double().square().sum() for block in blocks])
+            squares[self.groups[name]] += sums.sum()
         decision = self.decide_clipping(squares, loss.detach().isfinite()[None])
         if decision.everyone_is_finite:
             for name, gradient in used.items():
@@ -378,9 +333,3 @@ class LoopEngine(Engine):
                 factor = decision.factors[self.groups[name], 0].to(parameter.dtype)
                 parameter.grad = self.sums.add(name, parameter.grad, gradient * factor)
         return decision
-
-
-def squared_norm(gradient: Tensor) -> Tensor:
-    """Returns the squared norm of one gradient, in float64, block by block to save memory."""
-    blocks = gradient.reshape(-1).split(BLOCK)
-    return torch.stack([block.double().square().sum() for block in blocks]).sum()

@@ -1,6 +1,6 @@
 """The exactness check: losses are used only once their per-example gradients are proved exact.
 
-The first batch of a call signature is rehearsed before it is used: each row runs alone through the
+The first batch of a call signature is checked before it is used: each row runs alone through the
 model (``single_example``); losses and gradients of at most eight rows, in another order, are
 compared with the bare model's (``proof``); and their losses with those among all rows
 (``cross_example``), as are those of two more subsets. That is six calls of ``compute_losses``: on
@@ -152,11 +152,7 @@ class ExactnessCheck(LossCheck):
         raise NotRepeatable(NOT_REPEATABLE)
 
     def _attempt(self, asked: Computation, still: bool) -> tuple[Tensor, bool]:
-        """Returns losses of all rows, with a graph unless it was a survey; and whether it failed.
-
-        Raises:
-            RunError: The model lets one row change another.
-        """
+        """Returns losses of all rows, with a graph but in a survey; and whether it failed."""
         self._plans.start()
         if self._patches.compiled is not None:
             self._patches.compiled.start()
@@ -232,9 +228,6 @@ class ExactnessCheck(LossCheck):
         """Compares what the compiled forward records with the bare model's gradient, once.
 
         Where the model draws random numbers, as it evaluates.
-
-        Raises:
-            RunError: They differ, or the compiler fails.
         """
         forward = self._patches.compiled
         assert forward is not None and self._graph is not None
@@ -285,10 +278,6 @@ class ExactnessCheck(LossCheck):
             asked: What is proved.
             expected: Losses of all rows in a survey; None where there was none.
             failed: Whether the computation just made ended with an error.
-
-        Raises:
-            InputError: A parameter is used where the batch cannot be followed.
-            RunError: No plan is exact, or the loss of one example depends on the others.
         """
         self._snapshot = self._snapshot or ModelSnapshot(self._model)
         survey, result = self._calls.survey, None
@@ -333,10 +322,6 @@ class ExactnessCheck(LossCheck):
         """Returns what is proved, falling back to larger modules as long as plans are not exact.
 
         None where no plan is exact on few rows.
-
-        Raises:
-            InputError: A parameter is used where the batch cannot be followed.
-            RunError: No plan is exact.
         """
         while True:
             try:
@@ -362,11 +347,7 @@ class ExactnessCheck(LossCheck):
                 raise RunError(f"the clipper cannot be exact for {name}: {words}") from error
 
     def _check_as_it_runs(self, asked: Computation, subset: SubsetLosses | None) -> CheckResult:
-        """Returns what is proved of few rows, or of all as the model trains or evaluates.
-
-        Raises:
-            NotExact: The recorded gradients are not the examples' own.
-        """
+        """Returns what is proved of few rows, or of all as the model trains or evaluates."""
         if subset is not None:
             # A checkpoint computes again in the backward pass, where dropout is not held off.
             with suppress(CheckpointError):
@@ -384,9 +365,6 @@ class ExactnessCheck(LossCheck):
         """Compares what the clipped model records with the bare model's gradient, as it is.
 
         Both add in one order, where the device's kernels can.
-
-        Raises:
-            NotExact: They differ.
         """
         try:
             with one_order_of_addition(asked.state.device):

@@ -60,7 +60,6 @@ class CheckSchedule:
     """
 
     def __init__(self) -> None:
-        """Starts without any batch."""
         self._batches: Counter[Hashable] = Counter()
         self._checked: set[Hashable] = set()
 
@@ -105,7 +104,6 @@ class LossCheck:
     """What all engines share of checking losses."""
 
     def __init__(self, model: nn.Module, trainable: TrainableParameters, calls: ModelCalls) -> None:
-        """Prepares for a model, not its compiled wrapper, whose calls are watched."""
         self._model, self._trainable, self._calls = model, trainable, calls
         self._schedule = CheckSchedule()
         self._draws: dict[Hashable, bool] = {}
@@ -128,11 +126,7 @@ class LossCheck:
             yield
 
     def _is_random(self, asked: Computation) -> bool:
-        """Returns whether the bare model's losses are drawn.
-
-        Raises:
-            NotRepeatable: They differ though the random state does not.
-        """
+        """Returns whether the bare model's losses are drawn."""
         with self._bare():
             asked.state.restore()
             losses = asked.compute_losses().detach()
@@ -147,11 +141,7 @@ class LossCheck:
     def _compare(
         self, asked: Computation, survey: Survey, losses: Tensor, precision: torch.dtype | None
     ) -> SubsetLosses | None:
-        """Returns losses of few rows of the bare model, which are those among all rows.
-
-        Raises:
-            RunError: They are not, or that cannot be seen.
-        """
+        """Returns losses of few rows of the bare model, which are those among all rows."""
         survey.choose(losses)
         check = CrossExampleCheck(
             model_calls=self._calls,

@@ -1,4 +1,4 @@
-"""Recording forwards: put on the layers that own trainable parameters, and taken off again."""
+"""Recording forwards: put on the layers that own trainable parameters, compiled, and taken off."""
 
 import logging
 from collections import Counter
@@ -19,20 +19,21 @@ from dpft.privacy.clipping.rules.whole_batch import with_one_mask
 from dpft.privacy.clipping.separation.flow import Flow, Signature, learn_flow, signature_of
 from dpft.privacy.clipping.separation.mapping import MappedForward, RepeatedOnce
 from dpft.privacy.clipping.separation.nested_values import batch_size_of, named_tensors
-from dpft.privacy.clipping.separation.regions import Broadcasts, Region, RegionPlans
+from dpft.privacy.clipping.separation.proof import gradients_kept
+from dpft.privacy.clipping.separation.regions import Broadcasts, RegionPlans
 from dpft.privacy.clipping.separation.row_subset import Arguments, ModelCalls, with_signature
 from dpft.privacy.clipping.separation.single_example import check_single_examples
 from dpft.privacy.clipping.trainable import TrainableParameters
 
 SHAPES = 4096
 """Compilations of one function that torch allows at most; each shape is one."""
+logger = logging.getLogger(__name__)
 
 
 class CompilerFailed(RunError):
     """The compiler does not get through a model."""
 
     def __init__(self, error: Exception) -> None:
-        """Says so, without the error's message, which may tell the records' lengths."""
         super().__init__(
             f"`compilation` cannot compile this model ({type(error).__name__}); set"
             " `compilation=None`."
@@ -40,7 +41,13 @@ class CompilerFailed(RunError):
 
 
 class CompiledForward:
-    """A forward that is compiled for each shape of its inputs."""
+    """A forward that is compiled for each shape of its inputs.
+
+    Checks are made of the model as it is. Only then, and only for shapes that come again and
+    again, the compiled forward takes its place; what it records is compared once with the bare
+    model's gradient, on all rows of a batch, and each batch afterwards must record as many uses of
+    each parameter as that one.
+    """
 
     def __init__(
         self, forward: Callable[..., Any], compilation: Compilation, recorder: Recorder
@@ -144,15 +151,12 @@ def shape_of(arguments: Arguments) -> tuple[int, ...]:
     return tuple(next(x for x in named_tensors(arguments).values() if x.dim()).shape)
 
 
-logger = logging.getLogger(__name__)
-
-
 class Patches:
     """The modules of one model that an engine gives another ``forward``.
 
     Layers with a rule record the uses of their weights. What has no rule, and what is used
     without the batch dimension, is run example by example: where, is learned when a kind of call
-    is first met, from two small runs of the model (``flow``, ``region_plans``).
+    is first met, from two small runs of the model (``flow``, ``regions``).
     """
 
     def __init__(
@@ -191,7 +195,14 @@ class Patches:
         Raises:
             InputError: A layer's forward is already replaced, by a second clipper or by hand.
         """
-        self._put(self.model, self._model_forward())
+
+        def now(*args: Any, **kwargs: Any) -> Any:
+            if self.compiled is not None and self._on and self.compiled.is_on:
+                return self.compiled(*args, **kwargs)
+            return self._root(*args, **kwargs)
+
+        passes = lambda: self._recorder.in_region  # noqa: E731
+        self._put(self.model, self.calls.watched(now, passes=passes, entering=self._enter))
         self.put_on()
 
     def remove(self) -> None:
@@ -240,13 +251,20 @@ class Patches:
         return self._kept[2]
 
     def _new_forwards(self) -> dict[nn.Module, Callable[..., Any]]:
-        swapped = {p for region in self._regions for p in _layers_swapped(region)}
+        # Layers whose weights are expanded run their own forward on them.
+        swapped = {
+            region.module.get_submodule(name.rpartition(".")[0])
+            for region in self._regions
+            for name in region.expanded
+        }
         forwards = {
             module: recording_forward(
                 module, self._recorder, broadcast=module in self._broadcasts.layers
             )
             for module in self.model.modules()
-            if module not in swapped and find_rule(module) and _has_trainable(module)
+            if module not in swapped
+            and find_rule(module)
+            and any(p.requires_grad for p in module.parameters(recurse=False))
         }
         for region in self._regions:
             inner = forwards.get(region.module)
@@ -277,17 +295,6 @@ class Patches:
             )
         module.forward = forward
         self._patched.append(module)
-
-    def _model_forward(self) -> Callable[..., Any]:
-        """Returns the model's forward, of whose calls ``calls`` decides."""
-
-        def now(*args: Any, **kwargs: Any) -> Any:
-            if self.compiled is not None and self._on and self.compiled.is_on:
-                return self.compiled(*args, **kwargs)
-            return self._root(*args, **kwargs)
-
-        passes = lambda: self._recorder.in_region  # noqa: E731
-        return self.calls.watched(now, passes=passes, entering=self._enter)
 
     def _enter(self, arguments: Arguments) -> None:
         """Notes how many rows the model is about to run on."""
@@ -347,16 +354,6 @@ class Patches:
                 self.put_on()
 
 
-def _has_trainable(module: nn.Module) -> bool:
-    return any(p.requires_grad for p in module.parameters(recurse=False))
-
-
-def _layers_swapped(region: Region) -> Iterator[nn.Module]:
-    """Yields the region's layers whose weights are expanded: they run their own forward on them."""
-    for name in region.expanded:
-        yield region.module.get_submodule(name.rpartition(".")[0])
-
-
 @contextmanager
 def watch_for_unrecorded_gradients(parameters: Mapping[str, Tensor]) -> Iterator[None]:
     """Sets gradients of named parameters aside during a backward pass that must form none.
@@ -365,10 +362,7 @@ def watch_for_unrecorded_gradients(parameters: Mapping[str, Tensor]) -> Iterator
         RunError: A parameter got an ordinary gradient, so it is used outside its own layer's
             forward, where no rule sees it and no clipping would reach it.
     """
-    held = {name: parameter.grad for name, parameter in parameters.items()}
-    for parameter in parameters.values():
-        parameter.grad = None
-    try:
+    with gradients_kept(list(parameters.values())):
         yield
         for name, parameter in parameters.items():
             if parameter.grad is not None:
@@ -376,6 +370,3 @@ def watch_for_unrecorded_gradients(parameters: Mapping[str, Tensor]) -> Iterator
                     f"parameter {name} is used outside its layer's forward, where its per-example "
                     "gradients cannot be seen; choose `engine='loop'`."
                 )
-    finally:
-        for name, gradient in held.items():
-            parameters[name].grad = gradient

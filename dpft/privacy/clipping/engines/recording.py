@@ -1,4 +1,10 @@
-"""What book-keeping, two-pass and instantiate share: a backward pass that reports uses."""
+"""What algorithms that record uses share: units' rows, the norms of all parameters, and the sums.
+
+A look at a number makes the host wait for an accelerator, so whether each parameter's norms can be
+believed (``norms``) is found out on the device, and looked at once for all of them. Where one
+cannot, which is rare, it is taken again. Many small operations are done as a few large ones: on
+matrices of small gradients side by side, and on inner products of many layers in one tensor.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,12 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from dpft.devices import sent
 from dpft.privacy.clipping.choices import Tuning, ghost_is_cheaper
-from dpft.privacy.clipping.engines.base import ClipDecision, Engine, LossFunction
+from dpft.privacy.clipping.engines.base import ClipDecision, ClippedBatch, Engine, LossFunction
 from dpft.privacy.clipping.engines.exactness import ExactnessCheck
 from dpft.privacy.clipping.engines.patches import Patches, watch_for_unrecorded_gradients
 from dpft.privacy.clipping.factors import ClippingStyle
-from dpft.privacy.clipping.heads import WideUse
+from dpft.privacy.clipping.heads import WideUse, certain
 from dpft.privacy.clipping.norms import (
     CarefulSquares,
     GradientMatrix,
@@ -34,7 +41,6 @@ from dpft.privacy.clipping.squares import (
     is_same_tensor,
     lost_by_underflow,
     numbers_at_a_time,
-    sent,
     squares_of_grams,
 )
 from dpft.privacy.clipping.units import Units
@@ -50,7 +56,6 @@ class Rows:
     """
 
     def __init__(self, losses: Tensor, units: Tensor | None) -> None:
-        """Groups the rows of ``losses``."""
         self._units = None if units is None else Units.of(units)
         finite = losses.detach().isfinite()
         self.finite = finite if self._units is None else self._units.all_finite(finite)
@@ -95,13 +100,13 @@ class Rows:
                 use.add_weighted_sum(factors.to(total.dtype), total)
         assert total is not None
         if formed is not None:
-            self._add_formed(every, decision.factors[group], formed & decision.finite, total)
+            # Gradients that are formed by themselves, one after the other.
+            whole, factors = self.by_unit(every), decision.factors[group]
+            for example in (formed & decision.finite).nonzero()[:, 0]:
+                for rows, part in formed_gradient(whole, example):
+                    part = part * factors[example].double()
+                    total[rows].add_(part.to(total.dtype).view_as(total[rows]))
         return total
-
-    def add_weighted_sum(self, use: Use, decision: ClipDecision, group: int, total: Tensor) -> None:
-        """Adds the weighted sum of a folded use to ``total``; what is not finite adds zero."""
-        kept, factors = self._weighted(use, decision, group, None)
-        kept.add_weighted_sum(factors.to(total.dtype), total)
 
     def _weighted(
         self, use: Use, decision: ClipDecision, group: int, without: Tensor | None
@@ -116,16 +121,6 @@ class Rows:
             factors = factors[self._units.index]
             finite = None if finite is None else finite[self._units.index]
         return use if finite is None else use.keep(finite), factors
-
-    def _add_formed(
-        self, uses: Sequence[Use], factors: Tensor, formed: Tensor, total: Tensor
-    ) -> None:
-        """Adds the gradients that are formed by themselves, one after the other."""
-        whole = self.by_unit(uses)
-        for example in formed.nonzero()[:, 0]:
-            for rows, part in formed_gradient(whole, example):
-                part = part * factors[example].double()
-                total[rows].add_(part.to(total.dtype).view_as(total[rows]))
 
 
 Names = tuple[str, ...]
@@ -144,7 +139,7 @@ class CollectedNorms:
         groups: The group of each row.
         values: Squared norms of the parameters of a row together, shape (rows, b), float64.
         believed: Which of them can be believed, shape (rows, b).
-        doubts: By parameter, whether its use at a glance was not the whole use.
+        doubts: By parameter, whether its use before any check was not the whole use.
         matrices: The small gradients, side by side.
     """
 
@@ -184,7 +179,7 @@ class CollectedNorms:
             values[row] = torch.stack([squares[n].double() for n in self.names[row]]).sum(0)
         return replace(self, values=values)
 
-    def doubt(self, finite: Tensor) -> Tensor:
+    def needs_recheck(self, finite: Tensor) -> Tensor:
         """Returns whether anything here must be taken again, a number to be looked at.
 
         Args:
@@ -250,7 +245,9 @@ class NormCollector:
             self._close_grams(key)
         self._close_lengths()
         for squares in self._squares.values():
-            values, terms = (torch.stack([getattr(s, x) for _, s in squares]) for x in SIDES)
+            values, terms = (
+                torch.stack([getattr(s, x) for _, s in squares]) for x in ("values", "terms")
+            )
             self._stacks.append(([row for row, _ in squares], Squares(values, terms)))
         values, distances = self._assembled()
         names, groups = [names for names, _ in self._rows], [group for _, group in self._rows]
@@ -329,7 +326,6 @@ class SharedInputs:
     """
 
     def __init__(self) -> None:
-        """Starts with none."""
         self._inputs: Tensor | None = None
         self._bands: list[Tensor] = []
 
@@ -341,9 +337,6 @@ class SharedInputs:
         if self._inputs is None or not is_same_tensor(self._inputs, inputs):
             self._inputs, self._bands = inputs, list(gram_bands(inputs))
         return self._bands
-
-
-SIDES = ("values", "terms")
 
 
 Receiver = Callable[[str, Use], None]
@@ -404,31 +397,45 @@ class RecordingEngine(Engine):
         """Returns what the norms of a batch decide.
 
         Args:
-            collected: The norms at a glance.
+            collected: The norms, not yet checked.
             rows: The batch's rows.
             recheck: Takes the norms of some parameters with care, which is rare.
         """
         count = self.style.groups
-        doubt = collected.doubt(rows.finite)
-        decision = self.decide_clipping(collected.squares(count), rows.finite, doubt)
+        unsure = collected.needs_recheck(rows.finite)
+        decision = self.decide_clipping(collected.squares(count), rows.finite, unsure)
         if not decision.needs_recheck:
             return decision
-        doubted = collected.rows_to_recheck(rows.finite)
-        careful = recheck({name for row in doubted for name in collected.names[row]})
+        wrong = collected.rows_to_recheck(rows.finite)
+        careful = recheck({name for row in wrong for name in collected.names[row]})
         squares = {name: squares.values for name, squares in careful.items()}
-        values = collected.with_squares(doubted, squares).squares(count)
+        values = collected.with_squares(wrong, squares).squares(count)
         formed = {n: squares.formed for n, squares in careful.items() if squares.formed is not None}
         return replace(self.decide_clipping(values, rows.finite), formed=formed)
 
-    def add_weighted_sums(
-        self, uses: dict[str, list[Use]], rows: Rows, decision: ClipDecision
-    ) -> None:
-        """Adds the weighted sums of all uses to the gradients; each is freed once contracted."""
+    def add_clipped(self, uses: dict[str, list[Use]], rows: Rows) -> ClippedBatch:
+        """Adds the clipped sum of all parameters' folded uses, each freed once contracted."""
+        collector = NormCollector(self.groups, rows, uses_stay=True)
+        for name, kept in uses.items():
+            collector.add(name, kept)
+        collected = collector.result(self.negligible)
+        for name in collected.small:
+            del uses[name]
+
+        def recheck(names: set[str]) -> dict[str, CarefulSquares]:
+            for name in names:
+                uses[name][:] = [certain(use) for use in uses[name]]
+            return {name: rows.squared_norms(uses[name], self.negligible) for name in names}
+
+        decision = self.decide(collected, rows, recheck)
         parameters = self.trainable.now()
         while uses:
             name, kept = uses.popitem()
             part = rows.weighted_sum(name, kept, decision, self.groups[name])
             self._add(parameters, name, part)
+        self.add_small_gradients(collected.matrices, decision)
+        self.sums.flush()
+        return decision.clipped_batch()
 
     def add_small_gradients(
         self, matrices: Iterable[GradientMatrix], decision: ClipDecision

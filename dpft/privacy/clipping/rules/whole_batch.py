@@ -125,7 +125,6 @@ class WholeBatchAttention(TorchFunctionMode):
     """Runs attention on the whole batch as well: ``vmap`` would run its kernels one by one."""
 
     def __init__(self, token: Tensor) -> None:
-        """Prepares for the inside of a region mapped over ``token``."""
         super().__init__()
         self._token = token
 

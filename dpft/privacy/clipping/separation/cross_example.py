@@ -58,7 +58,6 @@ class NothingCompared(RunError):
     """It cannot be seen whether the loss of one example changes with the examples beside it."""
 
     def __init__(self, reason: str) -> None:
-        """Says so, with the reason."""
         super().__init__(NOT_COMPARED.format(reason))
 
 
@@ -177,11 +176,7 @@ class CrossExampleCheck:
         return check._agreeing(survey, draws)
 
     def _agreeing(self, survey: Survey, draws: Draws | None) -> SubsetLosses:
-        """Returns losses of the survey's rows in a reading in which they are those among all.
-
-        Raises:
-            RunError: There is no such reading, or none says anything.
-        """
+        """Returns losses of the survey's rows in a reading in which they are those among all."""
         first = next(self._readings(survey, draws), None)
         if first is None:
             raise NothingCompared("fewer do not run")
@@ -291,9 +286,6 @@ def _places_among(given: Tensor, survey: Survey) -> Tensor | None:
     """Returns where the inputs of few rows are among all rows; None where they are nowhere.
 
     A caller may sort its batch before the model sees it, and then has other rows at these places.
-
-    Raises:
-        CannotBeCompared: They have another shape, cut to the longest of them perhaps.
     """
     everyone = survey.inputs[0]
     if given.shape != (len(survey.rows), *everyone.shape[1:]):

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
+from dpft.devices import random_state, random_states_kept, set_random_state
+
 
 @dataclass(frozen=True)
 class RandomState:
@@ -24,27 +26,26 @@ class RandomState:
 
     device: torch.device
     cpu: Tensor
-    cuda: Tensor | None
+    own: Tensor | None
 
     @classmethod
     def now(cls, device: torch.device) -> Self:
         """Returns the state that the generators are in now."""
-        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return cls(device, torch.get_rng_state(), cuda)
+        return cls(device, torch.get_rng_state(), random_state(device))
 
     def restore(self) -> None:
         """Puts the state back, so that what was drawn after ``now`` is drawn again."""
         torch.set_rng_state(self.cpu)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda, self.device)
+        if self.own is not None:
+            set_random_state(self.device, self.own)
 
     @property
     def was_left(self) -> bool:
         """Whether anything was drawn since."""
         now = type(self).now(self.device)
         same = torch.equal(now.cpu, self.cpu)
-        if self.cuda is not None and now.cuda is not None:
-            same = same and torch.equal(now.cuda, self.cuda)
+        if self.own is not None and now.own is not None:
+            same = same and torch.equal(now.own, self.own)
         return not same
 
 
@@ -52,7 +53,6 @@ class BufferSnapshot:
     """A model's buffers as they are now: which they are, what they hold, and what changed."""
 
     def __init__(self, root: nn.Module) -> None:
-        """Copies what the buffers hold."""
         self._kept = [
             (module, name, buffer, buffer.clone())
             for module in root.modules()
@@ -79,7 +79,6 @@ class ModelSnapshot:
     """Buffers and training modes of a model, to be put back after a run that nobody is to see."""
 
     def __init__(self, root: nn.Module) -> None:
-        """Copies and notes them."""
         self._buffers = BufferSnapshot(root)
         self._modes = [(module, module.training) for module in root.modules()]
 
@@ -104,9 +103,9 @@ def random_state_restored_on_failure(device: torch.device) -> Iterator[None]:
 @contextmanager
 def state_preserved(root: nn.Module) -> Iterator[None]:
     """Puts random state and the model's buffers back at the end: nobody is to see the runs."""
-    devices = {p.device.index for p in root.parameters() if p.device.type == "cuda"}
+    devices = {parameter.device for parameter in root.parameters()}
     buffers = BufferSnapshot(root)
-    with torch.random.fork_rng(devices=devices):
+    with random_states_kept(devices):
         try:
             yield
         finally:
@@ -210,7 +209,6 @@ class Draws:
     """What a function of the caller's draws: kept in a run on all rows, given again for some."""
 
     def __init__(self) -> None:
-        """Keeps what is drawn from now on."""
         self._kept: list[Tensor] = []
         self._next: int | None = None
 

@@ -5,12 +5,17 @@ t = b passes every check of one shape. So the model runs twice, on two and on
 three rows of what it was called with, all else equal: a tensor carries the batch where its
 leading dimension, and nothing else of its shape, follows. Weights are watched meanwhile: which
 module put each to use, and with what input.
+
+What was learned holds for calls of one signature (``signature_of``): they differ in sizes and
+values alone. What differs in more (an argument given or not, a mask of another rank, a switch,
+positions shared instead of one per example, one token instead of several) may put weights to use
+in other ways, and is learned and proved by itself.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -149,30 +154,25 @@ def learn_flow(
     return Flow(modules, uses, few.repeaters & more.repeaters)
 
 
-@dataclass
-class _Observation:
-    """The modules called and the weights used in one run of a model, with the shapes they met."""
-
-    calls: dict[nn.Module, list[tuple[Shapes, Shapes]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    uses: list[tuple[str, tuple[nn.Module, ...], Any, Shape]] = field(default_factory=list)
-    repeaters: set[nn.Module] = field(default_factory=set)
-
-
 class _Watch(TorchFunctionMode):
-    """Reports every torch function that makes tensors of a watched weight, and repeated rows."""
+    """Notes the modules called and the weights used in one run, with the shapes they met."""
 
-    def __init__(
-        self,
-        weights: Mapping[str, Tensor],
-        report: Callable[[str, Any, Shape], None],
-        report_repeat: Callable[[int], None],
-    ) -> None:
+    def __init__(self, root: nn.Module, weights: Mapping[str, Tensor], rows: int) -> None:
         super().__init__()
         self._names = {id(weight): name for name, weight in weights.items()}
-        self._report = report
-        self._report_repeat = report_repeat
+        self._running, self._rows = [root], rows
+        self.calls: dict[nn.Module, list[tuple[Shapes, Shapes]]] = defaultdict(list)
+        self.uses: list[tuple[str, tuple[nn.Module, ...], Any, Shape]] = []
+        self.repeaters: set[nn.Module] = set()
+
+    def before(self, module: nn.Module, _: Any) -> None:
+        """Notes that a module is called; a hook."""
+        self._running.append(module)
+
+    def after(self, module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
+        """Notes what it met and gave; a hook."""
+        self._running.pop()
+        self.calls[module].append((_shapes((args, kwargs)), _shapes(outputs)))
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -183,49 +183,35 @@ class _Watch(TorchFunctionMode):
             used = dict.fromkeys(id(x) for x in tensors if id(x) in self._names)
             others = [tuple(x.shape) for x in tensors if id(x) not in used]
             for weight in used:
-                self._report(self._names[weight], func, others[0] if others else ())
-        if func is Tensor.repeat and args[0].dim() and len(args[0]) == 1:
-            self._report_repeat(len(result))
+                users, shape = tuple(reversed(self._running)), others[0] if others else ()
+                self.uses.append((self._names[weight], users, func, shape))
+        repeats = func is Tensor.repeat and args[0].dim() and len(args[0]) == 1
+        if repeats and len(result) == self._rows:
+            self.repeaters.add(self._running[-1])
         return result
 
 
 def _observe(
     root: nn.Module, forward: Callable[..., Any], arguments: Any, weights: Mapping[str, Tensor]
-) -> _Observation:
+) -> _Watch:
     """Runs the model once, watching modules and weights."""
-    seen = _Observation()
-    running = [root]
-
-    def before(module: nn.Module, _: Any) -> None:
-        running.append(module)
-
-    def after(module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
-        running.pop()
-        seen.calls[module].append((_shapes((args, kwargs)), _shapes(outputs)))
-
-    def report(name: str, function: Any, shape: Shape) -> None:
-        seen.uses.append((name, tuple(reversed(running)), function, shape))
-
-    def report_repeat(rows: int) -> None:
-        if rows == batch_size_of(arguments):
-            seen.repeaters.add(running[-1])
-
+    watch = _Watch(root, weights, batch_size_of(arguments))
     with ExitStack() as stack:
         stack.enter_context(state_preserved(root))
         stack.enter_context(torch.enable_grad())
         for module in root.modules():
             if module is not root:
                 handles = [
-                    module.register_forward_pre_hook(before),
-                    module.register_forward_hook(after, with_kwargs=True),
+                    module.register_forward_pre_hook(watch.before),
+                    module.register_forward_hook(watch.after, with_kwargs=True),
                 ]
                 for handle in handles:
                     stack.callback(handle.remove)
         args, kwargs = arguments
-        with _Watch(weights, report, report_repeat):
+        with watch:
             outputs = forward(*args, **kwargs)
-        after(root, args, kwargs, outputs)
-    return seen
+        watch.after(root, args, kwargs, outputs)
+    return watch
 
 
 def _shapes(tree: Any) -> Shapes:

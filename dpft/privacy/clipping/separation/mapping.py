@@ -48,6 +48,9 @@ CARRYING = (Status.BATCH, Status.SECOND)
 class RegionArguments:
     """The arguments of a region's call, with the tensors that carry the batch set apart.
 
+    Most carry it in front. Of some it is the second dimension: of a time-major model's texts, of a
+    recurrent layer's states, of the copies of each token that Gemma 3n keeps.
+
     Attributes:
         count: How many examples they carry.
         device: Where.

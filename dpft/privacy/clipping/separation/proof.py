@@ -10,7 +10,10 @@ So few rows of the first batch of each kind of call are run three ways before it
    depends on loss i alone, and the uses must add up to the bare model's gradient.
 
 Backward is linear, so together these say that row i is the gradient of loss i. Any two rows differ
-in their weight in one of the passes, of which eight rows need one and sixty-four two.
+in their weight in one of the passes, of which eight rows need one and sixty-four two. To hold the
+uses of two passes would take the memory of all the layers' inputs and output gradients twice, so of
+each row two numbers are kept: its norm, and its projection onto a fixed direction. Both are scaled
+exactly where the row is (``Fingerprint``).
 
 Worked example: two examples with the losses 2w and 3w, whose gradients are 2 and 3. What the layers
 record of them with the losses weighted is held against the bare model's losses and gradient.

@@ -4,6 +4,16 @@ Most weights belong to a layer with a rule and meet inputs that carry the batch.
 class token, an RMSNorm's weight, a position embedding looked up once for all examples, a weight
 used behind its layer's back) get their per-example gradients by running the smallest enclosing
 module through which the batch can be followed once per example, over an expanded weight.
+
+Where a layer with a rule meets one row for all examples, none is needed: GPT-2's positions are
+looked up once, (1, t, d), and added to the texts' (b, t, d). With their ids expanded to (b, t) the
+same layer gives (b, t, d), the sum is the same, and the layer's rule sees each example's gradient
+(``Broadcasts``). Whether the model takes the b rows as it took the one is not known from the flow;
+the proof decides.
+
+A plan is learned when a call signature is first met, and used for an accumulation only after a
+proof on that accumulation's own data (``proof``). A plan that is not exact falls back to larger
+regions, at last to the whole model, and then the model is refused (``Level``).
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence

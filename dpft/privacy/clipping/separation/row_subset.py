@@ -397,7 +397,6 @@ class ModelCalls:
     """The calls of one model: they pass, are surveyed, or run on a subset of rows."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Prepares for a model that nobody has called yet."""
         self._model = model
         self._on_call: OnCall | None = None
         self._subset: RowSubset | None = None

@@ -9,7 +9,7 @@ What is compared is counted. An output is read as rows along the dimension that 
 number. One whose size follows it in another way, or of which some run shows nothing, cannot be
 compared and is refused; so is a result of which no tensor carries rows, or of which a part cannot
 be opened (``nested_values``). A scalar or table whose size stays the same is no row's: what the
-caller makes of it shows in the losses (``loss_company``).
+caller makes of it shows in the losses (``cross_example``).
 
 >>> import torch
 >>> model, rows = torch.nn.Linear(2, 2), torch.randn(4, 2)
@@ -22,7 +22,7 @@ caller makes of it shows in the losses (``loss_company``).
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -127,11 +127,7 @@ def check_single_examples(
 
 
 def _check_is_open(value: Any, remedy: str, what: str) -> None:
-    """Refuses a nested value of which a part cannot be opened.
-
-    Raises:
-        NothingCompared: There is one; names its type.
-    """
+    """Refuses a nested value of which a part cannot be opened."""
     for place, kind in sealed_types(value).items():
         raise NothingCompared(
             f"a {kind} {what} at {place or 'top'} cannot be opened, so that nobody can see whether "
@@ -140,30 +136,30 @@ def _check_is_open(value: Any, remedy: str, what: str) -> None:
 
 
 def mixed_output(
-    root: nn.Module, forward: Forward, arguments: Arguments, companies: Sequence[Tensor]
+    root: nn.Module, forward: Forward, arguments: Arguments, groups: Sequence[Tensor]
 ) -> tuple[str | None, bool]:
-    """Returns what of a call changes for one company of rows with the others, in words, or None.
+    """Returns what of a call changes for one group of rows with the others, in words, or None.
 
     Also returns whether the model draws random numbers, dropout aside.
 
-    In training mode, held still; where the model draws numbers even so, in evaluation mode. In
+    In training mode, deterministic; where the model draws numbers even so, in evaluation mode. In
     float32, whatever autocast says, where the model runs so.
 
     Args:
         root: The model; its buffers and the random state stay as they are.
         forward: The model's own forward.
         arguments: Positional and keyword arguments of a call; the first tensor carries the batch.
-        companies: Numbers of the rows that belong together, each row in one of them.
+        groups: Numbers of the rows that belong together, each row in one of them.
 
     Raises:
         NothingCompared: Some output cannot be compared, or none of those that can is a row's.
     """
     with state_preserved(root), torch.no_grad(), DeterministicMode():
         trained = _Runs(root, forward, arguments)
-        found = trained.first_mixed(companies)
+        found = trained.first_mixed(groups)
         if found is not None and trained.draws:
             with evaluating(root):
-                found = _Runs(root, forward, arguments).first_mixed(companies)
+                found = _Runs(root, forward, arguments).first_mixed(groups)
     return found, trained.draws
 
 
@@ -175,13 +171,13 @@ class _Reading:
         axis: The dimension.
         per: How many entries of it belong to a row: tokens in one line, say.
         interleaved: Whether a row's entries lie apart: all rows' first ones, then the second.
-        of_companies: Whether it is one of each company, rather than of each row.
+        of_groups: Whether it is one of each group, rather than of each row.
     """
 
     axis: int
     per: int
     interleaved: bool
-    of_companies: bool
+    of_groups: bool
 
     def rows(self, tensor: Tensor) -> Tensor:
         """Returns all rows, (n, per, ...), in the tensor's own memory where that can be."""
@@ -198,12 +194,12 @@ class _Run:
     Attributes:
         rows: Their numbers.
         compared: Which of these say something, as places among ``rows``; None for all.
-        company: Number of the company whose rows these are; None where they are of several.
+        group: Number of the group whose rows these are; None where they are of several.
     """
 
     rows: Tensor
     compared: Tensor | None = None
-    company: int | None = None
+    group: int | None = None
 
 
 @dataclass
@@ -251,7 +247,7 @@ class _Runs:
         self._rowless: set[str] = set()
         self._changing: set[str] = set()
         """Outputs of which some rows gave another shape than all."""
-        self._companies = 0
+        self._groups = 0
 
     def _first_outputs(self) -> Any:
         """Returns what all rows give, in the first of the ways in which the model runs.
@@ -269,16 +265,16 @@ class _Runs:
         self._with_graph = True
         return self._run(self._arguments)
 
-    def first_mixed(self, companies: Sequence[Tensor]) -> str | None:
+    def first_mixed(self, groups: Sequence[Tensor]) -> str | None:
         """Returns what differs first for rows without the others or in another order, or None.
 
         Raises:
             NothingCompared: Nothing, or not all, could be compared.
         """
-        if len(companies) < 2:
+        if len(groups) < 2:
             return None
-        self._companies = len(companies)
-        alone = (_Run(rows, company=number) for number, rows in enumerate(companies))
+        self._groups = len(groups)
+        alone = (_Run(rows, group=number) for number, rows in enumerate(groups))
         try:
             found, unseen = self._first_difference(alone)
             everything = bool(unseen)
@@ -288,35 +284,12 @@ class _Runs:
             everything, unseen = True, set(self._whole)
         if everything:
             # Not made for fewer rows, or of another shape there: as many, of which some are others.
-            found, left = self._first_difference(_exchanged(companies, self._count))
+            found, left = self._first_difference(_exchanged(groups, self._count))
             unseen &= left
-        if found is None:
-            self._check_was_compared(unseen - self._rowless)
-            found = self._difference_in_another_order(companies)
-        return found
-
-    def _difference_in_another_order(self, companies: Sequence[Tensor]) -> str | None:
-        """Returns what differs for all rows in another order, where the model takes them so.
-
-        A packed sequence may want the longest first. Each row was compared with itself before.
-        """
-        order = _another_order(self._count, companies)
-        try:
-            return self._first_difference([_Run(order)])[0]
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            logger.info("clipping: the model wants its rows' order (%s)", type(error).__name__)
-            return None
-
-    def _check_was_compared(self, unseen: Collection[str]) -> None:
-        """Refuses outputs that nobody compared.
-
-        Raises:
-            NothingCompared: There are some, or no tensor with rows.
-        """
+        if found is not None:
+            return found
         name = type(self._root).__name__
-        for place in unseen:
+        for place in unseen - self._rowless:
             raise NothingCompared(
                 f"the output {place} of {name} cannot be compared with that of its rows alone; let "
                 "it have as many rows, in front, as the batch, each from its own example."
@@ -327,6 +300,19 @@ class _Runs:
                 "that nobody can see whether one example changes what it gives for another; return "
                 f"{RETURN_INSTEAD} of tensors that carry the batch in front."
             )
+        # All rows once more in another order, the same each time; a group's rows stay together.
+        generator = torch.Generator().manual_seed(self._count)
+        order = torch.randperm(len(groups), generator=generator)
+        rows = torch.cat([groups[place] for place in order.tolist()])
+        rows = rows if not torch.equal(rows, torch.arange(self._count)) else rows.flip(0)
+        try:
+            return self._first_difference([_Run(rows)])[0]
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            # A packed sequence may want the longest first. Each row was compared with itself.
+            logger.info("clipping: the model wants its rows' order (%s)", type(error).__name__)
+            return None
 
     def _first_difference(self, runs: Iterable[_Run]) -> tuple[str | None, set[str]]:
         """Returns what differs first in runs of some rows, or None; and what was not compared."""
@@ -366,9 +352,6 @@ class _Runs:
         Args:
             run: Which rows.
             whole: Places of arguments that are no rows.
-
-        Raises:
-            Exception: As the model raises on these rows.
         """
         try:
             seen = self._compared(run, whole)
@@ -387,9 +370,13 @@ class _Runs:
             found = got.get(place)
             if found is None or found.shape != expected.shape:
                 self._changing.add(place)
-            elif len(run.rows) != self._count or not self._may_have_rows(place):
-                seen.rowless.add(place)
-                continue
+            else:
+                # Whether it follows the number of rows, as far as runs of as many can tell.
+                multiple = any(size and size % self._count == 0 for size in expected.shape)
+                has_rows = place not in self._rowless and (multiple or place in self._changing)
+                if len(run.rows) != self._count or not has_rows:
+                    seen.rowless.add(place)
+                    continue
             readings = [] if found is None else self._fitting(place, found, run)
             if found is None or not readings:
                 seen.unseen.add(place)
@@ -403,12 +390,6 @@ class _Runs:
         seen.mixed = self._difference_left()
         return seen
 
-    def _may_have_rows(self, place: str) -> bool:
-        """Whether an output follows the number of rows, as far as runs of as many rows can tell."""
-        sizes = self._whole[place].shape
-        multiple = any(size and size % self._count == 0 for size in sizes)
-        return place not in self._rowless and (multiple or place in self._changing)
-
     def _fitting(self, place: str, found: Tensor, run: _Run) -> list[_Reading]:
         """Returns the ways in which an output can be rows, of those that earlier runs left."""
         expected = self._whole[place]
@@ -416,17 +397,17 @@ class _Runs:
             return []
         ways = []
         sizes = [(self._count, len(run.rows), False)]
-        if run.company is not None and self._companies != self._count:
-            sizes.append((self._companies, 1, True))
+        if run.group is not None and self._groups != self._count:
+            sizes.append((self._groups, 1, True))
         for axis, size in enumerate(expected.shape):
             others = [n for n in range(expected.dim()) if n != axis]
             if any(found.shape[n] != expected.shape[n] for n in others):
                 continue
-            for all_of_them, some, of_companies in sizes:
+            for all_of_them, some, of_groups in sizes:
                 per = size // all_of_them
                 if per and size == per * all_of_them and found.shape[axis] == per * some:
                     ways += [
-                        _Reading(axis, per, interleaved, of_companies)
+                        _Reading(axis, per, interleaved, of_groups)
                         for interleaved in (False, True)[: 1 + (per > 1)]
                     ]
         known = self._readings.get(place)
@@ -437,8 +418,8 @@ class _Runs:
 
         One row after the other: to compare logits of all at once takes the memory of six more.
         """
-        here, there = [0], [run.company]
-        if not reading.of_companies:
+        here, there = [0], [run.group]
+        if not reading.of_groups:
             compared = torch.arange(len(run.rows)) if run.compared is None else run.compared
             here, there = compared.tolist(), run.rows[compared].tolist()
         wanted, got = reading.rows(self._whole[place]), reading.rows(found.detach())
@@ -476,30 +457,19 @@ class _Runs:
         return share * float(expected.abs().nan_to_num(0.0, 0.0, 0.0).max())
 
 
-def _exchanged(companies: Sequence[Tensor], count: int) -> Iterator[_Run]:
-    """Yields all rows with those of some companies replaced by others', of which the rest stays.
+def _exchanged(groups: Sequence[Tensor], count: int) -> Iterator[_Run]:
+    """Yields all rows with those of some groups replaced by others', of which the rest stays.
 
-    Any two companies are apart in one of the runs: one stays, and the other one is replaced.
+    Any two groups are apart in one of the runs: one stays, and the other one is replaced.
     """
-    for bit in range((len(companies) - 1).bit_length()):
+    for bit in range((len(groups) - 1).bit_length()):
         for value in (0, 1):
-            kept = [rows for n, rows in enumerate(companies) if n >> bit & 1 == value]
-            others = [rows for n, rows in enumerate(companies) if n >> bit & 1 != value]
+            kept = [rows for n, rows in enumerate(groups) if n >> bit & 1 == value]
+            others = [rows for n, rows in enumerate(groups) if n >> bit & 1 != value]
             stays, changes = torch.cat(kept), torch.cat(others)
             rows = torch.arange(count)
             rows[changes] = stays[torch.arange(len(changes)) % len(stays)]
             yield _Run(rows, compared=stays)
-
-
-def _another_order(count: int, companies: Sequence[Tensor]) -> Tensor:
-    """Returns an order of rows other than theirs, the same whenever it is asked for.
-
-    Companies of several rows stay together.
-    """
-    generator = torch.Generator().manual_seed(count)
-    order = torch.randperm(len(companies), generator=generator)
-    rows = torch.cat([companies[place] for place in order.tolist()])
-    return rows if not torch.equal(rows, torch.arange(count)) else rows.flip(0)
 
 
 def rows_by_unit(units: Tensor | None, count: int) -> Iterator[Tensor]:

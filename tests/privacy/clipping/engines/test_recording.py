@@ -134,7 +134,7 @@ def test_rows_of_a_unit_add_up_before_the_norm_and_take_its_factor():
     )
     for use, shape in ((formed, (1,)), (factored, (1, 1))):
         total = torch.zeros(shape)
-        rows.add_weighted_sum(use, decision, 0, total)
+        total += rows.weighted_sum("weight", [use], decision, 0)
         assert total.item() == 10 * 1 + 100 * 7
 
 
@@ -147,7 +147,9 @@ def test_what_is_not_finite_adds_zero_and_is_counted():
         non_finite=1,
     )
     total = torch.zeros(1)
-    rows.add_weighted_sum(GradientUse(torch.tensor([[2.0], [float("nan")]])), decision, 0, total)
+    total += rows.weighted_sum(
+        "weight", [GradientUse(torch.tensor([[2.0], [float("nan")]]))], decision, 0
+    )
     assert total.tolist() == [1.0]
     batch = decision.clipped_batch()
     assert batch.norms.tolist() == [2.0, 0.0] and batch.non_finite == 1

@@ -1,0 +1,157 @@
+"""What computes: the processor, or an accelerator of any kind that torch knows.
+
+Whatever differs between kinds of devices is asked here, by ``torch.accelerator`` and by the module
+that torch has for a kind (``torch.cuda``, which AMD's devices go by as well, ``torch.xpu``,
+``torch.mps``, or one that a package brings), so that nothing else in dpft names a kind.
+
+>>> import torch
+>>> chosen_device("cpu"), device_name(torch.device("cpu"))
+(device(type='cpu'), '')
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def accelerator() -> torch.device | None:
+    """Returns the kind of accelerator that this machine has; None: the processor computes."""
+    if not torch.accelerator.is_available():
+        return None
+    return torch.accelerator.current_accelerator()
+
+
+def chosen_device(word: str) -> torch.device | None:
+    """Returns the device that a word names; None where the machine has none of that kind.
+
+    Args:
+        word: cpu; accelerator, or its kind, such as cuda; or auto, which is an accelerator where
+            there is one.
+    """
+    there = accelerator()
+    if word == "cpu" or (word == "auto" and there is None):
+        return torch.device("cpu")
+    if there is None or word not in ("auto", "accelerator", there.type):
+        return None
+    return there
+
+
+def best_device() -> torch.device:
+    """Returns the accelerator, or where there is none the processor."""
+    return accelerator() or torch.device("cpu")
+
+
+def device_name(device: torch.device) -> str:
+    """Returns what an accelerator calls itself, for journals and reports; "" for a processor."""
+    if device.type == "cpu":
+        return ""
+    ask = getattr(torch.get_device_module(device), "get_device_name", None)
+    return device.type if ask is None else str(ask(device))
+
+
+def total_memory(device: torch.device) -> int | None:
+    """Returns the bytes of an accelerator's own memory; None: it does not say."""
+    module = torch.get_device_module(device)
+    if device.type == "mps":
+        return int(module.recommended_max_memory()) if module.is_available() else None
+    ask = getattr(module, "get_device_properties", None)
+    return None if ask is None else int(ask(device).total_memory)
+
+
+def free_and_total_memory() -> tuple[int, int] | None:
+    """Returns the bytes that are free on the accelerator, and all; None: it does not say."""
+    ask = getattr(torch.get_device_module(accelerator()), "mem_get_info", None)
+    return None if ask is None else ask()
+
+
+def peak_memory(device: torch.device) -> int:
+    """Returns the most bytes of an accelerator that this process's tensors have had."""
+    return int(torch.accelerator.max_memory_allocated(device.index))
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until an accelerator has done all that it was given; for whoever looks at a clock."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device.index)
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether a device computes in float64, which noise is drawn in."""
+    return device.type != "mps"
+
+
+def group_backends(device: torch.device | None) -> str:
+    """Returns what processes talk by: through the processor's memory, and between devices."""
+    if device is None:
+        return "gloo"
+    between: str = torch.distributed.get_default_backend_for_device(device)
+    return f"cpu:gloo,{device.type}:{between}"
+
+
+def only_whole_precision() -> None:
+    """Has products computed in the precision of their factors, and added up in float32.
+
+    TF32 keeps ten bits of a factor, and sums in half precision fewer: norms and sums would not be
+    float32's.
+    """
+    torch.set_float32_matmul_precision("highest")
+    matmul = torch.backends.cuda.matmul  # the flags of CUDA and of AMD; other kinds have none
+    matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    matmul.allow_bf16_reduced_precision_reduction = False
+    matmul.allow_fp16_reduced_precision_reduction = False
+    matmul.allow_fp16_accumulation = False
+
+
+def sent(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns numbers of the host as a tensor, without a wait for what the device is doing."""
+    return moved(torch.tensor(numbers, dtype=dtype), device)
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns a tensor of the host on a device, without a wait for what the device is doing."""
+    if device.type not in ("cpu", "meta", "mps") and tensor.device.type == "cpu":
+        # From other memory the copy would be waited for, and all work before it.
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def random_state(device: torch.device) -> Tensor | None:
+    """Returns the state of an accelerator's generator; None of a processor, which has torch's."""
+    if device.type in ("cpu", "meta"):
+        return None
+    module = torch.get_device_module(device)
+    state: Tensor = module.get_rng_state(*(() if device.type == "mps" else (device,)))
+    return state
+
+
+def set_random_state(device: torch.device, state: Tensor) -> None:
+    """Puts an accelerator's generator into a state that ``random_state`` returned."""
+    module = torch.get_device_module(device)
+    module.set_rng_state(state, *(() if device.type == "mps" else (device,)))
+
+
+def seed_generator(device: torch.device, seed: int) -> None:
+    """Seeds an accelerator's generator, which its kernels draw from."""
+    module = torch.get_device_module(device)
+    generators = getattr(module, "default_generators", None)
+    if generators:
+        generators[device.index or 0].manual_seed(seed)
+    else:
+        module.manual_seed(seed)
+
+
+@contextmanager
+def random_states_kept(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Puts the states of the processor's generator and of some accelerators' back at the end."""
+    own = torch.get_rng_state()
+    states = {device: random_state(device) for device in devices}
+    try:
+        yield
+    finally:
+        torch.set_rng_state(own)
+        for device, state in states.items():
+            if state is not None:
+                set_random_state(device, state)

@@ -1,0 +1,72 @@
+import pytest
+import torch
+
+from dpft import devices
+from dpft.errors import InputError
+from dpft.training.training_config import DeviceConfig
+
+XPU = torch.device("xpu")
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch):
+    """Makes torch say that the machine has an accelerator of a kind, or none."""
+
+    def make(kind: str | None) -> None:
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind is not None)
+        found = None if kind is None else torch.device(kind)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: found)
+
+    return make
+
+
+@pytest.mark.parametrize("word", ["auto", "accelerator", "xpu"])
+def test_an_accelerator_is_taken_by_whatever_word_names_it(there, word: str) -> None:
+    there("xpu")
+    assert devices.chosen_device(word) == XPU
+    assert devices.chosen_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("kind", "word"), [("xpu", "cuda"), (None, "accelerator")])
+def test_a_device_of_another_kind_is_none(there, kind: str | None, word: str) -> None:
+    there(kind)
+    assert devices.chosen_device(word) is None
+
+
+def test_what_there_is_in_its_place_is_said(there) -> None:
+    there("xpu")
+    with pytest.raises(InputError, match="kind, got xpu; use train.device=xpu"):
+        DeviceConfig(device="cuda").prepare()
+
+
+def test_processes_talk_by_what_torch_has_for_a_kind() -> None:
+    assert devices.group_backends(None) == "gloo"
+    assert devices.group_backends(torch.device("cuda")) == "cpu:gloo,cuda:nccl"
+    assert devices.group_backends(XPU) == "cpu:gloo,xpu:xccl"
+
+
+def test_products_are_in_whole_precision() -> None:
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    matmul.allow_bf16_reduced_precision_reduction = True
+    devices.only_whole_precision()
+    assert not (matmul.allow_tf32 or torch.backends.cudnn.allow_tf32)
+    assert not matmul.allow_bf16_reduced_precision_reduction
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_random_states_are_put_back() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    with devices.random_states_kept([torch.device("cpu")]):
+        torch.rand(7)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_noise_is_drawn_on_the_cpu_for_a_device_without_float64(caplog) -> None:
+    from dpft.privacy.randomness import make_randomness
+
+    randomness = make_randomness(torch.device("mps"), 1)
+    assert randomness.noise.device == torch.device("cpu")
+    assert "a device of kind mps has no float64" in caplog.text
