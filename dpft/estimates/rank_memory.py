@@ -337,8 +337,9 @@ def _finishing(shapes: RankShapes, *, is_private: bool) -> dict[str, int]:
 def _gathered(shapes: RankShapes) -> int:
     """Returns the bytes of what is gathered, or dequantized, while the model runs.
 
-    A quantized weight is there in float32 only while its layer multiplies by it. FSDP gathers a group into one piece of memory and copies its parameters out of it; where the
-    root comes, at the beginning, there are no activations yet.
+    A quantized weight is there in float32 only while its layer multiplies by it. FSDP gathers a
+    group into one piece of memory and copies its parameters out of it; where the root comes, at the
+    beginning, there are no activations yet.
     """
     return shapes.root_bytes + 2 * shapes.block_bytes + shapes.dequantized_bytes
 
