@@ -198,7 +198,7 @@ def generate_texts(
         draws: Which random numbers are theirs, for nucleus; None: those of a first attempt at
             these prompts.
         sentinels: Tokens that stand for the gaps of a prompt, in order. Each that it has is
-            written before what fills its gap (``gaps``), and its name stands in the text.
+            written before the words that fill its gap, and its name stands in the text.
         processors: What chooses among the logits, in place of what the strategy says.
 
     Returns:
@@ -313,7 +313,7 @@ def _filling(
     indices: Sequence[int],
     before: int,
 ) -> "LogitsProcessor":
-    """Returns what has the gaps of a batch's prompts filled."""
+    """Returns the processor that fills the gaps of a batch's prompts."""
     from dpft.generation.processors import GapFilling
 
     return GapFilling(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LARGEST_FILE = "5GB"
 """Of a saved model's weights; who saves a model from shards holds as much in memory."""
 WRAPPINGS = ("base_model.model.", "base_model.", ".modules_to_save.default", ".base_layer")
-"""What peft puts into the name of a parameter of the model it wraps."""
+"""peft's prefix of the names of a wrapped model's parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ class Method(ABC):
         return
 
     def moved_parameters(self, model: "nn.Module") -> "list[nn.Parameter]":
-        """Returns what the optimizer moves, asked after ``begin_step(model, 0)``."""
+        """Returns the parameters that the optimizer moves, asked after ``begin_step(model, 0)``."""
         return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     @property

@@ -70,7 +70,7 @@ class BottleneckMethod(Method):
 
     @abstractmethod
     def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
-        """Returns what makes the adapters of one model, on its device."""
+        """Returns the maker of adapters of one model, on its device."""
 
     def check_width(self, width: int) -> None:
         """Refuses a projection that the adapters do not fit.

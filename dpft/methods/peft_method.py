@@ -22,7 +22,7 @@ class PeftMethod(Method):
     saves_whole_model: ClassVar[bool] = False
     trains_beside: ClassVar[bool] = True
     own_parts: ClassVar[str]
-    """What the names of the parameters that the method itself adds contain."""
+    """Part of the names of the parameters that the method itself adds."""
 
     @abstractmethod
     def configure(

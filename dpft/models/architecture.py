@@ -96,7 +96,7 @@ class Architecture:
     model: ModelConfig
     """Where the model is, and how it is to be loaded."""
     read: PretrainedConfig
-    """What was read; ``config`` hands out copies of it."""
+    """The configuration that was read; ``config`` hands out copies."""
 
     def config(self, head: Head | None = None) -> PretrainedConfig:
         """Returns a copy of what config.json says, which the caller may change."""
@@ -174,9 +174,6 @@ def _set_dropout(config: PretrainedConfig, model: ModelConfig) -> None:
 
     They are the one part of an architecture that fine-tuning may choose anew: no weight is of
     another shape by them.
-
-    Raises:
-        InputError: The architecture has no such rate.
     """
     for name in (name for name in model.architecture if DROPOUT in name):
         if not hasattr(config, name):
@@ -189,11 +186,7 @@ def _set_dropout(config: PretrainedConfig, model: ModelConfig) -> None:
 
 
 def _drawn(model: ModelConfig) -> PretrainedConfig:
-    """Returns the configuration that ``model.architecture`` spells out.
-
-    Raises:
-        InputError: It names no kind of model that there is.
-    """
+    """Returns the configuration that ``model.architecture`` spells out."""
     values = dict(model.architecture)
     kind = values.pop("model_type", None)
     try:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoModel,
     AutoTokenizer,
@@ -194,10 +194,7 @@ def _changed(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel:
 
 
 def _pretrained(
-    architecture: Architecture,
-    head: Head,
-    new: frozenset[str],
-    rows: CheckpointRows | None = None,
+    architecture: Architecture, head: Head, new: frozenset[str], rows: CheckpointRows | None = None
 ) -> PreTrainedModel:
     """Returns the model with its checkpoint's weights; only those in ``new`` may be missing."""
     settings = architecture.model
@@ -227,7 +224,9 @@ def _pretrained(
         )
     else:
         loaded = _with_stand_ins(settings, type(meta_model(architecture, head)), config, rows)
-    missing = sorted({*loaded[1]["missing_keys"], *_mismatched(loaded[1])} - new)
+    others = loaded[1].get("mismatched_keys", ())
+    mismatched = [each if isinstance(each, str) else each[0] for each in others]
+    missing = sorted({*loaded[1]["missing_keys"], *mismatched} - new)
     if settings.replace_batch_norm:  # of a model that was saved after it, which has no statistics
         missing = [name for name in missing if not name.endswith(STATISTICS)]
     # A pooler that the mean takes the place of may be missing.
@@ -275,30 +274,17 @@ def dequantize(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel
     return found
 
 
-def _mismatched(found: dict[str, Any]) -> list[str]:
-    """Returns the names of weights whose shape in the checkpoint is another."""
-    return [each if isinstance(each, str) else each[0] for each in found.get("mismatched_keys", ())]
-
-
 def _with_stand_ins(
     settings: ModelConfig, model_class: Any, config: PretrainedConfig, rows: CheckpointRows
 ) -> Any:
-    """Returns what ``from_pretrained`` returns, whose weights are stand-ins.
-
-    Raises:
-        NotInShards: The class takes the checkpoint's weights otherwise than by their names.
-    """
+    """Returns model and loading info as ``from_pretrained`` does, with stand-ins as weights."""
     if model_class is PooledClassifier:
         raise NotInShards("its head was put on it")
     place = source(settings)
     name = place["pretrained_model_name_or_path"]
     config.name_or_path = name
     model, info = model_class.from_pretrained(
-        None,
-        config=config,
-        state_dict=rows.state(),
-        dtype=torch.float32,
-        output_loading_info=True,
+        None, config=config, state_dict=rows.state(), dtype=torch.float32, output_loading_info=True
     )
     model.name_or_path = model.config._name_or_path = name
     if model.can_generate():
@@ -328,10 +314,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _check_tokenizer(
-    tokenizer: PreTrainedTokenizerBase,
-    architecture: Architecture,
-    kind: str,
-    added: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase, architecture: Architecture, kind: str, added: Sequence[str]
 ) -> None:
     place, rows = origin(architecture.model), architecture.vocabulary_size
     writes = kind in (CAUSAL, SEQ2SEQ)
@@ -440,7 +423,7 @@ def grow(model: PreTrainedModel, rows: int) -> None:
 
     Tied weights stay tied, and a row that is new is undefined until ``start_rows``.
     """
-    if rows <= _table_of(model.get_input_embeddings()).shape[0]:
+    if rows <= len(cast(Tensor, model.get_input_embeddings().weight)):
         return
     with torch.random.fork_rng(devices=[]):
         model.resize_token_embeddings(rows, mean_resizing=False)
@@ -455,23 +438,11 @@ def start_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]]) -> N
     if not pieces:
         return
     grow(model, max(pieces) + 1)
-    head: nn.Module | None = model.get_output_embeddings()
-    tables = [_table_of(model.get_input_embeddings())]
+    head: Any = model.get_output_embeddings()
+    tables = [cast(Tensor, model.get_input_embeddings().weight)]
     if head is not None:
-        tables += [table for table in (_table_of(head), _bias_of(head)) if table is not None]
+        tables += [table for table in (head.weight, head.bias) if table is not None]
     for table in tables:
         means = {number: table[list(read)].mean(dim=0) for number, read in pieces.items() if read}
         for number, mean in means.items():
             table[number] = mean
-
-
-def _table_of(module: Any) -> Tensor:
-    """Returns a table of vectors by token, shape (v, d)."""
-    weight: Tensor = module.weight
-    return weight
-
-
-def _bias_of(head: Any) -> Tensor | None:
-    """Returns what a head adds to each token's logit, shape (v,)."""
-    bias: Tensor | None = head.bias
-    return bias

@@ -57,17 +57,16 @@ def test_a_series_has_the_scores_and_the_epsilon_of_each_tenth_step(scored: Path
     assert "<svg" in (scored / "report.html").read_text().partition("while training")[2]
 
 
-def test_scores_while_training_leave_every_weight_as_it_was(
-    workspace: Workspace, scored: Path
-) -> None:
-    done = workspace.run(*RUN, *LONG, "hydra.run.dir=unscored")
-    assert done.code == 0, done.err
-    weights = [
-        (folder / "model" / "model.safetensors").read_bytes()
-        for folder in (scored, workspace.root / "unscored")
-    ]
+def test_scores_while_training_leave_every_weight_as_it_was(workspace: Workspace) -> None:
+    short = ("train.steps=12", "train.checkpoint_every=4")
+    folders = [workspace.root / name for name in ("shortly", "unscored")]
+    for folder, more in zip(folders, (("eval.every_steps=7",), ()), strict=True):
+        done = workspace.run(*RUN, *short, *more, f"hydra.run.dir={folder.name}")
+        assert done.code == 0, done.err
+    weights = [(folder / "model" / "model.safetensors").read_bytes() for folder in folders]
     assert weights[0] == weights[1]
-    assert not (workspace.root / "unscored" / SCORES_BY_STEP).exists()
+    assert [point["step"] for point in points(folders[0])] == [10]
+    assert not (folders[1] / SCORES_BY_STEP).exists()
 
 
 @pytest.mark.slow
