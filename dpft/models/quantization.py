@@ -139,7 +139,8 @@ def freeze_arithmetic(model: nn.Module) -> int:
         if isinstance(module, Linear4bit | Linear8bitLt):
             if not isinstance(module, FrozenLinear):
                 layer: Any = module
-                layer.__class__ = _frozen_class(type(layer))
+                kind: Any = type(module)
+                layer.__class__ = _frozen_class(kind)
             module.requires_grad_(False)
             found += 1
     for parameter in model.parameters():
