@@ -26,7 +26,6 @@ PAIRS = {
 }
 """What each pair's script before needs."""
 BUDGETS = {"opacus": 3.0}
-SEED = "import torch; torch.manual_seed(0)\n"
 
 
 @pytest.fixture
