@@ -1,6 +1,6 @@
 # dpft from a fresh machine: `make demo` trains, `make test` checks. Both set up .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-of recipes fuzz test-full audit bench gpu-check capacity glue-table same-epsilon private-t5 digits-table demo-runs docs docs-outputs tutorials lint wheel-check release clean
+.PHONY: help setup demo test test-of recipes fuzz test-full audit bench gpu-check capacity glue-table same-epsilon private-t5 synthesis-table digits-table demo-runs docs docs-outputs tutorials lint wheel-check release clean
 
 # The first Python at least 3.11 of those installed; `make setup PYTHON=/path/to/python` overrides.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -80,6 +80,10 @@ same-epsilon: setup ## Averages and optimizers at the same epsilon (half a day o
 private-t5: setup ## A small private T5 by public and private vocabularies (half an hour): make private-t5 DATA=DIR
 	@test -d "$(DATA)/e2e" || { echo "make private-t5 needs DATA=DIR, with the folders e2e and sst2" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.private_t5 --data "$(DATA)"
+
+synthesis-table: setup ## Synthetic tables of E2E and SST-2 (an hour or two): make synthesis-table DATA=DIR
+	@test -d "$(DATA)/e2e" || { echo "make synthesis-table needs DATA=DIR, with the folders e2e and sst2" >&2; exit 1; }
+	$(BIN)/python -m benchmarks.synthesis --data "$(DATA)"
 
 demo-runs: setup ## The demo 20 times in a row (50 minutes): the spread of its BLEU; writes benchmarks/results.md.
 	$(BIN)/python -m benchmarks.demo_runs

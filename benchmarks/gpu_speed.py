@@ -34,7 +34,8 @@ WARM_UP = 3
 DRIVER = Path("/proc/driver/nvidia/version")
 PLANNED_WITHIN = 0.15
 """How far peak memory may be from what ``dpft plan`` says of it."""
-WAITS = {"micro-batch": 2, "step": 12}
+MICRO_BATCH, STEP = "micro-batch", "step"
+WAITS = {MICRO_BATCH: 2, STEP: 12}
 """Most times that the host may wait for the device: in a micro-batch, and in a step beyond them."""
 
 
@@ -187,14 +188,14 @@ class Waits:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self.now = 0
+        self.now, self.phase = 0, STEP
         self.where: dict[str, int] = {}
 
     def see(self, message: object, category: object, filename: str, line: int, *_: object) -> None:
         """Counts a warning of CUDA's that an operation waits."""
         if "synchroniz" in str(message):
             self.now += 1
-            place = f"{Path(filename).name}:{line}"
+            place = f"{self.phase}: {Path(filename).name}:{line}"
             self.where[place] = self.where.get(place, 0) + 1
 
 
@@ -209,8 +210,9 @@ def waits(given: Given) -> Verdict:
     begun = 0
 
     def counted(*args: Any, **kwargs: Any) -> None:
-        before = own.now
+        before, own.phase = own.now, MICRO_BATCH
         accumulate(*args, **kwargs)
+        own.phase = STEP
         micro.append(own.now - before)
 
     def begin(*args: Any, **kwargs: Any) -> object:
@@ -235,14 +237,14 @@ def waits(given: Given) -> Verdict:
             command(*words, "train.steps=12", f"hydra.run.dir={Path('waits').absolute()}")
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    worst = sorted(own.where.items(), key=lambda each: -each[1])[:6]
+    worst = sorted(own.where.items(), key=lambda each: -each[1])[:12]
     per_step = statistics.median(steps[4:])
     per_batch = statistics.median(micro or [0])
     seen = (
         f"a micro-batch {per_batch:g}, a step beyond them {per_step:g}; most in the steps after the"
         f" third: {', '.join(f'{place} {count}' for place, count in worst)}"
     )
-    return Verdict(per_batch <= WAITS["micro-batch"] and per_step <= WAITS["step"], seen)
+    return Verdict(per_batch <= WAITS[MICRO_BATCH] and per_step <= WAITS[STEP], seen)
 
 
 GPT2 = (

@@ -18,6 +18,7 @@ from dpft.errors import DpftError, InputError, RunError, StateError
 if TYPE_CHECKING:
     from dpft.runs.api import Generated, account, evaluate, generate, plan, train, tune
     from dpft.runs.opened_run import Run, open_run
+    from dpft.synthesis.api import Synthesized, synthesize
 
 __version__ = "0.3.0"
 
@@ -28,11 +29,13 @@ __all__ = [
     "Run",
     "RunError",
     "StateError",
+    "Synthesized",
     "account",
     "evaluate",
     "generate",
     "open_run",
     "plan",
+    "synthesize",
     "train",
     "tune",
 ]
@@ -42,6 +45,7 @@ _MODULES = {
         ("Generated", "account", "evaluate", "generate", "plan", "train", "tune"), "dpft.runs.api"
     ),
     **dict.fromkeys(("Run", "open_run"), "dpft.runs.opened_run"),
+    **dict.fromkeys(("Synthesized", "synthesize"), "dpft.synthesis.api"),
 }
 """The module that each name is imported from when it is first used."""
 

@@ -107,6 +107,10 @@ TRIAL_SCORE, TRIAL_LOG = "outcome.json", "log"
 # In the folder of a sweep, whose runs are folders in it.
 TUNING_BILL = "tuning_bill.json"
 SWEEP_RECORD = "multirun.yaml"
+SYNTHESIS = "synthesis.yaml"
+"""In a synthesis's folder, whose training is a run in it: how it was asked for."""
+PRIVATE_PAGE = f"{PRIVATE}/{PAGE}"
+"""Of a synthesis: its rows against real ones."""
 EXIT_CODES = f"{PRIVATE}/exit_codes"
 """Folder of how each job ended, ``NUMBER.json``."""
 

@@ -13,6 +13,7 @@ import dpft
 PACKAGE = Path(dpft.__file__).parent
 LEVELS = (
     {"cli"},
+    {"synthesis"},
     {"audit"},
     {"runs"},
     {"config", "estimates"},

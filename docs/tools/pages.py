@@ -43,6 +43,8 @@ class File:
 
     name: str
     content: str
+    span: tuple[int, int] = field(default=(0, 0), compare=False)
+    """Where its body stands in the page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ def parts_of(text: str) -> list[File | Example]:
     for found in _FENCE.finditer(text):
         title = re.search(r'title="([^"]+)"', found["rest"])
         if title and found["info"] != "console":
-            parts.append(File(name=title[1], content=found["body"]))
+            parts.append(File(name=title[1], content=found["body"], span=found.span("body")))
         elif found["info"] == "console" or found["info"] == "bash" and not why_not_run(text, found):
             parts.append(_example(text, found))
     return parts
@@ -126,6 +128,12 @@ def site_markdown(text: str) -> str:
             continue
         end = found.end() + 1
     return _ANY_NOTE.sub("", made + text[end:])
+
+
+def site_prose(text: str) -> str:
+    """Returns what stands between two blocks: without the fences around it, and without notes."""
+    text = re.sub(r"\A```\n|```[^`\n]*\n\Z", "", text)
+    return _ANY_NOTE.sub("", text).strip()
 
 
 def _split(body: str) -> str:

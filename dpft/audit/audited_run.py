@@ -105,7 +105,7 @@ def untrained(run: AuditedRun, batch_size: int) -> Iterator[Scorer]:
 
 
 def starting_model(config: TrainConfig, run: AuditedRun) -> PreTrainedModel:
-    """Returns what the run's method made of its model, before the first step, on the CPU.
+    """Returns the run's model on the CPU as its method prepared it, before the first step.
 
     Raises:
         InputError: The model cannot be found any more.
@@ -162,10 +162,10 @@ def read_run_records(run: Path, config: TrainConfig, encoding: Encoding) -> RunR
     if config.eval.held_out is None:
         unseen = unseen_records(config)
     else:
-        kept, held = _sides(run, config, data)
+        kept, held = _kept_and_held_out(run, config, data)
         records = data.only(held).examples
         unseen = Unseen(records=records, split=HELD_OUT, public=False, places=held)
-    trained = _trained_on(run, config, data.only(kept), encoding)
+    trained = _trained_places(run, config, data.only(kept), encoding)
     places = [kept[at] for at in trained]
     return RunRecords(
         training=[data.examples[at] for at in places],
@@ -221,24 +221,22 @@ def unseen_records(config: TrainConfig) -> Unseen | str:
     return Unseen(records=records, split=config.eval.split, public=public)
 
 
-def _sides(
+def _kept_and_held_out(
     run: Path, config: TrainConfig, data: TrainingData
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Returns the places of the records that were kept, and of those held out.
-
-    Raises:
-        InputError: The run's key is gone, or the records are others.
-    """
+    """Returns the places of the records that were kept, and of those held out."""
     if not (run / HELD_OUT_KEY).exists():
-        raise _gone(run, HELD_OUT_KEY, "by which those held out are told from those trained on")
+        raise _missing_key(
+            run, HELD_OUT_KEY, "by which those held out are told from those trained on"
+        )
     key, before = held_out_key(run)
     if not hmac.compare_digest(known_by(data, key), before):
-        raise _others()
+        raise _other_records()
     units = data.units or [str(at) for at in range(len(data.examples))]
     return split_held_out(units, float(config.eval.held_out or 0), key)
 
 
-def _trained_on(
+def _trained_places(
     run: Path, config: TrainConfig, data: TrainingData, encoding: Encoding
 ) -> dict[int, list[int]]:
     """Returns the places of the records that the loop was given, to the numbers of their rows.
@@ -253,15 +251,15 @@ def _trained_on(
         key = read_secrets(run).unit_key
         owners = [*data.units, *(unit for _, unit in added)]
         if not key:
-            raise _gone(run, UNIT_KEY, "by which the records of large units were chosen")
+            raise _missing_key(run, UNIT_KEY, "by which the records of large units were chosen")
     records = [*data.examples, *(record for record, _ in added)]
     encoded = encode_records(config, records, owners, encoding, unit_key=key)
-    if _all_known(run, config, canaries):
-        _check_same(run, encoded.rows, encoded.units)
+    if _canaries_are_known(run, config, canaries):
+        _check_fingerprint(run, encoded.rows, encoded.units)
     return {at: rows for at, rows in encoded.trained_on().items() if at < len(data.examples)}
 
 
-def _all_known(run: Path, config: TrainConfig, canaries: Sequence[Canary]) -> bool:
+def _canaries_are_known(run: Path, config: TrainConfig, canaries: Sequence[Canary]) -> bool:
     """Returns whether the run's canaries are there, which its fingerprint is of, too."""
     if canaries or not config.audit.wanted:
         return True
@@ -273,13 +271,8 @@ def _all_known(run: Path, config: TrainConfig, canaries: Sequence[Canary]) -> bo
     return False
 
 
-def _check_same(run: Path, rows: EncodedRows, units: list[list[int]] | None) -> None:
-    """Refuses other records than the run was trained on, as far as that can be known.
-
-    Raises:
-        InputError: They are others.
-        StateError: The run's fingerprint is damaged.
-    """
+def _check_fingerprint(run: Path, rows: EncodedRows, units: list[list[int]] | None) -> None:
+    """Refuses other records than the run was trained on, as far as that can be known."""
     path = run / FINGERPRINT
     if not path.exists():
         logger.warning(
@@ -293,17 +286,17 @@ def _check_same(run: Path, rows: EncodedRows, units: list[list[int]] | None) -> 
     except (OSError, ValueError, DpftError) as error:
         raise StateError(f"{path} is damaged; put it back as it was.") from error
     if not hmac.compare_digest(fingerprint(rows, units, key), known.hmac):
-        raise _others()
+        raise _other_records()
 
 
-def _gone(run: Path, key: str, what: str) -> InputError:
+def _missing_key(run: Path, key: str, what: str) -> InputError:
     return InputError(
         f"run must have {key}, {what}, got {str(run)!r} without; put its {PRIVATE}/ back as it was."
         " What can be done without: audit=synthetic, of the synthetic text alone."
     )
 
 
-def _others() -> InputError:
+def _other_records() -> InputError:
     return InputError(
         "run must be audited on the training records that it was given, in the same order, got"
         " others; put them back as they were."

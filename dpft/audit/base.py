@@ -25,13 +25,13 @@ from dpft.training.training_config import DeviceConfig
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedRun:
-    """What an audit is given."""
+    """The run under audit, as every audit is given it."""
 
     folder: Path
     config: TrainConfig
     """Of the run, whose training has ended."""
     privacy: RunPrivacy
-    """What it promises."""
+    """Its promise."""
     device: DeviceConfig
     synthetic: Path | None = None
     """File of records that the model wrote."""
@@ -39,14 +39,14 @@ class AuditedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What an audit found."""
+    """The outcome of an audit."""
 
     record: AuditRecord
     """All of it; private."""
     rows: Sequence[tuple[str, str]] = ()
-    """What people read of it: a quantity and its value, each in words."""
+    """Quantities and their values, in words, for a terminal."""
     parts: Sequence[Grid | str] = ()
-    """What people read instead, where quantities and values are not its form."""
+    """Tables and sentences in place of ``rows``."""
     files: Sequence[str] = ()
     """Sentences that say where the files are that the audit has written itself; empty: it has
     written none."""
@@ -80,7 +80,7 @@ AUDITS: Registry[type[Audit]] = Registry("dpft.audit.kinds", key="audit.name")
 """Every audit by name."""
 
 
-def expect(holds: bool, key: str, says: str, got: object) -> None:
+def check_value(holds: bool, key: str, says: str, got: object) -> None:
     """Refuses a value of an audit's key.
 
     Raises:
@@ -91,7 +91,7 @@ def expect(holds: bool, key: str, says: str, got: object) -> None:
 
 
 CONTINUATION, SPANS = HIDDEN = ("continuation", "spans")
-"""What ``audit=memorization`` lets a model write of a record."""
+"""The parts of a record that ``audit=memorization`` has a model write."""
 POLYMORPHIC = {"audit": by_name(AUDITS.named)}
 SYNTHETIC = "synthetic"
 
@@ -121,7 +121,7 @@ class AuditConfig:
             )
 
 
-def needed(module: str) -> ModuleType:
+def import_extra(module: str) -> ModuleType:
     """Returns a module of the ``audit`` extra.
 
     Raises:

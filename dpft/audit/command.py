@@ -18,14 +18,7 @@ from dpft.reports import terminal
 from dpft.reports.pages import render_html
 from dpft.reports.report import write_report
 from dpft.reports.terminal import Grid
-from dpft.run_folder import (
-    AUDIT,
-    PRIVACY,
-    PRIVATE_AUDIT,
-    audit_path,
-    hold_run,
-    private_audit_path,
-)
+from dpft.run_folder import AUDIT, PRIVACY, PRIVATE_AUDIT, audit_path, hold_run, private_audit_path
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.saved_run import saved_run
 
@@ -110,11 +103,7 @@ def show(finding: Finding, config: AuditConfig) -> None:
 
 
 def _privacy(folder: Path) -> RunPrivacy:
-    """Returns what the run promises.
-
-    Raises:
-        InputError: It says nothing of it.
-    """
+    """Returns the promise in the run's privacy.json."""
     if not (folder / PRIVACY).exists():
         raise InputError(
             f"{folder} has no {PRIVACY}, beside whose promise a finding would stand; go on with the"

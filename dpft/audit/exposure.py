@@ -36,7 +36,7 @@ from dpft.audit.audited_run import Scorer
 from dpft.audit.base import Finding
 from dpft.audit.plots import exposure_histogram
 from dpft.data.canaries import FEWEST_SUFFIXES, Canary, SuffixTokens, suffix_tokens
-from dpft.data.training_records import pieces
+from dpft.data.training_records import batched
 from dpft.errors import InputError
 from dpft.generation.decoding import evaluation_mode
 from dpft.kinds import SEQ2SEQ
@@ -128,21 +128,6 @@ def exact_exposure(log_perplexity: float, candidates: ArrayLike) -> float:
     return math.log2(len(values)) - math.log2(np.count_nonzero(values <= log_perplexity))
 
 
-def all_exact_exposures(candidates: ArrayLike) -> NDArray[np.float64]:
-    """Returns the exposure that each candidate would have as the canary, shape (r,).
-
-    A canary never trained on is one of them drawn at random, so these are the distribution of its
-    exposure; equal log-perplexities share the larger rank.
-
-    Raises:
-        InputError: A value is not finite.
-    """
-    values = _finite(candidates)
-    ranks = np.searchsorted(np.sort(values), values, side="right")
-    exposures: NDArray[np.float64] = math.log2(len(values)) - np.log2(ranks)
-    return exposures
-
-
 def fit_skew_normal(sample: ArrayLike) -> SkewNormal:
     """Returns the skew-normal distribution of most likelihood for some log-perplexities.
 
@@ -205,16 +190,6 @@ def _finite(values: ArrayLike) -> NDArray[np.float64]:
     return numbers
 
 
-@dataclass(frozen=True, kw_only=True)
-class SuffixScores:
-    """What a model says to the suffixes of one canary."""
-
-    own: float
-    """Log-perplexity of the canary's suffix given what it reads, in bits."""
-    all: NDArray[np.float64]
-    """Of every suffix, its own among them, shape (v ** n,)."""
-
-
 def suffix_scores(
     scorer: Scorer,
     task: Task,
@@ -222,7 +197,7 @@ def suffix_scores(
     words: Sequence[str],
     *,
     on_scored: Callable[[int], None] = lambda suffixes: None,
-) -> SuffixScores:
+) -> tuple[float, NDArray[np.float64]]:
     """Returns the log-perplexities of a canary and of all that it might have been."""
     table = suffix_tokens(scorer.encoding, task, canary, words)
     everything = np.zeros(1)
@@ -230,7 +205,7 @@ def suffix_scores(
         for place in range(len(canary.learned)):
             contexts = product(range(len(words)), repeat=place)
             found = []
-            for some in pieces(contexts, scorer.batch_size):
+            for some in batched(contexts, scorer.batch_size):
                 found.append(_bits_of_words(scorer, task, canary, words, table, some, place))
                 if place == len(canary.learned) - 1:
                     on_scored(len(some) * len(words))
@@ -238,7 +213,7 @@ def suffix_scores(
     number = 0
     for word in canary.learned:
         number = number * len(words) + words.index(word)
-    return SuffixScores(own=float(everything[number]), all=everything)
+    return float(everything[number]), everything
 
 
 def _bits_of_words(
@@ -264,10 +239,6 @@ def _bits_of_words(
     return found
 
 
-NEVER = 1 / math.log(2)
-"""Mean exposure of a canary that was never inserted, in bits."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Exposed:
     """The exposure of one canary in one model, in bits."""
@@ -281,14 +252,14 @@ class Exposed:
     suffixes: int
 
 
-def exposed(scores: SuffixScores) -> Exposed:
-    """Returns the exposure of a canary."""
-    fit = fit_skew_normal(scores.all)
+def exposed(own: float, candidates: NDArray[np.float64]) -> Exposed:
+    """Returns the exposure of a canary by what ``suffix_scores`` found."""
+    fit = fit_skew_normal(candidates)
     return Exposed(
-        exact=exact_exposure(scores.own, scores.all),
-        fitted=fit.exposure(scores.own),
+        exact=exact_exposure(own, candidates),
+        fitted=fit.exposure(own),
         goodness_of_fit=fit.distance,
-        suffixes=len(scores.all),
+        suffixes=len(candidates),
     )
 
 
@@ -298,7 +269,7 @@ def finding(
     before: Sequence[Exposed],
     privacy: RunPrivacy,
 ) -> Finding:
-    """Returns what was read out, by number of repetitions."""
+    """Returns the finding: exposures by number of repetitions."""
     places: dict[int, list[int]] = {}
     for place, canary in enumerate(canaries):
         places.setdefault(canary.copies, []).append(place)
@@ -306,9 +277,10 @@ def finding(
     rows = [_row(group) for group in groups]
     largest = math.log2(after[0].suffixes)
     released = ExposureTable(repetitions=tuple(groups), rows=tuple(rows), largest_exposure=largest)
-    shown = {_name(each): [after[at].exact for at in places[each]] for each in sorted(places)}
+    worst = max(each.goodness_of_fit for each in after)
+    shown = {_insertions(each): [after[at].exact for at in places[each]] for each in sorted(places)}
     return Finding(
-        record=joined(ExposureAudit, released, goodness_of_fit=_worst(after)),
+        record=joined(ExposureAudit, released, goodness_of_fit=worst),
         rows=[*rows, ("the most that a rank can show", f"{largest:.2f} bits")],
         notes=_notes(groups, privacy, canaries, after),
         figures={"exposure": exposure_histogram(shown, bits=largest)},
@@ -336,24 +308,20 @@ def _spread(values: Sequence[float]) -> Spread:
 
 def _row(group: ExposureGroup) -> tuple[str, str]:
     value = (
-        f"{_said(group.exact)} bits by rank, {_said(group.fitted)} by fit (K-S"
-        f" {group.goodness_of_fit:.3f}), {_said(group.exact_before)} before fine-tuning; canaries:"
+        f"{_bits(group.exact)} bits by rank, {_bits(group.fitted)} by fit (K-S"
+        f" {group.goodness_of_fit:.3f}), {_bits(group.exact_before)} before fine-tuning; canaries:"
         f" {group.canaries}"
     )
-    return f"exposure, {_name(group.copies)}", value
+    return f"exposure, {_insertions(group.copies)}", value
 
 
-def _said(spread: Spread) -> str:
+def _bits(spread: Spread) -> str:
     return f"{spread.mean:.2f} ± {spread.standard_deviation:.2f}"
 
 
-def _name(copies: int) -> str:
+def _insertions(copies: int) -> str:
     said = {0: "never inserted", 1: "inserted once"}
     return said.get(copies, f"inserted {copies} times")
-
-
-def _worst(found: Sequence[Exposed]) -> float:
-    return max(each.goodness_of_fit for each in found)
 
 
 def _notes(
@@ -363,8 +331,8 @@ def _notes(
     after: Sequence[Exposed],
 ) -> list[str]:
     notes = [
-        f"A canary that was never inserted has {NEVER:.2f} bits in the mean, and x bits or more"
-        " with a chance of 2^-x. What is by fit goes beyond the ranks by trusting a skew-normal"
+        f"A canary that was never inserted has {MEAN_UNSEEN:.2f} bits in the mean, and x bits or"
+        " more with a chance of 2^-x. The fit goes beyond the ranks by trusting a skew-normal"
         " distribution, whose distance from the scores is beside it (K-S: 0 is perfect)."
     ]
     if isinstance(privacy, OpenRun):

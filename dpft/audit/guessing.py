@@ -76,13 +76,10 @@ HALVINGS = 40
 LEAST_DELTA = 1e-300
 """The delta that stands for 0 where a Gaussian's epsilon would be infinite."""
 
-Scores = NDArray[np.float64]
-Coins = NDArray[np.bool_]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of guessing, for some canaries, whether each was included in the training.
+    """How many guesses about canaries were right: whether each was included in the training.
 
     Attributes:
         canaries: How many there were, each included by a fair coin of its own.
@@ -302,17 +299,12 @@ def epsilon_lower_bound(outcome: Outcome, *, delta: float, confidence: float = 0
 
 @lru_cache(maxsize=4096)
 def _epsilon_lower_bound(outcome: Outcome, delta: float, level: float) -> float:
-    p_value_of = _p_value_of_epsilon(outcome, delta)
+    p_value_of = p_value_of_epsilon(outcome, delta)
     return largest_rejected(lambda epsilon: p_value_of(epsilon) <= level)
 
 
-def p_value_of_epsilon(outcome: Outcome, *, epsilon: float, delta: float) -> float:
-    """Returns an upper bound of the chance of as many right guesses under (epsilon, delta)-DP."""
-    return _p_value_of_epsilon(outcome, delta)(epsilon)
-
-
-def _p_value_of_epsilon(outcome: Outcome, delta: float) -> Callable[[float], float]:
-    """Returns the p-value as a function of epsilon; what does not depend on it is computed once."""
+def p_value_of_epsilon(outcome: Outcome, delta: float) -> Callable[[float], float]:
+    """Returns a bound of the chance of as many right guesses under (eps, delta)-DP, by epsilon."""
     guesses, correct = outcome.guesses, outcome.correct
     added = 2 * outcome.canaries * delta
     fewer = np.arange(correct - 1, -1, -1)
@@ -417,7 +409,7 @@ def guess_counts(canaries: int, choices: int = CHOICES) -> tuple[int, ...]:
 def guess_outcomes(
     scores: ArrayLike, included: ArrayLike, *, choices: int = CHOICES
 ) -> tuple[Outcome, ...]:
-    """Returns what comes of guessing by the scores, for each number of ``guess_counts``.
+    """Returns the outcome of guessing by the scores, for each number of ``guess_counts``.
 
     The guesses are shared out between "in" and "out" as the scores fall into two groups
     (``_split``), so that a model which separates the two perfectly makes no wrong guess only
@@ -475,7 +467,7 @@ def count_right(
     return right_in, right_out, _split(numbers[lowest_first])
 
 
-def _split(ascending: Scores) -> int:
+def _split(ascending: NDArray[np.float64]) -> int:
     """Returns how many of the scores count as low: where the widest gap near the middle is.
 
     Near the middle is within ``DEVIATIONS`` standard deviations of the number of coins that fall

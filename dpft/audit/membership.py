@@ -40,77 +40,35 @@ LEAST_DEVIATION = 1e-6
 """Below it, what differs between reference models is rounding."""
 
 
-def loss_scores(log_likelihoods: ArrayLike) -> Numbers:
-    """Returns the log-likelihoods themselves: minus the loss (Yeom et al. 2018, arXiv 1709.01604).
-
-    Raises:
-        InputError: One is not finite.
-    """
-    return _finite(log_likelihoods, "log-likelihoods", 1)
-
-
-def loss_ratio_scores(log_likelihoods: ArrayLike, before: ArrayLike) -> Numbers:
-    """Returns by how much training has raised each log-likelihood.
-
-    The likelihood ratio to one reference model, here the model before fine-tuning (Carlini et al.
-    2021, arXiv 2012.07805; Mireshghallah et al. 2022, arXiv 2203.03929): what every model of the
-    language finds easy no longer counts.
-
-    Raises:
-        InputError: One is not finite, or the numbers of records differ.
-    """
-    after = _finite(log_likelihoods, "log-likelihoods", 1)
-    return after - _same_records(_finite(before, "log-likelihoods before", 1), after)
-
-
 def rmia_scores(
     log_likelihoods: ArrayLike,
     references_out: ArrayLike,
     population: ArrayLike,
     population_references: ArrayLike,
-    *,
-    references_in: ArrayLike | None = None,
-    offline_scale: float = 1.0,
-    gamma: float = 1.0,
 ) -> Numbers:
     """Returns robust membership scores (RMIA: Zarifzadeh et al. 2024, arXiv 2312.03262).
 
-    The share of population records z that x dominates: (p(x) / P(x)) / (p(z) / P(z)) >= gamma,
-    with p of the model under attack and P the mean over reference models. One reference model is
-    enough. Offline no reference model saw x, and P(x) is taken to be, as they approximate it,
-    ((1 + a) P_out(x) + 1 - a) / 2, a being ``offline_scale``.
+    The share of population records z that x dominates: (p(x) / P(x)) / (p(z) / P(z)) >= 1, with p
+    of the model under attack and P the mean over reference models. One reference model is enough.
+    The attack is the offline one: no reference model saw x. Its approximation of P(x) is ((1 + a)
+    P_out(x) + 1 - a) / 2; a is 1 here, as it must be for likelihoods of whole records, beside which
+    1 - a would be everything (theirs, of images, were about 0.3).
 
     Args:
         log_likelihoods: Of the model under attack, shape (n,).
         references_out: Of k reference models not trained on the records, shape (k, n).
         population: Of the model under attack, of z records that it was not trained on, shape (z,).
         population_references: Of the reference models, shape (l, z).
-        references_in: Of reference models trained on the records, shape (j, n): the online attack,
-            whose P(x) is the mean of the two kinds of models; None: the offline one.
-        offline_scale: a, in [0, 1]. 1 takes P_out as it is, as it must be for likelihoods of whole
-            records, beside which 1 - a would be everything; theirs, of images, were about 0.3.
-        gamma: At least 1; higher asks for clearer dominance.
 
     Raises:
-        InputError: A value is not finite or out of range, or shapes do not match.
+        InputError: A value is not finite, or shapes do not match.
     """
-    if not 0 <= offline_scale <= 1:
-        raise InputError(f"offline_scale must be in [0, 1], got {offline_scale}.")
-    if not gamma >= 1:
-        raise InputError(f"gamma must be at least 1, got {gamma}.")
     target = _finite(log_likelihoods, "log-likelihoods", 1)
     population_target = _finite(population, "log-likelihoods of the population", 1)
-    outside = _log_mean(references_out, target)
-    if references_in is None:
-        average = _offline_average(outside, offline_scale)
-    else:
-        average = np.logaddexp(outside, _log_mean(references_in, target)) - math.log(2)
-    ratios = target - average
+    ratios = target - _log_mean(references_out, target)
     among = np.sort(population_target - _log_mean(population_references, population_target))
-    # how many of the population are at most the ratio over gamma
-    dominated = np.searchsorted(among, ratios - math.log(gamma), side="right")
-    shares: Numbers = dominated / len(among)
-    return shares
+    dominated: Numbers = np.searchsorted(among, ratios, side="right") / len(among)
+    return dominated
 
 
 def lira_scores(log_likelihoods: ArrayLike, references_out: ArrayLike) -> Numbers:
@@ -121,8 +79,7 @@ def lira_scores(log_likelihoods: ArrayLike, references_out: ArrayLike) -> Number
     The variance is one for all records, as they advise for few models; it needs two of them.
 
     Args:
-        log_likelihoods: Of the model under attack, shape (n,); for confidences near 1 after
-            ``logit_scaled``.
+        log_likelihoods: Of the model under attack, shape (n,).
         references_out: Of k reference models not trained on the records, shape (k, n), k >= 2.
 
     Raises:
@@ -138,27 +95,6 @@ def lira_scores(log_likelihoods: ArrayLike, references_out: ArrayLike) -> Number
         raise InputError("all reference models say the same of every record; train them apart.")
     scores: Numbers = (target - references.mean(axis=0)) / deviation
     return scores
-
-
-def logit_scaled(log_probabilities: ArrayLike) -> Numbers:
-    """Returns log(p / (1 - p)), which LiRA finds nearer to a Gaussian than log p.
-
-    Raises:
-        InputError: One is not below 0: a density, or a certainty.
-    """
-    values = np.asarray(log_probabilities, dtype=np.float64)
-    if not np.all(values < 0):
-        raise InputError("log-probabilities must be below 0 to be scaled.")
-    scaled: Numbers = values - np.log(-np.expm1(values))
-    return scaled
-
-
-def _offline_average(log_outside: Numbers, scale: float) -> Numbers:
-    """Returns log(((1 + a) P_out + (1 - a)) / 2)."""
-    weighted = math.log1p(scale) + log_outside
-    if scale == 1:
-        return weighted - math.log(2)
-    return np.logaddexp(weighted, math.log1p(-scale)) - math.log(2)
 
 
 def _log_mean(log_likelihoods: ArrayLike, target: Numbers) -> Numbers:
@@ -197,7 +133,7 @@ LIRA_RUNS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """What models are asked about."""
+    """Members and other records, which models score."""
 
     members: Sequence[Record]
     others: Sequence[Record]
@@ -227,13 +163,13 @@ def audit_membership(
     others = [_reference(run, folder) for folder in references]
     with trained(run, batch_size) as scorer:
         records = _records(run, scorer, limit)
-        after = _said(scorer, records)
+        after = _log_likelihoods(scorer, records)
     with untrained(run, batch_size) as scorer:
-        before = _said(scorer, records)
+        before = _log_likelihoods(scorer, records)
     said = []
     for each in others:
         with trained(each, batch_size) as scorer:
-            said.append(_said(scorer, records))
+            said.append(_log_likelihoods(scorer, records))
     curves = _curves(records.inside, after, before, np.array(said))
     bound = _bound(run)
     return Finding(
@@ -268,11 +204,7 @@ def _records(run: AuditedRun, scorer: Scorer, limit: int) -> Records:
 
 
 def _reference(run: AuditedRun, folder: str) -> AuditedRun:
-    """Returns a reference run.
-
-    Raises:
-        InputError: It is the run itself, or of another task or model.
-    """
+    """Returns a reference run."""
     if Path(folder).resolve() == run.folder.resolve():
         raise InputError(f"audit.reference_runs must be other runs, got {folder}, the run itself.")
     config = saved_run(folder)
@@ -286,16 +218,22 @@ def _reference(run: AuditedRun, folder: str) -> AuditedRun:
     return replace(run, folder=Path(folder), config=replace(config, task=run.config.task))
 
 
-def _said(scorer: Scorer, records: Records) -> Numbers:
+def _log_likelihoods(scorer: Scorer, records: Records) -> Numbers:
     return np.array(scorer.log_likelihoods(records.all))
 
 
 def _curves(
     inside: NDArray[np.bool_], after: Numbers, before: Numbers, references: Numbers
 ) -> dict[str, RocCurve]:
+    """Returns the curve of each attack by its name.
+
+    The loss itself is Yeom et al. 2018 (arXiv 1709.01604); beside the model before fine-tuning it
+    is a likelihood ratio (Carlini et al. 2021, arXiv 2012.07805; Mireshghallah et al. 2022, arXiv
+    2203.03929): what every model of the language finds easy no longer counts.
+    """
     curves = {
-        "loss": roc_curve(loss_scores(after), inside),
-        "loss beside the model before": roc_curve(loss_ratio_scores(after, before), inside),
+        "loss": roc_curve(after, inside),
+        "loss beside the model before": roc_curve(after - before, inside),
     }
     if len(references) >= LIRA_RUNS:
         curves["LiRA"] = roc_curve(lira_scores(after, references), inside)
@@ -312,7 +250,7 @@ def _curves(
 
 
 def _bound(run: AuditedRun) -> TradeOff | None:
-    """Returns what the run's plan allows of any attack on a record; None where it says nothing."""
+    """Returns the trade-off curve that bounds attacks on a record; None where the plan has none."""
     if isinstance(run.privacy, OpenRun) or run.privacy.unit != EXAMPLE:
         return None
     if run.privacy.tokenizer is not None:

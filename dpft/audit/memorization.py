@@ -29,13 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpft.audit.audited_run import (
-    RunRecords,
-    Unseen,
-    check_writes_texts,
-    read_run_records,
-)
-from dpft.audit.base import CONTINUATION, SPANS, needed
+from dpft.audit.audited_run import RunRecords, Unseen, check_writes_texts, read_run_records
+from dpft.audit.base import CONTINUATION, SPANS, import_extra
 from dpft.audit.text_overlap import METHOD, PromptSets, prompt_sets, whole_text
 from dpft.data.corpus_rows import (
     MEAN_SPAN,
@@ -49,7 +44,7 @@ from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.evaluation.answers import OnProgress, counter
 from dpft.evaluation.predictions import spread
-from dpft.generation.continuations import Beginning, continuations
+from dpft.generation.continuations import Prefix, continuations
 from dpft.generation.decoding import batches_by_tokens, evaluation_mode
 from dpft.kinds import IGNORED_LABEL, MASKED, SEQ2SEQ
 from dpft.models.loading import quiet_transformers
@@ -82,7 +77,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class MemorizationScores:
-    """What a model wrote against what stands in some records."""
+    """Scores of a model's texts against records."""
 
     records: int
     rows: int
@@ -117,7 +112,10 @@ def scores_of(rows: Sequence[Sequence[Attempt]], *, records: int) -> Memorizatio
         words.append(sum(edit_distance(*pair) for pair in texts))
     matches = [all(one.continuation == one.written for one in row) for row in rows]
     asked = [sum(len(one.continuation) for one in row) for row in rows]
-    right = [sum(map(_right, row)) for row in rows]
+    right = [
+        sum(a == b for one in row for a, b in zip(one.continuation, one.written, strict=False))
+        for row in rows
+    ]
     return MemorizationScores(
         records=records,
         rows=len(rows),
@@ -131,7 +129,7 @@ def scores_of(rows: Sequence[Sequence[Attempt]], *, records: int) -> Memorizatio
 
 def edit_distance(one: Sequence[Any], other: Sequence[Any]) -> int:
     """Returns how many items must be put in, left out or changed to make one of the other."""
-    distance: int = needed("rapidfuzz.distance").Levenshtein.distance(list(one), list(other))
+    distance: int = import_extra("rapidfuzz.distance").Levenshtein.distance(list(one), list(other))
     return distance
 
 
@@ -147,22 +145,17 @@ def t5_words(text: str) -> list[str]:
     return _NO_WORD.split(text.lower())
 
 
-def _right(attempt: Attempt) -> int:
-    pairs = zip(attempt.continuation, attempt.written, strict=False)
-    return sum(one == other for one, other in pairs)
-
-
 Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutRow:
+class PromptedRow:
     """A row in two parts."""
 
     record: int
     """Which of the records it is of."""
-    beginning: Beginning
-    """What the model is given, with how many tokens it may write."""
+    beginning: Prefix
+    """The prefix for the model, with the number of tokens that it may write."""
     asked: tuple[Tokens, ...]
     """The stretches that it is to write, in order: one continuation, or the hidden spans. At least
     one, and none empty."""
@@ -171,7 +164,7 @@ class CutRow:
     other."""
 
     def written(self, tokens: Sequence[int]) -> list[Tokens]:
-        """Returns what a model wrote of each stretch; nothing of one that it left out."""
+        """Returns the tokens that a model wrote for each stretch; none for one that it left out."""
         if not self.sentinels:
             starts = [sum(map(len, self.asked[:at])) for at in range(len(self.asked))]
             stops = [*starts[1:], len(tokens)]
@@ -184,7 +177,7 @@ class CutRow:
 
 
 def hidden_of(asked: str | None, encoding: TokenEncoding) -> str:
-    """Returns what a model is to write, ``CONTINUATION`` or ``SPANS``.
+    """Returns which part of a record is hidden from the model, ``CONTINUATION`` or ``SPANS``.
 
     Raises:
         InputError: The model has not learned to write it.
@@ -213,7 +206,7 @@ def cut_records(
     prefix_tokens: int,
     continuation_tokens: int,
     rows: Sequence[Sequence[int]] | None = None,
-) -> list[CutRow]:
+) -> list[PromptedRow]:
     """Returns the records' rows in two parts; those with nothing left to write are left out.
 
     Args:
@@ -227,26 +220,26 @@ def cut_records(
     spans = hidden_of(hidden, encoding) == SPANS
     made, counts = encoding.rows_in_chunks(records)
     ends = counts.cumsum()
-    cut: list[CutRow] = []
+    cut: list[PromptedRow] = []
     for number in range(len(records)):
         every = range(int(ends[number] - counts[number]), int(ends[number]))
         chosen = every if rows is None else [every[at] for at in rows[number]]
         for row in (made[at] for at in chosen):
             if spans:
                 assert isinstance(encoding, CorpusEncoding)
-                cut += _without_spans(number, row, encoding, continuation_tokens)
+                cut += _for_spans(number, row, encoding, continuation_tokens)
             else:
-                cut += _begun(number, row, encoding, prefix_tokens, continuation_tokens)
+                cut += _for_continuation(number, row, encoding, prefix_tokens, continuation_tokens)
     return cut
 
 
-def _begun(
+def _for_continuation(
     number: int, row: TokenizedExample, encoding: TokenEncoding, prefix: int, most: int
-) -> list[CutRow]:
+) -> list[PromptedRow]:
     """Returns a row that is to be written on, or nothing."""
     seq2seq = encoding.layout.kind == SEQ2SEQ
     end = encoding.tokenizer.eos_token_id
-    read, target = _parts(row, seq2seq=seq2seq)
+    read, target = _given_and_learned(row, seq2seq=seq2seq)
     target = target[:-1] if target[-1:] == [end] else target
     begun: list[int] = []
     if seq2seq and isinstance(encoding, CorpusEncoding):
@@ -266,15 +259,15 @@ def _begun(
     asked = tuple(rest[:most])
     if not asked:
         return []
-    beginning = Beginning(
+    beginning = Prefix(
         read=tuple(read if seq2seq else read + begun),
-        begun=tuple(begun) if seq2seq else (),
-        lacking=len(asked),
+        decoder_tokens=tuple(begun) if seq2seq else (),
+        max_new_tokens=len(asked),
     )
-    return [CutRow(record=number, beginning=beginning, asked=(asked,))]
+    return [PromptedRow(record=number, beginning=beginning, asked=(asked,))]
 
 
-def _parts(row: TokenizedExample, *, seq2seq: bool) -> tuple[list[int], list[int]]:
+def _given_and_learned(row: TokenizedExample, *, seq2seq: bool) -> tuple[list[int], list[int]]:
     """Returns the tokens of a row that are only read, and those that are learned."""
     labels = [int(label) for label in row.labels]
     learned = [label for label in labels if label != IGNORED_LABEL]
@@ -284,9 +277,9 @@ def _parts(row: TokenizedExample, *, seq2seq: bool) -> tuple[list[int], list[int
     return row.input_ids[:given], row.input_ids[given:]
 
 
-def _without_spans(
+def _for_spans(
     number: int, row: TokenizedExample, encoding: CorpusEncoding, most: int
-) -> list[CutRow]:
+) -> list[PromptedRow]:
     """Returns a row whose spans are to be filled, or nothing."""
     ids, before = row.input_ids, 0
     if encoding.layout.kind == MASKED:
@@ -307,14 +300,16 @@ def _without_spans(
         for (start, _), stretch in zip(places, asked, strict=False):
             hidden = slice(before + start, before + start + len(stretch))
             read[hidden] = [int(encoding.tokenizer.mask_token_id)] * len(stretch)
-        beginning = Beginning(read=tuple(read), lacking=count)
-        return [CutRow(record=number, beginning=beginning, asked=tuple(asked))]
+        beginning = Prefix(read=tuple(read), max_new_tokens=count)
+        return [PromptedRow(record=number, beginning=beginning, asked=tuple(asked))]
     view = encoding.view
     assert view is not None
     # Each stretch is written after its sentinel.
-    beginning = Beginning(read=tuple(view(row, bits).input_ids), lacking=count + len(asked))
+    beginning = Prefix(read=tuple(view(row, bits).input_ids), max_new_tokens=count + len(asked))
     return [
-        CutRow(record=number, beginning=beginning, asked=tuple(asked), sentinels=encoding.sentinels)
+        PromptedRow(
+            record=number, beginning=beginning, asked=tuple(asked), sentinels=encoding.sentinels
+        )
     ]
 
 
@@ -333,10 +328,10 @@ NO_NEAR = {
 
 @dataclass(frozen=True, kw_only=True)
 class MemorizationResult:
-    """What a model wrote of its records; private."""
+    """Memorization scores of a run; private."""
 
     hidden: str
-    """What the model had to write."""
+    """The part of a record that was hidden."""
     prefix_tokens: int
     continuation_tokens: int
     limit: int
@@ -346,7 +341,7 @@ class MemorizationResult:
     """Why sets are not there, in words, by set."""
 
     def record(self) -> MemorizationAudit:
-        """Returns what ``output=json`` prints: each score by set, shares in percent."""
+        """Returns the record that ``output=json`` prints: each score by set, shares in percent."""
         by_set = {
             each.name: {name: getattr(scores, each.name) for name, scores in self.scores.items()}
             for each in fields(MemorizationScores)
@@ -401,7 +396,7 @@ def audit_memorization(
     config = saved_run(str(run))
     task = check_writes_texts(config)
     for module in ("datasketch", "rapidfuzz"):
-        needed(module)
+        import_extra(module)
     with hold_run(run):
         trained = trained_model_of_run(run, config)
         encoding = trained.encoding(task, max_new_tokens=None)
@@ -481,7 +476,7 @@ class _Writer:
         self._model = trained.on_device(task, device.prepare())
 
     def scores(
-        self, cut: Sequence[CutRow], name: str, show: OnProgress
+        self, cut: Sequence[PromptedRow], name: str, show: OnProgress
     ) -> MemorizationScores | None:
         """Returns the scores of a set; None where nothing of its records is left to write."""
         write = self._filled if self._encoding.layout.kind == MASKED else self._continued
@@ -495,7 +490,7 @@ class _Writer:
         return scores_of(attempts, records=len({each.record for each in cut}))
 
     def _continued(
-        self, beginnings: Sequence[Beginning], count: Callable[[int], None]
+        self, beginnings: Sequence[Prefix], count: Callable[[int], None]
     ) -> Sequence[Sequence[int]]:
         return continuations(
             self._model,
@@ -506,7 +501,7 @@ class _Writer:
         )
 
     def _filled(
-        self, beginnings: Sequence[Beginning], count: Callable[[int], None]
+        self, beginnings: Sequence[Prefix], count: Callable[[int], None]
     ) -> Sequence[Sequence[int]]:
         """Returns the likeliest token in the place of each mask, all of a row at once."""
         mask = self._encoding.tokenizer.mask_token_id

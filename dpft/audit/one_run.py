@@ -37,14 +37,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What one kind of attacker sees of the canaries."""
+    """Scores of the canaries by one kind of attacker."""
 
     name: str
     threat_model: str
     scores: Sequence[float]
     """Of each canary, higher where it is more likely to have been trained on."""
     independent: bool = False
-    """Whether what is seen of one canary says nothing of another's coin."""
+    """Whether the score of one canary tells nothing about another's coin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +80,9 @@ def planned_trade_off(folder: Path) -> TradeOff | None:
 
 
 def finding(canaries: Sequence[Canary], views: Sequence[View], settings: Settings) -> Finding:
-    """Returns what the scores of one or several kinds of attacker show, the strongest first."""
+    """Returns the finding by the scores of one or several kinds of attacker."""
     coins = [canary.included for canary in canaries]
-    found = [_Found.of(view, coins, settings, len(views)) for view in views]
+    found = [_ViewFinding.of(view, coins, settings, len(views)) for view in views]
     lead = max(found, key=lambda each: each.bound.epsilon_lower)
     entries = [each.entry(settings) for each in found]
     short = tuple(
@@ -106,8 +106,8 @@ def finding(canaries: Sequence[Canary], views: Sequence[View], settings: Setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
-    """What one kind of attacker found."""
+class _ViewFinding:
+    """The findings of one kind of attacker."""
 
     view: View
     bound: LowerBound
@@ -115,7 +115,9 @@ class _Found:
     against_plan: Contradiction | None
 
     @classmethod
-    def of(cls, view: View, coins: Sequence[bool], settings: Settings, views: int) -> "_Found":
+    def of(
+        cls, view: View, coins: Sequence[bool], settings: Settings, views: int
+    ) -> "_ViewFinding":
         """Returns it, at a confidence that pays for looking at several views."""
         each = 1 - (1 - settings.confidence) / views
         sure = 1 - (1 - settings.mechanism_confidence) / views
@@ -182,7 +184,7 @@ def _with_verdict(lead: Guesses, entries: Sequence[Guesses]) -> Guesses:
 
 
 def _figures(
-    found: Sequence[_Found], coins: Sequence[bool], settings: Settings
+    found: Sequence[_ViewFinding], coins: Sequence[bool], settings: Settings
 ) -> Mapping[str, Markup]:
     curves = {each.view.name: roc_curve(each.view.scores, coins) for each in found}
     strongest = max(found, key=lambda each: each.bound.epsilon_lower).view.name

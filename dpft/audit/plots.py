@@ -10,7 +10,7 @@ from markupsafe import Markup
 from dpft.audit.guessing import LowerBound
 from dpft.audit.synthetic_text import Likeness
 from dpft.audit.text_overlap import Leakage, allowed_share
-from dpft.audit.trade_off import GaussianTradeOff, RocCurve, TradeOff, clopper_pearson
+from dpft.audit.trade_off import RocCurve, TradeOff, clopper_pearson
 from dpft.reports.pages import COLORS, draw_svg
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ BAND = 200
 """At how many points of a measured curve its interval is drawn."""
 
 
-def exposure_histogram(
-    exposures: Mapping[str, Sequence[float]], *, bits: float, name: str = "exposure"
-) -> Markup:
+def exposure_histogram(exposures: Mapping[str, Sequence[float]], *, bits: float) -> Markup:
     """Returns how many canaries reach which exposure, beside the 2^-x of those never inserted."""
     largest = max([bits, *(value for group in exposures.values() for value in group)])
     edges = np.arange(0, math.ceil(largest) + 2)
@@ -51,16 +49,12 @@ def exposure_histogram(
         axes.set_xticks(edges[:: max(1, len(edges) // 12)])
         _legend_above(axes)
 
-    return draw_svg(draw, name=name, label="how many canaries reach which exposure", height=3.8)
+    return draw_svg(
+        draw, name="exposure", label="how many canaries reach which exposure", height=3.8
+    )
 
 
-def roc_plot(
-    curves: Mapping[str, RocCurve],
-    *,
-    trade_off: TradeOff | None = None,
-    bound: str = "the most that the mechanism allows",
-    name: str = "roc",
-) -> Markup:
+def roc_plot(curves: Mapping[str, RocCurve], *, trade_off: TradeOff | None = None) -> Markup:
     """Returns true against false positive rates on logarithmic axes, beside what is allowed."""
     least = min(1 / curve.non_members for curve in curves.values())
     lowest = min(1 / max(curve.members, curve.non_members) for curve in curves.values())
@@ -73,7 +67,13 @@ def roc_plot(
                 color=COLORS[(number + 1) % len(COLORS)], label=f"{label} (AUC {curve.auc:.3f})",
             )  # fmt: skip
         if trade_off is not None:
-            axes.plot(rates, 1 - trade_off(rates), color=COLORS[0], linestyle="--", label=bound)
+            axes.plot(
+                rates,
+                1 - trade_off(rates),
+                color=COLORS[0],
+                linestyle="--",
+                label="the most that the mechanism allows",
+            )
         axes.plot(rates, rates, color="#888888", linestyle=":", label="guessing blindly")
         axes.set(
             xscale="log", yscale="log", xlim=(least / 2, 1), ylim=(lowest / 2, 1.1),
@@ -87,12 +87,10 @@ def roc_plot(
 
     lines = 0.2 * len(curves)
     label = "true against false positive rates"
-    return draw_svg(draw, name=name, label=label, height=4.6 + lines)
+    return draw_svg(draw, name="roc", label=label, height=4.6 + lines)
 
 
-def lower_bound_plot(
-    bounds: Mapping[str, LowerBound], *, epsilon: float | None = None, name: str = "lower_bound"
-) -> Markup:
+def lower_bound_plot(bounds: Mapping[str, LowerBound], *, epsilon: float | None = None) -> Markup:
     """Returns the lower bound of epsilon by each number of guesses, beside the upper bound."""
 
     def draw(axes: "Axes") -> None:
@@ -115,16 +113,12 @@ def lower_bound_plot(
         axes.set_ylim(bottom=0, top=max(axes.get_ylim()[1], 1.0))
         _legend_above(axes)
 
-    return draw_svg(draw, name=name, label="lower bounds of epsilon by guesses", height=3.8)
+    return draw_svg(
+        draw, name="lower_bound", label="lower bounds of epsilon by guesses", height=3.8
+    )
 
 
-def trade_off_plot(
-    measured: RocCurve,
-    *,
-    planned: TradeOff | None = None,
-    mu: float | None = None,
-    name: str = "trade_off",
-) -> Markup:
+def trade_off_plot(measured: RocCurve, *, planned: TradeOff | None = None) -> Markup:
     """Returns misses against false alarms as measured, beside the curves of plan and Gaussian."""
     alarms = np.linspace(0, 1, POINTS)
     places = np.unique(np.linspace(0, len(measured.false_positives) - 1, BAND).astype(int))
@@ -142,11 +136,6 @@ def trade_off_plot(
         )  # fmt: skip
         if planned is not None:
             axes.plot(alarms, planned(alarms), color=COLORS[0], label="planned mechanism")
-        if mu is not None:
-            axes.plot(
-                alarms, GaussianTradeOff(mu)(alarms), color=COLORS[2], linestyle="--",
-                label=f"Gaussian, μ = {mu:.2f}",
-            )  # fmt: skip
         axes.plot(alarms, 1 - alarms, color="#888888", linestyle=":", label="guessing blindly")
         axes.set(
             xlabel="false alarms (share of those left out)",
@@ -156,7 +145,7 @@ def trade_off_plot(
         axes.legend(frameon=False, loc="upper right")
 
     label = "misses against false alarms, as measured and as planned"
-    return draw_svg(draw, name=name, label=label, width=5.4, height=4.8)
+    return draw_svg(draw, name="trade_off", label=label, width=5.4, height=4.8)
 
 
 BINS = 30

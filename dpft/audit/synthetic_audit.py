@@ -10,11 +10,11 @@ is like a training record is no post-processing.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpft import __version__
 from dpft.audit.audited_run import RunRecords, Unseen, check_writes_texts, records_and_unseen
-from dpft.audit.base import needed
+from dpft.audit.base import import_extra
 from dpft.audit.plots import divergence_plot, lengths_plot, runs_plot
 from dpft.audit.synthetic_text import (
     MAUVE,
@@ -59,10 +59,6 @@ from dpft.tasks.base import TextTask
 from dpft.tasks.records import Example
 from dpft.training.training_config import DeviceConfig
 
-if TYPE_CHECKING:
-    pass
-
-
 OWNERS = (
     "private: it compares with records that were trained on or held out, no epsilon covers it, and"
     " it stays with the owner of the data"
@@ -106,7 +102,7 @@ def _of_ngrams(divergences: Mapping[int, float]) -> audits.NgramDivergence:
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticResult:
-    """What was found of synthetic records; private but for what ``synthetic_page`` releases."""
+    """Findings on synthetic records; private but for `Released`."""
 
     file: SyntheticFile
     limit: int
@@ -128,7 +124,7 @@ class SyntheticResult:
     """The run's epsilon and delta; None where it promises none."""
 
     def record(self) -> audits.SyntheticAudit:
-        """Returns what ``output=json`` prints."""
+        """Returns the record that ``output=json`` prints."""
         utility = self.utility
         return audits.SyntheticAudit(
             note=OWNERS,
@@ -149,21 +145,20 @@ class SyntheticResult:
         )
 
     def parts(self) -> list[Grid | str]:
-        """Returns what people read: what was found of single records first, then what it is worth.
+        """Returns tables and sentences for a terminal: leakage first, then quality and utility.
 
         The numbers that the pages have beside plots are left to them.
         """
+        why = self.file.why_private
+        not_released = [] if why is None else [f"Nothing of this may be released: {why}."]
         return [
             *self._leakage_parts(),
             *[f"Not compared with {what}: {why}" for what, why in self.not_there.items()],
             *self._quality_parts(),
             *self._utility_parts(),
-            *([] if self.file.why_private is None else [self._not_released()]),
+            *not_released,
             f"This is {OWNERS}.",
         ]
-
-    def _not_released(self) -> str:
-        return f"Nothing of this may be released: {self.file.why_private}."
 
     def _leakage_parts(self) -> list[Grid | str]:
         if self.leakage is None:
@@ -242,11 +237,7 @@ class SyntheticResult:
         return [Grid(title=title, columns=("taught by", "accuracy", "macro F1"), rows=rows), *why]
 
 
-def _grid(
-    title: str,
-    sides: Mapping[str, Any],
-    quantities: Sequence[tuple[str, str, str]],
-) -> Grid:
+def _grid(title: str, sides: Mapping[str, Any], quantities: Sequence[tuple[str, str, str]]) -> Grid:
     """Returns a table of quantities, in words, by key and format, a column for each side."""
     rows = [
         (name, *(format(getattr(side, key), form) for side in sides.values()))
@@ -257,12 +248,12 @@ def _grid(
 
 TEMPLATE = "synthetic_audit.html.j2"
 TAUGHT, COMMONEST = "synthetic records", "none: always the commonest class"
-"""What a classifier that may be released is taught by."""
+"""Data that teach a classifier whose scores may be released."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """What may be released of an audit."""
+    """The part of an audit that may be released."""
 
     file: str
     notes: tuple[str, ...]
@@ -274,7 +265,7 @@ class Released:
 
 
 def releasable(result: SyntheticResult) -> Released:
-    """Returns what of an audit is a function of the synthetic records and of published ones."""
+    """Returns the findings that follow from the synthetic records and published ones alone."""
     quality = result.quality if result.quality is not None and result.quality.public else None
     utility = None if quality is None or isinstance(result.utility, str) else result.utility
     return Released(
@@ -319,12 +310,9 @@ def private_page(result: SyntheticResult) -> str:
 
 
 def _parts(
-    file: str,
-    shape: TextShape,
-    quality: Quality | None,
-    scores: dict[str, ClassifierScores | str],
+    file: str, shape: TextShape, quality: Quality | None, scores: dict[str, ClassifierScores | str]
 ) -> dict[str, Any]:
-    """Returns what both pages show."""
+    """Returns the template's values that both pages share."""
     shapes = {"synthetic": shape.record()}
     lengths = {"synthetic": shape.lengths}
     alike: Likeness | str | None = None
@@ -350,7 +338,7 @@ def _parts(
 
 
 def _owners_parts(result: SyntheticResult) -> dict[str, Any]:
-    """Returns what the owner alone is shown."""
+    """Returns the template's values of the owner's page alone."""
     leakage = result.leakage
     sides = {}
     if leakage is not None:
@@ -371,7 +359,7 @@ def _owners_parts(result: SyntheticResult) -> dict[str, Any]:
 
 
 TRAINING = "training records"
-"""What real texts are called where there are no others."""
+"""Name of the real texts where there are no others."""
 
 
 def audit_synthetic(
@@ -388,7 +376,7 @@ def audit_synthetic(
     device.prepare()
     config = saved_run(str(run))
     task = check_writes_texts(config)
-    needed("datasketch")
+    import_extra("datasketch")
     if label is not None:
         label_task(task, label)
     privacy = run_privacy(run / PRIVACY) if (run / PRIVACY).exists() else None
@@ -434,7 +422,7 @@ def _compared(
 
 
 def _texts(records: Sequence[Example], file: SyntheticFile, limit: int) -> list[str] | None:
-    """Returns what a model would have written of records; None where there are none."""
+    """Returns the texts of records as a model would write them; None where there are none."""
     chosen = [records[at] for at in spread(len(records), limit)] if records else []
     return [written_text(each, prompted=file.prompted) for each in chosen] or None
 

@@ -27,13 +27,7 @@ from dpft.errors import InputError
 from dpft.evaluation.predictions import spread
 from dpft.records import audits
 from dpft.records.audits import ClassifierScores, Utility
-from dpft.records.privacy_file import (
-    RunPrivacy,
-    Statement,
-    is_promised,
-    read_statement,
-    spent_on,
-)
+from dpft.records.privacy_file import RunPrivacy, Statement, is_promised, read_statement, spent_on
 from dpft.runs.held_out import load_training_data
 from dpft.tasks.base import Task, TextTask
 from dpft.tasks.custom import CustomTexts
@@ -59,7 +53,7 @@ class SyntheticFile:
     """Why nothing of them may be released, in words; None where it may."""
 
     def texts(self, limit: int) -> list[str]:
-        """Returns what was written, evenly spread over the file, at most so many texts."""
+        """Returns at most ``limit`` of the texts, evenly spread over the file."""
         chosen = [self.records[at] for at in spread(len(self.records), limit)]
         return [written_text(record, prompted=self.prompted) for record in chosen]
 
@@ -81,9 +75,14 @@ def read_synthetic(
                 f"synthetic must name records that a model wrote, got {str(file)!r}, which is the"
                 f" run's own {own.name}."
             )
-    statement = _statement(file)
-    if statement is not None and privacy is not None:
-        _check_written_by(run, statement, privacy)
+    said = file.with_name(f"{file.stem}.privacy.json")
+    statement = read_statement(said) if said.is_file() else None
+    if statement and privacy and spent_on(statement) != spent_on(privacy):
+        raise InputError(
+            f"synthetic must be written by the run's model, got records of {statement.run},"
+            f" by the statement beside them; give run=RUN, the one that wrote them, instead of"
+            f" {str(run)!r}."
+        )
     notes = () if statement is None else statement.notes
     prompted = bool(task.prompt_columns) if statement is None else statement.prompts != "none"
     return SyntheticFile(
@@ -97,7 +96,7 @@ def read_synthetic(
 
 
 def synthetic_records(task: TextTask, file: Path) -> tuple[list[Example], int]:
-    """Returns what a task makes of a file's rows, and how many are none by their label.
+    """Returns the records of a file, and how many rows were left out for their label.
 
     Raises:
         InputError: As ``read_synthetic``; a message names file and line and never quotes a row.
@@ -121,31 +120,8 @@ def synthetic_records(task: TextTask, file: Path) -> tuple[list[Example], int]:
     return list(records), len(rows) - len(kept)
 
 
-def _statement(file: Path) -> Statement | None:
-    """Returns what lies beside the records; None where nothing does.
-
-    Raises:
-        StateError: It is damaged.
-    """
-    path = file.with_name(f"{file.stem}.privacy.json")
-    return read_statement(path) if path.is_file() else None
-
-
-def _check_written_by(run: Path, said: Statement, privacy: RunPrivacy) -> None:
-    if spent_on(said) != spent_on(privacy):
-        raise InputError(
-            f"synthetic must be written by the run's model, got records of {said.run},"
-            f" by the statement beside them; give run=RUN, the one that wrote them, instead of"
-            f" {str(run)!r}."
-        )
-
-
 def _why_private(
-    file: Path,
-    statement: Statement | None,
-    privacy: RunPrivacy | None,
-    *,
-    prompted: bool,
+    file: Path, statement: Statement | None, privacy: RunPrivacy | None, *, prompted: bool
 ) -> str | None:
     if statement is None:
         return (
@@ -190,7 +166,7 @@ def utility_of(
     unseen: Unseen | str,
     limit: int,
 ) -> Utility | str:
-    """Returns what classifiers learn of synthetic and of training records, or why none is taught.
+    """Returns scores of classifiers taught by synthetic and by training records, or a reason.
 
     Raises:
         InputError: As ``label_task``, or the files cannot be read so.

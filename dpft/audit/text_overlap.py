@@ -1,4 +1,4 @@
-"""What texts have in common: near duplicates, longest common runs of words, leaked records.
+"""Overlap of texts: near duplicates, longest common runs of words, leaked records.
 
 - **Near duplicates** (`NearDuplicates`): two texts whose sets of n-grams of ``NGRAM`` words have a
   Jaccard similarity of at least ``THRESHOLD``, as in NearDup of Lee et al. 2021 (arXiv 2107.06499,
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpft.audit.base import needed
+from dpft.audit.base import import_extra
 from dpft.records import audits
 from dpft.records.audits import CanariesInTexts, KeptCanaries
 from dpft.records.form import read_record
@@ -50,7 +50,7 @@ def whole_text(record: Example) -> str:
 
 
 def written_text(record: Example, *, prompted: bool) -> str:
-    """Returns what of a record a model would write."""
+    """Returns the part of a record that a model would write."""
     return whole_text(record) if record.learns_prompt and not prompted else record.target
 
 
@@ -61,7 +61,7 @@ METHOD = (
     f"Jaccard similarity of {NGRAM}-grams of words at least {THRESHOLD}; candidates by MinHash"
     " (datasketch), each verified exactly"
 )
-"""What is called a near duplicate, in words."""
+"""The definition of a near duplicate, in words."""
 Grams = frozenset[str]
 
 
@@ -91,7 +91,7 @@ class NearDuplicates:
         Raises:
             InputError: datasketch is not installed.
         """
-        self._datasketch = needed("datasketch")
+        self._datasketch = import_extra("datasketch")
         self._index = self._datasketch.MinHashLSH(num_perm=BANDS * ROWS, params=(BANDS, ROWS))
         self._grams = list(dict.fromkeys(map(grams_of, texts)))
         for number, hashed in enumerate(self._hashed(self._grams)):
@@ -219,8 +219,8 @@ SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """What synthetic text holds of some records."""
+class Overlap:
+    """Overlap of synthetic texts with some records."""
 
     longest: tuple[int, ...] = field(repr=False)
     """For each record, how many of its words in a row stand in one synthetic text."""
@@ -260,10 +260,10 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Leakage:
-    """What was found of training records, beside what was found of others."""
+    """Overlap with training records, beside the overlap with others."""
 
-    training: Found
-    unseen: Found | None
+    training: Overlap
+    unseen: Overlap | None
     """The control; None where there are no such records."""
     copies: int
     """Synthetic texts that are a training record, but for blanks."""
@@ -305,7 +305,7 @@ class Leakage:
 def leakage_of(
     synthetic: Sequence[str], training: Sequence[str], unseen: Sequence[str] | None
 ) -> Leakage:
-    """Returns what synthetic texts hold of training records and of others.
+    """Returns the overlap of synthetic texts with training records and with others.
 
     Raises:
         InputError: datasketch is not installed.
@@ -326,11 +326,11 @@ def leakage_of(
 
 
 def allowed_share(share: float, epsilon: float, delta: float) -> float:
-    """Returns what share of training records epsilon allows, given that of other records."""
+    """Returns the share of training records that epsilon allows, given that of other records."""
     return min(1.0, math.exp(min(epsilon, 700.0)) * share + delta)
 
 
-def most_found(found: Found, texts: Sequence[str]) -> list[tuple[int, str]]:
+def most_found(found: Overlap, texts: Sequence[str]) -> list[tuple[int, str]]:
     """Returns a few texts of which the longest runs were found, and how long they are."""
     order = sorted(range(len(texts)), key=lambda at: -found.longest[at])
     return [(found.longest[at], texts[at]) for at in order[:SHOWN] if found.longest[at]]
@@ -338,16 +338,16 @@ def most_found(found: Found, texts: Sequence[str]) -> list[tuple[int, str]]:
 
 def _found(
     synthetic: Sequence[str], known: set[str], near: NearDuplicates, texts: Sequence[str]
-) -> Found:
+) -> Overlap:
     runs = longest_runs([words_of(text) for text in texts], [words_of(text) for text in synthetic])
-    return Found(
+    return Overlap(
         longest=tuple(runs.tolist()),
         exact=sum(_plain(text) in known for text in texts),
         near=sum(near.near(texts)),
     )
 
 
-def _compared(training: Found, unseen: Found | None) -> tuple[float | None, float | None]:
+def _compared(training: Overlap, unseen: Overlap | None) -> tuple[float | None, float | None]:
     if unseen is None:
         return None, None
     from scipy.stats import mannwhitneyu
@@ -362,7 +362,7 @@ def _plain(text: str) -> str:
 
 
 def canaries_found(run: Path, texts: Sequence[str]) -> dict[str, CanariesInTexts]:
-    """Returns what was found of the canaries, included ones and others apart; none without any.
+    """Returns how many canaries texts contain, included ones and others apart.
 
     Raises:
         InputError: The file of the canaries is of another schema version.

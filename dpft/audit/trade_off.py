@@ -12,7 +12,6 @@ says what it knows for sure of a few records, which an average over all would hi
 0.7405
 """
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, TypeVar, cast
@@ -58,25 +57,6 @@ class GaussianTradeOff:
     def __call__(self, alpha: Rates, /) -> Rates:
         """See ``TradeOff``."""
         return cast(Rates, ndtr(ndtri(1 - alpha) - self.mu))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ApproximateTradeOff:
-    """The lowest curve that (epsilon, delta)-differential privacy allows: Dong et al., Prop. 2.5.
-
-    Attributes:
-        epsilon: At least 0.
-        delta: In [0, 1).
-    """
-
-    epsilon: float
-    delta: float = 0.0
-
-    def __call__(self, alpha: Rates, /) -> Rates:
-        """See ``TradeOff``."""
-        steep = 1 - self.delta - math.exp(min(self.epsilon, 700.0)) * alpha
-        flat = math.exp(-self.epsilon) * (1 - self.delta - alpha)
-        return cast(Rates, np.maximum(0.0, np.maximum(steep, flat)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ SUBCOMMANDS = {
     "tune": "search for the best settings within one epsilon",
     "eval": "generate from a trained model and score it, or score a file of outputs",
     "generate": "write synthetic records with a trained model, at no further epsilon",
+    "synthesize": "make a synthetic table of a private one, and say what it is worth",
     "account": "compute epsilon from noise, noise from epsilon, or what runs have spent",
     "export": "write a run's model as a folder to hand on, LoRA merged if asked",
     "plan": "say what a training run would cost, without training",

@@ -233,6 +233,33 @@ def check_start(method: Method, model: ModelConfig) -> None:
         raise InputError(f"method={method.name} needs model.init={required}, got {model.init}.")
 
 
+def check_quantization(
+    method: Method, model: ModelConfig, train: TrainingConfig, parallel: ParallelConfig
+) -> None:
+    """Refuses quantized weights beside what moves them, compiles them or cuts them into shards.
+
+    Raises:
+        InputError: Something does.
+    """
+    if not model.is_quantized:
+        return
+    key = f"model.quantization={model.quantization}"
+    if not method.trains_beside:
+        raise InputError(
+            f"{key} needs a method that leaves the base's weights as they are, such as method=lora,"
+            f" got method={method.name}, which moves them; set model.quantization=none."
+        )
+    if method.train_biases:
+        raise InputError(f"{key} needs method.train_biases=false: it freezes a layer's bias, too.")
+    if train.compile:
+        raise InputError(f"{key} needs train.compile=false, got true; drop one.")
+    if parallel.shards_model:
+        raise InputError(
+            f"{key} needs parallel=none or parallel=ddp, got parallel={parallel.name}: quantized"
+            " weights are not cut into shards; drop one."
+        )
+
+
 def check_exposure(task: Task, audit: CanaryConfig) -> None:
     """Refuses canaries whose suffix nobody learns to write.
 
@@ -342,6 +369,7 @@ class TrainConfig(CrossChecked):
         (("privacy", "train"), check_adaptive_scale),
         (("privacy", "model", "train"), check_compile),
         (("method", "model"), check_start),
+        (("method", "model", "train", "parallel"), check_quantization),
         (("method", "audit"), check_white_box),
         (("mechanism", "privacy", "method", "train"), check_mechanism),
         (("mechanism", "method", "privacy", "optimizer"), check_noise_known),

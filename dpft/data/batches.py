@@ -44,7 +44,7 @@ Bits = Callable[[int], bytes]
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What a model reads of some examples, and what their losses are made of."""
+    """Inputs and labels of some examples."""
 
     inputs: Mapping[str, Tensor]
     """Keyword arguments of the model: ``input_ids`` and others, each of shape (b, t) and int64; or

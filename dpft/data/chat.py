@@ -38,7 +38,7 @@ class ChatEncoding(TextEncoding):
 
     @cached_property
     def ending(self) -> list[int]:
-        """What ends an answer: the template's mark, and the end-of-text token if that is another.
+        """Tokens that end an answer: the template's mark, and another end-of-text token.
 
         Generation stops at the end-of-text token alone.
         """
@@ -100,7 +100,7 @@ class ChatEncoding(TextEncoding):
         return prompts
 
     def _opening(self, example: Example) -> str:
-        """Returns what the template writes before the first message that is not the system's."""
+        """Returns the template's text before the first message that is not the system's."""
         messages = _messages(example)
         system = [message for message in messages[:1] if message["role"] == "system"]
         turn = {"role": "user", "content": PLACE}
@@ -120,14 +120,14 @@ class ChatEncoding(TextEncoding):
         return answers
 
     def _answer(self, example: Example) -> str:
-        """Returns what the template writes between the prompt and an answer's end."""
+        """Returns the template's text between the prompt and an answer's end."""
         if not example.target:
             return ""
         return self._continuation(_messages(example), example.target).removesuffix(self._tail)
 
     @cached_property
     def _tail(self) -> str:
-        """What the template writes after an answer."""
+        """The template's text after an answer."""
         question = [{"role": "user", "content": "What?"}]
         return self._continuation(question, PLACE).rpartition(PLACE)[2]
 

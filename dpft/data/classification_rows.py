@@ -139,10 +139,7 @@ class LabelWordEncoding(TokenEncoding):
             answer = len(start) + sum(map(len, cut[:before]))
         labels = [float(share) for share in self.distribution(example.label)]
         return TokenizedExample(
-            input_ids=whole,
-            labels=labels,
-            answer=answer,
-            truncated=sum(map(len, ids)) > room,
+            input_ids=whole, labels=labels, answer=answer, truncated=sum(map(len, ids)) > room
         )
 
 

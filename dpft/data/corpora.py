@@ -106,11 +106,7 @@ FORM = LocalForm(rows=_rows, splits=known_splits)
 
 
 def _by_split(place: Path, parts: Sequence[str]) -> dict[str, list[Path]]:
-    """Returns what lies in a folder by its split; all of it is of one where no name says more.
-
-    Raises:
-        InputError: Some of it has the name of a split, and some has not.
-    """
+    """Returns the entries of a folder by split; all are of one split where no name says more."""
     entries = _entries(place)
     found: dict[str, list[Path]] = {}
     for entry in entries:
@@ -131,11 +127,7 @@ def _by_split(place: Path, parts: Sequence[str]) -> dict[str, list[Path]]:
 
 
 def _files(entries: Iterable[Path]) -> Iterator[Path]:
-    """Yields the files among entries and in their folders.
-
-    Raises:
-        InputError: One is hidden, or of no format, or no file at all; names the first.
-    """
+    """Yields the files among entries and in their folders."""
     for entry in entries:
         is_hidden, is_folder = entry.name.startswith("."), entry.is_dir()
         if is_folder and not is_hidden:

@@ -164,11 +164,7 @@ class CorpusEncoding(TokenEncoding):
     """Most chunks of a record; what is left of a longer one is cut."""
 
     def __post_init__(self) -> None:
-        """Refuses a tokenizer that cannot name what is hidden.
-
-        Raises:
-            InputError: It has too few sentinels.
-        """
+        """Refuses a tokenizer that cannot name what is hidden."""
         if self.span_corruption and len(self.sentinels) < self._most_spans:
             raise InputError(
                 f"task.objective=span_corruption needs {self._most_spans} sentinels, <extra_id_0>"
@@ -190,7 +186,7 @@ class CorpusEncoding(TokenEncoding):
 
     @property
     def view(self) -> View | None:
-        """What is read of a row, drawn anew each time; None where it is the row itself."""
+        """The view of a row, drawn anew each time; None where a row is read as it is."""
         if self.span_corruption:
             return SpanCorruption(
                 noise_density=NOISE_DENSITY,
@@ -228,7 +224,7 @@ class CorpusEncoding(TokenEncoding):
     def prompts(
         self, examples: Sequence[Example], *, max_length: int, max_new_tokens: int
     ) -> list[list[int]]:
-        """Returns what a model that writes reads before it does, in tokens.
+        """Returns the token ids of prompts for generation.
 
         A beginning that is too long loses its own beginning. A text with gaps (``GAP``) has a
         sentinel in the place of each; words before a gap lose the blank that a filling begins
@@ -346,7 +342,7 @@ class CorpusEncoding(TokenEncoding):
 
     @property
     def around(self) -> tuple[list[int], list[int]]:
-        """What stands before and after a text, such as [CLS] and [SEP]."""
+        """Tokens before and after a text, such as [CLS] and [SEP]."""
         whole: list[int] = self.tokenizer("")["input_ids"]
         half = len(whole) // 2
         return whole[:half], whole[half:]

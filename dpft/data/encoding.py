@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from dpft.data.batches import EncodedRows, Layout, TextLayout, View
-from dpft.data.token_rows import Block, Lists, TokenRows, ends_of, numbered
+from dpft.data.token_rows import Block, RaggedArray, TokenRows, ends_of, numbered
 from dpft.data.tokenization import (
     TokenizedExample,
     opening_ids,
@@ -77,7 +77,7 @@ def _stretches(
     prompts, prompt_places = _distinct(parts, tokenizer, special_tokens)
     targets, target_places = _distinct([example.target for example in examples], tokenizer, ())
     marks = [start_id(tokenizer), cast(int, tokenizer.eos_token_id)]
-    lists = Lists.of([marks[:1], *prompts, *targets, marks[1:]], np.int32)
+    lists = RaggedArray.of([marks[:1], *prompts, *targets, marks[1:]], np.int32)
     places = np.zeros((len(examples), 6), np.int64)
     places[:, LEAD:TARGET] = prompt_places.reshape(-1, 3) + 1
     places[:, TARGET] = target_places + 1 + len(prompts)
@@ -124,11 +124,11 @@ def _cut_prompts(begins: Whole, lengths: Whole, room: Whole, cut_start: Flags) -
         excess -= gone
 
 
-def _gathered(ids: NDArray[np.int32], begins: Whole, lengths: Whole) -> Lists:
+def _gathered(ids: NDArray[np.int32], begins: Whole, lengths: Whole) -> RaggedArray:
     """Returns the rows that stretches of ids make, one row after the other."""
     bounds = ends_of(lengths.ravel())
     places = np.repeat(begins.ravel(), lengths.ravel()) + numbered(bounds)
-    return Lists(values=ids[places], bounds=ends_of(lengths.sum(axis=1)))
+    return RaggedArray(values=ids[places], bounds=ends_of(lengths.sum(axis=1)))
 
 
 UNCUT = 2**31
@@ -261,7 +261,7 @@ class TextEncoding(TokenEncoding):
     def prompts(
         self, examples: Sequence[Example], *, max_length: int, max_new_tokens: int
     ) -> list[list[int]]:
-        """Returns what the model reads before it writes, in tokens.
+        """Returns the token ids of prompts for generation.
 
         Args:
             examples: The records; their targets are not read.

@@ -389,7 +389,9 @@ def split_tables(rows: Rows | Splits, split: str = TRAIN) -> dict[str, Rows]:
     """
     tables = dict(rows) if isinstance(rows, Mapping) else {split: rows}
     for name, table in tables.items():
-        if not isinstance(name, str) or (isinstance(rows, Mapping) and not _names_split(name)):
+        if not isinstance(name, str) or (
+            isinstance(rows, Mapping) and name.partition("_")[0] not in SPLITS
+        ):
             raise InputError(
                 f"rows must be a table, or tables by split ({', '.join(SPLITS)}), got a mapping"
                 " with other keys."
@@ -433,11 +435,6 @@ def memory_rows(split: str) -> Iterator[Row]:
         if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
             raise InputError(f"{place}: must be a mapping of column names, in text, to values.")
         yield Row(place, {name: _plain(value) for name, value in values.items()})
-
-
-def _names_split(name: str) -> bool:
-    """Returns whether a name is a split's, or that of a part of one: validation_matched."""
-    return name.partition("_")[0] in SPLITS
 
 
 def _is_frame(table: object) -> bool:

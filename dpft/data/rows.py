@@ -54,11 +54,13 @@ def examples_of(task: Task, row: Row, *, blank: bool = False) -> Sequence[Record
         }
     else:
         values = row_values(task, row, task.columns) | row_values(task, row, optional)
-    return made_at(row, task.examples, values)
+    return make_from_row(row, task.examples, values)
 
 
-def made_at(row: Row, make: Callable[[Mapping[str, Any]], Made], values: Mapping[str, Any]) -> Made:
-    """Returns what the task makes of a row's values; a refusal says which row it is of."""
+def make_from_row(
+    row: Row, make: Callable[[Mapping[str, Any]], Made], values: Mapping[str, Any]
+) -> Made:
+    """Returns ``make`` of a row's values; a refusal names the row."""
     try:
         return make(values)
     except InputError as error:
@@ -99,7 +101,7 @@ class FaultyRows:
                 lines.append(number)
 
     def refused(self, *others: str, may_skip: bool) -> InputError:
-        """Returns what says all of it.
+        """Returns one error for all faulty rows.
 
         Args:
             others: Faults that are not of one row.
@@ -122,7 +124,7 @@ def _lines(before: str, fault: str, lines: Sequence[str]) -> str:
     return f"{before}s {', '.join(first)} and {last}: {fault}"
 
 
-def set_apart(examples: Sequence[Record], taken: set[str]) -> Sequence[Record]:
+def with_unique_groups(examples: Sequence[Record], taken: set[str]) -> Sequence[Record]:
     """Returns a row's examples, their groups renamed where an earlier row has them: "… (2)"."""
     texts = [example for example in examples if isinstance(example, Example)]
     names = {group: _unused(group, taken) for group in {example.group for example in texts}}
@@ -160,8 +162,7 @@ def _value(task: Task, row: Row, column: str, needed: Sequence[str]) -> object:
     if not isinstance(value, str) or not is_unicode(value):
         empty = ", and is empty" if value is None else ""
         raise FaultyRow(
-            row.place,
-            f"the column {present[0]} must hold text (a string of valid Unicode){empty}.",
+            row.place, f"the column {present[0]} must hold text (a string of valid Unicode){empty}."
         )
     return value
 
@@ -248,7 +249,7 @@ def unit_of(row: Row, column: str) -> str:
 
 
 PROMPTS = "prompts"
-"""What a table of prompts in memory is held as."""
+"""Name under which a table of prompts is held in memory."""
 
 
 def load_prompts(task: TextTask, file: str) -> list[tuple[dict[str, Any], Example]]:
@@ -261,7 +262,7 @@ def load_prompts(task: TextTask, file: str) -> list[tuple[dict[str, Any], Exampl
     prompts = []
     for row in memory_rows(PROMPTS) if file == MEMORY else _file_rows(file):
         values = row_values(task, row, task.given_columns)
-        prompts.append((values, made_at(row, task.prompt, values)))
+        prompts.append((values, make_from_row(row, task.prompt, values)))
     if not prompts:
         raise InputError(f"prompts must hold at least one row, got none in {file!r}.")
     return prompts

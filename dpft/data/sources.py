@@ -34,7 +34,7 @@ from dpft.data.raw_rows import (
     memory_rows,
     read_rows,
 )
-from dpft.data.rows import FaultyRows, examples_of, set_apart, unit_of
+from dpft.data.rows import FaultyRows, examples_of, unit_of, with_unique_groups
 from dpft.errors import InputError, note_records_read
 from dpft.machine import hub_is_reachable
 from dpft.tasks.base import MISSING, REFUSED, SPLITS, OwnRows, Task
@@ -45,7 +45,7 @@ OFFLINE_WAYS_OUT = (
     "connect, or give local files with task.data_dir=DIR and model.path=DIR, or run without a"
     " network on task=e2e task.source=embedded model=tiny"
 )
-"""What a message about unreachable data offers."""
+"""The way out in a message about unreachable data."""
 
 
 def cache_directory() -> Path:
@@ -73,17 +73,14 @@ def fetch(url: str, *, cache: bool) -> bytes:
         )
     if not cache:
         return _download(url)
-    cached = _cached_path(url)
+    digest = hashlib.sha256(url.encode()).hexdigest()[:16]
+    name = f"{digest}-{PurePosixPath(urlsplit(url).path).name}"
+    cached = cache_directory() / "downloads" / name
     if cached.is_file():
         return cached.read_bytes()
     content = _download(url)
     _store(content, cached)
     return content
-
-
-def _cached_path(url: str) -> Path:
-    digest = hashlib.sha256(url.encode()).hexdigest()[:16]
-    return cache_directory() / "downloads" / f"{digest}-{PurePosixPath(urlsplit(url).path).name}"
 
 
 def _download(url: str) -> bytes:
@@ -147,14 +144,8 @@ def load_examples(task: Task, split: str) -> list[Record]:
     return [each.record for each in read if each.record is not None]
 
 
-def load_with_units(task: Task, split: str, column: str) -> tuple[list[Record], list[str]]:
-    """Returns every example of a split and, in a second list, the privacy unit of each."""
-    read = [each for each in read_examples(task, split, column) if each.record is not None]
-    return [each.record for each in read if each.record], [each.unit for each in read]
-
-
 class ReadRecord(NamedTuple):
-    """What a row was read as."""
+    """A record as it was read from a row."""
 
     record: Record | None
     """An example of it; None: the row is faulty, and left out."""
@@ -201,12 +192,12 @@ def read_examples(task: Task, split: str, column: str | None) -> Iterator[ReadRe
                     if faulty.are_enough:
                         break
                     continue
-                examples = () if unit is None else _mended(task, member, row)
+                examples = () if unit is None else _read_with_blanks(task, member, row)
                 if unit is None or not examples:
                     yield ReadRecord(None, row.place if unit is None else unit, False)
                     continue
             if task.scores_rows:
-                examples = set_apart(examples, taken)
+                examples = with_unique_groups(examples, taken)
             for example in examples:
                 is_empty = False
                 cut = shortened(example, letters)
@@ -223,7 +214,7 @@ def read_examples(task: Task, split: str, column: str | None) -> Iterator[ReadRe
         )
 
 
-def _mended(task: Task, member: Task, row: Row) -> Sequence[Record]:
+def _read_with_blanks(task: Task, member: Task, row: Row) -> Sequence[Record]:
     """Returns a faulty row's examples where what it lacks may be read as empty; else none."""
     if task.on_invalid != MISSING:
         return ()
@@ -292,11 +283,7 @@ def has_split(task: Task, split: str) -> bool:
 
 
 def _only_file(file: Path, split: str) -> Path:
-    """Returns the file, which is the training split.
-
-    Raises:
-        InputError: Another split is asked for, or the file has none of the formats.
-    """
+    """Returns the file, which is the training split."""
     if split != "train":
         raise InputError(
             f"task.data_dir={file} is one file, the training split, and has no {split} split; hold"

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from dpft.data.batches import EncodedRows
 from dpft.data.tokenization import TokenizedExample
-from dpft.data.training_records import TOGETHER, pieces
+from dpft.data.training_records import TOGETHER, batched
 from dpft.kinds import IGNORED_LABEL
 
 Numbers = NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lists:
+class RaggedArray:
     """Lists of numbers, one after the other in one array."""
 
     values: Numbers
@@ -34,13 +34,13 @@ class Lists:
     """Where each begins, and then where the last one ends, shape (lists + 1,)."""
 
     @classmethod
-    def of(cls, lists: Sequence[Sequence[float]], dtype: type[np.generic]) -> "Lists":
+    def of(cls, lists: Sequence[Sequence[float]], dtype: type[np.generic]) -> "RaggedArray":
         """Returns the lists in one array of that type."""
         bounds = ends_of(np.fromiter(map(len, lists), np.int64, len(lists)))
         values = np.fromiter(chain.from_iterable(lists), dtype, int(bounds[-1]))
         return cls(values=values, bounds=bounds)
 
-    def narrowed(self) -> "Lists":
+    def narrowed(self) -> "RaggedArray":
         """Returns the same numbers in two bytes each, where each is a whole one below 2^16."""
         values = self.values
         if values.dtype != np.int32 or not values.size:
@@ -63,19 +63,19 @@ class Lists:
 class Block:
     """Some records in tokens, the fields of ``TokenizedExample`` side by side."""
 
-    ids: Lists
+    ids: RaggedArray
     unlabeled: NDArray[np.int32] | None = None
     """Of texts whose labels are their own ids but for the first ones: how many those are."""
-    labels: Lists | None = None
+    labels: RaggedArray | None = None
     """The labels of any others."""
-    types: Lists | None = None
+    types: RaggedArray | None = None
     answers: NDArray[np.int32] | None = None
     truncated: NDArray[np.bool_]
 
     @classmethod
     def of(cls, rows: Sequence[TokenizedExample]) -> "Block":
         """Returns rows that have the same fields as each other."""
-        ids = Lists.of([row.input_ids for row in rows], np.int32)
+        ids = RaggedArray.of([row.input_ids for row in rows], np.int32)
         labels = _labels(rows)
         unlabeled = _unlabeled(ids, labels)
         first = rows[0]
@@ -85,7 +85,7 @@ class Block:
             labels=labels if unlabeled is None else None,
             types=None
             if first.token_type_ids is None
-            else Lists.of([row.token_type_ids or [] for row in rows], np.int32),
+            else RaggedArray.of([row.token_type_ids or [] for row in rows], np.int32),
             answers=None
             if first.answer is None
             else np.array([row.answer for row in rows], np.int32),
@@ -112,7 +112,7 @@ class Block:
         first = int(self.unlabeled[at])
         return [IGNORED_LABEL] * first + ids[first:]
 
-    def all_labels(self) -> Lists:
+    def all_labels(self) -> RaggedArray:
         """Returns every row's labels."""
         if self.labels is not None:
             return self.labels
@@ -222,14 +222,14 @@ def _fields(row: TokenizedExample) -> tuple[bool, bool]:
     return row.token_type_ids is None, row.answer is None
 
 
-def _labels(rows: Sequence[TokenizedExample]) -> Lists:
+def _labels(rows: Sequence[TokenizedExample]) -> RaggedArray:
     """Returns the labels of rows: token ids, or other numbers as Python has them."""
     kinds = {type(label) for row in rows for label in row.labels}
     dtype = np.int32 if kinds <= {int} else np.float64
-    return Lists.of([row.labels for row in rows], dtype)
+    return RaggedArray.of([row.labels for row in rows], dtype)
 
 
-def _unlabeled(ids: Lists, labels: Lists) -> NDArray[np.int32] | None:
+def _unlabeled(ids: RaggedArray, labels: RaggedArray) -> NDArray[np.int32] | None:
     """Returns how many of each row's first labels are none; None where others differ from ids."""
     if labels.values.dtype != np.int32 or not np.array_equal(ids.bounds, labels.bounds):
         return None
@@ -238,25 +238,27 @@ def _unlabeled(ids: Lists, labels: Lists) -> NDArray[np.int32] | None:
     return first if np.array_equal(_own_ids(ids, first).values, labels.values) else None
 
 
-def _own_ids(ids: Lists, unlabeled: NDArray[np.int32]) -> Lists:
+def _own_ids(ids: RaggedArray, unlabeled: NDArray[np.int32]) -> RaggedArray:
     """Returns the ids of rows as their labels, the first ones of each without any."""
     is_first = numbered(ids.bounds) < np.repeat(unlabeled, ids.lengths)
-    return Lists(values=np.where(is_first, np.int32(IGNORED_LABEL), ids.values), bounds=ids.bounds)
+    return RaggedArray(
+        values=np.where(is_first, np.int32(IGNORED_LABEL), ids.values), bounds=ids.bounds
+    )
 
 
-def _columns(block: Block) -> list[Lists]:
-    """Returns what is known of each record: ids, labels, types and where the answer is."""
+def _columns(block: Block) -> list[RaggedArray]:
+    """Returns the columns of a block: ids, labels, types and the position of the answer."""
     none: list[list[int]] = [[]] * len(block)
     answers = np.zeros(len(block), np.int32) if block.answers is None else block.answers
     return [
         block.ids,
         block.all_labels(),
-        Lists.of(none, np.int32) if block.types is None else block.types,
-        Lists(values=answers, bounds=np.arange(len(block) + 1)),
+        RaggedArray.of(none, np.int32) if block.types is None else block.types,
+        RaggedArray(values=answers, bounds=np.arange(len(block) + 1)),
     ]
 
 
-def words_of(columns: Sequence[Lists]) -> bytes:
+def words_of(columns: Sequence[RaggedArray]) -> bytes:
     """Returns record by record the lists of each column, each list after its length."""
     lengths = np.stack([column.lengths for column in columns], axis=1)
     starts = ends_of(lengths.ravel() + 1)[:-1].reshape(lengths.shape)
@@ -274,6 +276,6 @@ def fingerprint(rows: Sequence[Any], units: Sequence[Sequence[int]] | None, key:
     digest = hmac.new(key, digestmod=hashlib.sha256)
     for content in encoded_rows(rows).content():
         digest.update(content)
-    for some in pieces(units or [], TOGETHER):
-        digest.update(words_of([Lists.of(some, np.int64)]))
+    for some in batched(units or [], TOGETHER):
+        digest.update(words_of([RaggedArray.of(some, np.int64)]))
     return digest.hexdigest()

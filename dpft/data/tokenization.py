@@ -12,7 +12,7 @@ from typing import TypeGuard, cast
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from dpft.data.training_records import pieces
+from dpft.data.training_records import batched
 from dpft.errors import InputError
 from dpft.kinds import IGNORED_LABEL
 from dpft.tasks.records import Example
@@ -174,7 +174,7 @@ def tokenize_prompts(
 
 
 def start_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Returns what a causal model reads where there is no prompt, to predict a first token from.
+    """Returns the token that a causal model reads first where there is no prompt.
 
     The beginning-of-text token, or the end-of-text token where there is none.
     """
@@ -183,9 +183,7 @@ def start_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _prompts(
-    examples: Sequence[Example],
-    tokenizer: PreTrainedTokenizerBase,
-    special_tokens: Sequence[str],
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, special_tokens: Sequence[str]
 ) -> list[Prompt]:
     opening = opening_ids(tokenizer)
     start = opening or [start_id(tokenizer)]
@@ -263,14 +261,14 @@ def has_plain_call(tokenizer: PreTrainedTokenizerBase) -> TypeGuard[PreTrainedTo
 
 
 def _fast_ids(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
-    """Returns what calling the tokenizer would, without an object of masks and offsets a text."""
+    """Returns the ids that calling the tokenizer gives, without masks and offsets for each text."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True  # That is, read what spells one as text.
     return [
         encoding.ids
-        for some in pieces(texts, AT_ONCE)
+        for some in batched(texts, AT_ONCE)
         for encoding in backend.encode_batch_fast(some, add_special_tokens=False)
     ]
 
@@ -281,8 +279,8 @@ def _ids_with_tokens(
     ids = cast(list[int], tokenizer.convert_tokens_to_ids(list(special_tokens)))
     known = dict(zip(special_tokens, ids, strict=True))
     between = re.compile(f"({'|'.join(map(re.escape, special_tokens))})")
-    pieces = [[piece for piece in between.split(text) if piece] for text in texts]
-    plain = list(dict.fromkeys(p for parts in pieces for p in parts if p not in known))
+    batched = [[piece for piece in between.split(text) if piece] for text in texts]
+    plain = list(dict.fromkeys(p for parts in batched for p in parts if p not in known))
     ids_of = dict(zip(plain, token_ids(plain, tokenizer), strict=True))
     ids_of |= {token: [number] for token, number in known.items()}
-    return [[number for piece in parts for number in ids_of[piece]] for parts in pieces]
+    return [[number for piece in parts for number in ids_of[piece]] for parts in batched]

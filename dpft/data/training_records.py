@@ -40,7 +40,7 @@ class PackedRecords(Sequence[Record]):
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self._packer = _Packer()
-        self._blocks = [self._packer.pack(some) for some in pieces(records, TOGETHER)]
+        self._blocks = [self._packer.pack(some) for some in batched(records, TOGETHER)]
         last = len(self._packer.unpack(self._blocks[-1])) if self._blocks else 0
         self._places: Sequence[int] = range(max(0, len(self._blocks) - 1) * TOGETHER + last)
         self._unpacked: tuple[int, list[Record]] = (-1, [])
@@ -93,7 +93,7 @@ class PackedRecords(Sequence[Record]):
         return self._unpacked[1][within]
 
 
-def pieces(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     """Yields the items in lists of a size; the last one may be shorter."""
     rest = iter(items)
     while piece := list(islice(rest, size)):

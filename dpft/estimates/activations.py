@@ -78,7 +78,7 @@ class FusedShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Activations:
-    """What one forward pass leaves for the backward pass.
+    """Activations that one forward pass saves for the backward pass.
 
     Attributes:
         rows: Examples of the micro-batch.
@@ -101,7 +101,7 @@ class Activations:
         return 0 if self.fused is None else self.fused.logits_bytes(self.rows)
 
     def of_rows(self, rows: int) -> "Activations":
-        """Returns what as many longer or shorter micro-batches leave: each row leaves as much."""
+        """Returns the activations of a micro-batch of so many rows: each row leaves as much."""
         if rows == self.rows:
             return self
         return Activations(
@@ -122,7 +122,7 @@ def trace_activations(
     precision: str = "fp32",
     recomputes: bool = False,
 ) -> Activations:
-    """Returns what a micro-batch of longest records would keep."""
+    """Returns the activations that a micro-batch of longest records would keep."""
     trace, fake = _Trace(model), FakeTensorMode(allow_non_fake_inputs=True)
     for module in model.modules():
         if hasattr(module, "gradient_checkpointing"):
@@ -195,7 +195,7 @@ class _Trace(TorchFunctionMode):
                 handle.remove()
 
     def found(self, rows: int, *, recomputes: bool) -> Activations:
-        """Returns what was counted."""
+        """Returns the activations that were counted."""
         outside, by_block = 0, dict.fromkeys(range(len(self._blocks)), 0)
         for tensor, block in self._storages.values():
             if block is None:

@@ -39,7 +39,7 @@ def shard_size(config: ParallelConfig, processes: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What passes between the processes of a run."""
+    """Network traffic between the processes of a run."""
 
     processes: int
     finishing: int
@@ -66,7 +66,7 @@ class Traffic:
 
     @classmethod
     def of(cls, model: nn.Module, config: ParallelConfig, processes: int) -> "Traffic":
-        """Returns what passes between the processes of a configuration."""
+        """Returns the traffic between the processes of a configuration."""
         shards = shard_size(config, processes)
         parameters = list(model.parameters())
         trained = {str(n): p for n, p in enumerate(parameters) if p.requires_grad}
@@ -155,7 +155,7 @@ def _padded(parameter: nn.Parameter, shards: int) -> int:
 
 
 PROCESS = 500 * 10**6
-"""What is resident where the first step of a run begins, without the model (VmRSS, torch 2.13): the
+"""Resident memory where the first step of a run begins, without the model (VmRSS, torch 2.13): the
 libraries, their files' pages too, and what checks and probes before it leave in the heap."""
 HEAP = 1.6
 """On a CPU, what glibc holds for activations, of what they take: it keeps freed blocks of less than
@@ -181,7 +181,7 @@ PARTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RankShapes:
-    """What one process has of a model, in numbers of parameters unless it says bytes."""
+    """One process's part of a model, in numbers of parameters unless it says bytes."""
 
     config: ParallelConfig
     processes: int
@@ -202,7 +202,7 @@ class RankShapes:
     moments_here: int
     """Numbers that the optimizer keeps in this process, and the average of weights."""
     traffic: Traffic
-    """What passes between processes."""
+    """Between processes."""
 
     @property
     def pushes(self) -> bool:
@@ -218,7 +218,7 @@ def rank_shapes(
     *,
     averages: bool = False,
 ) -> RankShapes:
-    """Returns what the first process has; the others have as much, or a row less."""
+    """Returns the shapes of the first process; the others have as much, or a row less."""
     shards = shard_size(config, processes)
     trained = [p for p in model.parameters() if p.requires_grad]
     cuts = {p: Cut(tuple(p.shape) or (1,), shards) for p in model.parameters()}
@@ -245,13 +245,13 @@ def rank_shapes(
 
 @dataclass(frozen=True, kw_only=True)
 class StepShapes:
-    """What one micro-batch and one step are made of."""
+    """Activations, engine and micro-batches of a step."""
 
     activations: Activations
     engine: str | None
     """Of the clipper; None: nothing is clipped."""
     memory_mb: int
-    """What the clipper may keep of instantiated gradients."""
+    """Memory that the clipper may use for instantiated gradients."""
     micro_batches: int
     """Of a step and process."""
     heap: float = 1.0

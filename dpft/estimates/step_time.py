@@ -39,7 +39,7 @@ NOISE_NUMBERS = 2**18
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSpeed:
-    """What the probe found."""
+    """The outcome of the probe."""
 
     operations_per_second: float
     """Multiplications and additions of a product of matrices."""
@@ -138,7 +138,7 @@ NUMBER_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShapes:
-    """What a step's cost follows from; all public.
+    """Shapes from which a step's cost follows; all public.
 
     Attributes:
         layers: Modules with parameters of their own.
@@ -167,10 +167,7 @@ HOW = "a probe of this machine and the model's shapes; evaluation and loading le
 
 
 def model_shapes(
-    model: nn.Module,
-    *,
-    enters_early: bool = False,
-    positions: Mapping[str, float] | None = None,
+    model: nn.Module, *, enters_early: bool = False, positions: Mapping[str, float] | None = None
 ) -> ModelShapes:
     """Returns the shapes of a prepared model, which may be without weights (``meta``).
 
@@ -226,7 +223,7 @@ def estimate(
     steps: int,
     peak_memory_bytes: int,
 ) -> EstimatedTime:
-    """Returns what the steps of a run would take.
+    """Returns the time that the steps of a run would take.
 
     Args:
         shapes: Of the prepared model.

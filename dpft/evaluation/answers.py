@@ -44,7 +44,7 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """What metrics read of a split, and the predictions it comes from."""
+    """Predictions on a split, and the columns that metrics read."""
 
     count: int
     """Distinct inputs, or records with labels."""
@@ -66,7 +66,7 @@ class Group:
     """An input with the examples that share it, at least one."""
 
     input: str
-    """What the examples share, as ``Example.group``: for E2E the meaning representation."""
+    """``Example.group``, which the examples share: for E2E the meaning representation."""
     examples: tuple[Example, ...]
     """In the order of the split."""
 
@@ -92,7 +92,7 @@ class Answers(ABC):
     def to_score(
         self, task: Any, examples: Sequence[Record], config: EvalConfig, split: str
     ) -> Sequence[Any]:
-        """Returns what is scored of a split, ``config.limit`` at most.
+        """Returns the inputs or records of a split to score, ``config.limit`` at most.
 
         Raises:
             InputError: The split is empty.
@@ -120,11 +120,11 @@ class Answers(ABC):
         decode: DecodeConfig,
         on_progress: OnProgress | None = None,
     ) -> Scored:
-        """Returns what a model answers to ``to_score``'s, beside what is right."""
+        """Returns a model's answers to the chosen ones, beside the right ones."""
 
     @abstractmethod
     def of_file(self, task: Any, chosen: Sequence[Any], texts: Sequence[str]) -> Scored:
-        """Returns what the texts of a file of predictions answer, one for each of ``chosen``.
+        """Returns the answers in a file of predictions, one text for each of ``chosen``.
 
         Raises:
             InputError: One is no answer; it is named by its number, not quoted.

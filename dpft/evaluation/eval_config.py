@@ -39,7 +39,18 @@ class EvalConfig:
     """The same in epochs; give one of the two."""
 
     def __post_init__(self) -> None:
-        self._check_schedule()
+        if self.every_steps is not None and self.every_epochs is not None:
+            raise InputError(
+                "at most one of eval.every_steps and eval.every_epochs may be given, got both; drop"
+                " one."
+            )
+        for name in ("every_steps", "every_epochs"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise InputError(
+                    f"eval.{name} must be above 0, or null for no scores while training, got"
+                    f" {value}."
+                )
         if self.held_out is not None and not 0 < self.held_out < 1:
             raise InputError(
                 "eval.held_out must be a fraction above 0 and below 1, or null for none, got"
@@ -65,20 +76,6 @@ class EvalConfig:
         if self.every_epochs is None:
             return self.every_steps
         return max(1, round(self.every_epochs * num_examples / expected_batch_size))
-
-    def _check_schedule(self) -> None:
-        if self.every_steps is not None and self.every_epochs is not None:
-            raise InputError(
-                "at most one of eval.every_steps and eval.every_epochs may be given, got both; drop"
-                " one."
-            )
-        for name in ("every_steps", "every_epochs"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise InputError(
-                    f"eval.{name} must be above 0, or null for no scores while training, got"
-                    f" {value}."
-                )
 
 
 def check_schedule(task: Task, config: EvalConfig) -> None:

@@ -7,7 +7,7 @@ file of outputs, stands under ``not_computed`` with the reason: no metric is sil
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
 from dpft.evaluation.answers import ANSWERS, OnProgress, Scored
@@ -15,15 +15,12 @@ from dpft.evaluation.eval_config import EvalConfig, MetricsConfig
 from dpft.evaluation.predictions import sample_records
 from dpft.evaluation.scoring import compute_metrics
 from dpft.generation.decoding import DecodeConfig
-from dpft.parallel.ranks import ALONE, Ranks
 from dpft.records.scores import STAGES, ConfusedClasses, Prediction, ScoreEntry, Stage, split_note
 from dpft.tasks.base import Task
 from dpft.tasks.records import Record
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from dpft.data.encoding import Encoding
+    from dpft.evaluation.outputs import ModelOutputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +63,7 @@ class Evaluation:
 
 
 def evaluate_model(
-    model: "PreTrainedModel",
-    encoding: "Encoding",
+    outputs: "ModelOutputs",
     task: Task,
     examples: Sequence[Record],
     *,
@@ -76,15 +72,12 @@ def evaluate_model(
     metrics: MetricsConfig | None = None,
     split: str | None = None,
     stage: Stage = "after",
-    extra_positions: int = 0,
     on_progress: OnProgress | None = None,
-    ranks: Ranks = ALONE,
 ) -> Evaluation:
     """Returns the model's scores on the split, and its predictions.
 
     Args:
-        model: A model of the encoding's kind, on the device it shall run on; left as it was.
-        encoding: How the task's records become what the model reads.
+        outputs: The model's; of several processes that have it the first one alone scores.
         task: The task the examples are of.
         examples: The split ``config.split``, or the part of it that ``split`` names.
         config: How much of the split is scored.
@@ -92,65 +85,35 @@ def evaluate_model(
         metrics: Models of the metrics' own; None: no models.
         split: What the split is called; None: ``config.split``.
         stage: Before or after fine-tuning.
-        extra_positions: Positions of the model that a prompt or prefix takes.
         on_progress: Called after each batch.
-        ranks: The processes that have the model and the examples; the first one alone scores.
 
     Raises:
         InputError: The split is empty, a metric is unknown, or ``decode.max_new_tokens`` leaves
             no room for a prompt.
     """
-    from dpft.evaluation.outputs import ModelOutputs
-
     name = split or config.split
-    outputs = ModelOutputs(
-        model=model,
-        encoding=encoding,
-        batch_size=config.batch_size,
-        extra_positions=extra_positions,
-        ranks=ranks,
-    )
     answers = ANSWERS[task.answers]
     chosen = answers.to_score(task, examples, config, name)
     scored = answers.of_model(task, chosen, outputs, decode, on_progress)
-    if not ranks.is_first:
+    if not outputs.ranks.is_first:
         scored = Scored(count=scored.count, predictions=(), columns={})
     return _evaluation(task, name, stage, scored, metrics)
 
 
 def evaluate_parts(
-    model: "PreTrainedModel",
-    encoding: "Encoding",
+    outputs: "ModelOutputs",
     task: Task,
     parts: Mapping[str, Sequence[Record]],
     *,
     config: EvalConfig,
-    decode: DecodeConfig,
-    metrics: MetricsConfig | None = None,
-    stage: Stage = "after",
-    extra_positions: int = 0,
-    on_progress: OnProgress | None = None,
-    ranks: Ranks = ALONE,
+    **settings: Any,
 ) -> list[Evaluation]:
     """Returns the scores of each part of a split, by the part's name; see ``evaluate_model``.
 
     Where the task says so, the mean of them follows, under the split's own name.
     """
     scored = [
-        evaluate_model(
-            model,
-            encoding,
-            task,
-            examples,
-            config=config,
-            decode=decode,
-            metrics=metrics,
-            split=part,
-            stage=stage,
-            extra_positions=extra_positions,
-            on_progress=on_progress,
-            ranks=ranks,
-        )
+        evaluate_model(outputs, task, examples, config=config, split=part, **settings)
         for part, examples in parts.items()
     ]
     if not task.averages_parts or len(scored) < 2:
@@ -214,17 +177,13 @@ def score_predictions(
     name = split or config.split
     answers = ANSWERS[task.answers]
     chosen = answers.to_score(task, examples, config, name)
-    _check_count(predictions, len(chosen), name)
-    scored = answers.of_file(task, chosen, predictions)
-    return _evaluation(task, name, stage, scored, metrics)
-
-
-def _check_count(predictions: Sequence[str], count: int, split: str) -> None:
-    if len(predictions) != count:
+    if len(predictions) != len(chosen):
         raise InputError(
-            f"predictions must be one for each distinct input of the {split} split, got"
+            f"predictions must be one for each distinct input of the {name} split, got"
             f" {len(predictions)}, which are not as many."
         )
+    scored = answers.of_file(task, chosen, predictions)
+    return _evaluation(task, name, stage, scored, metrics)
 
 
 def _evaluation(

@@ -74,9 +74,7 @@ class LocalMetric(evaluate.Metric):  # type: ignore[misc]
 
 
 def compute(
-    spec: MetricSpec,
-    columns: Mapping[str, Sequence[Any]],
-    settings: MetricsConfig = NO_SETTINGS,
+    spec: MetricSpec, columns: Mapping[str, Sequence[Any]], settings: MetricsConfig = NO_SETTINGS
 ) -> float:
     """Returns the metric's value on the columns.
 

@@ -152,7 +152,7 @@ class ModelOutputs:
     def answers(
         self, examples: Sequence[LabeledExample | LabeledImage], on_batch: Callable[[int], None]
     ) -> list[list[float]]:
-        """Returns what the model says to each record, in order.
+        """Returns the model's answer to each record, in order.
 
         Returns:
             For each record the probabilities of the label words or classes, or one number.
@@ -167,7 +167,7 @@ class ModelOutputs:
         return put_together([answers[index] for index in range(len(mine))], self.ranks)
 
     def _of_all(self, on_batch: Callable[[int], None]) -> Callable[[int], None]:
-        """Returns what tells of as much as all processes did while this one did its part."""
+        """Returns ``on_batch`` scaled by the number of processes, which all read as much."""
         return lambda count: on_batch(count * self.ranks.size)
 
     def _batches(self, examples: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:

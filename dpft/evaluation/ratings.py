@@ -26,7 +26,7 @@ from dpft.records.form import parse
 from dpft.records.scores import RatedResponse, SheetKey
 
 REFERENCE = "reference"
-"""What the key calls the reference, a system among the others."""
+"""The reference's name in the key, a system among the others."""
 SCALE = (1, 5)
 """Lowest and highest rating, whole numbers."""
 COLUMNS = ("item", "response_id", "context", "response", "rating", "rater")
@@ -42,7 +42,7 @@ class Item:
     """An input and what each system answered."""
 
     context: str
-    """What the responses answer."""
+    """The text that the responses answer."""
     responses: Mapping[str, str]
     """System to its text, the reference's under ``REFERENCE``."""
 
@@ -135,7 +135,7 @@ _LARGEST_CELL = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Key(SheetKey):
-    """What the key file tells of a sheet: where its inputs are from, and who wrote what."""
+    """The key of a sheet: where its inputs are from, and which system wrote each response."""
 
     path: Path
 
@@ -152,7 +152,7 @@ class Rating:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratings:
-    """What was read from the filled sheets."""
+    """Ratings read from filled sheets."""
 
     given: tuple[Rating, ...]
     """All ratings of all sheets, at least one."""

@@ -31,9 +31,7 @@ _WHY_MISSING = {
 
 
 def compute_metrics(
-    names: Sequence[str],
-    columns: Mapping[str, Columns],
-    settings: MetricsConfig | None = None,
+    names: Sequence[str], columns: Mapping[str, Columns], settings: MetricsConfig | None = None
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Returns the metrics' values, and the reason of each that has none.
 
@@ -59,11 +57,7 @@ def compute_metrics(
 
 
 def _value(spec: MetricSpec, columns: Mapping[str, Columns], settings: MetricsConfig) -> float:
-    """Returns a metric's finite value.
-
-    Raises:
-        NotComputed: It has none.
-    """
+    """Returns a metric's finite value."""
     from dpft.evaluation.local_metric import compute
 
     reason = spec.missing(settings) if spec.inputs in columns else _WHY_MISSING[spec.inputs]

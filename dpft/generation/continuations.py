@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beginning:
+class Prefix:
     """A text that a model is to write on."""
 
     read: tuple[int, ...]
     """Tokens that it reads; at least one."""
-    lacking: int
+    max_new_tokens: int
     """How many tokens to write; at least one."""
-    begun: tuple[int, ...] = ()
+    decoder_tokens: tuple[int, ...] = ()
     """Tokens that the decoder of a seq2seq model has written already."""
 
 
 def continuations(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
-    beginnings: Sequence[Beginning],
+    beginnings: Sequence[Prefix],
     *,
     batch_size: int,
     on_batch: Callable[[int], None] | None = None,
@@ -63,10 +63,12 @@ def continuations(
     written: list[tuple[int, ...]] = [()] * len(beginnings)
     end = tokenizer.eos_token_id
     for places in _alike(beginnings):
-        config = DecodeConfig(strategy="greedy", max_new_tokens=beginnings[places[0]].lacking)
+        config = DecodeConfig(
+            strategy="greedy", max_new_tokens=beginnings[places[0]].max_new_tokens
+        )
         settings = generation_settings(config, tokenizer, model.config)
         with evaluation_mode(model), generation_defaults(model, type(settings)()):
-            lengths = [len(beginnings[at].read) + beginnings[at].lacking for at in places]
+            lengths = [len(beginnings[at].read) + beginnings[at].max_new_tokens for at in places]
             for batch in batches_by_tokens(lengths, batch_size):
                 chosen = [places[at] for at in batch]
                 rows = _write(model, [beginnings[at] for at in chosen], settings)
@@ -77,19 +79,19 @@ def continuations(
     return written
 
 
-def _alike(beginnings: Sequence[Beginning]) -> list[list[int]]:
+def _alike(beginnings: Sequence[Prefix]) -> list[list[int]]:
     """Returns the places of those that lack equally much and are begun as far, the longest first.
 
     A decoder's own tokens are not padded.
     """
     groups: dict[tuple[int, int], list[int]] = {}
     for at, each in enumerate(beginnings):
-        groups.setdefault((each.lacking, len(each.begun)), []).append(at)
+        groups.setdefault((each.max_new_tokens, len(each.decoder_tokens)), []).append(at)
     return [groups[key] for key in sorted(groups, reverse=True)]
 
 
 def _write(
-    model: "PreTrainedModel", batch: Sequence[Beginning], settings: "GenerationConfig"
+    model: "PreTrainedModel", batch: Sequence[Prefix], settings: "GenerationConfig"
 ) -> list[list[int]]:
     import torch
 
@@ -101,7 +103,7 @@ def _write(
     inputs: dict[str, Any] = {}
     before = length
     if seq2seq:
-        decoder = [[settings.decoder_start_token_id, *each.begun] for each in batch]
+        decoder = [[settings.decoder_start_token_id, *each.decoder_tokens] for each in batch]
         inputs["decoder_input_ids"] = torch.tensor(decoder, device=model.device)
         before = len(decoder[0])
     with torch.no_grad():

@@ -182,6 +182,7 @@ def generate_texts(
     on_batch: Callable[[int], None] | None = None,
     draws: Draws | None = None,
     sentinels: Sequence[int] = (),
+    processors: "Processors | None" = None,
 ) -> list[str]:
     """Returns the text the model writes after each prompt, up to its end-of-text token.
 
@@ -197,7 +198,8 @@ def generate_texts(
         draws: Which random numbers are theirs, for nucleus; None: those of a first attempt at
             these prompts.
         sentinels: Tokens that stand for the gaps of a prompt, in order. Each that it has is
-            written before what fills its gap (``gaps``), and its name stands in the text.
+            written before the words that fill its gap, and its name stands in the text.
+        processors: What chooses among the logits, in place of what the strategy says.
 
     Returns:
         Texts in the order of the prompts, blanks around them stripped.
@@ -216,7 +218,7 @@ def generate_texts(
         raise InputError("a prompt must have at least one token, got an empty one.")
     settings = generation_settings(config, tokenizer, model.config)
     gaps = [sum(token in sentinels for token in ids) for ids in token_ids]
-    processors = _processors(
+    processors = processors or _processors(
         config,
         draws or Draws(places=range(len(token_ids))),
         partial(_filling, gaps, sentinels, settings) if sentinels else None,
@@ -311,7 +313,7 @@ def _filling(
     indices: Sequence[int],
     before: int,
 ) -> "LogitsProcessor":
-    """Returns what has the gaps of a batch's prompts filled."""
+    """Returns the processor that fills the gaps of a batch's prompts."""
     from dpft.generation.processors import GapFilling
 
     return GapFilling(

@@ -64,7 +64,7 @@ def uniforms(root: int, places: Sequence[int], length: int, *, attempt: int = 0)
 
 
 def nucleus_processors(draws: Tensor, *, top_p: float, temperature: float) -> LogitsProcessorList:
-    """Returns what makes transformers' greedy search sample from the nucleus."""
+    """Returns processors that make transformers' greedy search sample from the nucleus."""
     cut = [TemperatureLogitsWarper(temperature), TopPLogitsWarper(top_p)]
     return LogitsProcessorList([*cut, _Choice(draws)])
 
@@ -86,7 +86,7 @@ class _Choice(LogitsProcessor):
 
 
 def repetition_processors(before: int, *, ngram: int, penalty: float) -> LogitsProcessorList:
-    """Returns what keeps texts from repeating themselves; an empty list where all may repeat."""
+    """Returns processors against repetition; an empty list where all may repeat."""
     found: list[LogitsProcessor] = []
     if penalty != 1:
         found.append(_OfWritten(RepetitionPenaltyLogitsProcessor(penalty), before))

@@ -24,7 +24,7 @@ class Adapter(BottleneckMethod):
     """Width in the middle of an adapter."""
 
     def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
-        """Returns what makes adapters on a device."""
+        """Returns a maker of adapters on a device."""
         from dpft.methods.adapter_layers import Bottleneck
 
         return lambda width: Bottleneck(width, self.bottleneck, device)

@@ -121,7 +121,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 PEFT_WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "README.md"
 PEFT_PARTS = ("lora_", "prompt_encoder.", ".modules_to_save.")
-"""What the names of the parameters that peft saves by itself contain, one of these."""
+"""Parts of the names of the parameters that peft saves by itself."""
 
 
 def wrap(model: PreTrainedModel, config: "PeftConfig") -> PreTrainedModel:

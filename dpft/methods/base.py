@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LARGEST_FILE = "5GB"
 """Of a saved model's weights; who saves a model from shards holds as much in memory."""
 WRAPPINGS = ("base_model.model.", "base_model.", ".modules_to_save.default", ".base_layer")
-"""What peft puts into the name of a parameter of the model it wraps."""
+"""peft's prefix of the names of a wrapped model's parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +66,8 @@ class Method(ABC):
     """Whether ``save`` leaves a model that ``from_pretrained`` loads; else it needs the base."""
     has_own_noise: ClassVar[bool] = True
     """Whether each number that the optimizer moves has the noise of a step in its own gradient."""
+    trains_beside: ClassVar[bool] = False
+    """Whether it leaves the base's own weights as they are, which may then be quantized."""
     required_init: ClassVar[str | None] = None
     """The only ``model.init`` it works with; None: any."""
 
@@ -132,7 +134,7 @@ class Method(ABC):
         return
 
     def moved_parameters(self, model: "nn.Module") -> "list[nn.Parameter]":
-        """Returns what the optimizer moves, asked after ``begin_step(model, 0)``."""
+        """Returns the parameters that the optimizer moves, asked after ``begin_step(model, 0)``."""
         return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     @property

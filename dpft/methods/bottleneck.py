@@ -60,6 +60,7 @@ class BottleneckMethod(Method):
     """Train the normalization layers as well, as Houlsby et al. 2019 do."""
 
     saves_whole_model: ClassVar[bool] = False
+    trains_beside: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.bottleneck is not None and self.bottleneck < 1:
@@ -69,7 +70,7 @@ class BottleneckMethod(Method):
 
     @abstractmethod
     def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
-        """Returns what makes the adapters of one model, on its device."""
+        """Returns the maker of adapters of one model, on its device."""
 
     def check_width(self, width: int) -> None:
         """Refuses a projection that the adapters do not fit.
@@ -102,7 +103,7 @@ class BottleneckMethod(Method):
             self.check_width(output_width(layer))
         make = self.adapter_maker(next(model.parameters()).device)
         for name, layer in projections.items():
-            adapter = make(output_width(layer)).to(layer.weight.dtype)
+            adapter = make(output_width(layer)).to(model.dtype)
             model.set_submodule(name, AdaptedProjection(layer, adapter))
         return model
 

@@ -58,7 +58,7 @@ class Compacter(BottleneckMethod):
             )
 
     def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
-        """Returns what makes adapters on a device; they share the matrices ``A_k``."""
+        """Returns a maker of adapters on a device, which share the matrices ``A_k``."""
         from torch import nn
 
         from dpft.methods.adapter_layers import CompactBottleneck

@@ -14,7 +14,7 @@ DEFAULT_FOR_LABELS = (
     "method=linear_probe trains the head alone, the default for labels of your own on a pre-trained"
     " model, since it learns from few records; method=full trains every weight"
 )
-"""What is said of a run of ``task=custom`` with ``task.label`` that no ``method=`` was given."""
+"""Message to a run of ``task=custom`` with ``task.label`` that no ``method=`` was given."""
 
 
 @METHODS.register("linear_probe")

@@ -6,6 +6,7 @@ training starts at the base model.
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -127,7 +128,7 @@ class Lora(PeftMethod):
         return found
 
     def _check_rank(self, name: str, layer: "nn.Module") -> None:
-        largest = min(cast(Any, layer).weight.shape)
+        largest = min(_sides(layer))
         if self.rank > largest:
             raise InputError(
                 f"method.rank must be at most {largest}, the smaller side of {name}, got"
@@ -140,6 +141,16 @@ def _can_change(layer: "nn.Module") -> bool:
     from transformers.pytorch_utils import Conv1D
 
     return isinstance(layer, nn.Linear | nn.Embedding | Conv1D)
+
+
+def _sides(layer: "nn.Module") -> "Sequence[int]":
+    """Returns the shape of the matrix that a layer stands for, whatever holds its numbers."""
+    from torch import nn
+
+    if isinstance(layer, nn.Linear):
+        return layer.out_features, layer.in_features
+    shape: Sequence[int] = cast(Any, layer).weight.shape
+    return shape
 
 
 def _shared_weights(model: "nn.Module") -> "set[nn.Parameter]":

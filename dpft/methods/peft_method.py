@@ -20,8 +20,9 @@ class PeftMethod(Method):
     """Base of the methods that peft implements; ``save`` leaves peft's own folder."""
 
     saves_whole_model: ClassVar[bool] = False
+    trains_beside: ClassVar[bool] = True
     own_parts: ClassVar[str]
-    """What the names of the parameters that the method itself adds contain."""
+    """Part of the names of the parameters that the method itself adds."""
 
     @abstractmethod
     def configure(

@@ -147,6 +147,6 @@ def _derive_positions(
 
 
 def _step_inputs(base: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Returns what the base prepares for a step of generation, less the position ids."""
+    """Returns the base's inputs for a step of generation, without position ids."""
     inputs = type(base).prepare_inputs_for_generation(base, *args, **kwargs)
     return {name: value for name, value in inputs.items() if name != "position_ids"}

@@ -58,7 +58,7 @@ class ReparametrizedLinear(nn.Module):
         return self.base_layer.bias
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Returns what the layer itself does; the carriers take part in gradients only."""
+        """Returns the frozen layer's output; the carriers take part in gradients only."""
         outputs: Tensor = self.base_layer(inputs)
         if not torch.is_grad_enabled():
             return outputs

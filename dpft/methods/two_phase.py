@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Run:
-    """What the run that a method was planned and prepared for needs at each step."""
+    """State of the run that a method was planned and prepared for."""
 
     switch: int | None = None
     """First step, counted from 0, of the second phase; None before ``phases``."""
@@ -136,5 +136,5 @@ class TwoPhase(Method):
 
     @cached_property
     def _run(self) -> _Run:
-        """Returns what this value remembers; not a field: no part of the configuration."""
+        """Returns the state of this value; not a field: no part of the configuration."""
         return _Run()

@@ -29,6 +29,7 @@ from dpft.models.source import (
     ModelConfig,
     check_folder,
     loading_errors,
+    origin,
     source,
 )
 from dpft.run_folder import TOKENIZER
@@ -95,7 +96,7 @@ class Architecture:
     model: ModelConfig
     """Where the model is, and how it is to be loaded."""
     read: PretrainedConfig
-    """What was read; ``config`` hands out copies of it."""
+    """The configuration that was read; ``config`` hands out copies."""
 
     def config(self, head: Head | None = None) -> PretrainedConfig:
         """Returns a copy of what config.json says, which the caller may change."""
@@ -132,6 +133,11 @@ def read_architecture(model: ModelConfig) -> Architecture:
         check_folder(model, model.folder)
     with loading_errors(model):
         read = _read(model)
+    if getattr(read, "quantization_config", None) is not None:
+        raise InputError(
+            f"{origin(model)} is quantized already, by arithmetic that an exact clip may not know;"
+            " give its checkpoint of 16 or 32 bits, with model.quantization=nf4 or int8."
+        )
     folder = own_tokenizer_folder(model)
     if folder is not None:
         fit_to_tokenizer(read, folder)
@@ -168,9 +174,6 @@ def _set_dropout(config: PretrainedConfig, model: ModelConfig) -> None:
 
     They are the one part of an architecture that fine-tuning may choose anew: no weight is of
     another shape by them.
-
-    Raises:
-        InputError: The architecture has no such rate.
     """
     for name in (name for name in model.architecture if DROPOUT in name):
         if not hasattr(config, name):
@@ -183,11 +186,7 @@ def _set_dropout(config: PretrainedConfig, model: ModelConfig) -> None:
 
 
 def _drawn(model: ModelConfig) -> PretrainedConfig:
-    """Returns the configuration that ``model.architecture`` spells out.
-
-    Raises:
-        InputError: It names no kind of model that there is.
-    """
+    """Returns the configuration that ``model.architecture`` spells out."""
     values = dict(model.architecture)
     kind = values.pop("model_type", None)
     try:

@@ -105,9 +105,7 @@ def _with_parameters_of(old: nn.Module, new: NewModule) -> NewModule:
 
 
 def _replace(
-    model: nn.Module,
-    kinds: tuple[type[nn.Module], ...],
-    make: Callable[[nn.Module], nn.Module],
+    model: nn.Module, kinds: tuple[type[nn.Module], ...], make: Callable[[nn.Module], nn.Module]
 ) -> tuple[str, ...]:
     """Puts what ``make`` returns in the place of each module of some kinds; returns their names.
 

@@ -24,7 +24,7 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 from dpft.models.source import WEIGHT_FILES, ModelConfig, source
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-"""What safetensors calls the types that are read as float32."""
+"""Types of safetensors that are read as float32."""
 
 
 class NotInShards(Exception):
@@ -33,7 +33,7 @@ class NotInShards(Exception):
 
 @dataclass(frozen=True)
 class StandIn:
-    """What stands for one tensor of a checkpoint."""
+    """Stand-in of one tensor of a checkpoint."""
 
     key: str
     file: str
@@ -66,7 +66,7 @@ class CheckpointRows:
         self._by_place = {s.values.untyped_storage().data_ptr(): s for s in stand_ins.values()}
 
     def state(self) -> dict[str, Tensor]:
-        """Returns what to give ``from_pretrained`` as ``state_dict``."""
+        """Returns the ``state_dict`` for ``from_pretrained``: stand-ins and small tensors."""
         return {
             key: self._stand_ins[key].values if key in self._stand_ins else _read(file, key)
             for key, file in self._files.items()
@@ -103,11 +103,7 @@ class CheckpointRows:
                     module._buffers[attribute] = _read(stand_in.file, stand_in.key)
 
     def _stand_in(self, name: str, tensor: Tensor) -> StandIn | None:
-        """Returns what stands in the place of a tensor; None where it is real.
-
-        Raises:
-            NotInShards: It is neither.
-        """
+        """Returns the stand-in of a tensor; None where the tensor is real."""
         stand_in = self._by_place.get(tensor.untyped_storage().data_ptr())
         if stand_in is not None and stand_in.is_untouched(tensor):
             return stand_in

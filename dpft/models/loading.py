@@ -5,12 +5,15 @@ token that a task adds is the mean of the rows of the tokens that its name reads
 ``<speaker1>``), so it follows from the checkpoint alone: no record is read for it.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoModel,
     AutoTokenizer,
@@ -74,6 +77,10 @@ def meta_model(architecture: Architecture, head: Head = CAUSAL_HEAD) -> PreTrain
     config = architecture.config(head)
     with loading_errors(architecture.model, describe(head)), torch.device("meta"):
         model = fresh_model(config, head, architecture.pooling)
+    if architecture.model.is_quantized:
+        model = _quantization(architecture.model).plan_quantized(
+            model, architecture.model.quantization
+        )
     return _changed(model, architecture.model)
 
 
@@ -187,16 +194,19 @@ def _changed(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel:
 
 
 def _pretrained(
-    architecture: Architecture,
-    head: Head,
-    new: frozenset[str],
-    rows: CheckpointRows | None = None,
+    architecture: Architecture, head: Head, new: frozenset[str], rows: CheckpointRows | None = None
 ) -> PreTrainedModel:
     """Returns the model with its checkpoint's weights; only those in ``new`` may be missing."""
     settings = architecture.model
     if settings.folder is not None:
         check_weight_files(settings, settings.folder)
     config = architecture.config(head)
+    quantized: dict[str, Any] = {}
+    if settings.is_quantized:
+        quantized["quantization_config"] = _quantization(settings).bits_config(
+            settings.quantization
+        )
+        quantized["device_map"] = {"": "cpu"}  # where bits are the same for every device
     loaded_class: Any = AUTO_CLASSES[head.kind]
     pooled = head.kind == CLASSIFIER and architecture.pooling is not None
     if pooled:
@@ -210,10 +220,13 @@ def _pretrained(
             output_loading_info=True,
             # of an image classifier's own head, which is new where its classes are others
             ignore_mismatched_sizes=head.kind == IMAGE_CLASSIFIER,
+            **quantized,
         )
     else:
         loaded = _with_stand_ins(settings, type(meta_model(architecture, head)), config, rows)
-    missing = sorted({*loaded[1]["missing_keys"], *_mismatched(loaded[1])} - new)
+    others = loaded[1].get("mismatched_keys", ())
+    mismatched = [each if isinstance(each, str) else each[0] for each in others]
+    missing = sorted({*loaded[1]["missing_keys"], *mismatched} - new)
     if settings.replace_batch_norm:  # of a model that was saved after it, which has no statistics
         missing = [name for name in missing if not name.endswith(STATISTICS)]
     # A pooler that the mean takes the place of may be missing.
@@ -224,6 +237,11 @@ def _pretrained(
             f" {missing[0]}; give a checkpoint of a {head.kind} model, or model.init=random."
         )
     model: PreTrainedModel = loaded[0]
+    if settings.is_quantized and not _quantization(settings).freeze_arithmetic(model):
+        raise InputError(
+            f"model.quantization={settings.quantization} needs a model with linear layers, got"
+            f" {origin(settings)} without; set it to none."
+        )
     if settings.is_no_address:
         model.name_or_path = model.config._name_or_path = ""
     if pooled and not isinstance(model, PooledClassifier):
@@ -231,30 +249,42 @@ def _pretrained(
     return model
 
 
-def _mismatched(found: dict[str, Any]) -> list[str]:
-    """Returns the names of weights whose shape in the checkpoint is another."""
-    return [each if isinstance(each, str) else each[0] for each in found.get("mismatched_keys", ())]
+def _quantization(settings: ModelConfig) -> Any:
+    """Returns the module that knows of bits, whose library is an extra.
+
+    Raises:
+        InputError: It is not installed.
+    """
+    if find_spec("bitsandbytes") is None:
+        raise InputError(
+            f"model.quantization={settings.quantization} needs bitsandbytes, which is not"
+            " installed; install it with pip install 'dpft[quantization]'."
+        )
+    return import_module("dpft.models.quantization")
+
+
+def dequantize(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel:
+    """Returns a quantized model with float32 weights of the values that it computes with.
+
+    Args:
+        model: As ``load_model`` returned it; it is used up.
+        settings: Of the model.
+    """
+    found: PreTrainedModel = _quantization(settings).dequantized(model)
+    return found
 
 
 def _with_stand_ins(
     settings: ModelConfig, model_class: Any, config: PretrainedConfig, rows: CheckpointRows
 ) -> Any:
-    """Returns what ``from_pretrained`` returns, whose weights are stand-ins.
-
-    Raises:
-        NotInShards: The class takes the checkpoint's weights otherwise than by their names.
-    """
+    """Returns model and loading info as ``from_pretrained`` does, with stand-ins as weights."""
     if model_class is PooledClassifier:
         raise NotInShards("its head was put on it")
     place = source(settings)
     name = place["pretrained_model_name_or_path"]
     config.name_or_path = name
     model, info = model_class.from_pretrained(
-        None,
-        config=config,
-        state_dict=rows.state(),
-        dtype=torch.float32,
-        output_loading_info=True,
+        None, config=config, state_dict=rows.state(), dtype=torch.float32, output_loading_info=True
     )
     model.name_or_path = model.config._name_or_path = name
     if model.can_generate():
@@ -284,10 +314,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _check_tokenizer(
-    tokenizer: PreTrainedTokenizerBase,
-    architecture: Architecture,
-    kind: str,
-    added: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase, architecture: Architecture, kind: str, added: Sequence[str]
 ) -> None:
     place, rows = origin(architecture.model), architecture.vocabulary_size
     writes = kind in (CAUSAL, SEQ2SEQ)
@@ -306,9 +333,10 @@ def _check_tokenizer(
 
 
 def quiet_transformers() -> None:
-    """Keeps transformers' progress bars and notes off stderr; dpft shows its own."""
+    """Keeps progress bars and notes of transformers and its like off stderr; dpft has its own."""
     disable_progress_bar()
     set_verbosity_error()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it where it is there
 
 
 def load_with_tokens(
@@ -395,7 +423,7 @@ def grow(model: PreTrainedModel, rows: int) -> None:
 
     Tied weights stay tied, and a row that is new is undefined until ``start_rows``.
     """
-    if rows <= _table_of(model.get_input_embeddings()).shape[0]:
+    if rows <= len(cast(Tensor, model.get_input_embeddings().weight)):
         return
     with torch.random.fork_rng(devices=[]):
         model.resize_token_embeddings(rows, mean_resizing=False)
@@ -410,23 +438,11 @@ def start_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]]) -> N
     if not pieces:
         return
     grow(model, max(pieces) + 1)
-    head: nn.Module | None = model.get_output_embeddings()
-    tables = [_table_of(model.get_input_embeddings())]
+    head: Any = model.get_output_embeddings()
+    tables = [cast(Tensor, model.get_input_embeddings().weight)]
     if head is not None:
-        tables += [table for table in (_table_of(head), _bias_of(head)) if table is not None]
+        tables += [table for table in (head.weight, head.bias) if table is not None]
     for table in tables:
         means = {number: table[list(read)].mean(dim=0) for number, read in pieces.items() if read}
         for number, mean in means.items():
             table[number] = mean
-
-
-def _table_of(module: Any) -> Tensor:
-    """Returns a table of vectors by token, shape (v, d)."""
-    weight: Tensor = module.weight
-    return weight
-
-
-def _bias_of(head: Any) -> Tensor | None:
-    """Returns what a head adds to each token's logit, shape (v,)."""
-    bias: Tensor | None = head.bias
-    return bias

@@ -15,19 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpft.head_losses import loss_head_of
-from dpft.kinds import (
-    ATTRIBUTES,
-    CAUSAL,
-    CLASSIFIER,
-    IGNORED_LABEL,
-    SCORE,
-    SEQ2SEQ,
-    TEXT,
-)
+from dpft.kinds import ATTRIBUTES, CAUSAL, CLASSIFIER, IGNORED_LABEL, SCORE, SEQ2SEQ, TEXT
 
 
 class Batch(Protocol):
-    """What losses read of a batch, such as a ``dpft.data.batches.Batch``."""
+    """The fields of a batch that losses read, such as a ``dpft.data.batches.Batch``."""
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
@@ -96,7 +88,7 @@ def _losses(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def answer_logits(model: nn.Module, batch: Batch) -> Tensor:
-    """Returns what a model says to each label: logits of label words or classes, or a score.
+    """Returns the logits of label words or classes, or a score.
 
     Args:
         model: A model of the batch's kind.
@@ -116,7 +108,7 @@ def answer_logits(model: nn.Module, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def answer_values(model: nn.Module, batch: Batch) -> Tensor:
-    """Returns what a model's answers are as numbers, shape (b, k), float32 at least.
+    """Returns a model's answers as numbers, shape (b, k), float32 at least.
 
     Probabilities of label words or classes, a probability of each attribute, or a score.
     """
@@ -152,7 +144,7 @@ def token_hits(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def token_logits(model: nn.Module, batch: Batch) -> Tensor:
-    """Returns what a language model says at each place of a batch, shape (b, t, v), float32.
+    """Returns the logits of a language model at each position, shape (b, t, v), float32.
 
     A causal model says at each place what comes at the next, a seq2seq one what stands there.
     """
@@ -186,15 +178,10 @@ def _predicted(batch: Batch) -> Tensor:
     if batch.kind == CLASSIFIER:
         raise ValueError(f"a {batch.kind} model writes no texts.")
     # A decoder's input is its labels one step late, and a masked token's label is where it stood.
-    return _next_tokens(batch.labels) if batch.kind == CAUSAL else batch.labels
-
-
-def _next_tokens(labels: Tensor) -> Tensor:
-    """Returns the label that position t predicts, shape (b, t); the last predicts nothing.
-
-    The labels are shifted in place of the logits: a shifted (b, t, v) copy costs v times as much.
-    """
-    return functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
+    if batch.kind != CAUSAL:
+        return batch.labels
+    # Labels are shifted in place of logits: a shifted (b, t, v) copy costs v times as much.
+    return functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED_LABEL)
 
 
 def _token_losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ EMBEDDED_MODEL = Path(__file__).parent / "embedded" / "tiny"
 MEAN = "mean"
 POOLINGS = (MEAN,)
 INITS = ("pretrained", "random")
+UNQUANTIZED = "none"
+QUANTIZATIONS = (UNQUANTIZED, "nf4", "int8")
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 TIMM = "timm_wrapper"
 """transformers' model type of a model of timm, which comes with torchvision or not at all."""
@@ -53,6 +55,9 @@ class ModelConfig:
     """pretrained, or random to train from a fresh initialization of the same architecture."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
+    quantization: str = UNQUANTIZED
+    """Hold the frozen weights of linear layers in fewer bits, under adapters that train: nf4 in 4
+    (QLoRA), int8 in 8, none in 32. Needs the extra ``quantization``."""
     pooling: str | None = None
     """How a classification head reads the text: null, as the architecture's own head does; mean,
     the mean over its tokens."""
@@ -68,6 +73,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.init not in INITS:
             raise InputError(f"model.init must be one of {', '.join(INITS)}, got {self.init!r}.")
+        self._check_quantization()
         if self.tokenizer is not None and self.init != "random":
             raise InputError(
                 f"model.tokenizer needs model.init=random, got {self.init}: a checkpoint's weights"
@@ -84,6 +90,31 @@ class ModelConfig:
             raise InputError(
                 f"model={self.name} has no weights, only an architecture; set model.init=random."
             )
+
+    def _check_quantization(self) -> None:
+        given = self.quantization
+        if given not in QUANTIZATIONS:
+            raise InputError(
+                f"model.quantization must be one of {', '.join(QUANTIZATIONS)}, got {given!r}."
+            )
+        if given == UNQUANTIZED:
+            return
+        if self.init != "pretrained":
+            raise InputError(
+                f"model.quantization={given} needs model.init=pretrained, got {self.init}: frozen"
+                " weights that never learned anything are of no use; set it to none."
+            )
+        if self.is_no_address:
+            raise InputError(
+                f"model.quantization={given} needs weights that are found again where they lie, got"
+                f" model={self.name}, which a run saves anew; set model.path to a folder of your"
+                " own, or model.hub_name."
+            )
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether frozen weights are held in fewer bits."""
+        return self.quantization != UNQUANTIZED
 
     @property
     def has_no_weights(self) -> bool:

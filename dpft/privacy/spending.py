@@ -15,8 +15,8 @@ from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.mechanisms.base import STREAM, Mechanism
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
+from dpft.privacy.mechanisms.histogram import COUNTS, counts_of, histogram_of
 from dpft.privacy.mechanisms.histogram import MECHANISM as HISTOGRAM
-from dpft.privacy.mechanisms.histogram import histogram_of
 from dpft.privacy.plan import PrivacyPlan
 
 MECHANISM = DPSGD.entry_name
@@ -103,7 +103,7 @@ def thresholds_delta(taken: Mapping[Noise, int]) -> float:
 
 
 def _noise(entry: Mapping[str, Any], mechanism: Mechanism, path: Path, line: int) -> Noise:
-    if entry.get("name") == HISTOGRAM:
+    if entry.get("name") in (HISTOGRAM, COUNTS):
         return _noise_of_histogram(entry, path, line)
     noise, rate = (_number(entry.get(name)) for name in ("noise_multiplier", "sample_rate"))
     if entry.get("name") == mechanism.entry_name and 0 < noise < math.inf and 0 < rate <= 1:
@@ -117,11 +117,13 @@ def _noise(entry: Mapping[str, Any], mechanism: Mechanism, path: Path, line: int
 
 def _noise_of_histogram(mechanism: Mapping[str, Any], path: Path, line: int) -> Noise:
     try:
+        if mechanism["name"] == COUNTS:
+            return Noise(noise_multiplier=counts_of(mechanism).noise_multiplier, sample_rate=1.0)
         histogram = histogram_of(mechanism)
     except (ArithmeticError, InputError, KeyError, TypeError, ValueError) as error:
         raise StateError(
-            f"{path}, line {line}: expected a {HISTOGRAM} whose numbers go together, got another"
-            " one. Put the ledger back as it was."
+            f"{path}, line {line}: expected a {mechanism['name']} whose numbers go together, got"
+            " another one. Put the ledger back as it was."
         ) from error
     return Noise(
         noise_multiplier=histogram.noise_multiplier,

@@ -76,6 +76,28 @@ class GaussianHistogram(HistogramNumbers):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GaussianCounts:
+    """Counts of public cells, every one of them under noise."""
+
+    name: Literal["gaussian_counts"] = "gaussian_counts"
+    """Name of the mechanism."""
+    noise_std: Positive
+    """Standard deviation of the noise on each count."""
+    noise_multiplier: Positive
+    """noise_std over l2_cap."""
+    l2_cap: Positive
+    """Most that a unit moves the counts, in L2 norm."""
+    cells: AtLeastOne
+    """Number of cells: the public product of the columns' values."""
+    delta: Delta
+    """The delta at which the plan's epsilon holds."""
+    num_examples: AtLeastOne
+    """Number of examples, or of units, taken as public."""
+    num_examples_source: str
+    """Who says how many examples there are."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SampledGaussian:
     """A step of training."""
 
@@ -193,11 +215,11 @@ class TrainingPlan(PlannedPromise):
 
 @dataclass(frozen=True, kw_only=True)
 class HistogramPlan(PlannedPromise):
-    """The plan of a private vocabulary: noise on one histogram."""
+    """The plan of one histogram: of a private vocabulary's words, or of public cells."""
 
     unit_definition: str | None
     """What the unit is, in words that follow: the unit is."""
-    histogram: GaussianHistogram
+    histogram: GaussianHistogram | GaussianCounts
     """The one step."""
 
 
@@ -229,8 +251,8 @@ class ClosingLine:
     previous: Digest
     """SHA-256 of the line before."""
     released: Digest | None = None
-    """SHA-256 over the digests of all released tensors, in model/tensors.json. Absent in a
-    tokenizer's run."""
+    """SHA-256 over the digests of all released tensors, in model/tensors.json; of a synthesis's
+    histogram that of counts.json. Absent in a tokenizer's run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +263,7 @@ class StepLine:
     """Number of the noisy step, from 1."""
     previous: Digest
     """SHA-256 of the line before."""
-    mechanism: SampledGaussian | BandedGaussian | GaussianHistogram
+    mechanism: SampledGaussian | BandedGaussian | GaussianHistogram | GaussianCounts
     """What the accountant needs of the step."""
 
 

@@ -24,6 +24,7 @@ from dpft.errors import InputError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
 from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, score_predictions
 from dpft.evaluation.metrics.base import metric_specs
+from dpft.evaluation.outputs import ModelOutputs
 from dpft.evaluation.predictions import read_predictions, write_predictions, write_samples
 from dpft.files import refuse_links, write_bytes
 from dpft.models.architecture import read_architecture
@@ -95,21 +96,25 @@ def evaluate(
         shown: Whether a bar or lines show how far it has come.
     """
     scored = {part: _known_to_read(encoding, part, some) for part, some in scored.items()}
+    outputs = ModelOutputs(
+        model=model,
+        encoding=encoding,
+        batch_size=config.eval.batch_size,
+        extra_positions=extra_positions,
+        ranks=ranks,
+    )
     public = eval_split_is_public(config.task, config.eval)
     progress = batch_progress("evaluating", counts=public, shown=shown and ranks.is_first)
     with torch.random.fork_rng(), progress as on_progress:
         return evaluate_parts(
-            model,
-            encoding,
+            outputs,
             config.task,
             scored,
             config=config.eval,
             decode=config.decode,
             metrics=config.metrics,
             stage=stage,
-            extra_positions=extra_positions,
             on_progress=on_progress,
-            ranks=ranks,
         )
 
 

@@ -48,6 +48,7 @@ from dpft.run_folder import (
     CONFIGURATION,
     FINGERPRINT,
     HELD_OUT_KEY,
+    SYNTHESIS,
     TUNING,
     UNIT_KEY,
     is_base_model,
@@ -288,6 +289,9 @@ def hint_of_resume(folder: Path) -> Iterator[None]:
 
 
 def _way_to_go_on(command: str, folder: str) -> str:
+    above = Path(folder).parent
+    if (above / SYNTHESIS).exists():
+        return f"dpft synthesize resume={above}"
     if held_splits():
         return f"dpft.{command}(['resume={folder}'], rows=...)"
     there = world()

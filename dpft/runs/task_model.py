@@ -30,7 +30,7 @@ from dpft.models.checkpoint_rows import (
     RowsOfModel,
     checkpoint_rows,
 )
-from dpft.models.loading import grow_as_planned, load_with_tokens, new_names, seeded
+from dpft.models.loading import dequantize, grow_as_planned, load_with_tokens, new_names, seeded
 from dpft.models.source import loading_errors
 from dpft.privacy.clipping.heads import WIDE_ROWS
 from dpft.run_folder import MODEL
@@ -268,17 +268,21 @@ class TrainedModel:
         """Returns what the model answers with."""
         return head_of(task, self.architecture)
 
-    def load(self, head: Head, *, seed: int = 0) -> PreTrainedModel:
+    def load(self, head: Head, *, seed: int = 0, dequantizes: bool = False) -> PreTrainedModel:
         """Returns the model on the CPU.
 
         Args:
             head: What it answers with.
             seed: Of a head that it lacks.
+            dequantizes: Whether quantized weights become float32 ones of the same values, which
+                a method's own can be added to.
 
         Raises:
             InputError: It cannot be found or understood, or mixes examples.
         """
         model = load_with_tokens(self.architecture, head, self.tokens, seed=seed)
+        if dequantizes and self.architecture.model.is_quantized:
+            model = dequantize(model, self.architecture.model)
         if self.method is None or self.folder is None:
             return model
         return self.method.restore(model, self.folder)

@@ -18,7 +18,7 @@ from dpft.data.canaries import Canary, copies_of
 from dpft.data.encoding import Encoding
 from dpft.data.sources import LETTERS_PER_TOKEN
 from dpft.data.token_rows import encoded_rows
-from dpft.data.training_records import TOGETHER, bounded_units, drained, pieces, units_of_chunks
+from dpft.data.training_records import TOGETHER, batched, bounded_units, drained, units_of_chunks
 from dpft.errors import InputError
 from dpft.files import write_text
 from dpft.machine import return_freed_memory
@@ -183,7 +183,7 @@ def _encoded(
     """
     rows = encoding.rows_together([])
     usable, counts = [np.empty(0, np.bool_)], [np.empty(0, np.int64)]
-    for some in pieces(records, TOGETHER):
+    for some in batched(records, TOGETHER):
         made, each = encoding.rows_in_chunks(some)
         counts.append(each)
         usable.append(made.has_label)

@@ -20,6 +20,7 @@ from dpft.records import (
     privacy_file,
     promises,
     scores,
+    synthesis,
 )
 from dpft.records.form import (
     Key,
@@ -265,6 +266,18 @@ FORMS: dict[str, tuple[Any, str, str]] = {
         "What a run of `dpft tokenizer` promises: one noisy histogram of words, or with"
         " privacy=none nothing.",
     ),
+    "synthesis": (
+        synthesis.Synthesis,
+        "synthesis.json of a synthesis",
+        "What a synthesis promises: the epsilon of its histogram and its training together. Without"
+        " epsilon it was not private.",
+    ),
+    "synthesis_measures": (
+        synthesis.Measures,
+        "private/measures.json of a synthesis",
+        "Synthetic rows against real ones, for the owner alone.",
+    ),
+    "synthesize": (synthesis.SynthesisAnswer, "Output of `dpft synthesize output=json`", ""),
     "tuning_bill": (costs.TuningBill, "tuning_bill.json of a sweep", ""),
     "witness": (ledger.HandedFile, "witness.json of a run", ""),
     "witness_line": (ledger.WitnessLine, "A line that a witness takes", ""),

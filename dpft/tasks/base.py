@@ -21,7 +21,7 @@ SPLITS = ("train", "validation", "test")
 SOURCES = ("hub", "url", "local", "embedded", "memory")
 REFUSED, SKIPPED, MISSING = "error", "skip", "missing"
 INVALID = (REFUSED, SKIPPED, MISSING)
-"""What may become of a faulty row; each is decided by that row alone."""
+"""Treatments of a faulty row; each is decided by that row alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Task(ABC):
     digit; or published, 1 / (2 * num_examples), as in the papers."""
 
     modality: ClassVar[str]
-    """What its records are made of: text or image; says how they reach a model."""
+    """Kind of its records, text or image; says how they reach a model."""
     has_canaries: ClassVar[bool] = False
     """Whether ``canary`` makes records of words."""
     rows_key: ClassVar[str | None] = None
@@ -85,7 +85,7 @@ class Task(ABC):
     published_urls: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """The addresses of published splits; another address is the user's own."""
     local_form: ClassVar[str | None] = None
-    """Form of its data on disk, one of ``dpft.data.local_forms``; None: a table for each split."""
+    """Form of its data on disk, named in ``dpft.data.sources``; None: a table for each split."""
     streams_hub: ClassVar[bool] = False
     """Whether rows of the hub are read over the network as they are needed, and kept nowhere."""
     averages_parts: ClassVar[bool] = False
@@ -126,7 +126,7 @@ class Task(ABC):
 
     @property
     def lacks(self) -> str | None:
-        """What must still be configured, in a sentence; evaluation of a run takes it from there."""
+        """A sentence that asks for a missing key; evaluation of a run takes it from there."""
         return None
 
     @property
@@ -145,7 +145,7 @@ class Task(ABC):
 
     @property
     def on_invalid(self) -> str:
-        """What becomes of a faulty row, one of ``INVALID``."""
+        """Treatment of a faulty row, one of ``INVALID``."""
         return REFUSED
 
     @property
@@ -160,12 +160,12 @@ class Task(ABC):
 
     @property
     def answers(self) -> str:
-        """What a model answers with, and so how it is scored: ``TEXTS``, ``LABELS`` and others."""
+        """Kind of answers, which says how they are scored: ``TEXTS``, ``LABELS`` and others."""
         return TEXTS
 
     @property
     def written_from(self) -> str | None:
-        """What a trained model writes texts from, ``NOTHING`` or ``PROMPTS``; None: it writes none.
+        """Source of a trained model's texts, ``NOTHING`` or ``PROMPTS``; None: it writes none.
 
         Which commands can be of use after a run follows from it: ``dpft generate`` refuses by it,
         and the end of a run advises by it.
@@ -174,7 +174,7 @@ class Task(ABC):
 
     @property
     def answers_how(self) -> str:
-        """What a trained model does that writes no texts, in words."""
+        """The work of a trained model that writes no texts, in words."""
         return "chooses labels"
 
     @property
@@ -198,7 +198,7 @@ class Task(ABC):
         return 1
 
     def members(self, part: str) -> "Sequence[Member]":
-        """Returns what a part's rows are read of: the task itself, unless it is a mixture."""
+        """Returns the tasks whose rows a part has: the task itself, unless it is a mixture."""
         return (Member(task=self, part=part),)
 
     def parts(self, split: str) -> tuple[str, ...]:
@@ -213,11 +213,7 @@ class Task(ABC):
     @property
     def public_num_train_examples(self) -> int | None:
         """The number of training records that stands in public configuration, if one does."""
-        by_source = {
-            "embedded": self.embedded_num_train_examples,
-            "local": None,
-            "memory": None,
-        }
+        by_source = {"embedded": self.embedded_num_train_examples, "local": None, "memory": None}
         return by_source.get(self.effective_source, self.num_train_examples)
 
     def is_published(self, split: str) -> bool:
@@ -236,7 +232,7 @@ class Task(ABC):
 
     @property
     def unit_definition(self) -> str:
-        """What one record is, in words that follow "one": what ``privacy.unit=example`` hides."""
+        """One record in words that follow "one": the unit that ``privacy.unit=example`` hides."""
         return "row of the data; equal rows are records of their own"
 
     @abstractmethod
@@ -367,7 +363,7 @@ class TextTask(TextualTask):
 
     @property
     def given_form(self) -> str:
-        """What such rows are, in words."""
+        """Such rows, in words."""
         return ", ".join(self.given_columns)
 
     @property
@@ -391,7 +387,7 @@ class TextTask(TextualTask):
 
     @abstractmethod
     def prompt(self, row: Mapping[str, Any]) -> Example:
-        """Returns what the model conditions on for a row, as an example without a target.
+        """Returns the prompt of a row, as an example without a target.
 
         Args:
             row: Column name to value; every name in ``given_columns`` is present, or none where

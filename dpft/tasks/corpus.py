@@ -50,6 +50,9 @@ class CorpusTask(OwnRows, TextTask):
     local_form: ClassVar[str | None] = "corpus"
     streams_hub: ClassVar[bool] = True
     published_hub_name: ClassVar[str | None] = "allenai/c4"
+    prompt_columns: ClassVar[tuple[str, ...]] = ()
+    """No columns: a text has no prompt."""
+    answers_how: ClassVar[str] = "fills in single masked tokens"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,7 +86,7 @@ class CorpusTask(OwnRows, TextTask):
         return self.chunks_per_record
 
     def objective_for(self, kind: str) -> str:
-        """Returns what a model of a kind learns of a text.
+        """Returns the objective by which a model of a kind learns a text.
 
         Raises:
             InputError: The objective is for another kind.
@@ -108,11 +111,6 @@ class CorpusTask(OwnRows, TextTask):
         return "task.text"
 
     @property
-    def prompt_columns(self) -> tuple[str, ...]:
-        """No columns: a text has no prompt."""
-        return ()
-
-    @property
     def given_columns(self) -> tuple[str, ...]:
         """See ``TextTask.given_columns``: the text, where a model goes on from one."""
         return self.columns if self.written_from == PROMPTS else ()
@@ -132,11 +130,6 @@ class CorpusTask(OwnRows, TextTask):
     def written_from(self) -> str | None:
         """See ``Task.written_from``; a masked model writes no texts."""
         return None if self.objective == MASKS else super().written_from
-
-    @property
-    def answers_how(self) -> str:
-        """See ``Task.answers_how``."""
-        return "fills in single masked tokens"
 
     @property
     def holds_lists(self) -> bool:

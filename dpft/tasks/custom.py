@@ -12,13 +12,7 @@ from typing import Any, ClassVar
 
 from dpft.errors import InputError
 from dpft.tasks.base import TASKS, OwnRows, Task, TextTask
-from dpft.tasks.classification import (
-    CLS,
-    ClassificationTask,
-    as_number,
-    but_is_empty,
-    class_number,
-)
+from dpft.tasks.classification import CLS, ClassificationTask, as_number, but_is_empty, class_number
 from dpft.tasks.records import Example, LabeledExample, Record, is_unicode
 from dpft.tasks.templates import ColumnTemplate, spelled
 
@@ -140,6 +134,9 @@ TWO_CLASSES = 2
 class CustomLabels(CustomFields, ClassificationTask):
     """``task.label`` with ``task.text`` and ``task.labels``."""
 
+    texts_per_record: ClassVar[int] = 1
+    """One text a record, for which ``<S1>`` stands."""
+
     def __post_init__(self) -> None:
         if not self.metrics:
             two = len(self.labels) == TWO_CLASSES
@@ -151,11 +148,6 @@ class CustomLabels(CustomFields, ClassificationTask):
     def columns(self) -> tuple[str, ...]:
         """The columns of the template, each once, and the label's."""
         return tuple(dict.fromkeys((*self._text.columns, self._label)))
-
-    @property
-    def texts_per_record(self) -> int:
-        """One text a record, for which ``<S1>`` stands."""
-        return 1
 
     def column_key(self, column: str) -> str | None:
         """See ``Task.column_key``."""
@@ -348,11 +340,7 @@ class WholeRows(CustomTexts):
 
 
 def _check_divisible(prompt: ColumnTemplate, target: ColumnTemplate) -> None:
-    """Refuses a prompt and a target that, written as one text, could not be told apart again.
-
-    Raises:
-        InputError: Nothing stands between the prompt's last column and the target's first.
-    """
+    """Refuses a prompt and a target that, written as one text, could not be told apart again."""
     if prompt.columns and not prompt.literals[-1] + target.literals[0]:
         raise InputError(
             "task.learn_prompt=true needs words or a line break between the last column of"
@@ -386,6 +374,12 @@ class ChatExample(Example):
 class CustomChats(CustomFields, TextTask):
     """``task.messages``."""
 
+    holds_lists: ClassVar[bool] = True
+    unit_definition: ClassVar[str] = (
+        "conversation (row of the data); equal ones are records of their own"
+    )
+    """One record is a conversation, whoever takes part in others."""
+
     def __post_init__(self) -> None:
         if not self.metrics:
             object.__setattr__(self, "metrics", TEXT_METRICS)
@@ -397,19 +391,9 @@ class CustomChats(CustomFields, TextTask):
         return (self._column,)
 
     @property
-    def holds_lists(self) -> bool:
-        """See ``TextTask.holds_lists``."""
-        return True
-
-    @property
     def prompt_columns(self) -> tuple[str, ...]:
         """The column of the conversation, of which a prompt leaves out the answer."""
         return self.columns
-
-    @property
-    def unit_definition(self) -> str:
-        """One record is a conversation, whoever takes part in others."""
-        return "conversation (row of the data); equal ones are records of their own"
 
     def column_key(self, column: str) -> str | None:
         """See ``Task.column_key``."""

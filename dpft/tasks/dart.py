@@ -57,31 +57,20 @@ class DartTask(TextTask):
             for split, name in OFFICIAL_NAMES.items()
         }
     )
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """A tripleset and the texts about it."""
-        return ("tripleset", "annotations")
+    columns: ClassVar[tuple[str, ...]] = ("tripleset", "annotations")
+    """A tripleset and the texts about it."""
+    holds_lists: ClassVar[bool] = True
+    prompt_columns: ClassVar[tuple[str, ...]] = ("tripleset",)
+    """The tripleset."""
+    unit_definition: ClassVar[str] = (
+        "pair of a tripleset and a text; the texts of one tripleset are records apart"
+    )
+    """One record is a pair of a tripleset and a text, as the published size counts them."""
 
     @property
     def untyped_columns(self) -> tuple[str, ...]:
         """Both columns, which hold lists."""
         return self.columns
-
-    @property
-    def holds_lists(self) -> bool:
-        """See ``TextTask.holds_lists``."""
-        return True
-
-    @property
-    def prompt_columns(self) -> tuple[str, ...]:
-        """The tripleset."""
-        return ("tripleset",)
-
-    @property
-    def unit_definition(self) -> str:
-        """One record is a pair of a tripleset and a text, as the published size counts them."""
-        return "pair of a tripleset and a text; the texts of one tripleset are records apart"
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
         """Returns one example for each text.

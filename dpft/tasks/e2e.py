@@ -18,11 +18,7 @@ from dpft.errors import InputError
 from dpft.tasks.base import TASKS, TextTask
 from dpft.tasks.records import Example
 
-FIELD_NAMES = {
-    "eatType": "Type",
-    "priceRange": "price",
-    "familyFriendly": "family friendly",
-}
+FIELD_NAMES = {"eatType": "Type", "priceRange": "price", "familyFriendly": "family friendly"}
 """Fields whose name is written otherwise in the prompt; the other names stay as they are."""
 
 _FIELD = r"([^\[\],]+)\[([^\[\]]*)\]\s*"
@@ -61,21 +57,14 @@ class E2ETask(TextTask):
             for split, name in OFFICIAL_FILES.items()
         }
     )
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """A record and a sentence about it."""
-        return ("meaning_representation", "human_reference")
-
-    @property
-    def prompt_columns(self) -> tuple[str, ...]:
-        """The record."""
-        return ("meaning_representation",)
-
-    @property
-    def unit_definition(self) -> str:
-        """One record is a meaning and a sentence, however often either occurs in others."""
-        return "pair of a meaning representation and a reference; equal pairs are records apart"
+    columns: ClassVar[tuple[str, ...]] = ("meaning_representation", "human_reference")
+    """A record and a sentence about it."""
+    prompt_columns: ClassVar[tuple[str, ...]] = ("meaning_representation",)
+    """The record."""
+    unit_definition: ClassVar[str] = (
+        "pair of a meaning representation and a reference; equal pairs are records apart"
+    )
+    """One record is a meaning and a sentence, however often either occurs in others."""
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
         """Returns the row's example: linearized record and separator, reference, record.

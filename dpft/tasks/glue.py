@@ -21,7 +21,7 @@ from dpft.tasks.classification import (
 from dpft.tasks.records import Example, LabeledExample
 
 HIDDEN_LABEL = -1
-"""What GLUE's test splits have in place of a label."""
+"""Label of GLUE's test splits, where labels are hidden."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +45,13 @@ class GlueFields(TextualTask):
     """Label to the word that stands for it, one token of the model's tokenizer."""
 
     published_hub_name: ClassVar[str | None] = "nyu-mll/glue"
+    untyped_columns: ClassVar[tuple[str, ...]] = ("label",)
+    """The column of the label, which holds a number or the class's name."""
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The texts and the label."""
         return (*self.text_columns, "label")
-
-    @property
-    def untyped_columns(self) -> tuple[str, ...]:
-        """The column of the label, which holds a number or the class's name."""
-        return ("label",)
 
     @property
     def is_score(self) -> bool:
@@ -112,7 +109,7 @@ class GlueFields(TextualTask):
 
 TEXT2TEXT = "text2text"
 NO_LABEL = -1.0
-"""What stands for a text that spells no label, as T5's own evaluation has it."""
+"""Label of a text that spells none, as in T5's own evaluation."""
 STEPS_PER_POINT = 5
 """A score is rounded to a fifth of a point."""
 

@@ -32,6 +32,13 @@ class GlueMixture(SeqToSeqTask):
     published_hub_name: ClassVar[str | None] = "nyu-mll/glue"
     scores_rows: ClassVar[bool] = True
     averages_parts: ClassVar[bool] = True
+    columns: ClassVar[tuple[str, ...]] = ()
+    """No columns: each task has its own."""
+    prompt_columns: ClassVar[tuple[str, ...]] = ()
+    """No columns: which task a row is of, it does not say."""
+    written_from: ClassVar[str | None] = None
+    answers_how: ClassVar[str] = "answers for several tasks with their labels"
+    unit_definition: ClassVar[str] = "row of one of the tasks; equal rows are records of their own"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,29 +57,9 @@ class GlueMixture(SeqToSeqTask):
             self._member(name)  # what is wrong with one is said now
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """No columns: each task has its own."""
-        return ()
-
-    @property
-    def prompt_columns(self) -> tuple[str, ...]:
-        """No columns: which task a row is of, it does not say."""
-        return ()
-
-    @property
     def from_nothing(self) -> None:
         """See ``TextTask.from_nothing``: a prompt says which task it is."""
         return
-
-    @property
-    def written_from(self) -> str | None:
-        """See ``Task.written_from``: no prompt of a user's says which task it is of."""
-        return None
-
-    @property
-    def answers_how(self) -> str:
-        """See ``Task.answers_how``."""
-        return "answers for several tasks with their labels"
 
     @property
     def public_num_train_examples(self) -> int | None:
@@ -81,11 +68,6 @@ class GlueMixture(SeqToSeqTask):
             return None
         sizes = [int(values["num_train_examples"]) for values in self.tasks.values()]
         return sum(min(size, self.mixture_limit or size) for size in sizes)
-
-    @property
-    def unit_definition(self) -> str:
-        """See ``Task.unit_definition``."""
-        return "row of one of the tasks; equal rows are records of their own"
 
     def parts(self, split: str) -> tuple[str, ...]:
         """See ``Task.parts``: those of each task, its name before them; training rows are one."""

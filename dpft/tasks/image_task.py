@@ -39,6 +39,7 @@ class ImageTask(LabelTask):
 
     modality: ClassVar[str] = "image"
     rows_key: ClassVar[str | None] = AUGMENTATIONS
+    unit_definition: ClassVar[str] = "image; equal images are records of their own"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,11 +106,6 @@ class ImageTask(LabelTask):
         """All of them."""
         return self.columns
 
-    @property
-    def unit_definition(self) -> str:
-        """See ``Task.unit_definition``."""
-        return "image; equal images are records of their own"
-
     def of_size(self, size: int) -> Self:
         """Returns the task with a size of its images, unless it has one."""
         return self if self.image_size is not None else replace(self, image_size=size)
@@ -164,11 +160,7 @@ class ImageTask(LabelTask):
 
 
 def _place(value: Any) -> ImagePlace:
-    """Returns where the image of a column is.
-
-    Raises:
-        InputError: The column holds none.
-    """
+    """Returns where the image of a column is."""
     if isinstance(value, ImagePlace):
         return value
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):

@@ -33,15 +33,23 @@ class PersonaChatTask(TextTask):
     use_persona: bool = True
     """Whether the model reads the persona."""
     eval_split: str = "validation"
-    metrics: tuple[str, ...] = (
-        "token_f1",
-        "perplexity",
-        "distinct_1",
-        "distinct_2",
-        "mean_length",
-    )
+    metrics: tuple[str, ...] = ("token_f1", "perplexity", "distinct_1", "distinct_2", "mean_length")
 
     published_hub_name: ClassVar[str | None] = "AlekseyKorshuk/persona-chat"
+    columns: ClassVar[tuple[str, ...]] = ("personality",)
+    """The replier's persona."""
+    optional_columns: ClassVar[tuple[str, ...]] = ("history", "candidates", "utterances")
+    """One utterance (history and candidates), or those of a dialogue (utterances)."""
+    holds_lists: ClassVar[bool] = True
+    prompt_columns: ClassVar[tuple[str, ...]] = ("personality", "history")
+    """The persona and the turns before the reply."""
+    special_tokens: ClassVar[tuple[str, ...]] = TOKENS
+    """Tokens that open the persona, a turn of the other speaker and one of the replier."""
+    unit_definition: ClassVar[str] = (
+        "utterance with its persona and history; the utterances of one dialogue, which share"
+        " its turns, are records apart"
+    )
+    """One record is an utterance; those of a dialogue share its turns, and reports say so."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,42 +59,9 @@ class PersonaChatTask(TextTask):
             )
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The replier's persona."""
-        return ("personality",)
-
-    @property
-    def optional_columns(self) -> tuple[str, ...]:
-        """One utterance (history and candidates), or those of a dialogue (utterances)."""
-        return ("history", "candidates", "utterances")
-
-    @property
     def untyped_columns(self) -> tuple[str, ...]:
         """All columns, which hold lists."""
         return (*self.columns, *self.optional_columns)
-
-    @property
-    def holds_lists(self) -> bool:
-        """See ``TextTask.holds_lists``."""
-        return True
-
-    @property
-    def prompt_columns(self) -> tuple[str, ...]:
-        """The persona and the turns before the reply."""
-        return ("personality", "history")
-
-    @property
-    def special_tokens(self) -> tuple[str, ...]:
-        """Tokens that open the persona, a turn of the other speaker and one of the replier."""
-        return TOKENS
-
-    @property
-    def unit_definition(self) -> str:
-        """One record is an utterance; those of a dialogue share its turns, and reports say so."""
-        return (
-            "utterance with its persona and history; the utterances of one dialogue, which share"
-            " its turns, are records apart"
-        )
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
         """Returns an example for each utterance that the row holds.

@@ -232,7 +232,7 @@ class ColumnTemplate:
         return re.compile("".join(parts), re.DOTALL)
 
     def _literal(self, place: int) -> str:
-        """Returns what a literal is read by; blanks around the whole text do not count."""
+        """Returns the pattern of a literal; blanks around the whole text do not count."""
         text = self.literals[place]
         cuts = [0, *sorted(cut for at, cut in self.seams if at == place), len(text)]
         pieces = [text[a:b] for a, b in pairwise(cuts)]

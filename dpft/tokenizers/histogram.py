@@ -31,7 +31,7 @@ BELOW_ONE = 1 - 2.0**-40
 
 @dataclass(frozen=True, kw_only=True)
 class Caps:
-    """What a unit may add at most."""
+    """Bounds on the contribution of a unit."""
 
     words: int
     """N, its words that are counted."""
@@ -66,7 +66,7 @@ def bounded_counts(words: Iterable[str], caps: Caps) -> dict[str, int]:
 
 
 def _scale(counts: Collection[float], l2: float) -> float:
-    """Returns what brings counts to an L2 norm of at most ``l2``: 1 where they have it exactly."""
+    """Returns the factor that scales counts to an L2 norm of at most ``l2``."""
     norm = math.sqrt(math.fsum(count * count for count in counts))
     if norm <= l2 * BELOW_ONE:
         return 1.0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 UNKNOWN = "<unk>"
 TOO_LARGE = re.compile(r"set it to a value <= (\d+)")
 TOO_SMALL = re.compile(r"required_chars\. \d+ vs (\d+)")
-"""What SentencePiece says of a vocabulary that cannot be."""
+"""SentencePiece's messages on impossible sizes of a vocabulary."""
 SECONDS = 24 * 3600
 
 

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 RUNS = 1000
 MOST_WRONG = 68
@@ -38,3 +40,21 @@ def runs(mechanism, *values, count: int = RUNS, seed: int = 22) -> Iterator:
     rng = np.random.default_rng(seed)
     for _ in range(count):
         yield mechanism(*values, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApproximateTradeOff:
+    """The lowest curve that (epsilon, delta)-differential privacy allows: Dong et al., Prop. 2.5.
+
+    Attributes:
+        epsilon: At least 0.
+        delta: In [0, 1).
+    """
+
+    epsilon: float
+    delta: float = 0.0
+
+    def __call__(self, alpha: NDArray[np.float64] | float, /) -> NDArray[np.float64] | float:
+        steep = 1 - self.delta - math.exp(min(self.epsilon, 700.0)) * alpha
+        flat = math.exp(-self.epsilon) * (1 - self.delta - alpha)
+        return np.maximum(0.0, np.maximum(steep, flat))

@@ -1,6 +1,7 @@
 """What an audit of exposure says beside its numbers."""
 
 import math
+from functools import cache
 from itertools import product
 from math import log
 
@@ -16,7 +17,6 @@ from dpft.audit.exposure import (
     MEAN_UNSEEN,
     Exposed,
     SkewNormal,
-    all_exact_exposures,
     chance_bound,
     exact_exposure,
     finding,
@@ -52,22 +52,27 @@ def test_the_likeliest_suffix_has_all_the_bits_and_the_least_likely_none():
 
 def test_equal_log_perplexities_share_the_larger_rank():
     assert exact_exposure(1.0, [1.0, 1.0, 2.0, 3.0]) == 1.0
-    assert all_exact_exposures([1.0, 1.0, 2.0, 3.0]).tolist() == pytest.approx(
-        [1.0, 1.0, math.log2(4 / 3), 0.0]
-    )
+    assert exact_exposure(2.0, [1.0, 1.0, 2.0, 3.0]) == pytest.approx(math.log2(4 / 3))
+
+
+@cache
+def all_exposures():
+    """Returns the exposure of each of 4,096 suffixes, one of which a canary is drawn to be."""
+    candidates = log_perplexities(4096)
+    return np.array([exact_exposure(each, candidates) for each in candidates])
 
 
 def test_a_canary_never_inserted_has_a_mean_of_1_4427_bits():
     # over all that it could have been; SPEC: 1 / ln 2, whatever the model
-    exposures = all_exact_exposures(log_perplexities())
+    exposures = all_exposures()
     assert pytest.approx(1.4427, abs=1e-4) == MEAN_UNSEEN
-    assert exposures.mean() == pytest.approx(MEAN_UNSEEN, abs=1e-3)
+    assert exposures.mean() == pytest.approx(MEAN_UNSEEN, abs=3e-3)
 
 
 @pytest.mark.parametrize("bits", [0.5, 1, 3, 8, 12])
 def test_a_canary_never_inserted_reaches_x_bits_with_a_chance_of_2_to_the_minus_x(bits):
-    exposures = all_exact_exposures(log_perplexities())
-    assert np.mean(exposures >= bits) == pytest.approx(2.0**-bits, abs=1.01 / SPACE)
+    exposures = all_exposures()
+    assert np.mean(exposures >= bits) == pytest.approx(2.0**-bits, abs=1.01 / 4096)
     assert np.mean(exposures >= bits) <= chance_bound(bits, epsilon=0.0, delta=0.0)
 
 
@@ -190,7 +195,7 @@ def test_every_suffix_has_the_likelihood_that_it_has_by_itself(scored) -> None:
     task, scorer = scored
     words = vocabulary(FEW, whole_words(scorer.encoding.tokenizer))
     one = canary_of_suffix_scores(words)
-    found = suffix_scores(scorer, task, one, words)
+    own, found = suffix_scores(scorer, task, one, words)
     expected = []
     for suffix in product(words, repeat=3):
         (row,) = scorer.encoding.rows([task.canary(one.read, suffix, number=0)])
@@ -201,8 +206,8 @@ def test_every_suffix_has_the_likelihood_that_it_has_by_itself(scored) -> None:
         with torch.no_grad():
             said = scorer.model.eval()(ids).logits[0].log_softmax(-1)
         expected.append(-sum(said[at - 1, ids[0, at]].item() for at in places) / log(2))
-    np.testing.assert_allclose(found.all, expected, rtol=1e-5)
-    assert found.own == found.all[1 * 9 + 1 * 3 + 2]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert own == found[1 * 9 + 1 * 3 + 2]
 
 
 def test_words_of_several_tokens_are_refused(scored) -> None:

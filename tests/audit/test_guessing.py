@@ -21,13 +21,14 @@ from dpft.audit.guessing import (
     p_value,
     p_value_of_epsilon,
 )
-from dpft.audit.trade_off import ApproximateTradeOff, GaussianTradeOff, mechanism_trade_off
+from dpft.audit.trade_off import GaussianTradeOff, mechanism_trade_off
 from dpft.errors import InputError
 from dpft.privacy.accounting.gdp import gaussian_epsilon
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from tests.audit.known_mechanisms import (
     MOST_WRONG,
     RUNS,
+    ApproximateTradeOff,
     common_chance,
     gaussian,
     randomized_response,
@@ -219,7 +220,7 @@ def test_without_delta_it_is_the_binomial_tail(guesses):
     right = np.e / (1 + np.e)
     for correct in range(guesses + 1):
         outcome = Outcome(canaries=50, guesses=guesses, correct=correct)
-        found = p_value_of_epsilon(outcome, epsilon=1.0, delta=0.0)
+        found = p_value_of_epsilon(outcome, 0.0)(1.0)
         assert found == pytest.approx(binom.sf(correct - 1, guesses, right), rel=1e-9)
 
 
@@ -233,17 +234,14 @@ def test_the_p_value_with_delta_is_that_of_appendix_d(guesses, correct):
         steepest = max(steepest, total / fewer)
     expected = min(1.0, binom.sf(correct - 1, guesses, right) + steepest * 1e-3 * 2 * 50)
     outcome = Outcome(canaries=50, guesses=guesses, correct=correct)
-    found = p_value_of_epsilon(outcome, epsilon=0.7, delta=1e-3)
+    found = p_value_of_epsilon(outcome, 1e-3)(0.7)
     assert found == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_bound_is_itself_rejected_and_a_little_more_is_not():
     outcome = Outcome(canaries=500, guesses=200, correct=150)
     bound = epsilon_lower_bound(outcome, delta=1e-5)
-    at = [
-        p_value_of_epsilon(outcome, epsilon=epsilon, delta=1e-5)
-        for epsilon in (bound, bound + 1e-5)
-    ]
+    at = [p_value_of_epsilon(outcome, 1e-5)(epsilon) for epsilon in (bound, bound + 1e-5)]
     assert at[0] <= 0.05 < at[1]
 
 

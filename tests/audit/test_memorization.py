@@ -21,8 +21,8 @@ from dpft.audit.kinds.memorization import Memorization
 from dpft.audit.memorization import (
     SETS,
     Attempt,
-    CutRow,
     MemorizationResult,
+    PromptedRow,
     audit_memorization,
     cut_records,
     edit_distance,
@@ -125,7 +125,7 @@ def encoding(kind: str) -> TextEncoding:
     return TextEncoding(tokenizer=tokenizer, layout=layout, max_length=32)
 
 
-def cut(kind: str, prefix_tokens: int, example: Example, most: int = 114) -> CutRow:
+def cut(kind: str, prefix_tokens: int, example: Example, most: int = 114) -> PromptedRow:
     made = encoding(kind)
     (found,) = cut_records([example], made, prefix_tokens=prefix_tokens, continuation_tokens=most)
     return found
@@ -146,7 +146,7 @@ def test_the_whole_prompt_is_given_however_short_the_prefix(prefix_tokens: int) 
     found = cut(CAUSAL, prefix_tokens, PAIR)
     assert found.beginning.read == ids(CAUSAL, PROMPT)
     assert found.asked[0] == ids(CAUSAL, TARGET)
-    assert found.beginning.lacking == len(found.asked[0])
+    assert found.beginning.max_new_tokens == len(found.asked[0])
 
 
 def test_a_longer_prefix_takes_of_the_target() -> None:
@@ -181,12 +181,15 @@ def test_a_seq2seq_model_reads_the_prompt_and_has_begun_the_target(
     found = cut(SEQ2SEQ, prefix_tokens, PAIR)
     target = ids(SEQ2SEQ, TARGET)
     assert found.beginning.read == (*ids(SEQ2SEQ, PROMPT), 1)
-    assert (found.beginning.begun, found.asked[0]) == (target[:begun], target[begun:])
+    assert (found.beginning.decoder_tokens, found.asked[0]) == (target[:begun], target[begun:])
 
 
 def test_a_seq2seq_model_of_plain_texts_has_begun_them() -> None:
     found = cut(SEQ2SEQ, 2, PLAIN)
-    assert (found.beginning.read, found.beginning.begun) == ((1,), ids(SEQ2SEQ, TARGET)[:2])
+    assert (found.beginning.read, found.beginning.decoder_tokens) == (
+        (1,),
+        ids(SEQ2SEQ, TARGET)[:2],
+    )
 
 
 @pytest.mark.parametrize("kind", [CAUSAL, SEQ2SEQ])
@@ -240,7 +243,7 @@ def test_a_prefix_of_a_corpus_text_is_read_by_the_encoder_as_in_training(
         (found,) = cut_records([word(40)], made, **asked(prefix_tokens=prefix_tokens))
         whole = tokens_of(letters, 40)[: made.raw_length]
         assert found.beginning.read == whole[:read]
-        assert found.beginning.begun == ()
+        assert found.beginning.decoder_tokens == ()
         assert found.asked == (whole[read:],)
         assert found.written((3, 4)) == [(3, 4)]
     (row,), (short,) = made.rows([word(9)]), cut_records([word(9)], made, **asked())
@@ -256,7 +259,7 @@ def test_a_prefix_before_a_model_of_hidden_spans_ends_as_all_that_it_reads(
     (found,) = cut_records([word(40)], made, **options)
     whole = tokens_of(letters, 40)
     assert found.beginning.read == (*whole[:10], END)
-    assert (found.asked, found.beginning.lacking) == ((whole[10:15],), 5)
+    assert (found.asked, found.beginning.max_new_tokens) == ((whole[10:15],), 5)
     (short,) = cut_records([word(9)], made, **options | {"prefix_tokens": 512})
     assert short.beginning.read == (*tokens_of(letters, 9)[:4], END)
 
@@ -268,7 +271,7 @@ def test_hidden_spans_are_those_of_the_row_as_it_is_scored(
     (found,), (row,) = cut_records([word(26)], made, **asked()), made.rows([word(26)])
     assert list(found.beginning.read) == row.input_ids
     target = [int(label) for label in row.labels]
-    assert found.beginning.lacking == len(target) - 1, "the end of the text aside"
+    assert found.beginning.max_new_tokens == len(target) - 1, "the end of the text aside"
     assert found.written(target[:-1]) == list(found.asked)
     assert sum(map(len, found.asked)) == 4, "15 % of 26"
 
@@ -292,7 +295,7 @@ def test_a_masked_model_reads_masks_in_the_place_of_spans(letters: PreTrainedTok
     (found,) = cut_records([word(22)], made, **asked())
     (raw,) = made.rows_together([word(22)])
     places = [n for n, token in enumerate(found.beginning.read) if token == letters.mask_token_id]
-    assert len(places) == found.beginning.lacking == sum(map(len, found.asked)) == 3
+    assert len(places) == found.beginning.max_new_tokens == sum(map(len, found.asked)) == 3
     there = [raw.input_ids[place] for place in places]
     assert found.written(there) == list(found.asked)
     kept = [n for n in range(len(raw.input_ids)) if n not in places]

@@ -32,7 +32,7 @@ CHECKED = "checked when a run begins: the two tests of exposure canaries below"
 
 WHERE = {
     "base.AuditConfig.__post_init__": ASKED,
-    "base.expect": ASKED,
+    "base.check_value": ASKED,
     "memorization.hidden_of": ASKED,
     "kinds.memorization.Memorization.__post_init__": ASKED,
     "kinds.synthetic.SyntheticText.__post_init__": ASKED,
@@ -40,9 +40,9 @@ WHERE = {
     "membership._reference": ASKED,
     "synthetic_text": FILES,
     "command._privacy": FILES,
-    "audited_run._gone": FILES,
-    "audited_run._others": FILES,
-    "base.needed": INSTALLED,
+    "audited_run._missing_key": FILES,
+    "audited_run._other_records": FILES,
+    "base.import_extra": INSTALLED,
     "membership._records": NOT_WANTED,
     "audited_run.check_writes_texts": NOT_WANTED,
     "kinds.exposure.canaries_of": NOT_WANTED,

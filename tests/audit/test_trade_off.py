@@ -7,7 +7,6 @@ from scipy.special import ndtr
 from scipy.stats import binomtest
 
 from dpft.audit.trade_off import (
-    ApproximateTradeOff,
     GaussianTradeOff,
     PiecewiseTradeOff,
     clopper_pearson,
@@ -21,7 +20,7 @@ from dpft.audit.trade_off import (
 from dpft.errors import InputError
 from dpft.privacy.accounting import pld
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
-from tests.audit.known_mechanisms import gaussian
+from tests.audit.known_mechanisms import ApproximateTradeOff, gaussian
 from tests.slowness import slow
 
 ALPHAS = np.linspace(0, 1, 2001)

@@ -15,7 +15,7 @@ def test_an_unknown_subcommand_names_the_nearest_and_the_list(
     assert main(["trian", "privacy.eps=3"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("dpft: error: unknown subcommand 'trian'; did you mean train?")
-    assert "train, tokenizer, tune, eval, generate, account, export, plan" in error
+    assert "train, tokenizer, tune, eval, generate, synthesize, account, export, plan" in error
 
 
 def test_no_arguments_print_the_usage_and_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,8 @@ from dpft.config.composing import register_resolver
 from dpft.config.listing import ListConfig
 from dpft.config.load import config_directory, load, load_saved, to_yaml
 from dpft.config.schema import TokenizerCommand
+from dpft.config.synthesize import POLYMORPHIC as SYNTHESIZE
+from dpft.config.synthesize import SynthesizeConfig
 from dpft.config.tune import TuneCommand
 from dpft.errors import InputError
 from dpft.runs.configuring import without_recipes_promise
@@ -34,6 +36,7 @@ ROOTS = {
     "plan": schema.PlanConfig,
     "eval": schema.EvaluateConfig,
     "generate": schema.GenerateConfig,
+    "synthesize": SynthesizeConfig,
     "export": schema.ExportConfig,
     "audit": AuditConfig,
     "account": AccountConfig,
@@ -57,6 +60,7 @@ NEEDED = {
     "plan": ["privacy.noise_multiplier=1"],
     "eval": [],
     "generate": ["run=RUN", "prompts=FILE"],
+    "synthesize": ["data=FILE", "privacy.eps=3"],
     "export": ["run=RUN"],
     "audit": ["run=RUN"],
     "account": ["num_examples=9", "expected_batch_size=1", "epochs=1", "eps=3"],
@@ -70,7 +74,8 @@ def loaded(name: str, overrides: list[str]) -> object:
     register_resolver()
     plain = dict.fromkeys(("export", "report", "doctor", "list"), {}) | {"account": ACCOUNT}
     of_task = dict.fromkeys(("eval", "generate", "tokenizer"), schema.TASK)
-    polymorphic = {**plain, **of_task, "audit": AUDIT}.get(name, schema.POLYMORPHIC)
+    own = {"audit": AUDIT, "synthesize": SYNTHESIZE}
+    polymorphic = {**plain, **of_task, **own}.get(name, schema.POLYMORPHIC)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(name, overrides=overrides)
     if name in ("train", "plan", "tune"):
@@ -162,6 +167,8 @@ def test_the_command_composes_and_loads(command: str) -> None:
     name, *words = shlex.split(command)
     if name in ("train", "tokenizer") and words[0].startswith("resume="):
         words += NEEDED[name][:1]  # which the run itself has
+    if name == "synthesize" and any(word.startswith("resume=") for word in words):
+        words += NEEDED[name]
     words = expand(words) if name == "list" else words
     assert isinstance(loaded(name, words), ROOTS[name])
 

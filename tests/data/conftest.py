@@ -4,6 +4,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from dpft.data.sources import read_examples
+
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz<>|ABC", "\n"]
 
 
@@ -18,3 +20,9 @@ def letter_tokenizer(**special: str) -> PreTrainedTokenizerFast:
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
     return letter_tokenizer()
+
+
+def load_with_units(task, split, column):
+    """Returns the records of a split, and the privacy unit of each."""
+    read = [each for each in read_examples(task, split, column) if each.record is not None]
+    return [each.record for each in read], [each.unit for each in read]

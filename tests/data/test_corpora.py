@@ -16,12 +16,12 @@ from dpft.data.sources import (
     has_split,
     has_training_split_alone,
     load_examples,
-    load_with_units,
     read_examples,
 )
 from dpft.data.training_records import PackedRecords
 from dpft.errors import InputError
 from dpft.tasks.corpus import CorpusTask
+from tests.data.conftest import load_with_units
 
 SECRET = "secret"
 

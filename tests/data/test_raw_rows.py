@@ -26,10 +26,10 @@ from dpft.data.sources import (
     has_split,
     has_training_split_alone,
     load_examples,
-    load_with_units,
 )
 from dpft.errors import InputError
 from dpft.tasks.base import Task, chosen_task_class
+from tests.data.conftest import load_with_units
 
 
 def test_rows_are_streamed_so_that_a_late_fault_does_not_hide_early_rows():

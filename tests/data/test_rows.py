@@ -15,9 +15,9 @@ from dpft.data.rows import (
     load_prompts,
     refuse_records,
     row_values,
-    set_apart,
     split_files,
     unit_of,
+    with_unique_groups,
 )
 from dpft.errors import InputError
 from dpft.tasks.e2e import E2ETask
@@ -90,7 +90,7 @@ def test_a_tasks_own_refusal_says_which_row_it_is_of() -> None:
 def test_groups_that_an_earlier_row_has_are_numbered() -> None:
     taken = {"a", "a (2)"}
     same = example("a", "x")
-    apart = set_apart([same, replace(same, target="y"), example("b", "z")], taken)
+    apart = with_unique_groups([same, replace(same, target="y"), example("b", "z")], taken)
     assert [each.group for each in apart] == ["a (3)", "a (3)", "b"]
     assert taken == {"a", "a (2)", "a (3)", "b"}
 

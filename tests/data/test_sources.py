@@ -20,7 +20,6 @@ from dpft.data.sources import (
     has_split,
     has_training_split_alone,
     load_examples,
-    load_with_units,
     read_examples,
 )
 from dpft.errors import InputError
@@ -28,6 +27,7 @@ from dpft.tasks.custom import CustomLabels, CustomTexts
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
 from dpft.tasks.records import LabeledExample
+from tests.data.conftest import load_with_units
 
 RECORD = "name[Aromi], eatType[coffee shop], near[Café Rouge]"
 REFERENCE = 'Near "Café Rouge", Aromi is\na coffee shop.'

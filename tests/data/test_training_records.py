@@ -11,11 +11,11 @@ from dpft.data import training_records
 from dpft.data.training_records import (
     KEY_BYTES,
     PackedRecords,
+    batched,
     bounded_units,
     drained,
     group_by_unit,
     new_key,
-    pieces,
     records_fingerprint,
     split_held_out,
 )
@@ -107,8 +107,8 @@ def test_a_librarys_own_kind_of_text_or_number_is_packed_as_pythons() -> None:
 
 def test_a_list_is_drained_as_it_is_and_pieces_keep_the_order() -> None:
     assert list(drained(RECORDS)) == RECORDS
-    assert list(pieces(range(7), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
-    assert list(pieces([], 3)) == []
+    assert list(batched(range(7), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert list(batched([], 3)) == []
 
 
 KEY = b"k" * KEY_BYTES

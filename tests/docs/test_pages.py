@@ -1,5 +1,6 @@
 """Pages of the documentation: their examples are read as they stand, and none is a stub."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs.tools.examples import Failed, run_page
+from docs.tools.made import NOTEBOOKS, notebook
 from docs.tools.pages import (
     DOCS,
     NEEDS,
@@ -22,6 +24,8 @@ from docs.tools.pages import (
 from dpft import __version__
 
 LEAST_WORDS = 150
+LOOKED_UP = ("reference/python.md", "explanation/glossary.md")
+"""Pages that are one table, in which a word is looked up."""
 PAGE = """# A page
 
 ```csv title="data/rows.csv"
@@ -90,6 +94,24 @@ def test_a_reason_that_is_none_is_refused(note: str, message: str) -> None:
         parts_of(f"<!-- {note} -->\n```bash\ndpft doctor\n```\n")
 
 
+def test_a_notebook_has_what_its_page_runs_in_its_order() -> None:
+    assert NOTEBOOKS
+    for page in NOTEBOOKS:
+        text = (DOCS / page).read_text()
+        cells = json.loads(notebook(text))["cells"]
+        sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        expected = [
+            f"%%writefile {part.name}\n{part.content}".rstrip()
+            if isinstance(part, File)
+            else "\n".join(["%%bash", *part.commands])
+            for part in parts_of(text)
+        ]
+        assert len(expected) > 3 and sources == expected
+        prose = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] != "code")
+        assert "<!-- check" not in prose and "```console" not in prose
+        assert len({cell["id"] for cell in cells}) == len(cells)
+
+
 def test_few_blocks_are_copied_that_are_not_run() -> None:
     """Each needs a network, a GPU, a cluster or hours; at most 15 do."""
     found = {page.name: not_run(page.read_text()) for page in all_pages()}
@@ -139,7 +161,7 @@ def test_a_page_that_says_what_is_not_so_fails(
 def test_a_page_has_a_title_and_prose_of_its_own(page: str) -> None:
     text = (DOCS / page).read_text()
     assert text.startswith("# ") and len(re.findall(r"(?m)^# ", _without_blocks(text))) == 1
-    is_list = page == "reference/python.md" or page.endswith("/index.md")
+    is_list = page in LOOKED_UP or page.endswith("/index.md")
     assert prose_words(text) >= (0 if is_list else LEAST_WORDS)
 
 

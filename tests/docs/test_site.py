@@ -1,6 +1,7 @@
 """The site as it is built: strictly, of all its pages, and fetching nothing."""
 
 import html
+import json
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from docs.tools.pages import DOCS, Example, all_pages, not_run, parts_of
+from docs.tools.search import first_hits
 from dpft import __version__
 
 pytest.importorskip("mkdocs", reason="what builds the site is not installed: make docs")
@@ -76,6 +78,44 @@ def test_every_block_of_commands_is_read_by_bash_as_it_is_copied(site: Path) -> 
         done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), (page, block)
         assert not re.search(r"(?m)^[$>] |DATE/TIME|\bDIR\b", block), (page, block)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("quickstart", "start/first-model.html"),
+        ("out of memory", "how-to/troubleshooting.html"),
+        ("epsilon", "explanation/epsilon.html"),
+        ("GPU", "how-to/gpu.html"),
+        ("CUDA", "how-to/gpu.html"),
+        ("LoRA", "how-to/lora.html"),
+        ("QLoRA", "how-to/lora.html"),
+        ("Llama", "how-to/lora.html"),
+        ("torch.compile", "how-to/gpu.html"),
+        ("glossary", "explanation/glossary.html"),
+        ("troubleshooting", "how-to/troubleshooting.html"),
+    ],
+)
+def test_a_search_begins_with_the_page_that_answers_it(site: Path, query: str, page: str) -> None:
+    entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    assert len(entries) > 300
+    assert first_hits(entries, query)[:1] == [page]
+
+
+def test_titles_lead_a_search_and_whole_pages_their_sections() -> None:
+    def entry(location: str, title: str, text: str) -> dict[str, str]:
+        return {"location": location, "title": title, "text": text}
+
+    entries = [
+        entry("a.html", "Speed", "memory memory memory"),
+        entry("b.html#x", "Memory", ""),
+        entry("c.html", "Memory", ""),
+        entry("d.html", "Other", "nothing"),
+    ]
+    assert first_hits(entries, "memory", 4) == ["c.html", "b.html", "a.html"]
+    assert first_hits(entries, "memo") == ["c.html", "b.html", "a.html"]
+    assert first_hits(entries, "cuda") == []
 
 
 @pytest.mark.slow

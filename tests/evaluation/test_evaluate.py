@@ -13,6 +13,7 @@ from dpft.data.encoding import TextEncoding
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.evaluate import evaluate_model, inputs_of, score_predictions
+from dpft.evaluation.outputs import ModelOutputs
 from dpft.generation.decoding import DecodeConfig
 from dpft.records.form import as_json, parse
 from dpft.records.scores import ScoreEntry
@@ -56,12 +57,13 @@ def ids(text):
 
 
 def evaluate(model, tokenizer, *, decode=None, on_progress=None, **config):
+    encoding = TextEncoding(tokenizer=tokenizer, layout=TextLayout(pad_token_id=END), max_length=12)
+    batch_size = config.pop("batch_size", 2)
     return evaluate_model(
-        model,
-        TextEncoding(tokenizer=tokenizer, layout=TextLayout(pad_token_id=END), max_length=12),
+        ModelOutputs(model=model, encoding=encoding, batch_size=batch_size),
         TASK,
         EXAMPLES,
-        config=EvalConfig(**{"batch_size": 2, **config}),
+        config=EvalConfig(**config),
         decode=decode or DecodeConfig(num_beams=2, max_new_tokens=5),
         stage="before",
         on_progress=on_progress,

@@ -50,12 +50,14 @@ def masked(tokenizer) -> LabelWordEncoding:
 
 
 def evaluate(tokenizer, task=TASK, records=RECORDS, **config):
+    model = small.language_model("bert").train()
     return evaluate_model(
-        small.language_model("bert").train(),
-        masked(tokenizer),
+        ModelOutputs(
+            model=model, encoding=masked(tokenizer), batch_size=config.pop("batch_size", 2)
+        ),
         task,
         records,
-        config=EvalConfig(**{"batch_size": 2, "split": "validation", **config}),
+        config=EvalConfig(**{"split": "validation", **config}),
         decode=DecodeConfig(),
         split="validation_matched",
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from dpft.generation.continuations import Beginning, continuations
+from dpft.generation.continuations import Prefix, continuations
 from dpft.generation.decoding import DecodeConfig, generate_texts
 from tests.models import small
 
@@ -36,8 +36,11 @@ def seq2seq() -> PreTrainedModel:
     return T5ForConditionalGeneration(small.t5_config(vocab_size=40)).double()
 
 
-def beginnings(*lacking: int) -> list[Beginning]:
-    return [Beginning(read=read, lacking=lacks) for read, lacks in zip(READ, lacking, strict=True)]
+def beginnings(*max_new_tokens: int) -> list[Prefix]:
+    return [
+        Prefix(read=read, max_new_tokens=lacks)
+        for read, lacks in zip(READ, max_new_tokens, strict=True)
+    ]
 
 
 def test_it_is_what_greedy_decoding_writes(causal: PreTrainedModel) -> None:
@@ -68,21 +71,24 @@ def test_batches_do_not_change_it_and_none_writes_too_much(
 def test_a_text_to_the_last_position_is_written_on(causal: PreTrainedModel) -> None:
     """Others of the batch are longer, and lack less."""
     read = [tuple(range(5, 18)), (5,)]
-    lacking = [3, 15]
-    asked = [Beginning(read=r, lacking=n) for r, n in zip(read, lacking, strict=True)]
-    assert [*map(len, continuations(causal, tokenizer(), asked, batch_size=8))] == lacking
+    max_new_tokens = [3, 15]
+    asked = [Prefix(read=r, max_new_tokens=n) for r, n in zip(read, max_new_tokens, strict=True)]
+    assert [*map(len, continuations(causal, tokenizer(), asked, batch_size=8))] == max_new_tokens
 
 
 def test_a_seq2seq_model_goes_on_from_what_its_decoder_has_begun(seq2seq: PreTrainedModel) -> None:
     reader = tokenizer(closes=True)
     read = [(5, 6, 1), (7, 8, 9, 1)]
     whole = continuations(
-        seq2seq, reader, [Beginning(read=r, lacking=8) for r in read], batch_size=2
+        seq2seq, reader, [Prefix(read=r, max_new_tokens=8) for r in read], batch_size=2
     )
     assert all(len(tokens) == 8 for tokens in whole)
-    begun = [Beginning(read=r, begun=w[:3], lacking=5) for r, w in zip(read, whole, strict=True)]
+    begun = [
+        Prefix(read=r, decoder_tokens=w[:3], max_new_tokens=5)
+        for r, w in zip(read, whole, strict=True)
+    ]
     assert continuations(seq2seq, reader, begun, batch_size=2) == [w[3:] for w in whole]
-    other = [Beginning(read=r, begun=(20, 21), lacking=5) for r in read]
+    other = [Prefix(read=r, decoder_tokens=(20, 21), max_new_tokens=5) for r in read]
     mixed = continuations(seq2seq, reader, [begun[0], other[1]], batch_size=2)
     assert mixed[0] == whole[0][3:]
 

@@ -7,7 +7,7 @@ import pytest
 from dpft.errors import InputError, StateError
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.ledger import LedgerRecord
-from dpft.privacy.mechanisms.histogram import GaussianHistogram
+from dpft.privacy.mechanisms.histogram import GaussianCounts, GaussianHistogram
 from dpft.privacy.spending import Noise, added_up, as_mechanisms, steps_taken
 
 PATH = Path("run/ledger.jsonl")
@@ -112,3 +112,13 @@ def test_a_torn_step_beside_a_histogram_takes_of_delta_what_its_threshold_took()
     taken = steps_taken(record(HISTOGRAM.entry(), torn_step=True), PATH)
     own = Noise(noise_multiplier=10.0, sample_rate=1.0, threshold_delta=5e-7)
     assert taken == {own: 2}
+
+
+def test_counts_of_public_cells_are_a_gaussian_of_all_units_without_a_threshold():
+    counts = GaussianCounts(noise_std=4.0, l2_cap=2.0, cells=9, delta=1e-5)
+    taken = steps_taken(record(counts.entry()), PATH)
+    assert taken == {Noise(noise_multiplier=2.0, sample_rate=1.0): 1}
+    (mechanism,) = as_mechanisms(taken, 1e-5)
+    assert mechanism.delta == 1e-5
+    with pytest.raises(StateError, match="line 2: expected a gaussian_counts"):
+        steps_taken(record({**counts.entry(), "noise_std": 5.0}), PATH)

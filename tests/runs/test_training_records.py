@@ -10,7 +10,7 @@ import torch
 
 from dpft.config.schema import TrainConfig
 from dpft.data.canaries import COIN, Canary
-from dpft.data.sources import load_examples, load_with_units
+from dpft.data.sources import load_examples
 from dpft.data.token_rows import TokenRows
 from dpft.data.training_records import bounded_units
 from dpft.errors import InputError
@@ -20,6 +20,7 @@ from dpft.runs.prepared_run import Prepared
 from dpft.runs.training_records import check_canaries, make_training_set
 from dpft.tasks.records import Example, Record
 from dpft.training.loop import TrainingSet
+from tests.data.conftest import load_with_units
 
 KEY = bytes(32)
 CPU = torch.device("cpu")

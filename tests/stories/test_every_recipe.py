@@ -26,6 +26,8 @@ from transformers import (
     BertTokenizerFast,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     ResNetConfig,
@@ -124,6 +126,20 @@ def make_gpt2(folder: Path) -> None:
     saved(folder, GPT2LMHeadModel(config), tokenizer)
 
 
+def make_llama(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024,
+        bos_token_id=tokenizer.eos_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    saved(folder, LlamaForCausalLM(config), tokenizer)
+
+
 def make_roberta(folder: Path) -> None:
     """RoBERTa with a vocabulary of letters and of the words that stand for labels."""
     words = label_words()
@@ -195,6 +211,7 @@ def make_resnet(folder: Path) -> None:
 
 STAND_INS: dict[str, Callable[[Path], None]] = {
     "gpt2": make_gpt2,
+    "llama": make_llama,
     "roberta": make_roberta,
     "minilm": make_bert,
     "vit": make_vit,
@@ -228,6 +245,11 @@ def chat_row(number: int) -> dict[str, Any]:
     }
 
 
+def messages_row(number: int) -> dict[str, Any]:
+    asked = {"role": "user", "content": f"what is inn {number}?"}
+    return {"messages": [asked, {"role": "assistant", "content": "it is a pub."}]}
+
+
 def write_data(config: DictConfig, folder: Path) -> None:
     """The rows of a task, 64 to train on, in the format of its own files."""
     task = str(config.task.name)
@@ -240,6 +262,8 @@ def write_data(config: DictConfig, folder: Path) -> None:
     elif task == "corpus":
         for split, count in sizes.items():
             write_lines(folder / f"{split}.jsonl", [{"text": TEXT.format(n)} for n in range(count)])
+    elif task == "custom":  # whose recipe holds rows out
+        write_lines(folder / "train.jsonl", [messages_row(number) for number in range(ROWS)])
     elif task in ROW_OF:
         for split, count in sizes.items():
             write_lines(folder / f"{split}.jsonl", [ROW_OF[task](n) for n in range(count)])
@@ -392,7 +416,8 @@ def test_a_recipe_is_planned_by_its_public_numbers_without_weights(
     if not (workspace.root / task).exists():
         write_data(config, workspace.root / task)
     model = [w for w in stand_in(workspace, config) if not w.startswith("task.max_length")]
-    outcome = workspace.run("plan", *words, *axes, *model, "output=json")
+    own = [f"task.data_dir={task}"] if task == "custom" else []
+    outcome = workspace.run("plan", *words, *axes, *model, *own, "output=json")
     assert outcome.code == 0, outcome.err
     record = json.loads(outcome.out)
     if config.privacy.name == "none":
@@ -402,6 +427,7 @@ def test_a_recipe_is_planned_by_its_public_numbers_without_weights(
     embedded = config.task.source == "embedded"
     published = config.task.embedded_num_train_examples if embedded else published
     published = 364868892 if task == "corpus" else published
+    published = ROWS if own else published
     copies = config.audit.exposure_canaries * sum(config.audit.repetitions)
     assert record["num_examples"] == published + config.audit.canaries + copies
     batch = record["sample_rate"] * record["num_examples"]

@@ -24,6 +24,7 @@ PUBLIC: dict[str, tuple[str, str]] = {
     "MODEL": ("The trained model with its tokenizer and a model card, as safetensors.", ""),
     "HISTOGRAM": ("Of `dpft tokenizer`: the words that were kept, each with its noisy count.", ""),
     "TOKENIZER": ("Of `dpft tokenizer`: the tokenizer that was made of them.", ""),
+    "SYNTHESIS": ("Of `dpft synthesize`: how it was asked for; its training is a run below.", ""),
     "TRACKING": ("With `tracking=`: event files, and how far each tracker has come.", ""),
     "HYDRA": ("How the command was composed.", ""),
     "OVERRIDES": ("The words of the command.", ""),
@@ -48,6 +49,7 @@ PUBLIC: dict[str, tuple[str, str]] = {
     "SYNTHETIC_AUDIT": ("What may be released of an audit of synthetic records.", ""),
 }
 PRIVATE: dict[str, tuple[str, str]] = {
+    "PRIVATE_PAGE": ("Of `dpft synthesize`: its rows against real ones.", ""),
     "LOCK": ("Held by the one process that writes the folder.", ""),
     "JOURNAL": (
         "The journal: each step with sums of its noisy gradient, by which a redone one is known.",
@@ -121,8 +123,11 @@ SCHEMA_GROUPS: dict[str, tuple[str, ...]] = {
         ),
         *("witness", "witness_line", "tuning_bill", "generated_privacy"),
         *("audit_one_run", "audit_exposure", "audit_membership", "audit_memorization"),
-        *("audit_synthetic", "human_eval_key"),
+        *("audit_synthetic", "human_eval_key", "synthesis", "synthesis_measures"),
     ),
-    "Answers": ("account", "plan", "doctor", "list", "tokenizer", "report", "ratings"),
+    "Answers": (
+        *("account", "plan", "doctor", "list", "tokenizer", "report", "ratings"),
+        "synthesize",
+    ),
 }
 """Which schemas are of files, and which of what ``output=json`` prints."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, expect
+from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, check_value
 from dpft.data.canaries import EXPOSURE, Canary
 from dpft.errors import InputError
 from dpft.run_folder import CANARIES
@@ -28,7 +28,7 @@ class ExposureAudit(Audit):
     """How many beginnings of suffixes are read at once; memory and speed only."""
 
     def __post_init__(self) -> None:
-        expect(self.batch_size >= 1, "batch_size", "be at least 1", self.batch_size)
+        check_value(self.batch_size >= 1, "batch_size", "be at least 1", self.batch_size)
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""
@@ -64,7 +64,7 @@ class ExposureAudit(Audit):
         assert isinstance(encoding, TokenEncoding)  # canaries are words
         words = vocabulary(run.config.audit, whole_words(encoding.tokenizer))
         return [
-            exposed(suffix_scores(scorer, run.config.task, canary, words, on_scored=count))
+            exposed(*suffix_scores(scorer, run.config.task, canary, words, on_scored=count))
             for canary in canaries
         ]
 

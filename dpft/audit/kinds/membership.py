@@ -6,7 +6,7 @@ reference runs RMIA (Zarifzadeh et al. 2024) and LiRA (Carlini et al. 2022).
 
 from dataclasses import dataclass
 
-from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, expect
+from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, check_value
 
 
 @AUDITS.register("membership")
@@ -22,18 +22,17 @@ class MembershipAudit(Audit):
     """How many of the longest records are read at once; memory and speed only."""
 
     def __post_init__(self) -> None:
-        expect(self.limit >= 1, "limit", "be at least 1", self.limit)
-        expect(self.batch_size >= 1, "batch_size", "be at least 1", self.batch_size)
+        check_value(self.limit >= 1, "limit", "be at least 1", self.limit)
+        check_value(self.batch_size >= 1, "batch_size", "be at least 1", self.batch_size)
         runs = self.reference_runs
-        expect(len(set(runs)) == len(runs), "reference_runs", "name different runs", list(runs))
+        check_value(
+            len(set(runs)) == len(runs), "reference_runs", "name different runs", list(runs)
+        )
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""
         from dpft.audit.membership import audit_membership
 
         return audit_membership(
-            run,
-            references=self.reference_runs,
-            limit=self.limit,
-            batch_size=self.batch_size,
+            run, references=self.reference_runs, limit=self.limit, batch_size=self.batch_size
         )

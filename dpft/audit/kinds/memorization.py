@@ -5,7 +5,7 @@ Ponomareva et al. 2022, sections 4 and 5.2; ``dpft.audit.memorization`` does it.
 
 from dataclasses import dataclass
 
-from dpft.audit.base import AUDITS, HIDDEN, Audit, AuditedRun, Finding, expect
+from dpft.audit.base import AUDITS, HIDDEN, Audit, AuditedRun, Finding, check_value
 from dpft.errors import InputError
 
 
@@ -34,7 +34,7 @@ class Memorization(Audit):
             value = getattr(self, key)
             if value < 1:
                 raise InputError(f"audit.{key} must be at least 1, got {value}.")
-        expect(
+        check_value(
             self.hidden in (None, *HIDDEN), "hidden", f"be {' or '.join(HIDDEN)}", repr(self.hidden)
         )
 

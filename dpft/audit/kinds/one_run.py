@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, expect
+from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, check_value
 from dpft.data.canaries import COIN, Canary
 from dpft.errors import InputError
 from dpft.records.privacy_file import RunPrivacy
@@ -48,11 +48,13 @@ class OneRunAudit(Audit):
     """How many canaries are read at once; memory and speed only."""
 
     def __post_init__(self) -> None:
-        expect(0 < self.confidence < 1, "confidence", "be above 0 and below 1", self.confidence)
+        check_value(
+            0 < self.confidence < 1, "confidence", "be above 0 and below 1", self.confidence
+        )
         sure = self.mechanism_confidence
-        expect(0 < sure < 1, "mechanism_confidence", "be above 0 and below 1", sure)
-        expect(self.choices >= 1, "choices", "be at least 1", self.choices)
-        expect(self.batch_size >= 1, "batch_size", "be at least 1", self.batch_size)
+        check_value(0 < sure < 1, "mechanism_confidence", "be above 0 and below 1", sure)
+        check_value(self.choices >= 1, "choices", "be at least 1", self.choices)
+        check_value(self.batch_size >= 1, "batch_size", "be at least 1", self.batch_size)
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""
@@ -71,7 +73,7 @@ class OneRunAudit(Audit):
         return finding(canaries, self.views(run, canaries), settings)
 
     def views(self, run: AuditedRun, canaries: Sequence[Canary]) -> "list[View]":
-        """Returns what each kind of attacker sees of the canaries."""
+        """Returns the scores of the canaries by each kind of attacker."""
         from dpft.audit.one_run import View
 
         found = [

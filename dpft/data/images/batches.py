@@ -9,7 +9,7 @@ are normalized by public constants.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Self, overload
+from typing import Any, ClassVar, Self, overload
 
 import numpy as np
 import torch
@@ -171,11 +171,7 @@ class ImageLayout(Layout):
     """Of each channel, by which they are divided."""
     workers: int = 0
     """Processes that decode."""
-
-    @property
-    def has_lengths(self) -> bool:
-        """See ``Layout.has_lengths``."""
-        return False
+    has_lengths: ClassVar[bool] = False
 
     def length(self, row: ImageRow) -> int:
         """See ``Layout.length``."""

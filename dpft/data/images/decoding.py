@@ -33,7 +33,7 @@ class BrokenImage(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageForm:
-    """What every image is made into; public."""
+    """Channels and size that every image is made into; public."""
 
     channels: int
     """1, gray, or 3, color."""
@@ -43,7 +43,7 @@ class ImageForm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examined:
-    """What is known of an image before training; private."""
+    """Facts on an image before training; private."""
 
     is_broken: bool
     is_converted: bool
@@ -74,7 +74,7 @@ class Decoder:
         return np.stack([pixels for pixels in made if pixels is not None]).reshape(shape)
 
     def examine(self, places: Sequence[ImagePlace]) -> list[Examined]:
-        """Returns what is known of each image once it was decoded; nothing of it is kept."""
+        """Returns facts on each image after decoding it; no pixels are kept."""
         return self._each(_examined, places)
 
     def _each(

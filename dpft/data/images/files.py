@@ -124,11 +124,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Returns what lies in a folder, in order, but for what is hidden.
-
-    Raises:
-        InputError: A link leads elsewhere.
-    """
+    """Returns the entries of a folder that are not hidden, in order."""
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     for entry in entries:
         if entry.is_symlink() and not entry.resolve().is_relative_to(folder.resolve()):

@@ -3,9 +3,14 @@
 from collections.abc import Sequence
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics.base import LABELS, MetricSpec, register
+from dpft.evaluation.metrics.base import LABELS, metric
 
 
+@metric(
+    LABELS,
+    description="Share of examples whose predicted class is right; 0..1.",
+    citation="Wang et al. 2019 (GLUE, arXiv 1804.07461), section 3.",
+)
 def accuracy(predicted: Sequence[float], gold: Sequence[float]) -> float:
     """Returns the share of equal entries, 0..1.
 
@@ -30,14 +35,3 @@ def check_classes(name: str, *columns: Sequence[float]) -> None:
                 f"task.metrics=[{name}] is for classes, whole numbers, got {value:g}; for scores"
                 " use pearson or spearman."
             )
-
-
-register(
-    MetricSpec(
-        name="accuracy",
-        inputs=LABELS,
-        score=accuracy,
-        description="Share of examples whose predicted class is right; 0..1.",
-        citation="Wang et al. 2019 (GLUE, arXiv 1804.07461), section 3.",
-    )
-)

@@ -6,9 +6,11 @@ a metric needs no library of Hugging Face; ``dpft.evaluation.local_metric`` wrap
 
 import importlib
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import MetricsConfig
@@ -70,12 +72,45 @@ class MetricSpec:
         return self.key or self.name
 
 
+Score = TypeVar("Score", bound=Callable[..., float])
 METRICS: Registry[MetricSpec] = Registry("dpft.evaluation.metrics", key="each of task.metrics")
-"""Every metric by name; a module of this package registers its own by ``register``."""
+"""Every metric by name; a module of this package registers its own by ``metric``."""
+
+
+def metric(
+    inputs: str, *, description: str, citation: str, **options: Any
+) -> Callable[[Score], Score]:
+    """Returns a decorator that registers a function as the metric of its name.
+
+    Args:
+        inputs: As ``MetricSpec.inputs``.
+        description: As there.
+        citation: As there.
+        options: The other fields of ``MetricSpec``.
+    """
+
+    def registered(score: Score) -> Score:
+        spec = MetricSpec(
+            name=score.__name__,
+            inputs=inputs,
+            score=score,
+            description=description,
+            citation=citation,
+            **options,
+        )
+        METRICS.register(spec.name)(spec)
+        return score
+
+    return registered
 
 
 def register(spec: MetricSpec) -> None:
-    """Makes a metric known by its name."""
+    """Registers a metric as version 0.3 did; `metric` does so now."""
+    warnings.warn(
+        "register(MetricSpec(...)) goes in the next version; put @metric(...) on the function.",
+        FutureWarning,
+        stacklevel=2,
+    )
     METRICS.register(spec.name)(spec)
 
 

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import MetricsConfig
-from dpft.evaluation.metrics.base import (
-    TEXTS,
-    MetricSpec,
-    missing_folder,
-    missing_modules,
-    register,
-)
+from dpft.evaluation.metrics.base import TEXTS, metric, missing_folder, missing_modules
 from dpft.models.architecture import max_positions
 
 if TYPE_CHECKING:
@@ -32,6 +26,16 @@ MAX_LENGTH = 512
 _KEY = "metrics.bertscore_model"
 
 
+@metric(
+    TEXTS,
+    description="Mean BERTScore F1, no idf, not rescaled, best reference; mostly 0..1.",
+    citation="Zhang et al. 2020 (arXiv 1904.09675).",
+    missing=lambda settings: (
+        missing_modules("bert_score")
+        or missing_folder(_KEY, settings.bertscore_model, "roberta-large")
+    ),
+    reads_settings=True,
+)
 def bertscore(
     predictions: Sequence[str], references: Sequence[Sequence[str]], settings: MetricsConfig
 ) -> float:
@@ -67,12 +71,6 @@ def best_layers(folder: Path, config: "PretrainedConfig") -> int:
     return min(best, every)
 
 
-def missing_bertscore(settings: MetricsConfig) -> str | None:
-    """See ``MetricSpec.missing``."""
-    folder = missing_folder(_KEY, settings.bertscore_model, "roberta-large")
-    return missing_modules("bert_score") or folder
-
-
 def _f1(predictions: list[str], references: list[str], settings: MetricsConfig) -> list[float]:
     """Returns the F1 of each pair of texts, none of them empty."""
     from bert_score.utils import bert_cos_score_idf
@@ -97,11 +95,7 @@ def _f1(predictions: list[str], references: list[str], settings: MetricsConfig) 
 
 
 def _encoder(folder: Path, layers: int | None) -> "tuple[nn.Module, PreTrainedTokenizerBase]":
-    """Returns the encoder of a folder, its first ``layers`` alone, and its tokenizer.
-
-    Raises:
-        InputError: The folder does not hold an encoder of so many layers and its tokenizer.
-    """
+    """Returns the encoder of a folder, its first ``layers`` alone, and its tokenizer."""
     from transformers import AutoConfig, AutoModel
 
     try:
@@ -134,16 +128,3 @@ def _tokenizer(folder: Path, config: "PretrainedConfig") -> "PreTrainedTokenizer
     room = max_positions(config) or MAX_LENGTH
     tokenizer.model_max_length = min(tokenizer.model_max_length, room)
     return tokenizer
-
-
-register(
-    MetricSpec(
-        name="bertscore",
-        inputs=TEXTS,
-        score=bertscore,
-        description="Mean BERTScore F1, no idf, not rescaled, best reference; mostly 0..1.",
-        citation="Zhang et al. 2020 (arXiv 1904.09675).",
-        missing=missing_bertscore,
-        reads_settings=True,
-    )
-)

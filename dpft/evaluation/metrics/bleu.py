@@ -9,9 +9,14 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
+from dpft.evaluation.metrics.base import TEXTS, metric
 
 
+@metric(
+    TEXTS,
+    description="Corpus BLEU, mteval-13a tokens, case-insensitive, all references; 0..100.",
+    citation="Papineni et al. 2002 (ACL); Post 2018 (arXiv 1804.08771).",
+)
 def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns the corpus BLEU with up to 4-grams, 0..100."""
     from sacrebleu.metrics.bleu import BLEU
@@ -21,14 +26,3 @@ def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> flo
     # force: outputs that come tokenised are scored as they are, without a warning
     scorer = BLEU(tokenize="13a", lowercase=True, force=True)
     return float(scorer.corpus_score(list(predictions), streams).score)
-
-
-register(
-    MetricSpec(
-        name="bleu",
-        inputs=TEXTS,
-        score=bleu,
-        description="Corpus BLEU, mteval-13a tokens, case-insensitive, all references; 0..100.",
-        citation="Papineni et al. 2002 (ACL); Post 2018 (arXiv 1804.08771).",
-    )
-)

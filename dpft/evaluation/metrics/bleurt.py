@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import MetricsConfig
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, missing_folder, register
+from dpft.evaluation.metrics.base import TEXTS, metric, missing_folder
 from dpft.models.architecture import max_positions
 
 if TYPE_CHECKING:
@@ -25,6 +25,13 @@ MAX_LENGTH = 512
 _KEY = "metrics.bleurt_model"
 
 
+@metric(
+    TEXTS,
+    description="Mean BLEURT, best reference; about -2..1, its scale the checkpoint's.",
+    citation="Sellam et al. 2020 (arXiv 2004.04696).",
+    missing=lambda settings: missing_folder(_KEY, settings.bleurt_model, "Elron/bleurt-base-128"),
+    reads_settings=True,
+)
 def bleurt(
     predictions: Sequence[str], references: Sequence[Sequence[str]], settings: MetricsConfig
 ) -> float:
@@ -43,11 +50,6 @@ def bleurt(
     ends = list(accumulate(len(texts) for texts in references))
     best = [max(scores[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
     return sum(best) / len(best)
-
-
-def missing_bleurt(settings: MetricsConfig) -> str | None:
-    """See ``MetricSpec.missing``."""
-    return missing_folder(_KEY, settings.bleurt_model, "Elron/bleurt-base-128")
 
 
 def _load(folder: Path) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
@@ -76,9 +78,7 @@ def _batches(pairs: Sequence[tuple[str, str]]) -> Iterator[Sequence[tuple[str, s
 
 
 def _scores(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-    pairs: Sequence[tuple[str, str]],
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", pairs: Sequence[tuple[str, str]]
 ) -> list[float]:
     """Returns the model's output for each pair of reference and prediction."""
     import torch
@@ -94,16 +94,3 @@ def _scores(
     with torch.no_grad():
         scores: list[float] = model(**inputs.to(model.device)).logits[:, 0].tolist()
     return scores
-
-
-register(
-    MetricSpec(
-        name="bleurt",
-        inputs=TEXTS,
-        score=bleurt,
-        description="Mean BLEURT, best reference; about -2..1, its scale the checkpoint's.",
-        citation="Sellam et al. 2020 (arXiv 2004.04696).",
-        missing=missing_bleurt,
-        reads_settings=True,
-    )
-)

@@ -7,11 +7,16 @@ The library's own tokenizer needs Java and writes texts into its folder in site-
 
 from collections.abc import Sequence
 
-from dpft.evaluation.eval_config import MetricsConfig
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, NotComputed, missing_modules, register
+from dpft.evaluation.metrics.base import TEXTS, NotComputed, metric, missing_modules
 from dpft.evaluation.metrics.tokens import ptb_tokens
 
 
+@metric(
+    TEXTS,
+    description="Mean CIDEr, coco-caption's, all references; 0..10.",
+    citation="Vedantam et al. 2015 (arXiv 1411.5726).",
+    missing=lambda settings: missing_modules("pycocoevalcap.cider.cider"),
+)
 def cider(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns the mean CIDEr of the predictions, 0..10; 0 for a single input.
 
@@ -26,20 +31,3 @@ def cider(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> fl
     written = [[" ".join(ptb_tokens(text))] for text in predictions]
     score, _ = Cider().compute_score(dict(enumerate(compared)), dict(enumerate(written)))
     return float(score)
-
-
-def missing_cider(settings: MetricsConfig) -> str | None:
-    """See ``MetricSpec.missing``."""
-    return missing_modules("pycocoevalcap.cider.cider")
-
-
-register(
-    MetricSpec(
-        name="cider",
-        inputs=TEXTS,
-        score=cider,
-        description="Mean CIDEr, coco-caption's, all references; 0..10.",
-        citation="Vedantam et al. 2015 (arXiv 1411.5726).",
-        missing=missing_cider,
-    )
-)

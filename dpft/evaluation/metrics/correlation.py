@@ -5,9 +5,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpft.evaluation.metrics.base import LABELS, MetricSpec, register
+from dpft.evaluation.metrics.base import LABELS, metric
 
 
+@metric(
+    LABELS,
+    description="Pearson correlation of predicted and right scores; -1..1.",
+    citation="Pearson 1895 (Proceedings of the Royal Society 58); Cer et al. 2017 (STS-B).",
+)
 def pearson(predicted: Sequence[float], gold: Sequence[float]) -> float:
     """Returns the linear correlation, -1..1; not a number where either does not vary."""
     from scipy.stats import pearsonr
@@ -17,6 +22,11 @@ def pearson(predicted: Sequence[float], gold: Sequence[float]) -> float:
     return float(pearsonr(predicted, gold).statistic)
 
 
+@metric(
+    LABELS,
+    description="Spearman rank correlation of predicted and right scores; -1..1.",
+    citation="Spearman 1904 (American Journal of Psychology 15); Cer et al. 2017 (STS-B).",
+)
 def spearman(predicted: Sequence[float], gold: Sequence[float]) -> float:
     """Returns the correlation of ranks, -1..1; not a number where either does not vary.
 
@@ -33,23 +43,3 @@ def varies(scores: Sequence[float]) -> bool:
     """Returns whether scores are finite and not all equal: else they have no correlation."""
     values = np.asarray(scores, dtype=float)
     return bool(np.isfinite(values).all() and np.unique(values).size > 1)
-
-
-register(
-    MetricSpec(
-        name="pearson",
-        inputs=LABELS,
-        score=pearson,
-        description="Pearson correlation of predicted and right scores; -1..1.",
-        citation="Pearson 1895 (Proceedings of the Royal Society 58); Cer et al. 2017 (STS-B).",
-    )
-)
-register(
-    MetricSpec(
-        name="spearman",
-        inputs=LABELS,
-        score=spearman,
-        description="Spearman rank correlation of predicted and right scores; -1..1.",
-        citation="Spearman 1904 (American Journal of Psychology 15); Cer et al. 2017 (STS-B).",
-    )
-)

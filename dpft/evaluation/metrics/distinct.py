@@ -2,10 +2,15 @@
 
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, NotComputed, register
+from dpft.evaluation.metrics.base import TEXTS, NotComputed, metric
 from dpft.evaluation.metrics.tokens import ngrams, ptb_tokens
 
 
+@metric(
+    TEXTS,
+    description="Distinct words over words of all predictions, lower case; 0..1.",
+    citation="Li et al. 2016 (arXiv 1510.03055), section 5.",
+)
 def distinct_1(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns distinct unigrams over unigrams of all predictions together, 0..1.
 
@@ -15,6 +20,11 @@ def distinct_1(predictions: Sequence[str], references: Sequence[Sequence[str]]) 
     return distinct_share(predictions, 1)
 
 
+@metric(
+    TEXTS,
+    description="Distinct bigrams over bigrams of all predictions, lower case; 0..1.",
+    citation="Li et al. 2016 (arXiv 1510.03055), section 5.",
+)
 def distinct_2(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns distinct bigrams over bigrams of all predictions together, 0..1.
 
@@ -36,23 +46,3 @@ def distinct_share(predictions: Sequence[str], n: int) -> float:
     if not found:
         raise NotComputed(f"no prediction is {n} word{'s' * (n > 1)} long")
     return len(set(found)) / len(found)
-
-
-register(
-    MetricSpec(
-        name="distinct_1",
-        inputs=TEXTS,
-        score=distinct_1,
-        description="Distinct words over words of all predictions, lower case; 0..1.",
-        citation="Li et al. 2016 (arXiv 1510.03055), section 5.",
-    )
-)
-register(
-    MetricSpec(
-        name="distinct_2",
-        inputs=TEXTS,
-        score=distinct_2,
-        description="Distinct bigrams over bigrams of all predictions, lower case; 0..1.",
-        citation="Li et al. 2016 (arXiv 1510.03055), section 5.",
-    )
-)

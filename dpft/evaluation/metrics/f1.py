@@ -3,12 +3,17 @@
 from collections.abc import Sequence
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics.base import LABELS, MetricSpec, register
+from dpft.evaluation.metrics.base import LABELS, metric
 
 NO_CLASS = -1
 """What a predicted text that is no class's name stands for."""
 
 
+@metric(
+    LABELS,
+    description="F1 of two classes, class 1 the positive one; 0..1.",
+    citation="van Rijsbergen 1979 (Information Retrieval); Wang et al. 2019 (arXiv 1804.07461).",
+)
 def f1(predicted: Sequence[float], gold: Sequence[float]) -> float:
     """Returns 2PR / (P + R) for precision P and recall R of class 1, 0..1.
 
@@ -34,15 +39,3 @@ def f1(predicted: Sequence[float], gold: Sequence[float]) -> float:
             f"task.metrics=[f1] is for two classes, 0 and 1, got class {others[0]:g}; use accuracy."
         )
     return float(f1_score(gold, predicted, labels=[1], average="macro", zero_division=0.0))
-
-
-register(
-    MetricSpec(
-        name="f1",
-        inputs=LABELS,
-        score=f1,
-        description="F1 of two classes, class 1 the positive one; 0..1.",
-        citation="van Rijsbergen 1979 (Information Retrieval);"
-        " Wang et al. 2019 (arXiv 1804.07461).",
-    )
-)

@@ -3,9 +3,14 @@
 from collections.abc import Sequence
 
 from dpft.evaluation.metrics.accuracy import check_classes
-from dpft.evaluation.metrics.base import LABELS, MetricSpec, register
+from dpft.evaluation.metrics.base import LABELS, metric
 
 
+@metric(
+    LABELS,
+    description="Matthews correlation of predicted and right classes; -1..1.",
+    citation="Matthews 1975 (Biochimica et Biophysica Acta 405); Gorodkin 2004 for more classes.",
+)
 def matthews_correlation(predicted: Sequence[float], gold: Sequence[float]) -> float:
     """Returns the correlation of classes, -1..1; 0 where either holds one class only.
 
@@ -19,15 +24,3 @@ def matthews_correlation(predicted: Sequence[float], gold: Sequence[float]) -> f
     if len({*predicted, *gold}) < 2:
         return 0.0
     return float(matthews_corrcoef(gold, predicted))
-
-
-register(
-    MetricSpec(
-        name="matthews_correlation",
-        inputs=LABELS,
-        score=matthews_correlation,
-        description="Matthews correlation of predicted and right classes; -1..1.",
-        citation="Matthews 1975 (Biochimica et Biophysica Acta 405);"
-        " Gorodkin 2004 for more classes.",
-    )
-)

@@ -2,9 +2,14 @@
 
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import ATTRIBUTES, MetricSpec, register
+from dpft.evaluation.metrics.base import ATTRIBUTES, metric
 
 
+@metric(
+    ATTRIBUTES,
+    description="Mean over attributes of the share of examples told right; 0..1.",
+    citation="Bu et al. 2022 (arXiv 2210.00036), Table 17.",
+)
 def mean_accuracy(predicted: Sequence[Sequence[float]], gold: Sequence[Sequence[float]]) -> float:
     """Returns the mean over attributes of the share of equal entries, 0..1.
 
@@ -16,14 +21,3 @@ def mean_accuracy(predicted: Sequence[Sequence[float]], gold: Sequence[Sequence[
         for one, right in zip(ones, rights, strict=True)
     ]
     return sum(told) / len(told)
-
-
-register(
-    MetricSpec(
-        name="mean_accuracy",
-        inputs=ATTRIBUTES,
-        score=mean_accuracy,
-        description="Mean over attributes of the share of examples told right; 0..1.",
-        citation="Bu et al. 2022 (arXiv 2210.00036), Table 17.",
-    )
-)

@@ -15,15 +15,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from dpft.evaluation.eval_config import MetricsConfig
-from dpft.evaluation.metrics.base import (
-    TEXTS,
-    MetricSpec,
-    NotComputed,
-    missing_java,
-    missing_modules,
-    register,
-)
+from dpft.evaluation.metrics.base import TEXTS, NotComputed, metric, missing_java, missing_modules
 from dpft.evaluation.metrics.tokens import ptb_tokens
 
 SEPARATOR = " ||| "
@@ -32,6 +24,12 @@ _JAVA = ("java", "-Xmx2G", "-Dfile.encoding=UTF-8", "-XX:-UsePerfData", "-XX:Err
 _METEOR = ("-", "-", "-stdio", "-l", "en", "-norm")
 
 
+@metric(
+    TEXTS,
+    description="METEOR 1.5 of the corpus, English, all references; 0..1.",
+    citation="Denkowski and Lavie 2014 (WMT).",
+    missing=lambda settings: missing_java() or missing_modules("pycocoevalcap.meteor.meteor"),
+)
 def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns METEOR of the corpus over lower-cased tokens without punctuation, 0..1.
 
@@ -42,6 +40,13 @@ def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> f
     return corpus_score([score_line(prediction, texts) for prediction, texts in pairs])
 
 
+@metric(
+    TEXTS,
+    description="METEOR 1.5 of the corpus on plain text, English, all references; 0..1.",
+    citation="Denkowski and Lavie 2014 (WMT).",
+    key="meteor",
+    missing=lambda settings: missing_java() or missing_modules("pycocoevalcap.meteor.meteor"),
+)
 def meteor_plain(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns METEOR of the corpus over the texts as they are written, 0..1.
 
@@ -107,18 +112,8 @@ def jar() -> Path:
     return Path(package.submodule_search_locations[0]) / "meteor" / "meteor-1.5.jar"
 
 
-def missing_meteor(settings: MetricsConfig) -> str | None:
-    """See ``MetricSpec.missing``."""
-    return missing_java() or missing_modules("pycocoevalcap.meteor.meteor")
-
-
 def _dialogue(program: "subprocess.Popen[str]", lines: Sequence[str]) -> float:
-    """Returns the score of the corpus: statistics of each input first, then all of them at once.
-
-    Raises:
-        OSError: The program broke off.
-        ValueError: Its answer is no number.
-    """
+    """Returns the score of the corpus: statistics of each input first, then all of them at once."""
     assert program.stdin is not None and program.stdout is not None
     statistics = []
     for line in lines:
@@ -131,26 +126,3 @@ def _dialogue(program: "subprocess.Popen[str]", lines: Sequence[str]) -> float:
     if len(scores) != len(lines) + 1:
         raise ValueError("METEOR gives a score for each input, and one for all")
     return float(scores[-1])
-
-
-register(
-    MetricSpec(
-        name="meteor",
-        inputs=TEXTS,
-        score=meteor,
-        description="METEOR 1.5 of the corpus, English, all references; 0..1.",
-        citation="Denkowski and Lavie 2014 (WMT).",
-        missing=missing_meteor,
-    )
-)
-register(
-    MetricSpec(
-        name="meteor_plain",
-        inputs=TEXTS,
-        score=meteor_plain,
-        description="METEOR 1.5 of the corpus on plain text, English, all references; 0..1.",
-        citation="Denkowski and Lavie 2014 (WMT).",
-        key="meteor",
-        missing=missing_meteor,
-    )
-)

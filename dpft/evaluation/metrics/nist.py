@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
+from dpft.evaluation.metrics.base import TEXTS, metric
 from dpft.evaluation.metrics.tokens import ngrams
 
 MAX_N = 5
@@ -20,6 +20,11 @@ Tokens = list[str]
 Ngram = tuple[str, ...]
 
 
+@metric(
+    TEXTS,
+    description="Corpus NIST-5, mteval-13a tokens, case-insensitive, all references; from 0.",
+    citation="Doddington 2002 (HLT).",
+)
 def nist(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns the corpus NIST with up to 5-grams, from 0 upwards."""
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
@@ -72,14 +77,3 @@ def length_penalty(predictions: Sequence[Tokens], references: Sequence[Sequence[
     expected = sum(lengths) * len(references) / len(lengths)
     ratio = min(1.0, sum(map(len, predictions)) / expected) if expected else 0.0
     return math.exp(-BETA * math.log(ratio) ** 2) if ratio else 0.0
-
-
-register(
-    MetricSpec(
-        name="nist",
-        inputs=TEXTS,
-        score=nist,
-        description="Corpus NIST-5, mteval-13a tokens, case-insensitive, all references; from 0.",
-        citation="Doddington 2002 (HLT).",
-    )
-)

@@ -7,9 +7,15 @@ the prompt's tokens not at all. It depends on the tokenizer, so it compares runs
 import math
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import LIKELIHOODS, LOWER, MetricSpec, NotComputed, register
+from dpft.evaluation.metrics.base import LIKELIHOODS, LOWER, NotComputed, metric
 
 
+@metric(
+    LIKELIHOODS,
+    description="Per-token perplexity of the references given their prompts; from 1 upwards.",
+    citation="Jelinek et al. 1977 (Journal of the Acoustical Society of America 62).",
+    better=LOWER,
+)
 def perplexity(nll_sums: Sequence[float], token_counts: Sequence[int]) -> float:
     """Returns exp(total negative log-likelihood / total tokens), from 1 upwards.
 
@@ -25,15 +31,3 @@ def perplexity(nll_sums: Sequence[float], token_counts: Sequence[int]) -> float:
     mean = math.fsum(nll_sums) / total
     # beyond 700 nats exp overflows a float
     return math.inf if mean > 700 else math.exp(mean)
-
-
-register(
-    MetricSpec(
-        name="perplexity",
-        inputs=LIKELIHOODS,
-        score=perplexity,
-        description="Per-token perplexity of the references given their prompts; from 1 upwards.",
-        citation="Jelinek et al. 1977 (Journal of the Acoustical Society of America 62).",
-        better=LOWER,
-    )
-)

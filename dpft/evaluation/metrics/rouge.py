@@ -16,29 +16,52 @@ pycocoevalcap with Java to 3e-5, 18 of them to 1e-6: TGen 0.68502 (published 0.6
 
 from collections.abc import Sequence
 
-from dpft.evaluation.eval_config import MetricsConfig
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, missing_modules, register
+from dpft.evaluation.metrics.base import TEXTS, metric, missing_modules
 from dpft.evaluation.metrics.tokens import ptb_tokens
 
 BETA = 1.2
 """Weight of recall against precision in ``rouge_l``, coco-caption's."""
 
 
+@metric(
+    TEXTS,
+    description="Mean ROUGE-1 F-measure by rouge-score, stemmed, best reference; 0..1.",
+    citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
+    missing=lambda settings: missing_modules("rouge_score.rouge_scorer"),
+)
 def rouge_1(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns the mean F-measure of unigrams, 0..1."""
     return best_rouge("rouge1", predictions, references)
 
 
+@metric(
+    TEXTS,
+    description="Mean ROUGE-2 F-measure by rouge-score, stemmed, best reference; 0..1.",
+    citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
+    missing=lambda settings: missing_modules("rouge_score.rouge_scorer"),
+)
 def rouge_2(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns the mean F-measure of bigrams, 0..1."""
     return best_rouge("rouge2", predictions, references)
 
 
+@metric(
+    TEXTS,
+    description="Mean ROUGE-L F-measure by rouge-score, stemmed, best reference; 0..1.",
+    citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
+    key="rouge_l",
+    missing=lambda settings: missing_modules("rouge_score.rouge_scorer"),
+)
 def rouge_score_l(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns the mean F-measure of the longest common subsequence, with beta 1, 0..1."""
     return best_rouge("rougeL", predictions, references)
 
 
+@metric(
+    TEXTS,
+    description="Mean ROUGE-L F-measure, beta 1.2, maximum over references; 0..1.",
+    citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
+)
 def rouge_l(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns the mean ROUGE-L of the predictions, 0..1."""
     scores = [
@@ -59,11 +82,6 @@ def best_rouge(kind: str, predictions: Sequence[str], references: Sequence[Seque
         for prediction, texts in zip(predictions, references, strict=True)
     ]
     return float(sum(scores) / len(scores))
-
-
-def missing_rouge(settings: MetricsConfig) -> str | None:
-    """See ``MetricSpec.missing``."""
-    return missing_modules("rouge_score.rouge_scorer")
 
 
 def segment_rouge_l(prediction: Sequence[str], references: Sequence[Sequence[str]]) -> float:
@@ -94,45 +112,3 @@ def longest_common_subsequence(first: Sequence[str], second: Sequence[str]) -> i
             row[index] = diagonal + 1 if token == other else max(above, row[index - 1])
             diagonal = above
     return row[-1]
-
-
-register(
-    MetricSpec(
-        name="rouge_1",
-        inputs=TEXTS,
-        score=rouge_1,
-        description="Mean ROUGE-1 F-measure by rouge-score, stemmed, best reference; 0..1.",
-        citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
-        missing=missing_rouge,
-    )
-)
-register(
-    MetricSpec(
-        name="rouge_2",
-        inputs=TEXTS,
-        score=rouge_2,
-        description="Mean ROUGE-2 F-measure by rouge-score, stemmed, best reference; 0..1.",
-        citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
-        missing=missing_rouge,
-    )
-)
-register(
-    MetricSpec(
-        name="rouge_score_l",
-        inputs=TEXTS,
-        score=rouge_score_l,
-        description="Mean ROUGE-L F-measure by rouge-score, stemmed, best reference; 0..1.",
-        citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
-        key="rouge_l",
-        missing=missing_rouge,
-    )
-)
-register(
-    MetricSpec(
-        name="rouge_l",
-        inputs=TEXTS,
-        score=rouge_l,
-        description="Mean ROUGE-L F-measure, beta 1.2, maximum over references; 0..1.",
-        citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
-    )
-)

@@ -6,9 +6,16 @@ wrong. The metric ``accuracy`` is of labels instead.
 
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
+from dpft.evaluation.metrics.base import TEXTS, metric
 
 
+@metric(
+    TEXTS,
+    description="Share of inputs whose text is a reference, to the letter; 0..1.",
+    citation="Ponomareva et al. 2022 (Findings of ACL), section 4; Raffel et al. 2020"
+    " (arXiv 1910.10683).",
+    key="accuracy",
+)
 def text_accuracy(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns the share of predictions that equal a reference, blanks at the ends aside, 0..1.
 
@@ -20,16 +27,3 @@ def text_accuracy(predictions: Sequence[str], references: Sequence[Sequence[str]
         for prediction, texts in zip(predictions, references, strict=True)
     ]
     return sum(right) / len(right)
-
-
-register(
-    MetricSpec(
-        name="text_accuracy",
-        inputs=TEXTS,
-        score=text_accuracy,
-        description="Share of inputs whose text is a reference, to the letter; 0..1.",
-        citation="Ponomareva et al. 2022 (Findings of ACL), section 4; Raffel et al. 2020"
-        " (arXiv 1910.10683).",
-        key="accuracy",
-    )
-)

@@ -6,9 +6,14 @@ and the sentinels between them. It depends on the tokenizer and on what is hidde
 
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import NEXT_TOKENS, MetricSpec, NotComputed, register
+from dpft.evaluation.metrics.base import NEXT_TOKENS, NotComputed, metric
 
 
+@metric(
+    NEXT_TOKENS,
+    description="Share of the references' tokens that are the model's likeliest; 0 to 1.",
+    citation="Ponomareva et al. 2022 (Findings of ACL), section 4.",
+)
 def token_accuracy(right_counts: Sequence[int], token_counts: Sequence[int]) -> float:
     """Returns the share of right tokens, every token of every reference counting the same.
 
@@ -22,14 +27,3 @@ def token_accuracy(right_counts: Sequence[int], token_counts: Sequence[int]) -> 
     if total == 0:
         raise NotComputed("the references have no tokens")
     return sum(right_counts) / total
-
-
-register(
-    MetricSpec(
-        name="token_accuracy",
-        inputs=NEXT_TOKENS,
-        score=token_accuracy,
-        description="Share of the references' tokens that are the model's likeliest; 0 to 1.",
-        citation="Ponomareva et al. 2022 (Findings of ACL), section 4.",
-    )
-)

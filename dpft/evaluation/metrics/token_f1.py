@@ -8,12 +8,18 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, MetricSpec, register
+from dpft.evaluation.metrics.base import TEXTS, metric
 
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = re.compile(r"[!\"#$%&()*+,\-./:;<=>?@\[\]\\^`{|}~_']")
 
 
+@metric(
+    TEXTS,
+    description="Mean F1 of words, ParlAI's normalization, best reference; 0..1.",
+    citation="Miller et al. 2017 (ParlAI, arXiv 1705.06476), parlai/core/metrics.py.",
+    key="f1",
+)
 def token_f1(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Returns the mean over inputs of the best reference's F1, 0..1."""
     scores = [
@@ -36,15 +42,3 @@ def pair_f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
     """Returns 2PR / (P + R) of the words in common, each as often as both have it."""
     common = sum((Counter(prediction) & Counter(reference)).values())
     return 2 * common / (len(prediction) + len(reference)) if common else 0.0
-
-
-register(
-    MetricSpec(
-        name="token_f1",
-        inputs=TEXTS,
-        score=token_f1,
-        description="Mean F1 of words, ParlAI's normalization, best reference; 0..1.",
-        citation="Miller et al. 2017 (ParlAI, arXiv 1705.06476), parlai/core/metrics.py.",
-        key="f1",
-    )
-)

@@ -338,13 +338,13 @@ def _compare(
     total = _norm(list(true_sums.values())).clamp(min=torch.finfo(torch.float32).tiny)
     # Each parameter by its own size, but not below a share of the whole: some gradients are zero
     # but for rounding (a key's bias in attention).
-    apart = {
+    differences = {
         name: float(_norm([sums[name] - true]) / _norm([true]).clamp(min=LEAST_SHARE * total))
         for name, true in true_sums.items()
     }
-    worst_name = max(apart, key=lambda name: apart[name])
+    worst_name = max(differences, key=lambda name: differences[name])
     in_norms = float(((norms - true_norms).abs() / true_norms.clamp(min=1e-12)).max())
-    difference = max(in_norms, apart[worst_name])
+    difference = max(in_norms, differences[worst_name])
     allowed = TOLERANCE[true_sums[worst_name].dtype] if tolerance is None else tolerance
     if not difference <= allowed:
         raise RunError(

@@ -255,11 +255,6 @@ class SmallGradients:
     """Puts small gradients side by side until a matrix is full."""
 
     def __init__(self, when_full: Callable[[GradientMatrix], None]) -> None:
-        """Starts with none.
-
-        Args:
-            when_full: Takes each matrix.
-        """
         self._when_full = when_full
         self._waiting: dict[tuple[int, torch.dtype], list[tuple[str, Tensor]]] = defaultdict(list)
         self._sizes: dict[tuple[int, torch.dtype], int] = defaultdict(int)

@@ -36,11 +36,6 @@ class Recorder:
     """
 
     def __init__(self, trainable: TrainableParameters) -> None:
-        """Starts empty.
-
-        Args:
-            trainable: The parameters whose uses are recorded.
-        """
         self.trainable = trainable
         self._uses: dict[str, list[Use]] = defaultdict(list)
         self._batch_size = 0
@@ -98,7 +93,8 @@ class Recorder:
             RunError: The use does not carry the batch dimension, so that its examples' gradients
                 cannot be told apart.
         """
-        rows = _leading_size(use)
+        sizes = {len(value) for value in vars(use).values() if isinstance(value, Tensor)}
+        rows = sizes.pop() if len(sizes) == 1 else -1
         if self._batch_size == 0:
             raise RunError(
                 "backward must be left to the clipper inside its context, got a call of it outside "
@@ -147,12 +143,6 @@ class Recorder:
         self._batch_size = 0
 
 
-def _leading_size(use: Use) -> int:
-    tensors: list[Tensor] = [value for value in vars(use).values() if isinstance(value, Tensor)]
-    sizes = {tensor.shape[0] for tensor in tensors}
-    return sizes.pop() if len(sizes) == 1 else -1
-
-
 Report = Callable[..., None]
 """Takes what a layer kept in the forward pass, and then the gradient of its outputs."""
 
@@ -161,12 +151,6 @@ class Tap:
     """The place in a layer where its uses are handed over in a compiled backward pass."""
 
     def __init__(self, recorder: Recorder, report: Report) -> None:
-        """Prepares for a layer.
-
-        Args:
-            recorder: Whose anchor passes through.
-            report: What the backward pass calls.
-        """
         self._recorder, self._report, self._number = recorder, report, next(_NUMBERS)
         _TAPS[self._number] = self
 

@@ -72,8 +72,11 @@ class CompensatedSums:
         if total is None:
             self._left[name] = (weakref.ref(part), part._version)
             return part
-        kept = lost is not None and self._is_as_left(name, total)
-        self._waiting[name] = _Addition(total, part, lost if kept else None)
+        if lost is not None:
+            reference, version = self._left[name]
+            if reference() is not total or total._version != version:
+                lost = None
+        self._waiting[name] = _Addition(total, part, lost)
         self._size += part.numel()
         if self._size >= numbers_at_a_time(part.device):
             self.flush()
@@ -87,10 +90,6 @@ class CompensatedSums:
         for name, addition in waiting.items():
             self._lost[name] = addition.part
             self._left[name] = (weakref.ref(addition.total), addition.total._version)
-
-    def _is_as_left(self, name: str, total: Tensor) -> bool:
-        reference, version = self._left[name]
-        return reference() is total and total._version == version
 
 
 def rounding_headroom(expected_batch_size: float, dtype: torch.dtype = torch.float32) -> float:

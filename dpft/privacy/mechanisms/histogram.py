@@ -1,4 +1,7 @@
-"""What a private histogram of words costs: Gaussian noise, and a threshold that hides rare words.
+"""What private histograms cost: of words, whose threshold hides rare ones, and of public cells.
+
+First words, then, ``GaussianCounts``, cells that the records have no say in: each of them gets its
+noise, empty ones too, so that there is no threshold and nothing of delta goes to one.
 
 Ponomareva et al. 2022, section 3.1 and Appendix B, Theorem 1, in add-or-remove-one neighbors. A
 unit adds to the counts of at most N words, to each at most m, and at most k in L2 norm. Every word
@@ -25,8 +28,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MECHANISM = "gaussian_histogram"
-"""Its name in a ledger."""
+MECHANISM, COUNTS = "gaussian_histogram", "gaussian_counts"
+"""Their names in a ledger."""
 SLACK = 1e-9
 """By how much of it a ledger's threshold may be below the formula, which libraries round apart."""
 
@@ -139,6 +142,77 @@ def histogram_of(entry: Mapping[str, Any]) -> GaussianHistogram:
     return made
 
 
+@dataclass(frozen=True, kw_only=True)
+class GaussianCounts:
+    """Counts of public cells under Gaussian noise: every cell's, whether a unit is in it or not.
+
+    Attributes:
+        noise_std: Standard deviation of the noise on each count.
+        l2_cap: Most that a unit moves the counts, in L2 norm.
+        cells: How many there are; public.
+        delta: At which ``epsilon`` is said; the noise has one at every other delta, too.
+
+    Raises:
+        InputError: A value is outside its range; the sentence names it.
+    """
+
+    noise_std: float
+    l2_cap: float
+    cells: int
+    delta: float
+
+    def __post_init__(self) -> None:
+        for name in ("noise_std", "l2_cap"):
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise InputError(f"{name} must be positive and finite, got {value}.")
+        if self.cells < 1:
+            raise InputError(f"cells must be at least 1, got {self.cells}.")
+        if not 0 < self.delta < 1:
+            raise InputError(f"privacy.delta must be in (0, 1), got {self.delta}.")
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise over the counts' L2 sensitivity."""
+        return self.noise_std / self.l2_cap
+
+    @property
+    def epsilon(self) -> float:
+        """The exact epsilon of the Gaussian mechanism (Balle and Wang 2018) at all of delta."""
+        return gaussian_epsilon(1 / self.noise_multiplier, self.delta)
+
+    def entry(self) -> dict[str, str | float]:
+        """Returns what a ledger's line says of it."""
+        return {
+            "name": COUNTS,
+            "noise_multiplier": self.noise_multiplier,
+            "noise_std": self.noise_std,
+            "l2_cap": self.l2_cap,
+            "cells": self.cells,
+            "delta": self.delta,
+        }
+
+
+def counts_of(entry: Mapping[str, Any]) -> GaussianCounts:
+    """Returns the counts that a ledger's line says were released.
+
+    Raises:
+        InputError: A value is out of range, or its noise multiplier is another than the others ask
+            for.
+        ArithmeticError, KeyError, TypeError, ValueError: One is missing or no number.
+    """
+    made = GaussianCounts(
+        noise_std=float(entry["noise_std"]),
+        l2_cap=float(entry["l2_cap"]),
+        cells=int(entry["cells"]),
+        delta=float(entry["delta"]),
+    )
+    known = float(entry["noise_multiplier"])
+    if not math.isclose(known, made.noise_multiplier, rel_tol=SLACK):
+        raise InputError(f"its noise_multiplier must be {made.noise_multiplier!r}, got {known!r}.")
+    return made
+
+
 def noise_std_for(*, eps: float, l2_cap: float, delta: float) -> float:
     """Returns the least noise whose exact epsilon is at most ``eps``, of six significant digits.
 
@@ -149,6 +223,11 @@ def noise_std_for(*, eps: float, l2_cap: float, delta: float) -> float:
     """
     digits = Context(prec=6, rounding=ROUND_CEILING)
     return float(digits.create_decimal(Decimal(repr(l2_cap / gaussian_mu(eps, delta / 2)))))
+
+
+def noise_for_counts(*, eps: float, l2_cap: float, delta: float) -> float:
+    """Returns the same where nothing of delta goes to a threshold."""
+    return noise_std_for(eps=eps, l2_cap=l2_cap, delta=2 * delta)
 
 
 def released(

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics.base import METRICS, metric_specs
+from dpft.evaluation.metrics.base import METRICS, MetricSpec, metric_specs, register
 from dpft.tasks.base import TASKS
 
 CONF = Path(__file__).parents[3] / "conf" / "task"
@@ -53,3 +53,11 @@ def test_metrics_that_share_a_key_are_taken_one_at_a_time():
         "rouge_l",
         "f1",
     ]
+
+
+def test_the_former_way_to_register_works_and_names_the_new_one(monkeypatch):
+    monkeypatch.setattr(METRICS, "_entries", dict(METRICS.entries()))
+    spec = MetricSpec(name="old", inputs="texts", score=len, description="x", citation="x")
+    with pytest.warns(FutureWarning, match="@metric"):
+        register(spec)
+    assert METRICS.named("old") is spec

@@ -9,8 +9,11 @@ from scipy.stats import norm
 from dpft.errors import InputError
 from dpft.privacy.accounting import Composition, SampledGaussian, account_composition
 from dpft.privacy.mechanisms.histogram import (
+    GaussianCounts,
     GaussianHistogram,
+    counts_of,
     histogram_of,
+    noise_for_counts,
     noise_std_for,
 )
 
@@ -102,3 +105,24 @@ def test_a_line_with_another_threshold_or_multiplier_is_refused(name: str) -> No
 def test_what_is_out_of_range_is_named(name: str, value: float) -> None:
     with pytest.raises(InputError, match=f"tokenizer.{name} must be"):
         replace(PUBLISHED, **{name: value})
+
+
+CELLS = GaussianCounts(noise_std=8.62958, l2_cap=1.0, cells=36, delta=1e-5)
+
+
+def test_counts_of_public_cells_cost_a_gaussian_at_all_of_delta() -> None:
+    """Balle and Wang 2018, Theorem 8, with scipy's normal; half of delta would cost more."""
+    mu, epsilon = 1 / CELLS.noise_std, CELLS.epsilon
+    delta = norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+    assert delta == pytest.approx(1e-5, rel=1e-9)
+    assert epsilon == pytest.approx(0.4, rel=1e-5)
+    half = noise_std_for(eps=0.4, l2_cap=1, delta=1e-5)
+    assert half > noise_for_counts(eps=0.4, l2_cap=1, delta=1e-5) == CELLS.noise_std
+    assert replace(CELLS, noise_std=2 * CELLS.noise_std, l2_cap=2.0).epsilon == epsilon
+
+
+def test_a_ledger_gives_counts_back_and_refuses_numbers_that_do_not_go_together() -> None:
+    assert counts_of(CELLS.entry()) == CELLS
+    for change in ({"noise_multiplier": 9.0}, {"noise_std": -1.0}, {"cells": 0}, {"delta": 1.0}):
+        with pytest.raises(InputError):
+            counts_of({**CELLS.entry(), **change})

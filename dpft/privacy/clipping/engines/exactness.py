@@ -75,14 +75,6 @@ class ExactnessCheck(LossCheck):
     def __init__(
         self, model: nn.Module, patches: Patches, backward: Backward, tuning: Tuning
     ) -> None:
-        """Prepares for an engine.
-
-        Args:
-            model: As the engine got it, compiled or not.
-            patches: The engine's recording forwards.
-            backward: The engine's backward pass.
-            tuning: The engine's, which says what the losses are multiplied by.
-        """
         super().__init__(patches.model, patches.trainable, patches.calls)
         self._patches, self._plans = patches, patches.plans
         self._backward, self._tuning = backward, tuning

@@ -160,12 +160,6 @@ class LoopLossCheck(LossCheck):
     """Computes losses for an engine that takes gradients one by one, and checks them where due."""
 
     def __init__(self, model: nn.Module, trainable: TrainableParameters) -> None:
-        """Prepares for a model.
-
-        Args:
-            model: Whose losses are checked.
-            trainable: What trains; of a model in shards, what bears the names while it runs.
-        """
         bare = getattr(model, "_orig_mod", model)
         super().__init__(bare, trainable, ModelCalls(bare))
         self._calls.compiled = is_compiled(model)

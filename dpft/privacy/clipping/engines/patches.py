@@ -52,13 +52,6 @@ class CompiledForward:
     def __init__(
         self, forward: Callable[..., Any], compilation: Compilation, recorder: Recorder
     ) -> None:
-        """Compiles nothing yet.
-
-        Args:
-            forward: The model's, its layers on taps.
-            compilation: How, and which shapes.
-            recorder: What the taps report to.
-        """
         self._run = compiled(forward, compilation)
         self._compilation, self._recorder = compilation, recorder
         self.is_on = False
@@ -162,13 +155,6 @@ class Patches:
     def __init__(
         self, model: nn.Module, recorder: Recorder, compilation: Compilation | None = None
     ) -> None:
-        """Looks for the layers that own a trainable parameter.
-
-        Args:
-            model: Whose.
-            recorder: What they report to.
-            compilation: How the model's forward is compiled; None: never.
-        """
         # The compiled wrapper around a model calls it; it is the model that is looked into.
         self.model = getattr(model, "_orig_mod", model)
         self._recorder = recorder

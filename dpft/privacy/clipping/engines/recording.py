@@ -354,11 +354,6 @@ class RecordingEngine(Engine):
         groups: Mapping[str, int] | None = None,
         tuning: Tuning | None = None,
     ) -> None:
-        """Finds a rule for every layer that owns a trainable parameter.
-
-        Raises:
-            InputError: A trainable parameter belongs to a layer without a rule.
-        """
         super().__init__(model, style, groups=groups, tuning=tuning)
         self.recorder = Recorder(self.trainable)
         self._patches = Patches(model, self.recorder, self.tuning.compilation)

@@ -35,8 +35,20 @@ def convolution_forward(layer: Convolution, recorder: Recorder) -> Callable[[Ten
     def record(inputs: Tensor | None, backprops: Tensor, count: int) -> None:
         if inputs is not None:
             images, gradients = (x.unflatten(0, (count, -1)) for x in (inputs, backprops))
-            use = PatchUse(gradients, images, _window(layer))
-            recorder.record(layer, "weight", _cheapest(layer, use))
+            window = Window(
+                weight_shape=tuple(layer.weight.shape),
+                stride=layer.stride,
+                padding=_padding(layer),
+                dilation=layer.dilation,
+                groups=layer.groups,
+            )
+            patches = PatchUse(gradients, images, window)
+            use: Use = patches
+            if isinstance(layer, StandardizedConv2d):
+                use = GradientUse(pulled_back(layer.weight, patches.instantiate()))
+            elif instantiated_is_smaller(patches.shape):
+                use = GradientUse(patches.instantiate())
+            recorder.record(layer, "weight", use)
         if layer.bias is not None and layer.bias.requires_grad:
             sums = backprops.flatten(2).sum(2, dtype=sum_dtype(backprops))
             recorder.record(layer, "bias", GradientUse(sums.unflatten(0, (count, -1)).sum(1)))
@@ -71,29 +83,6 @@ def _padding(layer: Convolution) -> Any:
     return (0,) * (layer.weight.dim() - 2) if _pads_its_input(layer) else layer.padding
 
 
-def _convolved_with(layer: Convolution) -> Tensor:
-    """Returns what the layer convolves with: its weight, or its weight standardized."""
-    weight = layer.weight.detach()
-    return standardized(weight) if isinstance(layer, StandardizedConv2d) else weight
-
-
-def _window(layer: Convolution) -> Window:
-    return Window(
-        weight_shape=tuple(layer.weight.shape),
-        stride=layer.stride,
-        padding=_padding(layer),
-        dilation=layer.dilation,
-        groups=layer.groups,
-    )
-
-
-def _cheapest(layer: Convolution, use: PatchUse) -> Use:
-    """Returns a use as it takes the least memory; of a standardized weight always formed."""
-    if isinstance(layer, StandardizedConv2d):
-        return GradientUse(pulled_back(layer.weight, use.instantiate()))
-    return GradientUse(use.instantiate()) if instantiated_is_smaller(use.shape) else use
-
-
 class _Convolution(torch.autograd.Function):
     """A convolution whose backward hands out (inputs, output gradient)."""
 
@@ -109,7 +98,9 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor:
         ctx.layer, ctx.count, ctx.record = layer, count, record
         ctx.shape = inputs.shape
-        used = _convolved_with(layer)
+        used = weight.detach()
+        if isinstance(layer, StandardizedConv2d):
+            used = standardized(used)
         # A weight is saved as itself: what is saved for a backward pass may be offloaded or sharded
         kept = used if isinstance(layer, StandardizedConv2d) else weight
         ctx.save_for_backward(inputs if ctx.needs_input_grad[1] else None, kept)

@@ -279,7 +279,8 @@ class DeterministicMode(TorchFunctionMode):
         if func in _DROPOUTS:
             inputs: Tensor = args[0] if args else options["input"]
             return inputs.clone()
-        if self._is_constant(func, options):
+        known = func in _CONSTANTS and options.get("generator") is None
+        if known and (self._noise or func is torch.randperm):
             # Drawn first, so that shape, dtype and refusals are those of the function.
             with torch.no_grad(), torch.random.fork_rng(devices=()):
                 return _CONSTANTS[func](func(*args, **options))
@@ -290,8 +291,3 @@ class DeterministicMode(TorchFunctionMode):
             elif "dropout_p" in options:
                 options["dropout_p"] = 0.0
         return func(*args, **options)
-
-    def _is_constant(self, func: Any, options: Mapping[str, Any]) -> bool:
-        if func not in _CONSTANTS or options.get("generator") is not None:
-            return False
-        return self._noise or func is torch.randperm

@@ -58,15 +58,6 @@ class RegionArguments:
     """
 
     def __init__(self, tree: Any, region: Region) -> None:
-        """Finds the tensors that carry the batch.
-
-        Args:
-            tree: The call's positional and keyword arguments.
-            region: What is called.
-
-        Raises:
-            RunError: No argument carries the batch.
-        """
         self._tree = tree
         tensors = {place: leaf for place, leaf in named_tensors(tree).items() if leaf.dim()}
         status = {place: region.inputs.get(place) for place in tensors}
@@ -144,13 +135,6 @@ class MappedForward:
     def __init__(
         self, region: Region, recorder: Recorder, forward: Callable[..., Any] | None = None
     ) -> None:
-        """Prepares for a region.
-
-        Args:
-            region: What to run.
-            recorder: What its layers with rules, and the expanded weights, report to.
-            forward: The module's recording forward where it has a rule itself; else its own.
-        """
         self._region = region
         self._recorder = recorder
         own = partial(type(region.module).forward, region.module)
@@ -276,12 +260,6 @@ class RepeatedOnce:
     """
 
     def __init__(self, forward: Callable[..., Any], recorder: Recorder) -> None:
-        """Prepares for a module.
-
-        Args:
-            forward: Its own.
-            recorder: Which knows the number of examples.
-        """
         self._forward = forward
         self._recorder = recorder
 

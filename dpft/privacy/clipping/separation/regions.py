@@ -102,12 +102,6 @@ class RegionPlanner:
     """Chooses the regions of one model for one trainable set."""
 
     def __init__(self, model: nn.Module, trainable: TrainableParameters) -> None:
-        """Looks at the model's structure.
-
-        Args:
-            model: The model.
-            trainable: The parameters whose uses are to be told apart.
-        """
         self._model = model
         self._trainable = trainable
 
@@ -138,7 +132,12 @@ class RegionPlanner:
             recorded = is_recorded(use, self._trainable)
             if not recorded:
                 raw.add(use.name)
-            if not (recorded and _carries_the_batch(use, flow)):
+            carries = recorded and (
+                use.status is Status.BATCH
+                if intercepted_function(use.user) is not None
+                else flow.modules[use.user].carries_the_batch_in
+            )
+            if not carries:
                 module = self._enclosing(use, flow.modules, widening=widening)
                 chosen.setdefault(module, cause_of(use, recorded=recorded))
         regions = self._regions(chosen, raw, flow.modules)
@@ -197,7 +196,14 @@ class RegionPlanner:
                 expanded=self._expanded(module, raw),
                 inputs=flows[module].inputs if module in flows else {},
                 outputs=flows[module].outputs if module in flows else {},
-                shared_dropouts=[m for m in module.modules() if _is_shared_dropout(m, flows)],
+                # Of what has no batch dimension (DeBERTa's relative embeddings).
+                shared_dropouts=[
+                    layer
+                    for layer in module.modules()
+                    if isinstance(layer, nn.Dropout)
+                    and layer in flows
+                    and set(flows[layer].inputs.values()) <= {Status.ONE, Status.SHARED}
+                ],
                 widened=widened,
                 model=self._model,
             )
@@ -227,19 +233,6 @@ def is_recorded(use: WeightUse, trainable: TrainableParameters) -> bool:
         return False
     function = intercepted_function(use.user)
     return function is None or use.function is function
-
-
-def _is_shared_dropout(module: nn.Module, flows: Mapping[nn.Module, ModuleFlow]) -> bool:
-    """Whether a layer drops what has no batch dimension (DeBERTa's relative embeddings)."""
-    if not isinstance(module, nn.Dropout) or module not in flows:
-        return False
-    return set(flows[module].inputs.values()) <= {Status.ONE, Status.SHARED}
-
-
-def _carries_the_batch(use: WeightUse, flow: Flow) -> bool:
-    if intercepted_function(use.user) is not None:
-        return use.status is Status.BATCH
-    return flow.modules[use.user].carries_the_batch_in
 
 
 @dataclass(frozen=True)
@@ -339,12 +332,6 @@ class RegionPlans:
     """The plans of one model for one trainable set, and which of them are proved."""
 
     def __init__(self, model: nn.Module, trainable: TrainableParameters) -> None:
-        """Prepares for a model of which no call was seen yet.
-
-        Args:
-            model: The model.
-            trainable: The parameters whose uses are to be told apart.
-        """
         self._planner = RegionPlanner(model, trainable)
         self._trainable = trainable
         self._plans: dict[Hashable, RegionPlan] = {}

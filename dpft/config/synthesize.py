@@ -1,0 +1,252 @@
+"""The configuration of ``dpft synthesize``, conf/synthesize.yaml."""
+
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import ClassVar
+
+from omegaconf import DictConfig
+
+from dpft.config.account import check_output
+from dpft.config.composing import Words, given_overrides
+from dpft.config.load import CrossCheck, CrossChecked, by_name, load, load_saved
+from dpft.config.schema import POLYMORPHIC as OF_TRAINING
+from dpft.config.schema import check_loop
+from dpft.errors import InputError
+from dpft.generation.decoding import DecodeConfig
+from dpft.methods.base import Method
+from dpft.models.source import ModelConfig
+from dpft.privacy.plan import CHUNK
+from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy, PrivacyConfig
+from dpft.run_folder import SYNTHESIS
+from dpft.training.optimizers import OptimizerConfig
+from dpft.training.schedules import SchedulerConfig
+from dpft.training.training_config import TrainingConfig
+
+DRAFT = "draft"
+"""In place of a schema's file."""
+INVALID = ("error", "missing", "skip")
+ENDINGS = (".csv", ".jsonl", ".parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedPrivacy(DifferentialPrivacy):
+    """One epsilon for the histogram of the condition and the training together."""
+
+    share: float = 0.05
+    """Of epsilon, what the histogram alone spends; the noise of training makes up for it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.eps is None:
+            raise InputError(
+                "dpft synthesize needs privacy.eps, which the histogram and the training share;"
+                " give it in place of noise_multiplier and total_eps."
+            )
+        if not 0 < self.share < 1:
+            raise InputError(f"privacy.share must be in (0, 1), got {self.share}.")
+        if self.unit == CHUNK:
+            raise InputError(
+                "privacy.unit must be example or a column, got chunk: rows of a table are not cut."
+            )
+        if self.witness is not None:
+            raise InputError(
+                "dpft synthesize hands no heads to a witness; drop privacy.witness, and lodge what"
+                " the report says of its ledgers."
+            )
+
+    @property
+    def training(self) -> DifferentialPrivacy:
+        """The settings that ``dpft train`` knows."""
+        known = {entry.name: getattr(self, entry.name) for entry in fields(DifferentialPrivacy)}
+        return DifferentialPrivacy(**known)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSynthesis(NoPrivacy):
+    """No noise in histogram and training, for comparison and for public tables."""
+
+    share: float = 0.05
+    """Not used."""
+
+    @property
+    def training(self) -> NoPrivacy:
+        """The settings that ``dpft train`` knows."""
+        return NoPrivacy(**{entry.name: getattr(self, entry.name) for entry in fields(NoPrivacy)})
+
+
+CHOICES: dict[str, type[PrivacyConfig]] = {"dp": SharedPrivacy, "none": OpenSynthesis}
+
+
+def privacy_class(name: str) -> type[PrivacyConfig]:
+    """Returns the configuration class of ``privacy=<name>``.
+
+    Raises:
+        InputError: There is no such choice.
+    """
+    if name not in CHOICES:
+        raise InputError(f"privacy must be one of {', '.join(CHOICES)}, got {name!r}.")
+    return CHOICES[name]
+
+
+POLYMORPHIC = {
+    **{key: OF_TRAINING[key] for key in ("method", "optimizer")},
+    "privacy": by_name(privacy_class),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawConfig(DecodeConfig):
+    """How rows are drawn; how long one may be follows from the schema."""
+
+    max_new_tokens: int | None = None  # type: ignore[assignment]
+    """Not to be set: the schema's ``max_tokens`` say it."""
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens is not None:
+            raise InputError("decode.max_new_tokens follows from the schema's max_tokens; drop it.")
+        self.limited_to(1)
+        if not self.draws:
+            raise InputError(
+                f"decode must be nucleus, got {self.strategy}, which writes the same row each time."
+            )
+
+    def limited_to(self, max_new_tokens: int) -> DecodeConfig:
+        """Returns the settings that write at most so many tokens."""
+        known = {entry.name: getattr(self, entry.name) for entry in fields(DecodeConfig)}
+        return DecodeConfig(**(known | {"max_new_tokens": max_new_tokens}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlConfig:
+    """Which rows are kept from histogram and model, and what is compared with them."""
+
+    held_out: float | None = 0.1
+    """Share of the rows, or units, that are controls; null: there are none, and no private page."""
+    limit: int = 2000
+    """Most rows of a kind that are compared."""
+
+    def __post_init__(self) -> None:
+        if self.held_out is not None and not 0 < self.held_out < 1:
+            raise InputError(f"eval.held_out must be in (0, 1), or null, got {self.held_out}.")
+        if self.limit < 1:
+            raise InputError(f"eval.limit must be at least 1, got {self.limit}.")
+
+
+def check_source(data: str | None, resume: str | None) -> None:
+    """Refuses a synthesis of nothing.
+
+    Raises:
+        InputError: There are no data, and nothing to go on with.
+    """
+    if data is None and resume is None:
+        raise InputError(
+            "data must be the file of a table, got none; give data=notes.csv, or resume=RUN."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynthesizeConfig(CrossChecked):
+    """``dpft synthesize``: a private table in, a synthetic table out."""
+
+    model: ModelConfig
+    method: Method
+    privacy: PrivacyConfig
+    train: TrainingConfig
+    optimizer: OptimizerConfig
+    scheduler: SchedulerConfig
+    decode: DrawConfig = field(default_factory=lambda: DrawConfig(strategy="nucleus"))
+    eval: ControlConfig = field(default_factory=ControlConfig)
+    data: str | None = None
+    """File of the private table."""
+    schema: str | None = None
+    """File that says what is public of it; draft: one is written to be edited; None: the data's
+    name with .schema.yaml or .schema.json in place of its ending."""
+    condition: tuple[str, ...] = ()
+    """Columns whose joint histogram says which rows there are; the model learns the others."""
+    num: int | None = None
+    """Rows to write; None: the public number of rows, or units."""
+    to: str | None = None
+    """File to write, .csv, .jsonl or .parquet; None: synthetic.csv in the run's folder."""
+    form: str = "object"
+    """How a model sees a row: object, with the names of columns; array, without."""
+    invalid: str = "error"
+    """What becomes of a row that is not as the schema says: error refuses it, missing empties the
+    cell where the schema allows it and else leaves the row out, skip leaves it out."""
+    retries: int = 5
+    """How often a row that breaks a rule between columns is drawn anew."""
+    batch_size: int = 64
+    """Rows written at once; memory and speed only."""
+    resume: str | None = None
+    """Folder of a synthesis that broke off."""
+    output: str = "table"
+    """table for people, or json: one object on stdout."""
+
+    cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
+        (("data", "resume"), check_source),
+        (("privacy", "train"), check_loop),
+        (("output",), check_output),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num is not None and self.num < 1:
+            raise InputError(f"num must be at least 1, got {self.num}.")
+        if self.batch_size < 1 or self.retries < 0:
+            raise InputError(
+                f"batch_size must be at least 1 and retries at least 0, got {self.batch_size} and"
+                f" {self.retries}."
+            )
+        if self.invalid not in INVALID:
+            raise InputError(f"invalid must be one of {', '.join(INVALID)}, got {self.invalid!r}.")
+        if self.to is not None and not self.to.endswith(ENDINGS):
+            raise InputError(f"to must end in {', '.join(ENDINGS)}, got {self.to!r}.")
+
+    @property
+    def is_draft(self) -> bool:
+        """Whether only a schema is to be drafted."""
+        return self.schema == DRAFT
+
+
+def expand(overrides: list[str]) -> list[str]:
+    """Returns the words, with ``method=lora`` first where a large model is chosen and no method.
+
+    A draft of a schema draws no noise, and needs no epsilon for it.
+    """
+    given = given_overrides(overrides)
+    if given.get("schema") == DRAFT and "privacy.eps" not in given:
+        overrides = [*overrides, "privacy.eps=1"]
+    is_small = given.get("model") == "tiny" or {"method", "resume"} & set(given)
+    return overrides if is_small else ["method=lora", *overrides]
+
+
+def configuration(composed: DictConfig, words: Words) -> SynthesizeConfig:
+    """Returns what was composed, or with ``resume=RUN`` what that synthesis was begun with.
+
+    Raises:
+        InputError: It is incomplete or wrong, or ``resume`` comes with anything but ``output``.
+    """
+    if composed.get("resume") is None:
+        return load(composed, SynthesizeConfig, polymorphic=POLYMORPHIC)
+    others = sorted(set(words.keys) - {"resume", "output"})
+    if others:
+        raise InputError(
+            f"dpft synthesize resume=RUN goes on as it was begun, got {others[0]} too; drop it."
+        )
+    folder = str(composed.resume)
+    return replace(saved_synthesis(folder), resume=folder, output=str(composed.output))
+
+
+def saved_synthesis(folder: str) -> SynthesizeConfig:
+    """Returns the configuration that a synthesis was begun with.
+
+    Raises:
+        InputError: The folder is of none.
+    """
+    path = Path(folder) / SYNTHESIS
+    if not path.is_file():
+        raise InputError(
+            f"resume must be the folder of a dpft synthesize run, got {folder!r}, which has no"
+            f" {SYNTHESIS}; give the folder that it named."
+        )
+    found: SynthesizeConfig = load_saved(path, SynthesizeConfig, polymorphic=POLYMORPHIC)
+    return found

@@ -1,0 +1,135 @@
+"""Poisson batches and Gaussian noise for a training loop of your own.
+
+``dpft train`` does all of this by itself. Whoever keeps a loop, and a model that is no language
+model, needs four things that hang together by three numbers: batches that are drawn as the
+accountant assumes, gradients that are clipped (``dpft.privacy.clipping.PerExampleClipper``), noise
+of a standard deviation in units of the clipping norm, and an epsilon (``dpft.account``). The two
+that are here are the very ones that ``dpft train`` uses, with keys from the operating system.
+
+>>> import torch
+>>> batches = PoissonBatches(num_examples=1000, expected_batch_size=100, steps=3)
+>>> len(batches), [0 <= int(index) < 1000 for batch in batches for index in batch[:1]]
+(3, [True, True, True])
+>>> layer = torch.nn.Linear(2, 1)
+>>> noise = GaussianNoise(layer.parameters(), noise_std=1.0, expected_batch_size=100)
+>>> noise.finish()
+>>> layer.weight.grad.abs().max() < 1
+tensor(True)
+"""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from dpft.errors import InputError
+from dpft.privacy.keys import AgingKey, secret_key
+from dpft.privacy.noise import NoiseStream, add_noise
+from dpft.privacy.sampling import PoissonSampler, SamplingStream
+
+
+class PoissonBatches:
+    """The logical batches of a run: each example joins each with the same probability.
+
+    Guarantees:
+        Batches are drawn as ``dpft.account`` assumes for the same three numbers. One may be empty,
+        and still is a step; its size and its members are secret.
+    """
+
+    def __init__(self, *, num_examples: int, expected_batch_size: float, steps: int) -> None:
+        """Takes a key from the operating system, for these batches alone.
+
+        Args:
+            num_examples: How many examples there are, a public number.
+            expected_batch_size: How many of them a batch has on average.
+            steps: How many batches there are; ``dpft.account(...).steps``.
+
+        Raises:
+            InputError: A number cannot be.
+        """
+        if not 0 < expected_batch_size <= num_examples or steps < 1:
+            raise InputError(
+                "expected_batch_size must be above 0 and at most num_examples, and steps at least"
+                f" 1, got {expected_batch_size} of {num_examples} and {steps} steps."
+            )
+        self._num_examples, self._steps = num_examples, steps
+        self._key = AgingKey(secret_key("sampling"))
+        rate = expected_batch_size / num_examples
+        self._sampler = PoissonSampler(rate, SamplingStream(self._key))
+        self._drawn = 0
+
+    def __len__(self) -> int:
+        """Returns how many batches there are."""
+        return self._steps
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Yields the indices of each batch, ascending, shape (size,), int64; each batch once.
+
+        Raises:
+            InputError: All of them were drawn: others would be more than was accounted for.
+        """
+        if self._drawn == self._steps:
+            raise InputError(
+                f"the {self._steps} batches were drawn already, and epsilon is of no more; make"
+                " new ones, and account for all of them."
+            )
+        while self._drawn < self._steps:
+            drawn = self._sampler.draw(self._num_examples, step=self._drawn)
+            self._drawn += 1
+            self._key.forget(self._drawn)
+            yield torch.tensor(drawn, dtype=torch.int64)
+
+
+class GaussianNoise:
+    """Turns sums of clipped gradients into private gradients, one step after the other.
+
+    Guarantees:
+        As ``dpft.privacy.noise.add_noise``: from a stream cipher under a key of the operating
+        system, in float64, rounded once with the sum to a fixed grid. No step's noise is another's.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        noise_std: float,
+        expected_batch_size: float,
+    ) -> None:
+        """Takes a key from the operating system, for these parameters alone.
+
+        Args:
+            parameters: All of the model's; those that require grad get noise.
+            noise_std: ``noise_multiplier * max_grad_norm``, where one unit moves the sum by at
+                most ``max_grad_norm``.
+            expected_batch_size: What sums are divided by, never by the size of a draw.
+
+        Raises:
+            InputError: A number is not positive, or nothing requires grad.
+        """
+        if not (noise_std > 0 and expected_batch_size > 0):
+            raise InputError(
+                "noise_std and expected_batch_size must be positive, got"
+                f" {noise_std} and {expected_batch_size}."
+            )
+        self._parameters = list(parameters)
+        devices = {p.device for p in self._parameters if p.requires_grad}
+        if len(devices) != 1:
+            raise InputError(
+                "parameters must have some that require grad, all on one device, got"
+                f" {len(devices)} devices."
+            )
+        self._noise_std, self._divisor = noise_std, expected_batch_size
+        self._stream = NoiseStream(devices.pop(), AgingKey(secret_key("noise")))
+        self._step = 0
+
+    def finish(self) -> None:
+        """Ends a step: every trainable ``grad`` becomes the private gradient.
+
+        ``(clipped sum + N(0, noise_std^2)) / expected_batch_size``, where there is no sum as well.
+        """
+        add_noise(self._parameters, self._noise_std, self._stream, self._step)
+        self._step += 1
+        self._stream.key.forget(self._step)
+        for parameter in self._parameters:
+            if parameter.requires_grad and parameter.grad is not None:
+                parameter.grad.div_(self._divisor)

@@ -1,0 +1,1 @@
+"""``dpft synthesize``: a private table in, a synthetic table out."""

@@ -1,0 +1,513 @@
+"""What a column of a table holds, as its owner says in public: eight kinds, and one spelling each.
+
+A column reads a cell of a file, strictly; it spells what it read as JSON, in one way only; and it
+gives the pattern of all that it could spell, by which a model is held to it. So what a model writes
+is read back without a choice, and is in range.
+
+>>> age = Whole(name="age", minimum=18, maximum=99)
+>>> age.read("42"), age.spell(42), age.pattern
+(42, '42', '(?:1[8-9]|[2-9][0-9])')
+>>> age.longest, Flag(name="smoker", missing=True).options
+('18', (True, False, None))
+"""
+
+import datetime
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from functools import cached_property
+from typing import Any, ClassVar
+
+from dpft.errors import InputError
+from dpft.synthesis.patterns import days, decimals, whole_numbers
+from dpft.tasks.records import is_unicode
+from dpft.tasks.templates import spelled
+
+Value = str | int | float | bool | Decimal | datetime.date | None
+"""What a cell holds once it was read; None where it is missing."""
+NULL = "null"
+STRING = r'"(?:[^"\\\x00-\x1f]|\\["\\nrtbf]|\\u00[01][0-9a-f])*"'
+"""A text as ``json.dumps`` spells it where all of Unicode may stand for itself."""
+MOST_VALUES = 10_000
+"""Values of a category: each is a branch of the grammar."""
+
+
+class Misfit(ValueError):
+    """A cell that its column cannot hold; the message does not quote it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column; by itself it is of no kind."""
+
+    name: str
+    missing: bool = False
+    """Whether a cell may be empty."""
+
+    kind: ClassVar[str]
+    is_learned: ClassVar[bool] = True
+    """Whether the model learns it and writes it."""
+    is_categorical: ClassVar[bool] = False
+    """Whether a histogram can be made of it."""
+
+    def read(self, cell: object) -> Value:
+        """Returns what a cell of a file holds.
+
+        Raises:
+            Misfit: Nothing that the column can hold.
+        """
+        if self.is_empty(cell):
+            if not self.missing:
+                raise Misfit("is missing, which the schema does not allow (missing: true)")
+            return None
+        return self.read_present(cell)
+
+    def is_empty(self, cell: object) -> bool:
+        """Returns whether a cell holds nothing."""
+        if isinstance(cell, float):
+            return math.isnan(cell)
+        return cell is None or (isinstance(cell, str) and not cell.strip())
+
+    def read_present(self, cell: object) -> Value:
+        """Returns what a cell holds that is not empty; see ``read``."""
+        raise NotImplementedError
+
+    def spell(self, value: Value) -> str:
+        """Returns what was read as JSON."""
+        return NULL if value is None else self.spell_present(value)
+
+    def spell_present(self, value: Any) -> str:
+        """Returns what was read, and is not missing, as JSON."""
+        raise NotImplementedError
+
+    def parse(self, found: object) -> Value:
+        """Returns the value whose JSON was decoded to ``found``.
+
+        Raises:
+            Misfit: It is no value of the column.
+        """
+        return self.read(found)
+
+    @property
+    def pattern(self) -> str:
+        """A regular expression of every JSON that the column spells; of a missing one, ``null``."""
+        own = self.pattern_present
+        return f"(?:{own}|{NULL})" if self.missing else own
+
+    @property
+    def pattern_present(self) -> str:
+        """The same of what is not missing."""
+        raise NotImplementedError
+
+    @property
+    def options(self) -> tuple[Value, ...]:
+        """All values, of a categorical column; None among them where a cell may be empty."""
+        raise NotImplementedError
+
+    @property
+    def longest(self) -> str:
+        """The longest JSON that the column spells, but for texts."""
+        raise NotImplementedError
+
+    def cell(self, value: Value) -> str | int | float | bool | None:
+        """Returns a value as it is written into a file."""
+        return value if not isinstance(value, Decimal | datetime.date) else str(value)
+
+
+def _refuse(name: str, sentence: str) -> None:
+    raise InputError(f"the schema's column {name} {sentence}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Category(Column):
+    """One of a public list of values."""
+
+    values: tuple[str | int | float | bool, ...] = ()
+
+    kind: ClassVar[str] = "category"
+    is_categorical: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            _refuse(self.name, "needs values, the public list of them: values: [a, b].")
+        if len(self.values) > MOST_VALUES:
+            _refuse(
+                self.name,
+                f"may list at most {MOST_VALUES} values, got {len(self.values)}; make it a text,"
+                " or join rare values into one.",
+            )
+        for value in self.values:
+            name = spelled(value)
+            if not name or name != str(name).strip() or not is_unicode(name):
+                _refuse(self.name, f"lists {value!r}, which is no value; quote a text.")
+            if isinstance(value, str) and value != value.strip():
+                _refuse(self.name, f"lists {value!r}, with a blank at an end; drop the blank.")
+        if len(self._named) < len(self.values):
+            _refuse(self.name, "lists two values that are written alike; drop one.")
+
+    @cached_property
+    def _named(self) -> dict[str, str | int | float | bool]:
+        return {str(spelled(value)): value for value in self.values}
+
+    def read_present(self, cell: object) -> Value:
+        """See ``Column.read_present``; whether a 3 is a number or a text makes no difference."""
+        found = spelled(cell)
+        if found not in self._named:
+            raise Misfit(f"must be one of the {len(self.values)} values that the schema lists")
+        return self._named[found]
+
+    def spell_present(self, value: Any) -> str:
+        """See ``Column.spell_present``."""
+        return json.dumps(str(spelled(value)), ensure_ascii=False)
+
+    @property
+    def pattern_present(self) -> str:
+        """See ``Column.pattern_present``."""
+        return f"(?:{'|'.join(literal(self.spell_present(value)) for value in self.values)})"
+
+    @property
+    def options(self) -> tuple[Value, ...]:
+        """See ``Column.options``."""
+        return (*self.values, None) if self.missing else self.values
+
+    @property
+    def longest(self) -> str:
+        """See ``Column.longest``."""
+        return max(map(self.spell, self.options), key=len)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag(Column):
+    """True or false."""
+
+    kind: ClassVar[str] = "boolean"
+    is_categorical: ClassVar[bool] = True
+    WORDS: ClassVar[Mapping[str, bool]] = {
+        **dict.fromkeys(("true", "yes", "1", "t", "y"), True),
+        **dict.fromkeys(("false", "no", "0", "f", "n"), False),
+    }
+
+    def read_present(self, cell: object) -> Value:
+        """See ``Column.read_present``."""
+        found = self.WORDS.get(str(spelled(cell)).lower())
+        if found is None:
+            raise Misfit("must be true or false (or yes and no, or 1 and 0)")
+        return found
+
+    def spell_present(self, value: Any) -> str:
+        """See ``Column.spell_present``."""
+        return "true" if value else "false"
+
+    @property
+    def pattern_present(self) -> str:
+        """See ``Column.pattern_present``."""
+        return "(?:true|false)"
+
+    @property
+    def options(self) -> tuple[Value, ...]:
+        """See ``Column.options``."""
+        return (True, False, None) if self.missing else (True, False)
+
+    @property
+    def longest(self) -> str:
+        """See ``Column.longest``."""
+        return "false"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number(Column):
+    """What whole numbers and decimals share: a range, and a step from its lower end."""
+
+    minimum: Decimal | int | float | str | None = None
+    maximum: Decimal | int | float | str | None = None
+    step: Decimal | int | float | str = 1
+
+    def __post_init__(self) -> None:
+        for name in ("minimum", "maximum", "step"):
+            object.__setattr__(self, name, self._number(name, getattr(self, name)))
+        if self.low > self.high:
+            _refuse(self.name, f"must have a minimum of at most its maximum, got {self.low}.")
+        if not self.size > 0:
+            _refuse(self.name, f"must have a step above 0, got {self.size}.")
+        if (self.high - self.low) % self.size:
+            _refuse(
+                self.name,
+                f"must reach its maximum, {self.high}, from its minimum, {self.low}, in steps of"
+                f" {self.size}; change one.",
+            )
+
+    def _number(self, key: str, given: object) -> Decimal:
+        if given is None:
+            _refuse(self.name, f"needs a {key}: a range is public, and none is guessed.")
+        try:
+            found = Decimal(str(given))
+        except InvalidOperation:
+            found = Decimal("NaN")
+        if isinstance(given, bool) or not found.is_finite():
+            _refuse(self.name, f"must have a number as its {key}, got {given!r}.")
+        return found
+
+    @property
+    def low(self) -> Decimal:
+        """The smallest value."""
+        return Decimal(str(self.minimum))
+
+    @property
+    def high(self) -> Decimal:
+        """The largest value."""
+        return Decimal(str(self.maximum))
+
+    @property
+    def size(self) -> Decimal:
+        """What two neighboring values are apart."""
+        return Decimal(str(self.step))
+
+    @property
+    def places(self) -> int:
+        """Digits after the point, of every value."""
+        exponents = (each.normalize().as_tuple().exponent for each in (self.low, self.size))
+        return max(0, *(-exponent for exponent in exponents if isinstance(exponent, int)))
+
+    def read_present(self, cell: object) -> Value:
+        """See ``Column.read_present``: within the range, and rounded to a step."""
+        if isinstance(cell, bool) or not isinstance(cell, str | int | float | Decimal):
+            raise Misfit("must be a number")
+        try:
+            found = Decimal(str(cell).strip())
+        except InvalidOperation:
+            raise Misfit("must be a number") from None
+        if not found.is_finite():
+            raise Misfit("must be a number")
+        if not self.low <= found <= self.high:
+            raise Misfit(f"must be from {self.low} to {self.high}")
+        return self._stepped(found)
+
+    def _stepped(self, found: Decimal) -> Value:
+        steps = ((found - self.low) / self.size).quantize(Decimal(1), ROUND_HALF_EVEN)
+        return (self.low + steps * self.size).quantize(Decimal(1).scaleb(-self.places))
+
+    def spell_present(self, value: Any) -> str:
+        """See ``Column.spell_present``."""
+        return f"{value:.{self.places}f}"
+
+    @property
+    def pattern_present(self) -> str:
+        """See ``Column.pattern_present``: of steps such as 0.25 also what is between them.
+
+        ``read`` rounds that to a step.
+        """
+        scale = Decimal(10) ** self.places
+        return decimals(int(self.low * scale), int(self.high * scale), places=self.places)
+
+    @property
+    def longest(self) -> str:
+        """See ``Column.longest``."""
+        return max((f"{each:.{self.places}f}" for each in (self.low, self.high)), key=len)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole(Number):
+    """A whole number."""
+
+    kind: ClassVar[str] = "integer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.places:
+            _refuse(self.name, "must have a whole minimum and step; make it a decimal.")
+
+    def read_present(self, cell: object) -> Value:
+        """See ``Column.read_present``."""
+        if isinstance(found := super().read_present(cell), Decimal):
+            if Decimal(str(cell).strip()) % 1:
+                raise Misfit("must be a whole number")
+            return int(found)
+        raise Misfit("must be a whole number")
+
+    @property
+    def pattern_present(self) -> str:
+        """See ``Column.pattern_present``."""
+        return whole_numbers(int(self.low), int(self.high))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fraction(Number):
+    """A decimal: as many places as its step has."""
+
+    kind: ClassVar[str] = "decimal"
+    step: Decimal | int | float | str = "0.01"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Day(Column):
+    """A day, YYYY-MM-DD."""
+
+    minimum: datetime.date | str | None = None
+    maximum: datetime.date | str | None = None
+
+    kind: ClassVar[str] = "date"
+
+    def __post_init__(self) -> None:
+        for key in ("minimum", "maximum"):
+            given = getattr(self, key)
+            if given is None:
+                _refuse(self.name, f"needs a {key}: a range is public, and none is guessed.")
+            try:
+                object.__setattr__(self, key, _day(given))
+            except Misfit:
+                _refuse(self.name, f"must have a day as its {key}, YYYY-MM-DD, got {given!r}.")
+        if self.first > self.last:
+            _refuse(self.name, f"must have a minimum of at most its maximum, got {self.first}.")
+
+    @property
+    def first(self) -> datetime.date:
+        """The earliest day."""
+        return _day(self.minimum)
+
+    @property
+    def last(self) -> datetime.date:
+        """The latest day."""
+        return _day(self.maximum)
+
+    def read_present(self, cell: object) -> Value:
+        """See ``Column.read_present``."""
+        found = _day(cell)
+        if not self.first <= found <= self.last:
+            raise Misfit(f"must be from {self.first} to {self.last}")
+        return found
+
+    def spell_present(self, value: Any) -> str:
+        """See ``Column.spell_present``."""
+        return f'"{value}"'
+
+    @property
+    def pattern_present(self) -> str:
+        """See ``Column.pattern_present``."""
+        return f'"{days(self.first, self.last)}"'
+
+    @property
+    def longest(self) -> str:
+        """See ``Column.longest``."""
+        return f'"{self.last}"'
+
+
+def _day(cell: object) -> datetime.date:
+    if isinstance(cell, datetime.datetime):
+        return cell.date()
+    if isinstance(cell, datetime.date):
+        return cell
+    text = cell.strip() if isinstance(cell, str) else ""
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d(?:[T ]00:00(?::00(?:\.0+)?)?)?", text, re.ASCII):
+        raise Misfit("must be a day, YYYY-MM-DD")
+    try:
+        return datetime.date.fromisoformat(text[:10])
+    except ValueError:
+        raise Misfit("must be a day of the calendar, YYYY-MM-DD") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(Column):
+    """Any text of at most so many tokens; a longer one loses its end."""
+
+    max_tokens: int | None = None
+
+    kind: ClassVar[str] = "text"
+
+    def __post_init__(self) -> None:
+        if type(self.max_tokens) is not int or self.max_tokens < 1:
+            _refuse(
+                self.name, f"needs max_tokens, a number of at least 1, got {self.max_tokens!r}."
+            )
+
+    @property
+    def room(self) -> int:
+        """Most tokens of it."""
+        assert self.max_tokens is not None
+        return self.max_tokens
+
+    def is_empty(self, cell: object) -> bool:
+        """See ``Column.is_empty``: an empty text is one, where no cell may be missing."""
+        if isinstance(cell, str):
+            return self.missing and not cell
+        return super().is_empty(cell)
+
+    def read_present(self, cell: object) -> Value:
+        """See ``Column.read_present``."""
+        if isinstance(cell, bool) or not isinstance(cell, str | int | float):
+            raise Misfit("must be a text")
+        text = cell if isinstance(cell, str) else json.dumps(cell)
+        if not is_unicode(text):
+            raise Misfit("must be valid Unicode")
+        return text
+
+    def spell_present(self, value: Any) -> str:
+        """See ``Column.spell_present``."""
+        return json.dumps(value, ensure_ascii=False)
+
+    @property
+    def pattern_present(self) -> str:
+        """See ``Column.pattern_present``."""
+        return STRING
+
+    @property
+    def longest(self) -> str:
+        """See ``Column.longest``: without the text."""
+        return '""'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity(Column):
+    """Names a row, or somebody: never learned; made anew, 1, 2, 3 and so on."""
+
+    kind: ClassVar[str] = "id"
+    is_learned: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropped(Column):
+    """Left out: neither learned nor written."""
+
+    kind: ClassVar[str] = "drop"
+    is_learned: ClassVar[bool] = False
+
+
+KINDS: dict[str, type[Column]] = {
+    kind.kind: kind for kind in (Category, Whole, Fraction, Day, Flag, Text, Identity, Dropped)
+}
+"""The word after ``type:`` to what it stands for."""
+
+
+def column_of(name: str, says: Mapping[str, Any]) -> Column:
+    """Returns the column that a line of a schema describes.
+
+    Raises:
+        InputError: It is of no kind, or has a key that its kind lacks, or a value of no sense.
+    """
+    given = dict(says)
+    kind = KINDS.get(str(given.pop("type", None)))
+    if kind is None:
+        _refuse(name, f"needs a type, one of {', '.join(KINDS)}, got {says.get('type')!r}.")
+    assert kind is not None
+    known = [field.name for field in fields(kind) if field.name != "name"]
+    known = known if kind.is_learned else []
+    for key in given:
+        if key not in known:
+            taken = ", ".join(known) or "no other key"
+            _refuse(name, f"has {key!r}, but type: {kind.kind} takes {taken}; drop it.")
+    if not isinstance(given.get("missing", False), bool):
+        _refuse(name, f"must have true or false as missing, got {given['missing']!r}.")
+    if "values" in given:
+        values = given["values"]
+        if not isinstance(values, list) or any(isinstance(v, list | dict) for v in values):
+            _refuse(name, f"must have a list as its values, got {values!r}.")
+        given["values"] = tuple(values)
+    make: Callable[..., Column] = kind
+    return make(name=name, **given)
+
+
+def literal(text: str) -> str:
+    """Returns the pattern of one text, in the syntax that Python and Rust share."""
+    return re.sub(r"([\\.+*?()|\[\]{}^$/&~#-])", r"\\\1", text)

@@ -1,0 +1,388 @@
+"""``dpft synthesize``, hand-over by hand-over: schema, table, histogram, training, rows, pages.
+
+Whatever public numbers can refuse is refused before a record is read, and whatever the records can
+before noise is drawn. Then come three parts, each of which is kept when it is done: the histogram,
+whose ledger line is on disk before its noise is drawn and whose noisy counts are never drawn again;
+the training, a run of its own in ``training/``, which goes on as any run does; the rows, in blocks.
+``resume=`` goes on with the first that is not done.
+"""
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dpft.config.load import dump
+from dpft.config.schema import TrainCommand
+from dpft.config.synthesize import (
+    OpenSynthesis,
+    SharedPrivacy,
+    SynthesizeConfig,
+)
+from dpft.data.raw_rows import Rows, rows_in_memory
+from dpft.data.training_records import new_key
+from dpft.errors import InputError, StateError
+from dpft.files import check_writable, read_file, read_json, refuse_links, write_json, write_text
+from dpft.models.loading import quiet_transformers
+from dpft.privacy.keys import secret_key
+from dpft.privacy.ledger import Ledger, read_ledger
+from dpft.privacy.mechanisms.histogram import noisy_counts
+from dpft.privacy.plan import (
+    HistogramPlan,
+    write_plan,
+)
+from dpft.run_folder import LEDGER, MODEL, SYNTHESIS, hold_run, private_path
+from dpft.runs import run as runs
+from dpft.runs.api import TRAIN_COMMAND
+from dpft.runs.exit_codes import crash_kept, say
+from dpft.runs.folder import has_begun
+from dpft.synthesis.condition import allotted, shares
+from dpft.synthesis.draft import draft_schema
+from dpft.synthesis.generator import forget_blocks, generate_rows
+from dpft.synthesis.outcome import Finished, finished, is_whole, write_outcome
+from dpft.synthesis.plan import (
+    ACCOUNTANT,
+    COUNTS,
+    DRAFTED,
+    GIVEN_COLUMN,
+    ROW_COLUMN,
+    SCHEMA_FILE,
+    SYNTHETIC,
+    TABLE_KEY,
+    TRAINING,
+    Budget,
+    PublicPart,
+    delta_source,
+    plan_budget,
+    public_part,
+    size_of,
+    task_words,
+    unit_definition,
+    with_chosen_training,
+)
+from dpft.synthesis.schema import Row, read_schema
+from dpft.synthesis.table import PrivateTable, read_table, source_rows
+
+logger = logging.getLogger(__name__)
+NO_COUNTS: tuple[float, ...] = ()
+
+
+def synthesize(config: SynthesizeConfig, folder: Path, rows: Rows | None = None) -> Finished | None:
+    """Makes a synthetic table of a private one, or goes on with one that broke off.
+
+    Args:
+        config: What is asked for.
+        folder: A new one, or with ``config.resume`` that one.
+        rows: The private table, in place of a file.
+
+    Returns:
+        What the command prints; None of a draft, of which only the log speaks.
+
+    Raises:
+        InputError: Something does not fit.
+        RunError: Training failed.
+        StateError: What a synthesis left is damaged.
+    """
+    quiet_transformers()
+    refuse_links(folder)
+    with rows_in_memory(rows), crash_kept(folder):
+        if config.is_draft:
+            _draft(config, folder)
+            return None
+        if config.resume is None:
+            return _begin(config, folder)
+        return _go_on(config, folder)
+
+
+def _draft(config: SynthesizeConfig, folder: Path) -> None:
+    """Writes a schema that the data suggest into private/, for its owner to go through."""
+    check_writable(folder)
+    text = draft_schema(source_rows(config.data or ""), unit=config.privacy.unit)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(private_path(folder, DRAFTED), text, mode=0o600)
+    name = "schema.yaml" if config.data is None else str(_beside(config.data)[0])
+    logger.info(
+        "a draft is in %s: what it says comes from the data, and what you leave in it becomes"
+        " public; go through it, save it as %s, and run dpft synthesize without schema=draft",
+        folder / DRAFTED,
+        name,
+    )
+
+
+def _beside(data: str) -> tuple[Path, Path]:
+    """Returns where a table's schema lies unless it is named."""
+    path = Path(data).expanduser()
+    stem = path.name.split(".")[0] if path.name.count(".") <= 2 else path.stem
+    return path.with_name(f"{stem}.schema.yaml"), path.with_name(f"{stem}.schema.json")
+
+
+def schema_file(config: SynthesizeConfig) -> Path:
+    """Returns the file of the schema.
+
+    Raises:
+        InputError: There is none; the sentence says how one is drafted.
+    """
+    if config.schema is not None:
+        return Path(config.schema).expanduser()
+    places: tuple[Path, ...] = () if config.data is None else _beside(config.data)
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        data = "" if config.data is None else f" data={config.data}"
+        where = "" if config.data is None else f", and there is no {places[0]}"
+        raise InputError(
+            "dpft synthesize needs a schema, which says what is public of the table, got none"
+            f"{where}; have one drafted for you to edit by dpft synthesize{data} schema=draft."
+        )
+    return found
+
+
+def _begin(config: SynthesizeConfig, folder: Path) -> Finished:
+    place = schema_file(config)
+    part = public_part(config, read_schema(place))
+    _refuse_used(folder)
+    target = target_file(config, folder)
+    if target.exists():
+        raise InputError(f"to must be a new file, got {str(target)!r}, which exists.")
+    part, table = _with_table(part)
+    budget = plan_budget(part, table)
+    key = new_key()
+    sides = table.sides(config.eval.held_out, key)
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold_run(folder):
+        _refuse_used(folder)
+        text = place.read_text(encoding="utf-8-sig")
+        write_text(folder / SCHEMA_FILE, text)
+        lines = f"{key.hex()}\n{table.fingerprint(key)}\n"
+        write_text(private_path(folder, TABLE_KEY), lines, mode=0o600)
+        dump(replace(config, resume=None), folder / SYNTHESIS)
+        logger.info("synthesis: %s", folder)
+        return _finish(part, table, budget, sides, folder)
+
+
+def _go_on(config: SynthesizeConfig, folder: Path) -> Finished:
+    target = target_file(config, folder)
+    if is_whole(folder, target):
+        logger.info("the synthesis in %s has ended; nothing is left to do", folder)
+        return finished(folder, target)
+    part = public_part(config, read_schema(folder / SCHEMA_FILE))
+    with hold_run(folder):
+        part, table = _with_table(part)
+        budget = plan_budget(part, table)
+        path = folder / TABLE_KEY
+        try:
+            known, before = path.read_text(encoding="ascii").split("\n")[:2]
+            key = bytes.fromhex(known)
+        except (OSError, ValueError):
+            raise StateError(f"{path} is gone or damaged; put it back as it was.") from None
+        if not hmac.compare_digest(table.fingerprint(key), before):
+            raise InputError(
+                "resume needs the table that the synthesis was begun with, got another; give the"
+                " same rows in the same order, or begin anew."
+            )
+        sides = table.sides(config.eval.held_out, key)
+        return _finish(part, table, budget, sides, folder)
+
+
+def target_file(config: SynthesizeConfig, folder: Path) -> Path:
+    """Returns where the synthetic rows go."""
+    return folder / SYNTHETIC if config.to is None else Path(config.to).expanduser()
+
+
+def _refuse_used(folder: Path) -> None:
+    for name in (SYNTHESIS, LEDGER, TRAINING):
+        if (folder / name).exists():
+            raise InputError(
+                f"{folder / name} exists: go on with it by dpft synthesize resume={folder}, or"
+                " choose another folder with hydra.run.dir=DIR."
+            )
+    check_writable(folder)
+
+
+def _with_table(part: PublicPart) -> tuple[PublicPart, PrivateTable]:
+    """Returns the table, and the public part with the training that goes with its public size."""
+    config = part.config
+    table = read_table(
+        source_rows(config.data or ""),
+        part.schema,
+        unit=config.privacy.unit,
+        invalid=config.invalid,
+    )
+    cut = tuple(None if row is None else part.rows.cut(row, part.tokenizer) for row in table.rows)
+    table = replace(table, rows=cut)
+    chosen = with_chosen_training(config, size_of(part, table)[0])
+    return replace(part, config=chosen), table
+
+
+def _finish(
+    part: PublicPart,
+    table: PrivateTable,
+    budget: Budget,
+    sides: tuple[Sequence[int], Sequence[int]],
+    folder: Path,
+) -> Finished:
+    kept, held = sides
+    with _hint(folder):
+        noisy = NO_COUNTS
+        if part.condition is not None:
+            noisy = _histogram(part, table, budget, kept, folder)
+        _train(part, table, budget, kept, folder / TRAINING)
+        wanted = part.config.num or budget.num_examples
+        cells: list[Mapping[str, Any]] = [{}] * wanted
+        if part.condition is not None:
+            numbers = allotted(shares(noisy), wanted)
+            cells = [part.condition.row(at) for at, n in enumerate(numbers) for _ in range(n)]
+        drawn = generate_rows(part, cells, folder)
+        target = target_file(part.config, folder)
+        write_outcome(part, table, budget, sides, drawn, folder, target)
+        forget_blocks(folder)
+    return finished(folder, target)
+
+
+@contextmanager
+def _hint(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (InputError, StateError):
+        raise
+    except BaseException:
+        say(f"to go on: dpft synthesize resume={folder}")
+        raise
+
+
+def _histogram(
+    part: PublicPart, table: PrivateTable, budget: Budget, kept: Sequence[int], folder: Path
+) -> tuple[float, ...]:
+    """Returns the noisy counts: those that are kept, or new ones, whose ledger line comes first.
+
+    Raises:
+        StateError: The ledger says that noise was drawn and the counts are gone, or were changed.
+    """
+    condition, path = part.condition, folder / COUNTS
+    assert condition is not None
+    if part.guarantee is None:
+        path = private_path(folder, COUNTS)
+    if path.exists():
+        return _kept_counts(path, folder / LEDGER, budget)
+    units = ((table.units[at], condition.place(_row(table, at))) for at in kept)
+    counts = condition.count(units)
+    if budget.counts is None or part.guarantee is None:
+        write_json(path, {"counts": counts.tolist()}, mode=0o600)
+        return tuple(counts.tolist())
+    if (folder / LEDGER).exists() and read_ledger(folder / LEDGER).counted_steps == 0:
+        (folder / LEDGER).unlink()  # It broke off before a step's line: no noise was drawn.
+    if (folder / LEDGER).exists():
+        raise StateError(
+            f"{folder / LEDGER} has the line of a histogram whose counts were never written: its"
+            " epsilon stands spent, and noise is not drawn twice. Begin anew in another folder, and"
+            " compose both by dpft account runs=[FIRST,SECOND]."
+        )
+    step = {
+        **budget.counts.entry(),
+        "num_examples": budget.num_examples,
+        "num_examples_source": budget.source,
+    }
+    plan = HistogramPlan(
+        histogram=step,
+        num_examples=budget.num_examples,
+        delta=budget.counts.delta,
+        delta_source=delta_source(part),
+        unit=part.guarantee.unit,
+        unit_definition=unit_definition(part),
+        reproducible=part.guarantee.noise_seed is not None,
+        data_id=part.guarantee.data_id,
+    )
+    key = secret_key("condition", part.guarantee.noise_seed)
+    with Ledger(folder / LEDGER, plan=write_plan(plan)) as ledger:
+        ledger.append(1, step)
+        noisy = noisy_counts(counts, budget.counts.noise_std, key)
+        write_json(path, {"counts": noisy.tolist(), "run_id": ledger.run_id, "head": ledger.head})
+        ledger.close(released=_digest(path))
+    return tuple(noisy.tolist())
+
+
+def _kept_counts(path: Path, ledger: Path, budget: Budget) -> tuple[float, ...]:
+    """Returns counts that were written, once the ledger is known to be theirs, and closed."""
+    content = read_json(path)
+    found = content.get("counts")
+    if not isinstance(found, list) or not all(isinstance(each, int | float) for each in found):
+        raise StateError(f"{path} is damaged; put it back as it was.")
+    if budget.counts is None:
+        return tuple(map(float, found))
+    if not ledger.exists():
+        raise StateError(f"{ledger} is gone, so that what the histogram spent is not known.")
+    record = read_ledger(ledger)
+    if record.run_id != content.get("run_id") or content.get("head") not in record.heads:
+        raise StateError(f"{path} is not what {ledger} is of; put both back as they were.")
+    entry = {**budget.counts.entry()}
+    if record.steps != 1 or any(record.mechanisms[0].get(key) != entry[key] for key in entry):
+        raise StateError(f"{ledger} is of another histogram; put it back as it was.")
+    if len(found) != budget.counts.cells or record.released not in (None, _digest(path)):
+        raise StateError(f"{path} is not what was released under noise; put it back as it was.")
+    if not record.closed:
+        with Ledger.reopen(ledger, record) as open_ledger:
+            open_ledger.close(released=_digest(path))
+    return tuple(map(float, found))
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(read_file(path)).hexdigest()
+
+
+def _row(table: PrivateTable, at: int) -> Row:
+    row = table.rows[at]
+    assert row is not None
+    return row
+
+
+def _train(
+    part: PublicPart, table: PrivateTable, budget: Budget, kept: Sequence[int], folder: Path
+) -> None:
+    """Trains the generator, a run in a folder of its own; goes on with one that broke off."""
+    records = [_record(part, table, at) for at in kept]
+    with rows_in_memory(records):
+        if (folder / MODEL).is_dir() or has_begun(folder):
+            composed = TRAIN_COMMAND.compose([f"resume={folder}"])
+            command = TRAIN_COMMAND.load(composed.values, composed.words)
+        else:
+            command = _training(part, budget)
+        runs.run(command, folder)
+
+
+def _record(part: PublicPart, table: PrivateTable, at: int) -> dict[str, str]:
+    row = _row(table, at)
+    record = {GIVEN_COLUMN: part.rows.prompt(row), ROW_COLUMN: part.rows.target(row)}
+    if part.config.privacy.has_units:
+        record[part.config.privacy.unit] = table.units[at]
+    return record
+
+
+def _training(part: PublicPart, budget: Budget) -> TrainCommand:
+    config = part.config
+    words = ["task=custom", *task_words(part.max_prompt + part.max_target + 2), "privacy=none"]
+    composed = TRAIN_COMMAND.compose(words)
+    plain: TrainCommand = TRAIN_COMMAND.load(composed.values, composed.words)
+    assert isinstance(config.privacy, SharedPrivacy | OpenSynthesis)
+    privacy = config.privacy.training
+    if part.guarantee is not None:
+        privacy = replace(
+            part.guarantee.training,
+            eps=None,
+            noise_multiplier=budget.noise_multiplier,
+            delta=budget.delta,
+            num_examples=budget.num_examples,
+            accountant=ACCOUNTANT,
+        )
+    return replace(
+        plain,
+        model=config.model,
+        method=config.method,
+        privacy=privacy,
+        train=config.train,
+        optimizer=config.optimizer,
+        scheduler=config.scheduler,
+        eval=replace(plain.eval, enabled=False),
+    )

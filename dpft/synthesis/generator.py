@@ -1,0 +1,204 @@
+"""Rows by the trained model: of each cell as many as its share says, every one a row of the schema.
+
+What is written here follows from released counts, the released model and the schema: it costs no
+epsilon. A row that breaks a rule between its columns is drawn again, with other random numbers of
+the same seed, and counted. Rows are written down in blocks, so that who is interrupted loses one.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import LogitsProcessorList
+
+from dpft.errors import StateError
+from dpft.evaluation.outputs import ModelOutputs
+from dpft.files import read_json, write_json
+from dpft.generation.decoding import DecodeConfig, generate_texts
+from dpft.generation.processors import nucleus_processors, root_seed, uniforms
+from dpft.runs.progress import batch_progress
+from dpft.runs.saved_run import saved_run
+from dpft.runs.task_model import trained_model_of_run
+from dpft.synthesis.decoding import RowConstraint, RowGrammar
+from dpft.synthesis.plan import GIVEN_COLUMN, TRAINING, PublicPart
+from dpft.synthesis.rows import RowFormat
+from dpft.synthesis.schema import Row
+from dpft.tasks.custom import CustomTexts
+
+BLOCK = 1024
+BLOCKS = "blocks"
+"""Folder of the rows that are done, until all are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Synthetic rows, and what it took to draw them."""
+
+    rows: tuple[Row, ...]
+    unparsed: int
+    """Texts that were no rows; each was drawn anew."""
+    rejected: Mapping[str, int]
+    """Rows that broke a rule, by the rule; each was drawn anew."""
+    left_out: int
+    """Rows that were given up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writer:
+    """A trained model as it writes rows."""
+
+    outputs: ModelOutputs
+    task: CustomTexts
+    rows: RowFormat
+    grammar: RowGrammar
+    decode: DecodeConfig
+    given_column: str
+    seed: int
+
+    def texts(self, prompts: Sequence[str], places: Sequence[int], attempt: int) -> list[str]:
+        """Returns what the model writes after each prompt, held to the grammar.
+
+        Args:
+            prompts: Beginnings of rows.
+            places: Each one's place among all rows, by which its random numbers are known.
+            attempt: How often it was written before.
+        """
+        encoding: Any = self.outputs.encoding
+        most = self.decode.max_new_tokens
+        asked = encoding.prompts(
+            [self.task.prompt({self.given_column: prompt}) for prompt in prompts],
+            max_length=encoding.max_length + most,
+            max_new_tokens=most,
+        )
+
+        def processors(indices: Sequence[int], before: int) -> LogitsProcessorList:
+            own = [places[index] for index in indices]
+            numbers = uniforms(self.seed, own, most, attempt=attempt)
+            warmed, _, choice = nucleus_processors(
+                numbers, top_p=1.0, temperature=self.decode.temperature
+            )
+            held = RowConstraint(self.grammar, len(own), before=before, top_p=self.decode.top_p)
+            return LogitsProcessorList([warmed, held, choice])
+
+        return generate_texts(
+            self.outputs.model,
+            encoding.tokenizer,
+            asked,
+            config=self.decode,
+            batch_size=self.outputs.batch_size,
+            processors=processors,
+        )
+
+    def block(self, cells: Sequence[Mapping[str, Any]], start: int, retries: int) -> dict[str, Any]:
+        """Returns the rows of some cells, as texts, and what it took.
+
+        Args:
+            cells: What the condition's columns hold in each row.
+            start: Place of the first among all rows.
+            retries: How often a row is drawn anew.
+        """
+        prompts = [self.rows.prompt(cell) for cell in cells]
+        found: dict[int, str] = {}
+        left, unparsed, rejected = list(range(len(cells))), 0, Counter[str]()
+        for attempt in range(1 + retries):
+            texts = self.texts([prompts[at] for at in left], [start + at for at in left], attempt)
+            again = []
+            for at, text in zip(left, texts, strict=True):
+                row = self.rows.read(prompts[at], text)
+                broken = None if row is None else self.rows.schema.broken(row)
+                if row is None or broken is not None:
+                    unparsed += row is None
+                    rejected.update([broken] if broken else [])
+                    again.append(at)
+                else:
+                    found[at] = text
+            left = again
+            if not left:
+                break
+        return {
+            "rows": [[prompts[at], found[at]] for at in sorted(found)],
+            "unparsed": unparsed,
+            "rejected": dict(rejected),
+            "left_out": len(left),
+        }
+
+
+def generate_rows(part: PublicPart, cells: Sequence[Mapping[str, Any]], folder: Path) -> Drawn:
+    """Returns the synthetic rows, those that are done already among them.
+
+    Args:
+        part: The public part of the synthesis.
+        cells: What the condition's columns hold, one for each row.
+        folder: Of the synthesis; its training has ended.
+
+    Raises:
+        StateError: A block is damaged.
+    """
+    blocks = folder / BLOCKS
+    blocks.mkdir(exist_ok=True)
+    order = np.random.default_rng(0).permutation(len(cells))
+    mixed = [cells[at] for at in order]
+    starts = range(0, len(mixed), BLOCK)
+    paths = [blocks / f"{number:06d}.json" for number in range(len(starts))]
+    if not all(path.exists() for path in paths):
+        writer = _writer(part, folder)
+        with batch_progress() as show:
+            for start, path in zip(starts, paths, strict=True):
+                if not path.exists():
+                    own = mixed[start : start + BLOCK]
+                    write_json(path, writer.block(own, start, part.config.retries))
+                show("rows", min(start + BLOCK, len(mixed)), len(mixed))
+    return _read_blocks(paths, part.rows)
+
+
+def forget_blocks(folder: Path) -> None:
+    """Removes the blocks, once their rows are in the table."""
+    shutil.rmtree(folder / BLOCKS, ignore_errors=True)
+
+
+def _read_blocks(paths: Sequence[Path], rows: RowFormat) -> Drawn:
+    found: list[Row] = []
+    unparsed, left_out, rejected = 0, 0, Counter[str]()
+    for path in paths:
+        block = read_json(path)
+        try:
+            for prompt, text in block["rows"]:
+                row = rows.read(prompt, text)
+                if row is None:
+                    raise ValueError
+                found.append(row)
+            unparsed += block["unparsed"]
+            left_out += block["left_out"]
+            rejected.update(block["rejected"])
+        except (KeyError, TypeError, ValueError):
+            raise StateError(f"{path} is damaged; remove it, and go on by resume=.") from None
+    return Drawn(rows=tuple(found), unparsed=unparsed, rejected=dict(rejected), left_out=left_out)
+
+
+def _writer(part: PublicPart, folder: Path) -> Writer:
+    training = folder / TRAINING
+    config = saved_run(str(training))
+    trained = trained_model_of_run(training, config)
+    task = trained.fitted(config.task)
+    assert isinstance(task, CustomTexts)
+    decode = part.config.decode.limited_to(part.max_target)
+    outputs = trained.outputs(
+        task,
+        part.config.train.prepare(),
+        batch_size=part.config.batch_size,
+        max_new_tokens=1,
+    )
+    encoding: Any = outputs.encoding
+    return Writer(
+        outputs=outputs,
+        task=task,
+        rows=part.rows,
+        grammar=RowGrammar(part.rows, encoding.tokenizer),
+        decode=decode,
+        given_column=GIVEN_COLUMN,
+        seed=root_seed(decode.seed),
+    )

@@ -1,0 +1,282 @@
+"""The pages of a synthesis, for the public and for the owner, and ten lines for the terminal.
+
+The public page is made of the statement alone. The private one sets synthetic rows beside real
+ones, and says beside each figure what it should be near.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from dpft import __version__
+from dpft.privacy.accounting.summary import delta_text, eps_text
+from dpft.records.synthesis import Associations, Marginal, Measures, Synthesis, Usefulness
+from dpft.reports.pages import COLORS, draw_svg, render_html
+from dpft.reports.terminal import Grid
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TEMPLATE = "synthesis.html.j2"
+OWNERS = "for the owner of the data alone: it is made of private rows"
+NOT_PRIVATE = "**NOT PRIVATE**: histogram and training had no noise (`privacy=none`)."
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageTable:
+    """A table of a page."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+def headline(said: Synthesis) -> str:
+    """Returns what the synthesis promises, in a sentence."""
+    if said.epsilon is None or said.delta is None:
+        return NOT_PRIVATE
+    marked = "" if said.private else " **Reproducible: not private.**"
+    return (
+        f"The synthetic rows and the model are **(ε = {eps_text(said.epsilon)}, δ ="
+        f" {delta_text(said.delta)})-differentially private**, histogram and training together, by"
+        f" {said.accountant}. The unit is {said.unit_definition}; there are {said.num_examples},"
+        f" which is taken as public.{marked}"
+    )
+
+
+def public_page(said: Synthesis, schema: str) -> str:
+    """Returns the page that may be released with the synthetic rows."""
+    tone = "good" if said.private and said.epsilon is not None else "bad"
+    rejected = ", ".join(f"{n} broke the {rule}" for rule, n in said.rejected.items()) or "none"
+    facts = [
+        ("rows", str(said.rows)),
+        ("texts that were no rows, drawn anew", str(said.unparsed)),
+        ("rows that broke a rule, drawn anew", rejected),
+        ("rows given up", str(said.left_out)),
+        ("condition", ", ".join(said.condition) or "none"),
+        ("generator", f"{said.model}, fine-tuned by {said.method}"),
+        ("unit", said.unit_definition),
+        ("number of units, taken as public", f"{said.num_examples} ({said.num_examples_source})"),
+        ("neighboring relation", said.neighboring_relation),
+        ("noise", said.noise_source),
+        ("SHA-256 of the rows", said.rows_sha256),
+        ("SHA-256 of the schema", said.schema_sha256),
+    ]
+    parts = [
+        (
+            part.name,
+            eps_text(part.epsilon),
+            f"{part.noise_multiplier:.4g}",
+            str(part.steps),
+            part.ledger.head,
+        )
+        for part in said.parts
+    ]
+    tables = [PageTable(title="What was made", columns=("", ""), rows=facts)]
+    if parts:
+        note = (
+            "Nothing else read a record. Each part's ε is its own, at the δ of the whole; together"
+            " they are composed, not added. `dpft account runs=FOLDER` computes the same from both"
+            " ledgers."
+        )
+        columns = ("part", "ε alone", "noise multiplier", "noisy steps", "head of its ledger")
+        tables.insert(0, PageTable(title="What ε is of", columns=columns, rows=parts, note=note))
+    tables += [
+        PageTable(
+            title=f"Synthetic {column.name}",
+            columns=("", "rows"),
+            rows=[
+                (name, str(n)) for name, n in [*column.counts.items(), ("missing", column.missing)]
+            ],
+        )
+        for column in said.columns
+    ]
+    return render_html(
+        TEMPLATE,
+        title="A synthetic table",
+        owners="",
+        headline=[headline(said), *said.warnings],
+        tone=tone,
+        tables=tables,
+        figures=[],
+        schema=schema,
+        version=__version__,
+    )
+
+
+def private_page(said: Synthesis, measures: Measures, faults: Mapping[str, int]) -> str:
+    """Returns the page for the owner alone."""
+    figures: list[tuple[str, Markup]] = []
+    if measures.associations is not None:
+        figures.append(("Pairs of columns", _heat_maps(measures.associations)))
+    figures += [(f"Real and synthetic {each.name}", _bars(each)) for each in measures.marginals]
+    tables = [
+        PageTable(
+            title="In short",
+            columns=("", "synthetic", "should be near"),
+            rows=short_rows(said, measures),
+        ),
+        PageTable(
+            title="Columns",
+            columns=("total variation from the training rows", "synthetic", "controls"),
+            rows=[
+                (each.name, f"{each.total_variation:.3f}", f"{each.of_controls:.3f}")
+                for each in measures.marginals
+            ],
+        ),
+    ]
+    if faults:
+        rows = [(fault, str(number)) for fault, number in faults.items()]
+        title = "Rows that were not as the schema says"
+        tables.append(PageTable(title=title, columns=("", "rows"), rows=rows))
+    return render_html(
+        TEMPLATE,
+        title="Synthetic rows against real ones",
+        owners=OWNERS,
+        headline=[headline(said)],
+        tone="good" if said.private and said.epsilon is not None else "bad",
+        tables=tables,
+        figures=figures,
+        schema="",
+        version=__version__,
+    )
+
+
+def short_rows(said: Synthesis, measures: Measures) -> list[tuple[str, str, str]]:
+    """Returns the figures in short: what, of the synthetic rows, and what it should be near."""
+    largest = max(measures.marginals, key=lambda each: each.total_variation - each.of_controls)
+    mean = sum(each.total_variation for each in measures.marginals) / len(measures.marginals)
+    near = sum(each.of_controls for each in measures.marginals) / len(measures.marginals)
+    rows = [
+        ("marginals, mean total variation", f"{mean:.2f}", f"{near:.2f} (controls)"),
+        (
+            f"worst column, {largest.name}",
+            f"{largest.total_variation:.2f}",
+            f"{largest.of_controls:.2f} (controls)",
+        ),
+    ]
+    pairs = measures.associations
+    if pairs is not None:
+        rows.append(
+            (
+                "pairs of columns, mean difference of Cramér's V",
+                f"{pairs.mean_difference:.2f}",
+                f"{pairs.of_controls:.2f} (controls)",
+            )
+        )
+    use = measures.usefulness
+    if isinstance(use, Usefulness):
+        best = max(
+            (use.logistic_real, use.logistic_synthetic, "logistic regression"),
+            (use.boosting_real, use.boosting_synthetic, "boosted trees"),
+        )
+        rows += [
+            (
+                f"{use.label} by {best[2]} taught on them",
+                f"{best[1]:.2f}",
+                f"{best[0]:.2f} (taught on real rows; commonest class {use.commonest:.2f})",
+            ),
+            (
+                f"{use.label} of training rows guessed",
+                f"{use.guessed_of_training:.2f}",
+                f"{use.guessed_of_controls:.2f} (controls)",
+            ),
+        ]
+    for text in measures.texts:
+        if text.told_apart is not None:
+            told = f"{text.told_apart:.2f}"
+            rows.append((f"{text.name}: told from real ones", told, "0.5 (a coin)"))
+    leak = measures.leakage
+    rows.append(
+        (
+            "training rows found whole",
+            f"{100 * leak.whole_rows_of_training:.2f} %",
+            f"{100 * leak.whole_rows_of_controls:.2f} % (controls)",
+        )
+    )
+    if leak.texts.longest_run_auc is not None:
+        auc = f"{leak.texts.longest_run_auc:.2f}"
+        rows.append(("longest run found of training rows above controls'", auc, "0.5"))
+    personal = measures.personal
+    if personal is not None:
+        kinds = personal.kinds.values()
+        real = sum(kind.synthetic_that_are_real for kind in kinds)
+        rows.append(
+            (
+                "real personal data in synthetic texts",
+                f"{real} of {sum(kind.synthetic for kind in kinds)} found",
+                "0",
+            )
+        )
+    return rows
+
+
+def terminal(
+    said: Synthesis, measures: Measures | None, files: Mapping[str, str]
+) -> list[Grid | str]:
+    """Returns what the command shows."""
+    parts: list[Grid | str] = [headline(said), *(f"Warning: {each}" for each in said.warnings)]
+    if measures is not None:
+        columns = ("", "synthetic", "should be near")
+        title = "Against real rows (for you alone)"
+        parts.append(Grid(rows=short_rows(said, measures), columns=columns, title=title))
+    parts.append(Grid(rows=list(files.items()), title="Files"))
+    return parts
+
+
+def _bars(each: Marginal) -> Markup:
+    """Returns the shares of a column's bins, real and synthetic."""
+    from dpft.synthesis.measures import in_order
+
+    names = in_order([*each.real, *each.synthetic])[:40]
+    shares = [
+        [side.get(name, 0) / max(1, sum(side.values())) for name in names]
+        for side in (each.real, each.synthetic)
+    ]
+
+    def draw(axes: "Axes") -> None:
+        for number, (label, side) in enumerate(zip(("real", "synthetic"), shares, strict=True)):
+            places = [at + 0.4 * (number - 0.5) for at in range(len(names))]
+            axes.bar(places, side, 0.38, label=label, color=COLORS[number])
+        shown = [(name or "missing").strip("'")[:18] for name in names]
+        axes.set_xticks(range(len(names)), shown, rotation=90 if len(names) > 6 else 0)
+        axes.set(ylabel="share of rows")
+        axes.grid(False, axis="x")
+        axes.legend(frameon=False)
+
+    return draw_svg(draw, name=f"column-{abs(hash(each.name)) % 10**8}", label=each.name)
+
+
+def _heat_maps(pairs: Associations) -> Markup:
+    """Returns Cramér's V of real rows below the diagonal, of synthetic ones above it."""
+    size = len(pairs.names)
+    values = [
+        [pairs.real[a][b] if a >= b else pairs.synthetic[a][b] for b in range(size)]
+        for a in range(size)
+    ]
+
+    def draw(axes: "Axes") -> None:
+        axes.imshow(values, vmin=0, vmax=1, cmap="Blues")
+        axes.set_xticks(range(size), pairs.names, rotation=90)
+        axes.set_yticks(range(size), pairs.names)
+        axes.grid(False)
+        if size <= 12:
+            for a in range(size):
+                for b in range(size):
+                    color = "white" if values[a][b] > 0.6 else "black"
+                    axes.text(
+                        b,
+                        a,
+                        f"{values[a][b]:.2f}",
+                        ha="center",
+                        va="center",
+                        color=color,
+                        fontsize=8,
+                    )
+        axes.set(title="real below the diagonal, synthetic above")
+
+    label = "associations of pairs of columns, heat map"
+    return draw_svg(draw, name="pairs", label=label, height=5.0)

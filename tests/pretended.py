@@ -1,0 +1,345 @@
+"""A pretended accelerator: what a program does wrong on a real one, seen without one.
+
+Its tensors say that they are on a device of their own, ``pretend``; they hold a CPU tensor, compute
+with it, and raise ``Mismatch`` where a CPU tensor of one or more dimensions meets them, as a real
+device would. So a program that runs on it makes no tensor in the wrong place. And since every
+operation passes by here, it is known at which of them the host would wait for the device: where a
+number is read, where a result's shape depends on data, and where memory that is not pinned is
+copied. ``WAITS`` has the place in dpft of each.
+
+    from multiprocessing.pool import Pool
+    found = on_pretended(work, *arguments)  # in a process of its own, which registers the device
+
+Everything is registered for good, so ``on_pretended`` forks: the process of the tests never has the
+device. Torch lets a backend be written in Python from 2.13 on (``torch.utils.backend_registration``).
+
+What it cannot show: kernels that round otherwise, or add in another order; races between streams,
+and memory that is used again too early; the time and the memory that things take; attention in one
+kernel and other fused kernels; more than one device; torch.compile, which is not tried on it.
+"""
+
+import multiprocessing
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+NAME = "pretend"
+WAITS: Counter[str] = Counter()
+"""How often the host waited, by operation and place."""
+HALF = (torch.bfloat16, torch.float16)
+READS = frozenset(
+    f"aten::{name}" for name in (
+        "_local_scalar_dense", "nonzero", "is_nonzero", "equal", "_unique2", "unique_dim",
+        "unique_consecutive", "masked_select",
+    )
+)  # fmt: skip
+MAY_MIX = frozenset(
+    f"aten::{name}" for name in (
+        "_to_copy", "copy_", "index", "index_put_", "_index_put_impl_", "set_.source_Tensor",
+    )
+)  # fmt: skip
+"""Operations that take tensors of both sides: copies, and indices, which a device takes from the
+CPU, waiting."""
+IN_HALF = ("linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "conv2d", "einsum")
+
+
+HELD: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""What each tensor of the device holds."""
+
+
+class Mismatch(RuntimeError):
+    """A CPU tensor met one of the device."""
+
+
+class Pretend(Tensor):
+    """A tensor of the device, which holds its numbers in a CPU tensor."""
+
+    @staticmethod
+    def __new__(cls, real: Tensor) -> "Pretend":
+        made: Pretend = Tensor._make_wrapper_subclass(
+            cls, real.size(), strides=real.stride(), storage_offset=real.storage_offset(),
+            dtype=real.dtype, device=torch.device(NAME, 0), requires_grad=False,
+        )  # fmt: skip
+        HELD[made] = real
+        return made
+
+    def __init__(self, real: Tensor) -> None:
+        pass
+
+    @property
+    def held(self) -> Tensor:
+        """The CPU tensor; not an attribute, since the clipper looks into what has any."""
+        return HELD[self]
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.held.untyped_storage()
+
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
+    def storage_offset(self) -> int:
+        return self.held.storage_offset()
+
+    def tolist(self) -> Any:
+        waited("tolist")
+        return self.held.tolist()
+
+    def numpy(self, **_: Any) -> Any:
+        raise Mismatch("numpy of a tensor of the device")
+
+    def __repr__(self, **_: Any) -> str:
+        return f"Pretend({self.held})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return compute(func, args, kwargs or {})
+
+
+class Device(TorchDispatchMode):
+    """Inside it operations of no tensors make tensors of the device where they are told to."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return compute(func, args, kwargs or {})
+
+
+def waited(what: str) -> None:
+    """Counts a wait, with the last line of dpft that led to it."""
+    frame = sys._getframe(1)
+    while frame is not None and "/dpft/" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    place = "elsewhere"
+    if frame is not None:
+        place = f"{frame.f_code.co_filename.rpartition('/dpft/')[2]}:{frame.f_lineno}"
+    WAITS[f"{what} at {place}"] += 1
+
+
+def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Does an operation on the CPU tensors, and says where its results are."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    own = [tensor for tensor in tensors if isinstance(tensor, Pretend)]
+    others = [tensor for tensor in tensors if not isinstance(tensor, Pretend)]
+    name = func._schema.name
+    device = kwargs.get("device")
+    goes_there = device is not None and torch.device(device).type == NAME
+    goes_back = device is not None and torch.device(device).type == "cpu"
+    if own and name not in MAY_MIX and any(other.dim() for other in others):
+        where = [(tensor.device.type, tuple(tensor.shape)) for tensor in tensors]
+        raise Mismatch(f"{name} of {where}")
+    if own and name in READS:
+        waited(name)
+    if own and goes_back and name == "aten::_to_copy":
+        waited("to cpu")
+    if not own and goes_there and name == "aten::_to_copy" and not is_pinned(others):
+        waited("from memory that is not pinned")
+    if (
+        own
+        and name == "aten::copy_"
+        and isinstance(args[0], Pretend) != isinstance(args[1], Pretend)
+    ):
+        waited("copy_")
+    if own and name in ("aten::index", "aten::_index_put_impl_", "aten::index_put_"):
+        if any(other.dim() for other in others):
+            waited(f"{name} by an index of the host")
+        elif any(tensor.dtype == torch.bool for tensor in own[1:]):
+            waited(f"{name} by a mask")
+    given = {**kwargs, "device": torch.device("cpu")} if goes_there else dict(kwargs)
+    if given.get("pin_memory"):
+        given["pin_memory"] = False
+    results = func(*tree_map(real, args), **tree_map(real, given))
+    stays = goes_there or (bool(own) and not goes_back)
+
+    def placed(result: Any) -> Any:
+        if not isinstance(result, Tensor):
+            return result
+        for tensor in own:  # in place: the same tensor comes back
+            if tensor.held is result:
+                return tensor
+        return Pretend(result) if stays else result
+
+    return tree_map(placed, results)
+
+
+def real(value: Any) -> Any:
+    """Returns what a tensor of the device holds; anything else as it is."""
+    return value.held if isinstance(value, Pretend) else value
+
+
+PINNED: set[int] = set()
+"""Where the memory of tensors begins that were pinned."""
+
+
+def is_pinned(tensors: Iterable[Tensor]) -> bool:
+    """Whether a copy of some tensors of the host is not waited for: pinned, or one number."""
+    return all(tensor.dim() == 0 or tensor.data_ptr() in PINNED for tensor in tensors)
+
+
+class Backend(backend_registration._DummyBackendModule):
+    """The module that torch asks of the device."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator()
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return list(HALF)
+
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        return self.generator.get_state()
+
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        self.generator.set_state(state)
+
+    def manual_seed(self, seed: int) -> None:
+        self.generator.manual_seed(seed)
+
+    def synchronize(self, device: Any = None) -> None:
+        waited("synchronize")
+
+    def get_device_name(self, device: Any = None) -> str:
+        return "Pretended"
+
+
+def register() -> None:
+    """Makes torch know the device, in this process and for good."""
+    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=Backend())
+    library = torch.library.Library("aten", "IMPL")
+    _kept.append(library)
+    library.impl("empty.memory_format", _empty, "PrivateUse1")
+    library.impl("empty_strided", _empty_strided, "PrivateUse1")
+    library.impl("_copy_from", _copy_from, "PrivateUse1")
+    for operation in IN_HALF:
+        library.impl(operation, _in_half(operation), "AutocastPrivateUse1")
+    fallback = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
+    fallback.fallback(torch.library.fallthrough_kernel)
+    _kept.append(fallback)
+    torch.tensor = _tensor  # type: ignore[assignment]
+    Tensor.pin_memory = _pin  # type: ignore[method-assign]
+    torch.nn.Module.to = _module_to  # type: ignore[method-assign]
+    torch.accelerator.synchronize = lambda *_: waited("synchronize")
+    torch.accelerator.max_memory_allocated = lambda *_: 0
+
+
+_kept: list[torch.library.Library] = []
+_own_tensor, _own_to = torch.tensor, torch.nn.Module.to
+
+
+def _empty(
+    size: Any, dtype: Any = None, layout: Any = None, device: Any = None, *_: Any, **__: Any
+) -> Pretend:
+    return Pretend(torch.empty(size, dtype=dtype, device="cpu"))
+
+
+def _empty_strided(size: Any, stride: Any, dtype: Any = None, *_: Any, **__: Any) -> Pretend:
+    return Pretend(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
+
+
+def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    real(target).copy_(real(source))
+    return target
+
+
+def _in_half(name: str) -> Callable[..., Any]:
+    operation = getattr(torch.nn.functional, name, None) or getattr(torch, name)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        dtype = torch.get_autocast_dtype(NAME)
+
+        def lower(value: Any) -> Any:
+            is_float = isinstance(value, Tensor) and value.dtype == torch.float32
+            return value.to(dtype) if is_float else value
+
+        with torch.autocast(NAME, enabled=False):
+            return operation(*tree_map(lower, args), **tree_map(lower, kwargs))
+
+    return run
+
+
+def _tensor(
+    data: Any, *, device: Any = None, requires_grad: bool = False, **options: Any
+) -> Tensor:
+    made = _own_tensor(
+        data, **{key: value for key, value in options.items() if key != "pin_memory"}
+    )
+    if device is not None and torch.device(device).type == NAME:
+        waited("from memory that is not pinned")
+        made = Pretend(made)
+    return made.requires_grad_(requires_grad) if requires_grad else made
+
+
+def _pin(tensor: Tensor, *_: Any) -> Tensor:
+    assert not isinstance(tensor, Pretend), "only memory of the host can be pinned"
+    copy = tensor.clone()
+    PINNED.add(copy.data_ptr())
+    return copy
+
+
+def _module_to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+    """Moves a module; torch would swap the data of parameters, which a subclass cannot."""
+    device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    if device is None or device.type not in (NAME, "cpu"):
+        return _own_to(module, *args, **kwargs)
+    moved: dict[int, Any] = {}
+
+    def there(tensor: Tensor) -> Tensor:
+        plain = real(tensor.detach())
+        if dtype is not None and plain.is_floating_point():
+            plain = plain.to(dtype)
+        return Pretend(plain.clone()) if device.type == NAME else plain
+
+    for each in module.modules():
+        for name, parameter in each._parameters.items():
+            if parameter is not None and id(parameter) not in moved:
+                made = torch.nn.Parameter(there(parameter), requires_grad=parameter.requires_grad)
+                moved[id(parameter)] = made
+            if parameter is not None:
+                each._parameters[name] = moved[id(parameter)]
+        for name, buffer in each._buffers.items():
+            if buffer is not None:
+                each._buffers[name] = there(buffer)
+    return module
+
+
+@contextmanager
+def pretending() -> Iterator[Counter[str]]:
+    """Registers the device, and counts the waits of the block."""
+    register()
+    WAITS.clear()
+    with Device():
+        yield WAITS
+
+
+def on_pretended(work: Callable[..., Any], *arguments: Any, limit: float = 60.0) -> Any:
+    """Returns what some work gives in a process of its own that has the device.
+
+    Raises:
+        AssertionError: It failed, with its traceback.
+    """
+    context = multiprocessing.get_context("fork")
+    answers, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(work, arguments, sender))
+    process.start()
+    sender.close()
+    said = answers.recv() if answers.poll(limit) else ("it took too long", None)
+    process.kill()
+    process.join()
+    failure, result = said
+    assert failure is None, failure
+    return result
+
+
+def _run(work: Callable[..., Any], arguments: Any, sender: Any) -> None:
+    try:
+        with pretending():
+            said = None, work(*arguments)
+    except BaseException:
+        said = traceback.format_exc(), None
+    sender.send(said)

@@ -1,0 +1,160 @@
+"""Measures against numbers that are known, and what each of them sees and must not miss."""
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dpft.synthesis.measures import (
+    Tables,
+    associations,
+    bins,
+    cramers_v,
+    leakage,
+    marginals,
+    measured,
+    total_variation,
+    usefulness,
+)
+from dpft.synthesis.personal import patterns, personal_data
+from dpft.synthesis.schema import Row, schema_of
+from dpft.synthesis.stretches import stretch, stretch_name
+from tests.synthesis.tables import SCHEMA as CONTENT
+from tests.synthesis.tables import visitors
+
+SCHEMA = schema_of(CONTENT)
+
+
+def rows(count: int, seed: int = 0) -> list[Row]:
+    """Returns rows in another order for each seed."""
+    found = [SCHEMA.row(row) for row in visitors(2 * count)]
+    random.Random(seed).shuffle(found)
+    return found[:count]
+
+
+def test_total_variation_of_known_shares() -> None:
+    assert total_variation(["a"] * 3, ["a"]) == 0
+    assert total_variation(["a"], ["b"]) == 1
+    assert total_variation([*"aaab"], [*"abbb"]) == pytest.approx(0.5)
+
+
+def test_cramers_v_is_the_corrected_one() -> None:
+    """Against scipy's chi-squared and Bergsma's correction written out; and its two ends."""
+    from scipy.stats import chi2_contingency
+    from scipy.stats.contingency import crosstab
+
+    draw = random.Random(0)
+    one = [draw.choice("abc") for _ in range(200)]
+    other = [each if draw.random() < 0.4 else draw.choice("abcd") for each in one]
+    table = crosstab(one, other).count
+    r, k, n = *table.shape, 200
+    phi = max(0, chi2_contingency(table, correction=False).statistic / n - (r - 1) * (k - 1) / 199)
+    least = min(r - (r - 1) ** 2 / 199, k - (k - 1) ** 2 / 199) - 1
+    assert cramers_v(one, other) == pytest.approx(math.sqrt(phi / least))
+    assert cramers_v(one, one) == pytest.approx(1)
+    assert cramers_v(one, ["x"] * 200) == 0
+    assert cramers_v(one, random.Random(1).sample(one, 200)) < 0.15
+
+
+def test_bins_follow_the_schemas_range_and_not_the_rows() -> None:
+    age = SCHEMA.named["age"]
+    assert [stretch(age, value) for value in (18, 26, 27, 99)] == [0, 0, 1, 9]
+    assert stretch_name(age, 0) == "from 18.0"
+    day = schema_of(
+        {"columns": {"d": {"type": "date", "minimum": "2020-01-01", "maximum": "2020-01-20"}}}
+    ).named["d"]
+    first = day.read("2020-01-01")
+    assert [stretch(day, day.read(f"2020-01-{n:02d}")) for n in (1, 2, 3, 20)] == [0, 0, 1, 9]
+    assert stretch_name(day, 1) == "from 2020-01-03" and stretch(day, first) == 0
+    assert bins(age, [18, None]) == ["0", ""]
+
+
+def test_rows_of_the_same_kind_are_near_in_everything() -> None:
+    tables = Tables(synthetic=rows(150, 1), training=rows(150, 2), controls=rows(150, 3))
+    for each in marginals(SCHEMA, tables):
+        assert each.total_variation < 0.25 and sum(each.synthetic.values()) == 150
+    pairs = associations(SCHEMA, tables)
+    assert pairs is not None and pairs.mean_difference < 0.15
+    found = usefulness(SCHEMA, tables)
+    assert not isinstance(found, str)
+    assert found.logistic_synthetic > 0.95 and found.commonest < 0.8
+    assert (found.taught, found.tested) == (150, 150)
+
+
+def test_columns_drawn_apart_lose_what_hangs_together() -> None:
+    """The marginals stay; pairs and the label's classifier see it."""
+    real = rows(300, 2)
+    apart = [dict(row) for row in rows(300, 1)]
+    for seed, name in enumerate(("smoker", "note")):
+        values = [row[name] for row in apart]
+        random.Random(seed).shuffle(values)
+        for row, value in zip(apart, values, strict=True):
+            row[name] = value
+    found = usefulness(SCHEMA, Tables(synthetic=apart, training=real, controls=rows(100, 3)))
+    assert not isinstance(found, str)
+    assert found.logistic_real > 0.95 > 0.85 > found.logistic_synthetic
+    same = usefulness(SCHEMA, Tables(synthetic=real, training=real, controls=rows(100, 3)))
+    assert not isinstance(same, str) and same.logistic_synthetic == same.logistic_real
+
+
+def test_copies_are_found_and_counted_against_controls() -> None:
+    def numbered(start: int, count: int) -> list[Row]:
+        return [
+            {**row, "note": f"{row['note']} {n} {n * n}"}
+            for n, row in enumerate(rows(count), start)
+        ]
+
+    training, controls = numbered(0, 40), numbered(1000, 40)
+    found = leakage(SCHEMA, Tables(synthetic=training[:10], training=training, controls=controls))
+    assert found.whole_rows_of_training == pytest.approx(0.25)
+    assert found.whole_rows_of_controls == 0
+    assert found.texts.copies == 10 and found.texts.longest_run_auc > 0.5
+
+
+def test_what_cannot_be_taught_is_said() -> None:
+    few = Tables(synthetic=rows(5), training=rows(50), controls=rows(5))
+    assert "fewer than 20 rows" in str(usefulness(SCHEMA, few))
+    one = [{**row, "smoker": True} for row in rows(50)]
+    of_one = Tables(synthetic=one, training=rows(50), controls=rows(5))
+    assert "synthetic rows have one class" in str(usefulness(SCHEMA, of_one))
+    unlabeled = schema_of({"columns": CONTENT["columns"]})
+    assert "no label" in str(usefulness(unlabeled, few))
+
+
+PHONES = ["+44 7700 900123", "(030) 901820-12", "07700900123"]
+
+
+@pytest.mark.parametrize("number", PHONES)
+def test_phone_numbers_are_found_as_they_are_written(number: str) -> None:
+    assert patterns(f"Call {number}, please.") == [("phone numbers", number)]
+
+
+@pytest.mark.parametrize("text", ["2024-01-31", "12", "a 3.5 of 5", "1234567a", "in 1999 and 2004"])
+def test_dates_and_small_numbers_are_no_phone_numbers(text: str) -> None:
+    assert patterns(text) == []
+
+
+def test_personal_data_that_came_through_are_counted() -> None:
+    def noted(*notes: str) -> Sequence[Any]:
+        return [{"note": note} for note in notes]
+
+    schema = schema_of({"columns": {"note": {"type": "text", "max_tokens": 9}}})
+    real = noted("ring 07700 900123", "or 07700 900456", "ann@example.org", "4111 1111 1111 1111")
+    synthetic = noted("ring (07700) 900123", "call 07700 900999", "bob@example.org")
+    found = personal_data(schema, real, synthetic)
+    assert found is not None
+    phones = found.kinds["phone numbers"]
+    assert (phones.real, phones.synthetic, phones.synthetic_that_are_real) == (2, 2, 1)
+    mails = found.kinds["e-mail addresses"]
+    assert (mails.real, mails.synthetic, mails.synthetic_that_are_real) == (1, 1, 0)
+    assert found.kinds["card numbers"].real == 1
+    assert personal_data(schema_of({"columns": {"a": {"type": "boolean"}}}), [], []) is None
+
+
+def test_all_measures_of_tables_without_texts() -> None:
+    schema = schema_of({"columns": {"a": {"type": "boolean"}}})
+    some: list[Row] = [{"a": True}, {"a": False}]
+    found = measured(schema, Tables(synthetic=some, training=some, controls=some))
+    assert found.associations is None and found.personal is None and found.texts == ()

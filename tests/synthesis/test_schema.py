@@ -1,0 +1,177 @@
+"""What an owner may say of a table, and how what makes no sense is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dpft.data.raw_rows import Row
+from dpft.errors import InputError
+from dpft.synthesis.draft import draft_schema
+from dpft.synthesis.schema import FaultyCell, read_schema, schema_of
+from tests.synthesis.tables import SCHEMA, visitors
+
+
+def columns(**lines: dict[str, Any]) -> dict[str, Any]:
+    return {"columns": lines}
+
+
+AGE = {"type": "integer", "minimum": 18, "maximum": 99}
+DAY = {"type": "date", "minimum": "2020-01-01", "maximum": "2020-12-31"}
+SENSELESS = {
+    "no columns": ({}, "needs columns"),
+    "an unknown key": ({**columns(age=AGE), "colums": {}}, "'colums'"),
+    "a line that is none": (columns(age=3), "column age needs a type"),
+    "no type": (columns(age={"minimum": 1}), "needs a type, one of category"),
+    "an unknown type": (columns(age={"type": "int"}), "got 'int'"),
+    "a key of another type": (columns(age={**AGE, "values": [1]}), "'values'"),
+    "a key on what is dropped": (columns(a=AGE, b={"type": "drop", "missing": True}), "no other"),
+    "no minimum": (columns(age={"type": "integer", "maximum": 3}), "needs a minimum"),
+    "ends in the wrong order": (columns(age={**AGE, "maximum": 3}), "at most its maximum"),
+    "a step past the end": (columns(age={**AGE, "step": 7}), "in steps of 7"),
+    "a step of 0": (columns(age={**AGE, "step": 0}), "step above 0"),
+    "a minimum that is true": (columns(age={**AGE, "minimum": True}), "number as its minimum"),
+    "a whole number with places": (columns(age={**AGE, "step": 0.5}), "make it a decimal"),
+    "no day": (columns(d={**DAY, "minimum": "2020-02-30"}), "a day as its minimum"),
+    "no values": (columns(c={"type": "category", "values": []}), "needs values"),
+    "values that are no list": (columns(c={"type": "category", "values": "ab"}), "list as its"),
+    "equal values": (columns(c={"type": "category", "values": [1, "1"]}), "written alike"),
+    "a blank value": (columns(c={"type": "category", "values": [" a"]}), "blank at an end"),
+    "too many values": (columns(c={"type": "category", "values": [*range(50_000)]}), "at most"),
+    "no room": (columns(t={"type": "text"}), "needs max_tokens"),
+    "missing that is no flag": (columns(age={**AGE, "missing": "no"}), "true or false"),
+    "nothing to learn": (columns(a={"type": "id"}), "column to learn"),
+    "a label that is no class": ({**columns(age=AGE), "label": "age"}, "label must be"),
+    "a rule of no column": ({**columns(age=AGE), "rules": ["old > 3"]}, "a rule must compare"),
+    "a rule of no value": ({**columns(age=AGE), "rules": ["age > old"]}, "names no column"),
+    "a rule that orders texts": (
+        {**columns(t={"type": "text", "max_tokens": 3}), "rules": ["t > a"]},
+        "no number and no date",
+    ),
+    "a rule of two kinds": ({**columns(age=AGE, d=DAY), "rules": ["age > d"]}, "with a date"),
+    "impossible of no column": ({**columns(age=AGE), "impossible": [{"a": 1}]}, "names 'a'"),
+    "impossible of no value": ({**columns(age=AGE), "impossible": [{"age": 3}]}, "from 18 to 99"),
+}
+
+
+@pytest.mark.parametrize("content, said", SENSELESS.values(), ids=SENSELESS)
+def test_what_makes_no_sense_is_refused_in_one_sentence(content: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        schema_of(content)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.schema.yaml"
+    path.write_text("columns:\n  age: {type: id}\n  age: {type: drop}\n")
+    with pytest.raises(InputError, match="'age' stands twice"):
+        read_schema(path)
+
+
+def test_rows_are_read_as_the_schema_says() -> None:
+    schema = schema_of(SCHEMA)
+    row = schema.row({**visitors()[0], "age": "42.0"})
+    assert row["age"] == 42 and row["smoker"] in (True, False)
+    assert list(row) == ["city", "age", "smoker", "note"]
+
+
+@pytest.mark.parametrize(
+    "cells, fault",
+    [
+        ({"age": "17"}, "the column age must be from 18 to 99"),
+        ({"age": "42.5"}, "whole number"),
+        ({"age": "many"}, "must be a number"),
+        ({"age": "NaN"}, "must be a number"),
+        ({"age": ""}, "is missing"),
+        ({"city": "rome"}, "one of the 3 values"),
+        ({"smoker": "maybe"}, "true or false"),
+        ({"note": "\ud800"}, "valid Unicode"),
+    ],
+)
+def test_a_cell_that_does_not_fit_is_named_and_not_quoted(
+    cells: dict[str, str], fault: str
+) -> None:
+    with pytest.raises(FaultyCell, match=fault) as refused:
+        schema_of(SCHEMA).row({**visitors()[0], **cells})
+    assert "rome" not in str(refused.value) and "17" not in str(refused.value)
+
+
+def test_rules_hold_between_columns() -> None:
+    content = columns(a={**DAY}, b={**DAY, "missing": True})
+    schema = schema_of({**content, "rules": ["b >= a", "a < 2020-06-01"]})
+    days = {"a": "2020-02-01", "b": "2020-03-01"}
+    assert schema.row(days)
+    assert schema.row({**days, "b": ""})["b"] is None
+    for wrong in ({"b": "2020-01-31"}, {"a": "2020-06-01", "b": "2020-07-01"}):
+        with pytest.raises(FaultyCell, match="breaks the schema's rule"):
+            schema.row(days | wrong)
+
+
+def test_what_does_not_fit_becomes_missing_where_that_is_allowed() -> None:
+    schema = schema_of(columns(a={**AGE, "missing": True}, b=AGE))
+    assert schema.mended({"a": "7", "b": "20"}) == {"a": None, "b": 20}
+    assert schema.mended({"a": "20", "b": "7"}) is None
+
+
+def test_columns_of_data_and_schema_are_the_same() -> None:
+    schema = schema_of(SCHEMA)
+    with pytest.raises(InputError, match="column note must be in the data"):
+        schema.check_columns(["customer_id", "city", "age", "smoker"], place="the data")
+    with pytest.raises(InputError, match="leave it out by phone: {type: drop}"):
+        schema.check_columns([*visitors()[0], "phone"], place="the data")
+    schema.check_columns(["city", "age", "smoker", "note"], place="the data")
+
+
+def test_a_json_schema_says_the_same(tmp_path: Path) -> None:
+    content = {
+        "type": "object",
+        "required": ["city", "age", "note"],
+        "properties": {
+            "customer_id": {"type": "string", "x-dpft": {"type": "id"}},
+            "city": {"enum": CITY_VALUES},
+            "age": {"type": "integer", "minimum": 18, "maximum": 99},
+            "price": {"type": ["number", "null"], "minimum": 0, "maximum": 5, "multipleOf": 0.5},
+            "seen": {"type": "string", "format": "date", "x-dpft": {**DAY}},
+            "note": {"type": "string", "x-dpft": {"max_tokens": 24}},
+        },
+        "label": "city",
+    }
+    path = tmp_path / "a.schema.json"
+    path.write_text(json.dumps(content))
+    found = {column.name: column for column in read_schema(path).columns}
+    assert [each.kind for each in found.values()] == [
+        "id", "category", "integer", "decimal", "date", "text",
+    ]  # fmt: skip
+    assert [name for name, each in found.items() if each.missing] == ["price", "seen"]
+
+
+CITY_VALUES = ["Rome", "Oslo"]
+
+
+def test_a_draft_is_a_schema_of_its_data() -> None:
+    rows = [Row("row", dict(row)) for row in visitors()]
+    text = draft_schema(rows, unit="customer_id")
+    assert text.startswith("# A DRAFT") and "becomes public" in text
+    schema = schema_of(yaml.safe_load(text))
+    assert {column.name: column.kind for column in schema.columns} == {
+        "customer_id": "id", "city": "category", "age": "integer", "smoker": "boolean",
+        "note": "category",
+    }  # fmt: skip
+    assert all(schema.row(row.values) for row in rows)
+
+
+def test_a_draft_guesses_texts_decimals_days_and_what_is_missing() -> None:
+    cells = [
+        {"t": f"text number {n} of many", "d": f"{n}.25", "day": f"2020-01-{n + 1:02d}",
+         "m": "" if n else "3", "list": [n], "none": None, "key_id": f"K{n}"}
+        for n in range(20)
+    ]  # fmt: skip
+    schema = schema_of(yaml.safe_load(draft_schema([Row("r", c) for c in cells], unit="example")))
+    assert {column.name: column.kind for column in schema.columns} == {
+        "t": "text", "d": "decimal", "day": "date", "m": "integer", "list": "drop",
+        "none": "drop", "key_id": "id",
+    }  # fmt: skip
+    assert schema.named["m"].missing
+    assert all(schema.row(c) for c in cells)
