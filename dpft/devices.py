@@ -9,6 +9,8 @@ that torch has for a kind (``torch.cuda``, which AMD's devices go by as well, ``
 (device(type='cpu'), '')
 """
 
+import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -105,6 +107,23 @@ def only_whole_precision() -> None:
     matmul.allow_fp16_accumulation = False
 
 
+def add_in_one_order(device: torch.device) -> None:
+    """Has an accelerator's kernels add in one order where they know one.
+
+    A step that is taken again then gives the same bits, and a run that broke off goes on without
+    new noise (docs/design.md, rule 9). Kernels that know no order, such as those of attention over
+    long texts, add as before.
+    """
+    if device.type == "cpu":
+        return
+    # cuBLAS reads it when it is first asked for a product.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    warnings.filterwarnings("ignore", message="(?is).*deterministic")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    memory: Any = torch.utils.deterministic
+    memory.fill_uninitialized_memory = False  # else each new tensor is written once more
+
+
 def sent(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns numbers of the host as a tensor, without a wait for what the device is doing."""
     return moved(torch.tensor(numbers, dtype=dtype), device)
@@ -116,6 +135,17 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
         # From other memory the copy would be waited for, and all work before it.
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+def add_rows(into: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+    """Adds ``rows[i]`` to ``into[index[i]]`` in place, and gives the same bits each time.
+
+    An accelerator's ``index_add_`` adds what has one index in any order, so that no step of a run
+    could be taken again bit for bit; its ``index_put_`` sorts first.
+    """
+    if into.device.type == "cpu":
+        return into.index_add_(0, index, rows)
+    return into.index_put_((index,), rows, accumulate=True)
 
 
 def random_state(device: torch.device) -> Tensor | None:

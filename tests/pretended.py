@@ -7,23 +7,23 @@ operation passes by here, it is known at which of them the host would wait for t
 number is read, where a result's shape depends on data, and where memory that is not pinned is
 copied. ``WAITS`` has the place in dpft of each.
 
-    from multiprocessing.pool import Pool
-    found = on_pretended(work, *arguments)  # in a process of its own, which registers the device
+    found = on_pretended(work, *arguments)
 
-Everything is registered for good, so ``on_pretended`` forks: the process of the tests never has the
-device. Torch lets a backend be written in Python from 2.13 on (``torch.utils.backend_registration``).
+Everything is registered for good, so that is in a process of its own: that of the tests never has
+the device. Torch lets a backend be written in Python from 2.13 on.
 
 What it cannot show: kernels that round otherwise, or add in another order; races between streams,
 and memory that is used again too early; the time and the memory that things take; attention in one
 kernel and other fused kernels; more than one device; torch.compile, which is not tried on it.
 """
 
+import io
 import multiprocessing
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ READS = frozenset(
         "unique_consecutive", "masked_select",
     )
 )  # fmt: skip
+OWNERS = ("/dpft/", "/transformers/")
 MAY_MIX = frozenset(
     f"aten::{name}" for name in (
         "_to_copy", "copy_", "index", "index_put_", "_index_put_impl_", "set_.source_Tensor",
@@ -113,13 +114,15 @@ class Device(TorchDispatchMode):
 
 
 def waited(what: str) -> None:
-    """Counts a wait, with the last line of dpft that led to it."""
+    """Counts a wait, with the last line that led to it, of dpft or of the model's own code."""
     frame = sys._getframe(1)
-    while frame is not None and "/dpft/" not in frame.f_code.co_filename:
+    while frame is not None and not any(p in frame.f_code.co_filename for p in OWNERS):
         frame = frame.f_back
     place = "elsewhere"
     if frame is not None:
-        place = f"{frame.f_code.co_filename.rpartition('/dpft/')[2]}:{frame.f_lineno}"
+        path = frame.f_code.co_filename
+        owner = max(OWNERS, key=path.rfind)
+        place = f"{owner[1:]}{path.rpartition(owner)[2]}:{frame.f_lineno}"
     WAITS[f"{what} at {place}"] += 1
 
 
@@ -155,7 +158,9 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     given = {**kwargs, "device": torch.device("cpu")} if goes_there else dict(kwargs)
     if given.get("pin_memory"):
         given["pin_memory"] = False
-    results = func(*tree_map(real, args), **tree_map(real, given))
+    drawn = torch.Tag.nondeterministic_seeded in func.tags and (goes_there or bool(own))
+    with BACKEND.drawing() if drawn else nullcontext():
+        results = func(*tree_map(real, args), **tree_map(real, given))
     stays = goes_there or (bool(own) and not goes_back)
 
     def placed(result: Any) -> Any:
@@ -198,8 +203,23 @@ class Backend(backend_registration._DummyBackendModule):
     def set_rng_state(self, state: Tensor, device: Any = None) -> None:
         self.generator.set_state(state)
 
+    @property
+    def default_generators(self) -> tuple[torch.Generator]:
+        return (self.generator,)
+
     def manual_seed(self, seed: int) -> None:
         self.generator.manual_seed(seed)
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Has the CPU's kernels draw from the device's generator."""
+        before = torch.get_rng_state()
+        torch.set_rng_state(self.generator.get_state())
+        try:
+            yield
+        finally:
+            self.generator.set_state(torch.get_rng_state())
+            torch.set_rng_state(before)
 
     def synchronize(self, device: Any = None) -> None:
         waited("synchronize")
@@ -208,9 +228,12 @@ class Backend(backend_registration._DummyBackendModule):
         return "Pretended"
 
 
+BACKEND = Backend()
+
+
 def register() -> None:
     """Makes torch know the device, in this process and for good."""
-    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=Backend())
+    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=BACKEND)
     library = torch.library.Library("aten", "IMPL")
     _kept.append(library)
     library.impl("empty.memory_format", _empty, "PrivateUse1")
@@ -320,18 +343,28 @@ def pretending() -> Iterator[Counter[str]]:
 def on_pretended(work: Callable[..., Any], *arguments: Any, limit: float = 60.0) -> Any:
     """Returns what some work gives in a process of its own that has the device.
 
+    The process is the child of one that has imported the work's module and done nothing more: once
+    autograd has run it knows of no further device.
+
+    Args:
+        work: A function of a module.
+        arguments: Its own, which can be pickled.
+        limit: Most seconds that it may take.
+
     Raises:
         AssertionError: It failed, with its traceback.
     """
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([work.__module__])
     answers, sender = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(work, arguments, sender))
     process.start()
     sender.close()
-    said = answers.recv() if answers.poll(limit) else ("it took too long", None)
+    said = answers.recv_bytes() if answers.poll(limit) else None
     process.kill()
     process.join()
-    failure, result = said
+    assert said is not None, "it took too long"
+    failure, result = torch.load(io.BytesIO(said), weights_only=False)
     assert failure is None, failure
     return result
 
@@ -342,4 +375,6 @@ def _run(work: Callable[..., Any], arguments: Any, sender: Any) -> None:
             said = None, work(*arguments)
     except BaseException:
         said = traceback.format_exc(), None
-    sender.send(said)
+    written = io.BytesIO()  # whole: memory that is shared would go with the process
+    torch.save(said, written)
+    sender.send_bytes(written.getvalue())

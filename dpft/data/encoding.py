@@ -1,10 +1,11 @@
 """Encodings: from a task's records to rows of tokens; the base class and that of texts.
 
-Label words are in ``label_words``, sentences for a classifier in ``sentences``. Texts become token
-ids as ``tokenization.tokenize`` defines it, thousands of records in one go: a row is a chain of
-stretches of ids (start, lead, record, separator, target, end); where each begins and how much of it
-stays is arithmetic on lengths, done for all records at once, and one gather writes all rows.
-``tests/data/test_text_rows.py`` holds the two definitions against each other.
+Encodings of labeled texts are in ``classification_rows``, of corpora in ``corpus_rows``, of chats
+in ``chat``. Texts become token ids as ``tokenization.tokenize`` defines it, thousands of records in
+one go: a row is a chain of stretches of ids (start, lead, record, separator, target, end); where
+each begins and how much of it stays is arithmetic on lengths, done for all records at once, and one
+gather writes all rows. ``tests/data/test_encoding.py`` holds the two definitions against each
+other.
 """
 
 from abc import ABC, abstractmethod

@@ -14,7 +14,7 @@ from pathlib import Path
 from dpft.data.raw_rows import write_rows
 from dpft.errors import StateError
 from dpft.evaluation.predictions import spread
-from dpft.files import read_file, write_text
+from dpft.files import LEDGER, PAGE, PRIVATE_PAGE, private_path, read_file, write_text
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.mechanism import Composition
 from dpft.privacy.ledger import read_ledger
@@ -26,7 +26,6 @@ from dpft.records.form import read_record, write_record
 from dpft.records.ledger import LedgerHead
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.terminal import Grid
-from dpft.run_folder import LEDGER, PAGE, PRIVATE_PAGE, private_path
 from dpft.runs.saved_run import SpentRun, read_spent
 from dpft.synthesis.columns import Identity
 from dpft.synthesis.generator import Drawn

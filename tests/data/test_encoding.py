@@ -1,11 +1,23 @@
-import pytest
+"""Rows made together are those that ``tokenize`` makes one by one."""
 
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from dpft.data import tokenization
 from dpft.data.batches import TextLayout
-from dpft.data.encoding import TextEncoding
-from dpft.data.tokenization import tokenize
+from dpft.data.encoding import TextEncoding, tokenize_together
+from dpft.data.tokenization import has_plain_call, token_ids, tokenize
 from dpft.kinds import CAUSAL, SEQ2SEQ
+from dpft.models.source import EMBEDDED_MODEL
 from dpft.tasks.records import Example
-from tests.models.small import blank_words
+from tests.data.conftest import letter_tokenizer
+from tests.models.small import blank_words, wordpiece
 
 RECORD = Example(prompt="the long film :", target="a great film", group="1", separator=" :")
 END = 1
@@ -71,3 +83,118 @@ def test_an_empty_target_has_no_label():
     for kind in (CAUSAL, SEQ2SEQ):
         (row,) = text(kind).rows([example])
         assert set(row.labels) == {-100}
+
+
+GPT2 = Path(os.environ.get("DPFT_GPT2_DIR", Path(__file__).parents[3] / "shared/models/gpt2"))
+TEXTS = ("", "a", "abc", "a<you>b", "<end>", "xyz" * 5)
+ODD = ["", " ", "Über alles 😀\n\n", "<|endoftext|>", "a  b\tc", "[MASK] </s> <pad>", "the film"]
+TEXT, FLAG = st.sampled_from(TEXTS), st.booleans()
+
+
+def opened(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """The tokenizer with a start token before every text."""
+    tokenizer.add_special_tokens({"bos_token": "<start>"})
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<start> $A", special_tokens=[("<start>", tokenizer.bos_token_id)]
+    )
+    return tokenizer
+
+
+TOKENIZERS = [letter_tokenizer(), opened(letter_tokenizer())]
+for each in TOKENIZERS:
+    each.add_special_tokens({"additional_special_tokens": ["<you>"]})
+
+
+@st.composite
+def examples(draw: st.DrawFn) -> Example:
+    lead, record, separator = draw(TEXT), draw(TEXT), draw(st.sampled_from(("", "\n")))
+    return Example(
+        prompt=lead + record + separator,
+        target=draw(TEXT),
+        group="",
+        lead=lead,
+        separator=separator,
+        cut_start=draw(FLAG),
+        cut_target_end=draw(FLAG),
+        after_start=draw(FLAG),
+        learns_prompt=draw(FLAG),
+    )
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(examples(), min_size=1, max_size=6),
+    st.integers(2, 24),
+    st.sampled_from(TOKENIZERS),
+    st.sampled_from(((), ("<you>",))),
+)
+def test_rows_made_together_are_those_made_one_by_one(records, max_length, tokenizer, special):
+    rows = tokenize(records, tokenizer, max_length=max_length, special_tokens=special)
+    together = tokenize_together(records, tokenizer, max_length=max_length, special_tokens=special)
+    assert [together[at] for at in range(len(together))] == rows
+    assert together.has_label.tolist() == [row.has_label for row in rows]
+
+
+def tokenizers(folder: Path) -> list[PreTrainedTokenizerBase]:
+    made = [
+        wordpiece(folder),
+        blank_words(closes=True),
+        AutoTokenizer.from_pretrained(EMBEDDED_MODEL),
+    ]
+    return [*made, *([AutoTokenizer.from_pretrained(GPT2)] if GPT2.is_dir() else [])]
+
+
+def test_a_fast_tokenizers_own_batches_have_the_ids_of_its_call(tmp_path):
+    for tokenizer in tokenizers(tmp_path / "wordpiece"):
+        assert has_plain_call(tokenizer)
+        tokenizer.backend_tokenizer.enable_truncation(1)  # left by whoever read before
+        tokenizer.backend_tokenizer.enable_padding(length=9)
+        found = token_ids(ODD, tokenizer)
+        called = tokenizer(ODD, add_special_tokens=False, split_special_tokens=True, verbose=False)
+        assert found == called["input_ids"]
+
+
+def test_a_tokenizer_with_a_call_of_its_own_is_called(monkeypatch):
+    class Shouting(PreTrainedTokenizerFast):
+        def __call__(self, text, **settings):
+            return super().__call__([each.upper() for each in text], **settings)
+
+    shouting = Shouting(tokenizer_object=letter_tokenizer().backend_tokenizer, eos_token="<end>")
+    monkeypatch.setattr(tokenization, "_fast_ids", None)
+    assert not has_plain_call(shouting)
+    assert token_ids(["abc"], shouting) == [[shouting.convert_tokens_to_ids(x) for x in "ABC"]]
+
+
+@pytest.mark.parametrize("kept", [["b", "a", "b"], []])
+def test_equal_texts_are_read_once(monkeypatch, kept):
+    read: list[str] = []
+
+    def fast(texts, tokenizer):
+        read.extend(texts)
+        return [[1]] * len(texts)
+
+    monkeypatch.setattr(tokenization, "_fast_ids", fast)
+    assert token_ids(kept, TOKENIZERS[0]) == [[1]] * len(kept)
+    assert read == list(dict.fromkeys(kept))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_texts_are_read_a_few_at_a_time_and_come_out_the_same(monkeypatch, size):
+    class Watched:
+        def __init__(self, backend):
+            self._backend, self.sizes = backend, []
+
+        def __getattr__(self, name):
+            return getattr(self._backend, name)
+
+        def encode_batch_fast(self, texts, **settings):
+            self.sizes.append(len(texts))
+            return self._backend.encode_batch_fast(texts, **settings)
+
+    texts = ["abc", "a", "xyz", "b", "c", "ab", "za"]
+    whole = token_ids(texts, TOKENIZERS[0])
+    watched = Watched(TOKENIZERS[0].backend_tokenizer)
+    monkeypatch.setattr(tokenization, "AT_ONCE", size)
+    monkeypatch.setattr(type(TOKENIZERS[0]), "backend_tokenizer", watched)
+    assert token_ids(texts, TOKENIZERS[0]) == whole
+    assert max(watched.sizes) == size and sum(watched.sizes) == len(texts)

@@ -20,6 +20,7 @@ from dpft.data.raw_rows import (
     memory_rows,
     read_rows,
     rows_in_memory,
+    split_tables,
     write_rows,
 )
 from dpft.data.sources import (
@@ -295,3 +296,10 @@ def test_a_frame_with_two_columns_of_one_name_is_refused() -> None:
     frame = pd.DataFrame([["a", "b"]], columns=["note", "note"])
     with rows_in_memory(frame), pytest.raises(InputError, match="a frame with one twice"):
         load_examples(task_of("memory"), "train")
+
+
+def test_tables_may_be_of_parts_of_a_split():
+    assert list(split_tables({"train": [], "validation_matched": []})) == [
+        "train",
+        "validation_matched",
+    ]

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,6 +17,7 @@ from dpft.evaluation.scoring import compute_metrics
 from dpft.generation.decoding import DecodeConfig
 from dpft.tasks.celeba import CelebA
 from dpft.tasks.glue import GlueTask, GlueTexts
+from dpft.tasks.images import ImagesTask
 from dpft.tasks.records import Example, ImagePlace, LabeledExample, LabeledImage
 from tests.evaluation.letters import LetterTask, example
 
@@ -214,3 +216,23 @@ def test_an_empty_target_is_a_reference_only_where_there_is_no_other():
     texts = [("a", ""), ("a", "1"), ("b", "")]
     groups = group_examples([Example(prompt="x", target=t, group=g) for g, t in texts])
     assert [group.references for group in groups] == [("1",), ("",)]
+
+
+def test_classes_that_were_confused_are_counted_and_wrong_records_are_pictured():
+    task = ImagesTask(name="images", labels=("cat", "dog"), metrics=("accuracy",))
+    right = [(0.0,), (0.0,), (1.0,)]
+    records = [
+        LabeledImage(image=ImagePlace(file=f"{at}.png"), answer=a) for at, a in enumerate(right)
+    ]
+
+    class AnsweringClasses:
+        encoding = SimpleNamespace(
+            picture=lambda wrong: ",".join(each.image.file for each in wrong)
+        )
+
+        def answers(self, records, on_batch):
+            return [[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]]
+
+    scored = LabelAnswers().of_model(task, records, AnsweringClasses(), DecodeConfig())
+    assert scored.confusion == [[1, 1], [0, 1]]
+    assert scored.picture == "1.png"

@@ -11,8 +11,8 @@ from jsonschema import Draft202012Validator
 
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.evaluate import Evaluation
+from dpft.files import PRIVATE_SCORES_BY_STEP, SCORES_BY_STEP
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.run_folder import PRIVATE_SCORES_BY_STEP, SCORES_BY_STEP
 from dpft.runs import evaluation
 from dpft.runs.evaluation import ScheduledScores, scheduled_scores
 from dpft.schemas import schema

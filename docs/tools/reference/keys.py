@@ -154,11 +154,11 @@ def _documented(name: str, words: tuple[str, ...], key: Key) -> DocumentedKey:
         takes=key.takes,
         allowed=_ALLOWED[place],
         text=key.text,
-        varies=_varies(key.name),
+        varies=varies(key.name),
     )
 
 
-def _varies(key: str) -> bool:
+def varies(key: str) -> bool:
     """Returns whether the options of a key's group set it to different values."""
     group, _, name = key.partition(".")
     return len({str(values[name]) for values in _settings(group) if name in values}) > 1

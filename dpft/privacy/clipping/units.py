@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpft.devices import moved
+from dpft.devices import add_rows, moved
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Units:
 
     def sum(self, rows: Tensor) -> Tensor:
         """Returns (count, …) from (b, …): each unit's rows added up."""
-        return rows.new_zeros(self.count, *rows.shape[1:]).index_add_(0, self.index, rows)
+        return add_rows(rows.new_zeros(self.count, *rows.shape[1:]), self.index, rows)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What backward leaves behind for a parameter, and the two sums that clipping needs of it.
+"""Recorded layer calls: factored per-example gradients of a weight, their norms and weighted sums.
 
 A use of a parameter is what one call of a layer contributes to its per-example gradients, kept
 in factored form. Several uses of one parameter (a tied head, a layer called twice) add up before
@@ -16,6 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from dpft.devices import add_rows
 from dpft.privacy.clipping.choices import ProductShape, examples_per_block, ghost_is_cheaper
 from dpft.privacy.clipping.patch_use import PatchUse
 from dpft.privacy.clipping.squares import (
@@ -182,9 +183,9 @@ class RowsUse:
         """Returns the squared norms, shape (b,), of the sums over equal ids of (b, t, ·)."""
         example, slot = self._slots_by_example
         summed = values.new_zeros(len(slot), values.shape[2])
-        summed.index_add_(0, slot, values.flatten(0, 1))
+        add_rows(summed, slot, values.flatten(0, 1))
         squares = values.new_zeros(len(self.ids))
-        return squares.index_add_(0, example, summed.square().sum(1))
+        return add_rows(squares, example, summed.square().sum(1))
 
     @cached_property
     def _sorted(self) -> tuple[Tensor, Tensor]:
@@ -221,7 +222,7 @@ class RowsUse:
         example = torch.arange(count, device=self.ids.device)[:, None]
         values = in_norm_dtype(self.values)
         dense = values.new_zeros(count * self.rows, columns)
-        dense.index_add_(0, (example * self.rows + self.ids).flatten(), values.flatten(0, 1))
+        add_rows(dense, (example * self.rows + self.ids).flatten(), values.flatten(0, 1))
         return dense.view(count, self.rows, columns)
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
@@ -231,7 +232,7 @@ class RowsUse:
         width = _columns_at_a_time(scaled)
         for part, into in zip(scaled.split(width, 1), total.split(width, 1), strict=True):
             values = part.double()
-            sums = torch.zeros_like(values).index_add_(0, slot, values)
+            sums = add_rows(torch.zeros_like(values), slot, values)
             into.index_add_(0, ids, sums.to(total.dtype))
 
     def weighted_sum(self, factors: Tensor) -> Tensor:

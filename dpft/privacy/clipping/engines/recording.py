@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from dpft.devices import sent
+from dpft.devices import add_rows, sent
 from dpft.privacy.clipping.choices import Tuning, ghost_is_cheaper
 from dpft.privacy.clipping.engines.base import ClipDecision, ClippedBatch, Engine, LossFunction
 from dpft.privacy.clipping.engines.exactness import ExactnessCheck
@@ -165,7 +165,8 @@ class CollectedNorms:
         if count == 1:
             return self.values.sum(0, keepdim=True)
         index = sent(self.groups, torch.long, self.values.device)
-        return self.values.new_zeros(count, self.values.shape[1]).index_add_(0, index, self.values)
+        zeros = self.values.new_zeros(count, self.values.shape[1])
+        return add_rows(zeros, index, self.values)
 
     def with_squares(self, rows: Sequence[int], squares: Mapping[str, Tensor]) -> "CollectedNorms":
         """Returns the norms with some rows taken again.
