@@ -78,12 +78,17 @@ of a private model is post-processing. Give `prompts=FILE` for a record after ea
     ),
     "synthesize": CommandWords(
         intro="""
-`dpft synthesize` reads a private table, trains on its rows as a public schema says them, and writes
-a synthetic table with a report of what it is worth. With `condition=[COLUMN]` a noisy histogram of
-these columns says which rows there are, and its ε composes with the training's. A synthesis that
-broke off goes on with `resume=RUN`.
+`dpft synthesize` makes a synthetic table of a private one: a private histogram of the condition's
+columns says which rows there are, a model fine-tuned under the rest of ε writes them, held to the
+schema's grammar, so that every row parses and every value is in range. The schema, beside the data
+or given by `schema=FILE`, is public and yours; `schema=draft` drafts one. A page to release goes
+with the rows, and a private one compares them with rows that were held out. `resume=RUN` goes on.
 """,
-        examples=("dpft synthesize data=FILE privacy.eps=8",),
+        examples=(
+            "dpft synthesize data=notes.csv schema=draft privacy.unit=customer_id",
+            "dpft synthesize data=notes.csv condition=[city,smoker] privacy.eps=8 num=5000",
+            "dpft synthesize resume=outputs/DATE/TIME",
+        ),
     ),
     "account": CommandWords(
         intro="""
