@@ -58,7 +58,7 @@ def test_a_series_has_the_scores_and_the_epsilon_of_each_tenth_step(scored: Path
 
 
 def test_scores_while_training_leave_every_weight_as_it_was(workspace: Workspace) -> None:
-    short = ("train.steps=12", "train.checkpoint_every=4")
+    short = ("train.steps=20", "train.checkpoint_every=4")
     folders = [workspace.root / name for name in ("shortly", "unscored")]
     for folder, more in zip(folders, (("eval.every_steps=7",), ()), strict=True):
         done = workspace.run(*RUN, *short, *more, f"hydra.run.dir={folder.name}")
