@@ -30,11 +30,13 @@ class Model:
         assert settings == {"batch_size": 2, "max_new_tokens": 100}
         return self
 
-    def texts(self, groups: list[Any], decode: DecodeConfig, count: Any, draws: Draws) -> list[str]:
+    def texts(
+        self, examples: list[Any], decode: DecodeConfig, count: Any, draws: Draws
+    ) -> list[str]:
         self.drawn.append(draws)
-        for at in range(0, len(groups), 2):
-            count(len(groups[at : at + 2]))
-        prompts = [group.examples[0].prompt for group in groups]
+        for at in range(0, len(examples), 2):
+            count(len(examples[at : at + 2]))
+        prompts = [example.prompt for example in examples]
         assert [str(place) for place in draws.places] == prompts
         sign = {True: "-", False: "+"}
         return [f"{each}{sign[int(each) <= draws.attempt]}{draws.attempt}" for each in prompts]
