@@ -20,8 +20,8 @@ import torch
 
 from benchmarks.worker import answer, peak_bytes
 from benchmarks.workload import WholeRun
+from dpft.files import hold_run
 from dpft.models.loading import quiet_transformers
-from dpft.run_folder import hold_run
 from dpft.runs.api import TRAIN_COMMAND
 from dpft.runs.prepared_run import Prepared, prepare, train
 from dpft.training import loop, session

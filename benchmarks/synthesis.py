@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if not (given.work / "sst2.schema.yaml").exists():
         write_tables(given.data, given.work)
-    writer = "`make synthesis-table DATA=DIR` (`python -m benchmarks.synthesis`)"
+    writer = "`make synthesis-table DATA=DIR`, `benchmarks/synthesis.py`,"
     head = tables.heading(TITLE, given, writer=writer, notes=NOTES, columns=COLUMNS)
     rows = "".join(f"| {' | '.join(row)} |\n" for row in measured(given.work))
     tables.write(given.output, head + rows)

@@ -9,6 +9,8 @@ that torch has for a kind (``torch.cuda``, which AMD's devices go by as well, ``
 (device(type='cpu'), '')
 """
 
+import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -103,6 +105,23 @@ def only_whole_precision() -> None:
     matmul.allow_bf16_reduced_precision_reduction = False
     matmul.allow_fp16_reduced_precision_reduction = False
     matmul.allow_fp16_accumulation = False
+
+
+def add_in_one_order(device: torch.device) -> None:
+    """Has an accelerator's kernels add in one order where they know one.
+
+    A step that is taken again then gives the same bits, and a run that broke off goes on without
+    new noise (docs/design.md, rule 9). Kernels that know no order, such as those of attention over
+    long texts, add as before.
+    """
+    if device.type == "cpu":
+        return
+    # cuBLAS reads it when it is first asked for a product.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    warnings.filterwarnings("ignore", message="(?is).*deterministic")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    memory: Any = torch.utils.deterministic
+    memory.fill_uninitialized_memory = False  # else each new tensor is written once more
 
 
 def sent(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:

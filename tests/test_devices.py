@@ -73,6 +73,24 @@ def test_noise_is_drawn_on_the_cpu_for_a_device_without_float64(caplog) -> None:
     assert "a device of kind mps has no float64" in caplog.text
 
 
+@pytest.fixture
+def any_order():
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+@pytest.mark.parametrize(("kind", "asked"), [("xpu", True), (None, False)])
+def test_an_accelerator_is_asked_to_add_in_one_order(
+    there, any_order, monkeypatch, kind: str | None, asked: bool
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    there(kind)
+    DeviceConfig().prepare()
+    assert torch.are_deterministic_algorithms_enabled() is asked
+    assert torch.is_deterministic_algorithms_warn_only_enabled() is asked
+
+
 def test_rows_are_added_by_index_the_same_way_on_both_sides() -> None:
     index, rows = torch.tensor([2, 0, 2, 2]), torch.randn(4, 3, dtype=torch.float64)
     expected = torch.ones(3, 3, dtype=torch.float64).index_add(0, index, rows)

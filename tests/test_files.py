@@ -6,7 +6,7 @@ import pytest
 
 from dpft.errors import InputError, StateError
 from dpft.files import (
-    hold_lock,
+    hold_run,
     read_json,
     read_yaml,
     share,
@@ -45,10 +45,10 @@ def test_jsonl_has_one_object_a_line_and_keeps_text_as_it_is(tmp_path):
 
 
 def test_a_lock_is_held_by_one_at_a_time(tmp_path):
-    path = tmp_path / "lock"
-    with hold_lock(path), pytest.raises(InputError, match="in use by another"), hold_lock(path):
+    refused = pytest.raises(InputError, match=f"^{tmp_path} is in use by another")
+    with hold_run(tmp_path), refused, hold_run(tmp_path):
         pass
-    with hold_lock(path):
+    with hold_run(tmp_path):
         pass
 
 

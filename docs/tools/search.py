@@ -14,38 +14,14 @@ from typing import Any
 
 WEIGHTS = {"title": 1000.0, "text": 1.0}
 K1 = 1.2
-STOP_WORDS = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "be",
-        "by",
-        "for",
-        "from",
-        "in",
-        "is",
-        "it",
-        "of",
-        "on",
-        "or",
-        "the",
-        "to",
-        "with",
-    ]
-)
+STOP_WORDS = {"a", "and", "by", "for", "in", "is", "of", "on", "or", "the", "to", "with"}
 """Of those that lunr leaves out, the ones that a query here may have."""
-_WORD = re.compile(r"[\w'.-]+")
 
 
 def words_of(text: str) -> list[str]:
-    """Returns the words of a title or a text of the index, lower case."""
+    """Returns the words of a title or a text of the index, lower case, with their punctuation."""
     plain = html.unescape(re.sub(r"<[^>]*>", " ", text))
-    words = (word.strip("'.-_").lower() for word in re.split(r"[\s\-]+", plain))
-    return [word for each in words for word in _WORD.findall(each)]
+    return [word for word in re.split(r"[\s\-]+", plain.lower()) if word]
 
 
 def first_hits(entries: Sequence[Mapping[str, Any]], query: str, number: int = 3) -> list[str]:

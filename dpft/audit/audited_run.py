@@ -26,13 +26,14 @@ from dpft.data.token_rows import fingerprint
 from dpft.data.training_records import split_held_out
 from dpft.errors import DpftError, InputError, StateError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
+from dpft.files import CANARIES, FINGERPRINT, HELD_OUT_KEY, PRIVATE, UNIT_KEY
 from dpft.generation.decoding import batches_by_tokens, evaluation_mode
 from dpft.kinds import TEXT
 from dpft.models.architecture import read_architecture
 from dpft.models.losses import per_example_losses, token_nll
 from dpft.records.form import read_record
 from dpft.records.kept import Fingerprint
-from dpft.run_folder import CANARIES, FINGERPRINT, HELD_OUT_KEY, PRIVATE, UNIT_KEY
+from dpft.runs.folder import kept_here, read_secrets
 from dpft.runs.held_out import (
     HELD_OUT,
     TrainingData,
@@ -41,7 +42,6 @@ from dpft.runs.held_out import (
     load_training_data,
     read_canaries,
 )
-from dpft.runs.resuming import kept_here, read_secrets
 from dpft.runs.task_model import fitted_to, prepare_model, trained_model_of_run, training_head
 from dpft.runs.training_records import encode_records
 from dpft.tasks.base import TextTask

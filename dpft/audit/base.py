@@ -18,7 +18,7 @@ from dpft.config.schema import TrainConfig
 from dpft.errors import InputError
 from dpft.kinds import Registry
 from dpft.records.audits import AuditRecord, ExposureTable, GuessesInShort
-from dpft.records.privacy_file import RunPrivacy
+from dpft.records.promises import RunPrivacy
 from dpft.reports.terminal import Grid
 from dpft.training.training_config import DeviceConfig
 

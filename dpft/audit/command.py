@@ -9,16 +9,22 @@ from markupsafe import Markup
 
 from dpft.audit.base import AuditConfig, AuditedRun, Finding
 from dpft.errors import InputError
-from dpft.files import write_text
+from dpft.files import (
+    AUDIT,
+    PRIVACY,
+    PRIVATE_AUDIT,
+    audit_path,
+    hold_run,
+    private_audit_path,
+    write_text,
+)
 from dpft.models.loading import quiet_transformers
 from dpft.records.form import joined, json_text, write_record
-from dpft.records.privacy_file import RunPrivacy, run_privacy
-from dpft.records.promises import Audited
+from dpft.records.promises import Audited, RunPrivacy, run_privacy
 from dpft.reports import terminal
 from dpft.reports.pages import render_html
 from dpft.reports.report import write_report
 from dpft.reports.terminal import Grid
-from dpft.run_folder import AUDIT, PRIVACY, PRIVATE_AUDIT, audit_path, hold_run, private_audit_path
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.saved_run import saved_run
 

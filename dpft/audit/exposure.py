@@ -44,8 +44,7 @@ from dpft.models.losses import token_logits
 from dpft.privacy.plan import EXAMPLE
 from dpft.records.audits import ExposureAudit, ExposureGroup, ExposureTable, Spread
 from dpft.records.form import joined
-from dpft.records.privacy_file import RunPrivacy
-from dpft.records.promises import OpenRun
+from dpft.records.promises import OpenRun, RunPrivacy
 from dpft.tasks.base import Task
 
 MEAN_UNSEEN = 1 / math.log(2)

@@ -44,6 +44,7 @@ from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.evaluation.answers import OnProgress, counter
 from dpft.evaluation.predictions import spread
+from dpft.files import MEMORIZATION, hold_run, private_audit_path
 from dpft.generation.continuations import Prefix, continuations
 from dpft.generation.decoding import batches_by_tokens, evaluation_mode
 from dpft.kinds import IGNORED_LABEL, MASKED, SEQ2SEQ
@@ -52,10 +53,9 @@ from dpft.models.losses import token_logits
 from dpft.records.audits import MemorizationAudit
 from dpft.records.form import joined, write_record
 from dpft.reports.terminal import Grid
-from dpft.run_folder import MEMORIZATION, hold_run, private_audit_path
-from dpft.runs.progress import batch_progress
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
+from dpft.runs.tracking import batch_progress
 from dpft.tasks.base import TextTask
 from dpft.tasks.records import Example
 from dpft.training.training_config import DeviceConfig

@@ -24,11 +24,11 @@ from dpft.audit.guessing import (
 from dpft.audit.plots import lower_bound_plot, roc_plot, trade_off_plot
 from dpft.audit.trade_off import TradeOff, mechanism_trade_off, roc_curve
 from dpft.data.canaries import Canary
+from dpft.files import CHECKPOINTS
 from dpft.privacy.replay_log import NO_STEPS, read_run_ledger
 from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
 from dpft.records.form import joined
 from dpft.reports.provenance import is_another_mechanism, is_contradicted, one_run_rows
-from dpft.run_folder import CHECKPOINTS
 from dpft.training.checkpoint import checkpoints
 from dpft.training.resume import find_resume_point
 

@@ -37,22 +37,22 @@ from dpft.audit.text_overlap import (
 )
 from dpft.config.schema import TrainConfig
 from dpft.evaluation.predictions import spread
-from dpft.files import write_text
-from dpft.models.loading import quiet_transformers
-from dpft.records import audits
-from dpft.records.audits import CanariesInTexts, ClassifierScores, Utility
-from dpft.records.privacy_file import RunPrivacy, guarantee, is_promised, run_privacy
-from dpft.reports.pages import render_html
-from dpft.reports.scores import tone_of
-from dpft.reports.terminal import Grid
-from dpft.run_folder import (
+from dpft.files import (
     PRIVACY,
     PRIVATE_SYNTHETIC_AUDIT,
     SYNTHETIC_AUDIT,
     audit_path,
     hold_run,
     private_audit_path,
+    write_text,
 )
+from dpft.models.loading import quiet_transformers
+from dpft.records import audits
+from dpft.records.audits import CanariesInTexts, ClassifierScores, Utility
+from dpft.records.promises import RunPrivacy, guarantee, is_promised, run_privacy
+from dpft.reports.pages import render_html
+from dpft.reports.scores import tone_of
+from dpft.reports.terminal import Grid
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import trained_model_of_run
 from dpft.tasks.base import TextTask

@@ -27,7 +27,7 @@ from dpft.errors import InputError
 from dpft.evaluation.predictions import spread
 from dpft.records import audits
 from dpft.records.audits import ClassifierScores, Utility
-from dpft.records.privacy_file import RunPrivacy, Statement, is_promised, read_statement, spent_on
+from dpft.records.promises import RunPrivacy, Statement, is_promised, read_statement, spent_on
 from dpft.runs.held_out import load_training_data
 from dpft.tasks.base import Task, TextTask
 from dpft.tasks.custom import CustomTexts

@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpft.audit.base import import_extra
+from dpft.files import CANARIES
 from dpft.records import audits
 from dpft.records.audits import CanariesInTexts, KeptCanaries
 from dpft.records.form import read_record
-from dpft.run_folder import CANARIES
 from dpft.tasks.records import Example
 
 _WORD = re.compile(r"\w+|[^\w\s]")

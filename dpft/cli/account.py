@@ -2,7 +2,7 @@
 
 from dpft.config.account import POLYMORPHIC, AccountConfig
 from dpft.reports.terminal import show_answer
-from dpft.runs.account_command import answer
+from dpft.runs.account import answer
 
 __all__ = ["CONFIG", "POLYMORPHIC", "READS_RECORDS", "run"]
 CONFIG = AccountConfig

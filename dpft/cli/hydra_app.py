@@ -42,9 +42,9 @@ from dpft.config.composing import (
 from dpft.config.keys import known_keys, nearest_keys
 from dpft.config.load import config_directory
 from dpft.errors import InputError
+from dpft.files import has_ledger_or_trials
 from dpft.parallel.parallel_config import refuse_several, world
 from dpft.parallel.silence import is_beside_first
-from dpft.run_folder import has_ledger_or_trials
 from dpft.runs.exit_codes import exit_code_of_job
 
 Keys = Callable[[], Collection[str]]

@@ -45,7 +45,7 @@ from dpft.config.keys import (
 )
 from dpft.config.load import config_directory
 from dpft.errors import Faults, InputError
-from dpft.run_folder import CONFIGURATION, HYDRA, OVERRIDES
+from dpft.files import CONFIGURATION, HYDRA, OVERRIDES
 
 
 @dataclass(frozen=True, kw_only=True)

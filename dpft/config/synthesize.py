@@ -12,12 +12,12 @@ from dpft.config.load import CrossCheck, CrossChecked, by_name, load, load_saved
 from dpft.config.schema import POLYMORPHIC as OF_TRAINING
 from dpft.config.schema import check_loop
 from dpft.errors import InputError
+from dpft.files import SYNTHESIS
 from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import Method
 from dpft.models.source import ModelConfig
 from dpft.privacy.plan import CHUNK
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy, PrivacyConfig
-from dpft.run_folder import SYNTHESIS
 from dpft.training.optimizers import OptimizerConfig
 from dpft.training.schedules import SchedulerConfig
 from dpft.training.training_config import TrainingConfig

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from dpft.estimates.activations import Activations
+from dpft.methods.base import layer_numbers, quantized_layers
 from dpft.parallel.blocks import repeated_blocks
 from dpft.parallel.cutting import blocks_apart
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
@@ -157,6 +158,10 @@ def _padded(parameter: nn.Parameter, shards: int) -> int:
 PROCESS = 500 * 10**6
 """Resident memory where the first step of a run begins, without the model (VmRSS, torch 2.13): the
 libraries, their files' pages too, and what checks and probes before it leave in the heap."""
+QUANTIZER = 120 * 10**6
+"""What bitsandbytes brings with it: a compiler that it asks for when it is imported."""
+DEQUANTIZED = 8
+"""Bytes of a quantized number while it is in use: of float32, before and after its scale."""
 HEAP = 1.6
 """On a CPU, what glibc holds for activations, of what they take: it keeps freed blocks of less than
 32 MiB for later ones, which fit into them with holes (``benchmarks/run_memory.py``)."""
@@ -191,6 +196,8 @@ class RankShapes:
     """Of the group that stays gathered while the model runs; 0: the model is whole."""
     block_bytes: int
     """Of the largest block that is gathered to be run."""
+    dequantized_bytes: int
+    """Of the largest quantized weight while a layer multiplies by it; 0: none is quantized."""
     trained: int
     """All that trains."""
     trained_here: int
@@ -233,6 +240,7 @@ def rank_shapes(
         weight_bytes=sum(here[p] * p.element_size() for p in here),
         root_bytes=is_cut * _bytes([p for p in model.parameters() if p not in in_blocks]),
         block_bytes=is_cut * max(map(_bytes, blocks), default=0),
+        dequantized_bytes=DEQUANTIZED * max(map(layer_numbers, quantized_layers(model)), default=0),
         trained=sum(p.numel() for p in trained),
         trained_here=sum(here[p] for p in trained),
         largest=max(p.numel() for p in trained),
@@ -267,7 +275,7 @@ def memory_by_phase(shapes: RankShapes, step: StepShapes) -> dict[str, dict[str,
     """
     is_private = step.engine is not None
     held = {
-        "process": PROCESS,
+        "process": PROCESS + QUANTIZER * bool(shapes.dequantized_bytes),
         "weights": shapes.weight_bytes,
         "optimizer": NUMBER * shapes.moments_here,
     }
@@ -327,12 +335,13 @@ def _finishing(shapes: RankShapes, *, is_private: bool) -> dict[str, int]:
 
 
 def _gathered(shapes: RankShapes) -> int:
-    """Returns the bytes of what is gathered while the model runs.
+    """Returns the bytes of what is gathered, or dequantized, while the model runs.
 
-    FSDP gathers a group into one piece of memory and copies its parameters out of it; where the
-    root comes, at the beginning, there are no activations yet.
+    A quantized weight is there in float32 only while its layer multiplies by it. FSDP gathers a
+    group into one piece of memory and copies its parameters out of it; where the root comes, at the
+    beginning, there are no activations yet.
     """
-    return shapes.root_bytes + 2 * shapes.block_bytes
+    return shapes.root_bytes + 2 * shapes.block_bytes + shapes.dequantized_bytes
 
 
 def _micro_batch(shapes: RankShapes, step: StepShapes) -> dict[str, int]:

@@ -218,6 +218,19 @@ def input_embeddings(model: "nn.Module") -> "set[nn.Parameter]":
     return set() if table is None else set(table.parameters())
 
 
+def quantized_layers(model: "nn.Module") -> "list[nn.Linear]":
+    """Returns the layers whose frozen weights are held in fewer bits (``models.quantization``)."""
+    from torch import nn
+
+    found = (module for module in model.modules() if isinstance(module, nn.Linear))
+    return [layer for layer in found if not layer.weight.is_floating_point()]
+
+
+def layer_numbers(layer: "nn.Linear") -> int:
+    """Returns how many numbers a layer's weight stands for, however it is held."""
+    return layer.in_features * layer.out_features
+
+
 def count_parameters(model: "nn.Module", new: frozenset[str] = frozenset()) -> ParameterCounts:
     """Returns how many numbers of a prepared model train, how many of them are new, and all.
 
@@ -234,7 +247,8 @@ def count_parameters(model: "nn.Module", new: frozenset[str] = frozenset()) -> P
     return ParameterCounts(
         trainable=sum(trainable.values()),
         new=sum(size for name, size in trainable.items() if is_new(name, new)),
-        total=sum(p.numel() for p in model.parameters()),
+        total=sum(p.numel() for p in model.parameters())
+        + sum(layer_numbers(m) - m.weight.numel() for m in quantized_layers(model)),
     )
 
 

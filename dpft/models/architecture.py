@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from dpft.errors import InputError
+from dpft.files import TOKENIZER
 from dpft.kinds import Head
 from dpft.models.heads import PooledClassifier, configure
 from dpft.models.source import (
@@ -32,7 +33,6 @@ from dpft.models.source import (
     origin,
     source,
 )
-from dpft.run_folder import TOKENIZER
 
 
 def own_tokenizer_folder(model: ModelConfig) -> Path | None:

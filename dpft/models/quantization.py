@@ -22,10 +22,10 @@ from functools import cache
 from math import ceil
 from typing import Any, cast
 
-import bitsandbytes
 import torch
 import torch.nn.functional as F
 from bitsandbytes.functional import dequantize_4bit
+from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
@@ -80,11 +80,12 @@ class FrozenLinear:
             shape = self.out_features, self.in_features
             return torch.empty(shape, dtype=dtype, device=self.weight.device)
         held: Any = self.weight
-        if isinstance(self, bitsandbytes.nn.Linear4bit):
+        if isinstance(self, Linear4bit):
             found: Tensor = dequantize_4bit(held.data, held.quant_state)
             return found.to(dtype)
         scales = held.SCB.float() / LEVELS
-        return (held.data.float() * scales[:, None]).to(dtype)
+        scaled: Tensor = held.data.float() * scales[:, None]
+        return scaled.to(dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Returns the product of (..., in_features), shape (..., out_features)."""
@@ -135,9 +136,11 @@ def freeze_arithmetic(model: nn.Module) -> int:
     """
     found = 0
     for module in model.modules():
-        if isinstance(module, bitsandbytes.nn.Linear4bit | bitsandbytes.nn.Linear8bitLt):
+        if isinstance(module, Linear4bit | Linear8bitLt):
             if not isinstance(module, FrozenLinear):
-                module.__class__ = _frozen_class(type(module))
+                layer: Any = module
+                kind: Any = type(module)
+                layer.__class__ = _frozen_class(kind)
             module.requires_grad_(False)
             found += 1
     for parameter in model.parameters():
@@ -162,15 +165,17 @@ def plan_quantized(model: PreTrainedModel, quantization: str) -> PreTrainedModel
 
 def _planned_weight(layer: FrozenLinear) -> nn.Parameter:
     """Returns a parameter of as many bytes as the weight and its scales take, without values."""
-    numbers, kind = layer.in_features * layer.out_features, type(layer.weight)
-    if isinstance(layer, bitsandbytes.nn.Linear4bit):
+    numbers, kind = layer.in_features * layer.out_features, cast(Any, type(layer.weight))
+    fields: dict[str, Any] = {}
+    if isinstance(layer, Linear4bit):
         blocks = ceil(numbers / BLOCK)
         size = ceil(numbers / 2) + blocks + 4 * ceil(blocks / OUTER_BLOCK)
         fields = {"compress_statistics": True, "quant_type": NF4, "bnb_quantized": True}
     else:
-        size, fields = numbers + 4 * layer.out_features, {}
+        size = numbers + 4 * layer.out_features
     data = torch.empty((size, 1), dtype=torch.uint8, device="meta")
-    return cast(nn.Parameter, kind(data, requires_grad=False, **fields))
+    planned: nn.Parameter = kind(data, requires_grad=False, **fields)
+    return planned
 
 
 def dequantized(model: PreTrainedModel) -> PreTrainedModel:

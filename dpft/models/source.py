@@ -14,8 +14,8 @@ from typing import Any
 from safetensors import SafetensorError
 
 from dpft.errors import InputError
+from dpft.files import is_base_model
 from dpft.machine import hub_is_reachable
-from dpft.run_folder import is_base_model
 
 EMBEDDED_MODEL = Path(__file__).parent / "embedded" / "tiny"
 MEAN = "mean"

@@ -1,4 +1,4 @@
-"""The record of noisy steps: append-only, synced to disk, each line naming the one before.
+"""The ledger: an append-only, hash-chained record of noisy steps, synced to disk.
 
 The first line is the plan: every public number that epsilon rests on, its calibration, and a random
 number that names the run, so that no other run's ledger has its heads. It is on disk before the

@@ -28,7 +28,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dpft.errors import DpftError, StateError
-from dpft.files import read_file, read_json, sync_folder
+from dpft.files import (
+    CHECKPOINT_STATES,
+    HANDED_HEADS,
+    JOURNAL,
+    LEDGER,
+    read_file,
+    read_json,
+    sync_folder,
+)
 from dpft.privacy.ledger import (
     GENESIS,
     Ledger,
@@ -40,7 +48,6 @@ from dpft.privacy.ledger import (
 )
 from dpft.privacy.mechanisms.base import STREAM
 from dpft.privacy.witness import read_handed
-from dpft.run_folder import CHECKPOINT_STATES, HANDED_HEADS, JOURNAL, LEDGER
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +84,8 @@ class Anchor:
             StateError: It names no lines and head.
         """
         try:
-            lines, head = int(written["lines"]), str(written["head"])
+            lines, head = (written[name] for name in ("lines", "head"))
+            lines, head = int(lines), str(head)
             if lines < 0:
                 raise ValueError("lines are counted from 0")
         except (ArithmeticError, KeyError, TypeError, ValueError) as error:
@@ -235,11 +243,13 @@ def _checkpoint_anchors(folder: Path) -> Iterator[Anchor]:
     """Yields what each checkpoint says of the ledger, of a run that has one."""
     for path in sorted(folder.glob(CHECKPOINT_STATES)):
         try:
-            run = read_json(path).get("run")
+            run = read_json(path).get("run") or {}
         except FileNotFoundError:  # A run that goes on has dropped it for a newer one.
             continue
-        if isinstance(run, dict) and run.get("ledger") is not None:
-            known, run_id, plan = run["ledger"], run.get("run_id"), run.get("plan")
+        if not isinstance(run, dict):
+            continue
+        known, run_id, plan = map(run.get, ("ledger", "run_id", "plan"))
+        if known is not None:
             nothing = False
             if isinstance(run_id, str) and isinstance(plan, dict):
                 # Had a step been taken, the replay log would have it.

@@ -13,7 +13,7 @@ from typing import Any
 from dpft.errors import InputError, StateError
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.ledger import LedgerRecord
-from dpft.privacy.mechanisms.base import STREAM, Mechanism
+from dpft.privacy.mechanisms.base import Mechanism, stream_of
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
 from dpft.privacy.mechanisms.histogram import COUNTS, counts_of, histogram_of
 from dpft.privacy.mechanisms.histogram import MECHANISM as HISTOGRAM
@@ -58,7 +58,7 @@ def steps_taken(
     streams: dict[Noise, Counter[Any]] = {}
     for step, entry in enumerate(record.mechanisms, start=1):
         noise = _noise(entry, mechanism, path, record.line_of(step))
-        streams.setdefault(noise, Counter())[entry.get(STREAM)] += 1
+        streams.setdefault(noise, Counter())[stream_of(entry)] += 1
     if record.counted_steps > record.steps:
         streams.setdefault(_costliest(streams, path, planned), Counter())["another"] += 1
     return {

@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Protocol
 
 from dpft.errors import InputError, StateError
-from dpft.files import sync_folder
+from dpft.files import HANDED_HEADS, sync_folder
 from dpft.privacy.ledger import LedgerRecord
 from dpft.records.form import Misfit, as_json, read_record, write_record
 from dpft.records.ledger import HandedCounts, HandedFile, WitnessLine, heads_of
-from dpft.run_folder import HANDED_HEADS
 
 SECONDS = 30.0
 """After which a witness's program is given up."""

@@ -25,8 +25,7 @@ from typing import Any
 
 from dpft.errors import InputError
 from dpft.privacy.accounting.summary import delta_text, eps_text
-from dpft.records.privacy_file import guarantee
-from dpft.records.promises import PrivateRun
+from dpft.records.promises import PrivateRun, guarantee
 from dpft.records.scores import ScoreEntry
 from dpft.reports.pages import printed
 from dpft.reports.run_record import RunRecord

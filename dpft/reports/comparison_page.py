@@ -17,9 +17,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from dpft.files import SCHEMA_VERSION, write_text
-from dpft.records.privacy_file import RunPrivacy
-from dpft.records.promises import OpenRun
+from dpft.files import PAGE, PRIVATE_METRICS, REPORT, SCHEMA_VERSION, write_text
+from dpft.records.promises import OpenRun, RunPrivacy
 from dpft.records.scores import PRIVATE_SPLIT
 from dpft.reports.comparison import (
     BOLD_NOTE,
@@ -46,7 +45,6 @@ from dpft.reports.pages import (
     render_markdown,
 )
 from dpft.reports.published import MapAxis, ReferenceMap, saved_maps
-from dpft.run_folder import PAGE, PRIVATE_METRICS, REPORT
 
 ESCAPES = str.maketrans(
     {

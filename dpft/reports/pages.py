@@ -18,8 +18,7 @@ from markupsafe import Markup, escape
 
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import eps_text
-from dpft.records.privacy_file import RunPrivacy
-from dpft.records.promises import PrivateRun
+from dpft.records.promises import PrivateRun, RunPrivacy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

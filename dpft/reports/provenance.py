@@ -15,8 +15,14 @@ from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
 from dpft.records.configuration import RunConfiguration
 from dpft.records.ledger import Calibration, Handed, HandedFile
-from dpft.records.privacy_file import RunPrivacy, guarantee
-from dpft.records.promises import PrivateRun, Process, Selection, StartingModel
+from dpft.records.promises import (
+    PrivateRun,
+    Process,
+    RunPrivacy,
+    Selection,
+    StartingModel,
+    guarantee,
+)
 
 NETWORK_ASSUMED = (
     "Assumed: a trusted or encrypted network between the run's machines. Keys and sums without"

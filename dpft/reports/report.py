@@ -18,15 +18,29 @@ import yaml
 from markupsafe import Markup
 
 from dpft import __version__
-from dpft.files import write_text
+from dpft.files import (
+    MODEL,
+    PAGE,
+    PRIVATE_METRICS,
+    PRIVATE_REPORT,
+    REPORT,
+    is_base_model,
+    write_text,
+)
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.configuration import ModelSection, RunConfiguration, TaskSection
 from dpft.records.form import joined, keys_of
-from dpft.records.privacy_file import RunPrivacy, guarantee, has_noise
-from dpft.records.promises import GeneratedOpenly, GeneratedPrivately, OpenRun, PrivateRun
-from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry, SheetDecoding
+from dpft.records.promises import (
+    GeneratedOpenly,
+    GeneratedPrivately,
+    OpenRun,
+    PrivateRun,
+    RunPrivacy,
+    guarantee,
+    has_noise,
+)
+from dpft.records.scores import ScoreEntry, SheetDecoding
 from dpft.reports.pages import epsilon_plot, render_html, render_markdown
-from dpft.reports.provenance import alarms, audited_rows
 from dpft.reports.published import PUBLISHED_NOTE, published_table
 from dpft.reports.run_record import (
     RunRecord,
@@ -36,27 +50,8 @@ from dpft.reports.run_record import (
     read_run,
     shown,
 )
-from dpft.reports.scores import (
-    confusions,
-    figures,
-    meaning,
-    metric_words,
-    score_tables,
-    series_of,
-    series_plot,
-    tone,
-)
-from dpft.reports.sections import (
-    LEDGER_NOTE,
-    accountant_rows,
-    coverage,
-    headline,
-    mechanism_rows,
-    title,
-    training_rows,
-    warnings,
-)
-from dpft.run_folder import MODEL, PAGE, PRIVATE_METRICS, PRIVATE_REPORT, REPORT, is_base_model
+from dpft.reports.scores import page_parts, score_parts, score_tables
+from dpft.reports.sections import sections
 from dpft.tasks.base import TASKS, LabelTask, SeqToSeqTask, Task
 from dpft.tasks.glue import TEXT2TEXT
 
@@ -81,16 +76,11 @@ def render_card(record: RunRecord, folder: Path) -> str:
     public = [entry for entry in record.after() if entry.split_is_public and entry.metrics]
     name = model_title(config, privacy)
     private = has_noise(privacy) and privacy.private
+    parts = sections(config, privacy, public)
     return render_markdown(
         "card.md.j2",
+        **{**parts, "title": f"{name} on {config.task.name}, method {config.method.name}"},
         front_matter=_front_matter(config, public, folder, private=private),
-        title=f"{name} on {config.task.name}, method {config.method.name}",
-        alarms=alarms(privacy),
-        headline=headline(privacy),
-        warnings=warnings(config, privacy),
-        mechanism=mechanism_rows(config, privacy),
-        coverage=coverage(config, privacy, public),
-        ledger_note=LEDGER_NOTE,
         tables=score_tables(public),
     )
 
@@ -240,34 +230,32 @@ def write_report(folder: Path) -> RunRecord:
     """
     hide_private_scores(folder)
     record = read_run(folder)
+    parts = _parts(record)
     if (folder / MODEL).is_dir():
         write_card(record, folder / MODEL)
-    write_text(folder / PAGE, render_page(record))
-    write_text(folder / REPORT, render(record))
+    write_text(folder / PAGE, render_page(record, parts))
+    write_text(folder / REPORT, render(record, parts))
     return record
 
 
-def render(record: RunRecord) -> str:
-    """Returns report.md."""
-    return render_markdown("report.md.j2", **_parts(record))
+def render(record: RunRecord, parts: Mapping[str, Any] | None = None) -> str:
+    """Returns report.md.
+
+    Args:
+        record: What the run's public files say.
+        parts: As ``_parts`` returns them, where they are there already.
+    """
+    return render_markdown("report.md.j2", **(parts or _parts(record)))
 
 
-def render_page(record: RunRecord) -> str:
+def render_page(record: RunRecord, parts: Mapping[str, Any] | None = None) -> str:
     """Returns report.html: report.md's content, how epsilon grew, and how to run it again."""
-    parts = _parts(record)
-    names = {name for table in parts["tables"] for name, _ in table.rows}
+    config, privacy, parts = record.config, record.privacy, parts or _parts(record)
     return render_html(
         "report.html.j2",
         **parts,
-        figures=figures(record.config, record.privacy, parts["tables"]),
-        about=metric_words(record.config, sorted(names)),
-        tone=tone(record.privacy),
-        plot=epsilon_plot(record.privacy),
-        series_plots=[
-            series_plot(series, record.config, f"series{number}")
-            for number, series in enumerate(parts["by_step"])
-        ],
-        confusions=confusions(record.evaluations, record.pictures),
+        **page_parts(config, privacy, record.evaluations, record.pictures, parts),
+        plot=epsilon_plot(privacy),
         audit_figures=[Markup(figure) for figure in record.audit_figures],
         command=command(record),
         configuration=configuration(record),
@@ -281,23 +269,11 @@ def _parts(record: RunRecord) -> dict[str, Any]:
     evaluations = [shown(entry) for entry in record.evaluations]
     epsilon = eps_text(guarantee(privacy)[0]) if isinstance(privacy, PrivateRun) else "not private"
     return {
-        "title": title(config, privacy),
-        "alarms": alarms(privacy),
-        "headline": headline(privacy),
-        "meaning": meaning(privacy),
-        "warnings": warnings(config, privacy),
-        "tables": score_tables(evaluations),
-        "by_step": series_of(record.by_step, privacy, evaluations),
-        "private_split": PRIVATE_SPLIT,
+        **sections(config, privacy, evaluations),
+        **score_parts(privacy, evaluations, record.by_step),
         "private_files": (PRIVATE_METRICS, PRIVATE_REPORT),
         "published": published_table(record, evaluations, epsilon),
         "published_note": PUBLISHED_NOTE,
-        "training": training_rows(config, privacy),
-        "mechanism": mechanism_rows(config, privacy),
-        "accountants": accountant_rows(privacy),
-        "audited": audited_rows(privacy),
-        "ledger_note": LEDGER_NOTE,
-        "coverage": coverage(config, privacy, evaluations),
     }
 
 

@@ -17,20 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpft.errors import InputError
-from dpft.files import read_yaml, write_text
-from dpft.records.configuration import (
-    ModelSection,
-    RunConfiguration,
-    TaskSection,
-    parse_configuration,
-)
-from dpft.records.form import read_record, write_record
-from dpft.records.privacy_file import RunPrivacy, run_privacy
-from dpft.records.promises import PrivateRun
-from dpft.records.scores import PRIVATE_SPLIT, Metrics, ScoreEntry, ScoresByStep, split_note
-from dpft.reports.pages import render_markdown
-from dpft.reports.scores import score_tables
-from dpft.run_folder import (
+from dpft.files import (
     AUDIT,
     CONFIGURATION,
     METRICS,
@@ -42,8 +29,21 @@ from dpft.run_folder import (
     WRONG_IMAGES,
     is_base_model,
     private_path,
+    read_yaml,
     runs_in,
+    write_text,
 )
+from dpft.records.configuration import (
+    ModelSection,
+    RunConfiguration,
+    TaskSection,
+    parse_configuration,
+)
+from dpft.records.form import read_record, write_record
+from dpft.records.promises import PrivateRun, RunPrivacy, run_privacy
+from dpft.records.scores import PRIVATE_SPLIT, Metrics, ScoreEntry, ScoresByStep, split_note
+from dpft.reports.pages import render_markdown
+from dpft.reports.scores import score_tables
 
 WHERE = f"in {PRIVATE_METRICS}, for their owner alone"
 DIGITS: Final = 2

@@ -10,23 +10,24 @@ those after it; epsilon beside them is that of the steps so far.
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from markupsafe import Markup
 
 from dpft.evaluation.metrics.base import HIGHER, METRICS, MetricSpec
+from dpft.files import WRONG_IMAGES
 from dpft.privacy.accounting.interpretation import most_right
 from dpft.privacy.accounting.summary import eps_text, figure_text, round_up
 from dpft.privacy.plan import EXAMPLE
 from dpft.records.configuration import RunConfiguration
-from dpft.records.privacy_file import (
+from dpft.records.promises import (
     COMPUTABLE,
+    PrivateRun,
     RunPrivacy,
     Vocabulary,
     guarantee,
     is_promised,
 )
-from dpft.records.promises import PrivateRun
 from dpft.records.scores import (
     PRIVATE_SPLIT,
     STAGES,
@@ -37,7 +38,6 @@ from dpft.records.scores import (
     StepScores,
 )
 from dpft.reports.pages import COLORS, digits, draw_svg, heat_map
-from dpft.run_folder import WRONG_IMAGES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,6 +79,53 @@ class ScoreTable:
     def headings(self) -> list[str]:
         """What stands above each column."""
         return [STAGES[stage] for stage in self.stages]
+
+
+def score_parts(
+    privacy: RunPrivacy, evaluations: Sequence[ScoreEntry], by_step: ScoresByStep | None
+) -> dict[str, Any]:
+    """Returns what report.md and report.html show of scores, by the templates' names.
+
+    Args:
+        privacy: What privacy.json says.
+        evaluations: Entries of metrics.json, as far as they may be shown.
+        by_step: What scores_by_step.json says; None: there is none.
+    """
+    return {
+        "meaning": meaning(privacy),
+        "tables": score_tables(evaluations),
+        "by_step": series_of(by_step, privacy, evaluations),
+        "private_split": PRIVATE_SPLIT,
+    }
+
+
+def page_parts(
+    config: RunConfiguration,
+    privacy: RunPrivacy,
+    evaluations: Sequence[ScoreEntry],
+    pictures: Mapping[str, bytes],
+    parts: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Returns what report.html shows beside ``score_parts``: figures, words, plots, confusions.
+
+    Args:
+        config: What config.yaml says.
+        privacy: What privacy.json says.
+        evaluations: Entries of metrics.json.
+        pictures: Images that were wrongly classed, by the name of their file.
+        parts: What ``score_parts`` returned.
+    """
+    names = {name for table in parts["tables"] for name, _ in table.rows}
+    return {
+        "figures": figures(config, privacy, parts["tables"]),
+        "about": metric_words(config, sorted(names)),
+        "tone": tone(privacy),
+        "series_plots": [
+            series_plot(series, config, f"series{number}")
+            for number, series in enumerate(parts["by_step"])
+        ],
+        "confusions": confusions(evaluations, pictures),
+    }
 
 
 def score_tables(evaluations: Sequence[ScoreEntry]) -> list[ScoreTable]:

@@ -5,18 +5,21 @@ stress it does so as Markdown; ``pages.words`` turns that into HTML.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+from dpft.files import LEDGER
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.privacy.plan import EXAMPLE
 from dpft.records.configuration import RunConfiguration, TrainSection
 from dpft.records.costs import Answer, Interval, NoAnswer
 from dpft.records.form import as_json
-from dpft.records.privacy_file import RunPrivacy, guarantee
-from dpft.records.promises import OpenRun, PrivateRun, Selection
+from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy, Selection, guarantee
 from dpft.records.scores import ScoreEntry
 from dpft.reports.epsilon import delta_notes
 from dpft.reports.provenance import (
+    alarms,
+    audited_rows,
     canary_sentences,
     network_sentences,
     process_rows,
@@ -26,7 +29,6 @@ from dpft.reports.provenance import (
     witness_rows,
 )
 from dpft.reports.run_record import data_name, model_title
-from dpft.run_folder import LEDGER
 
 HEAD_COMMAND = f"tail -n 1 {LEDGER} | tr -d '\\n' | sha256sum"
 LEDGER_NOTE = (
@@ -40,6 +42,30 @@ LEDGER_NOTE = (
     " privacy.json; `dpft account run=RUN head=HEAD` computes ε from the ledger alone."
 )
 Row = tuple[str, str]
+
+
+def sections(
+    config: RunConfiguration, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
+) -> dict[str, Any]:
+    """Returns every part by the name that templates have for it.
+
+    Args:
+        config: What config.yaml says.
+        privacy: What privacy.json says.
+        evaluations: Scores that are shown beside it.
+    """
+    return {
+        "title": title(config, privacy),
+        "alarms": alarms(privacy),
+        "headline": headline(privacy),
+        "warnings": warnings(config, privacy),
+        "training": training_rows(config, privacy),
+        "mechanism": mechanism_rows(config, privacy),
+        "accountants": accountant_rows(privacy),
+        "audited": audited_rows(privacy),
+        "ledger_note": LEDGER_NOTE,
+        "coverage": coverage(config, privacy, evaluations),
+    }
 
 
 def title(config: RunConfiguration, privacy: RunPrivacy) -> str:

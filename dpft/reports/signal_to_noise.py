@@ -12,12 +12,11 @@ from pathlib import Path
 from markupsafe import Markup
 
 from dpft.errors import InputError
-from dpft.files import write_text
+from dpft.files import DIAGNOSTICS, SIGNAL_TO_NOISE, private_path, write_text
 from dpft.privacy.signal_to_noise import SIGNAL_STEPS
 from dpft.reports.comparison import Comparison, Setting, Split
 from dpft.reports.pages import render_html, scatter_plot
 from dpft.reports.run_record import RunRecord
-from dpft.run_folder import DIAGNOSTICS, SIGNAL_TO_NOISE, private_path
 
 AXIS = f"mean signal-to-noise ratio of the first {SIGNAL_STEPS} updates"
 OWNERS = "it reads the records, no epsilon covers it, and it stays with the owner of the data"

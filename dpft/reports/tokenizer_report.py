@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from dpft.files import write_text
+from dpft.files import HISTOGRAM, PAGE, PRIVACY, REPORT, TOKENIZER, write_text
 from dpft.privacy.accounting.summary import delta_text, eps_text
-from dpft.records.privacy_file import OpenVocabulary, PrivateVocabulary, read_vocabulary
+from dpft.records.promises import OpenVocabulary, PrivateVocabulary, read_vocabulary
 from dpft.reports.epsilon import delta_notes
 from dpft.reports.pages import COLORS, draw_svg, render_html, render_markdown
 from dpft.reports.scores import tone
 from dpft.reports.sections import HEAD_COMMAND
-from dpft.run_folder import HISTOGRAM, PAGE, PRIVACY, REPORT, TOKENIZER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

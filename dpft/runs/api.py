@@ -31,14 +31,23 @@ from dpft.data.raw_rows import MEMORY, TRAIN, Rows, Splits, file_rows, rows_in_m
 from dpft.data.rows import PROMPTS
 from dpft.errors import DpftError, InputError
 from dpft.evaluation.evaluate import Evaluation
-from dpft.files import check_writable, refuse_links
+from dpft.files import (
+    BASE_MODEL,
+    CONFIGURATION,
+    LOCK,
+    PRIVATE,
+    TUNING,
+    check_writable,
+    hold_run,
+    private_path,
+    refuse_links,
+)
 from dpft.models.loading import quiet_transformers
 from dpft.records.form import as_json
 from dpft.reports.terminal import Figures
-from dpft.run_folder import BASE_MODEL, CONFIGURATION, LOCK, PRIVATE, TUNING, hold_run, private_path
 from dpft.runs import run as runs
 from dpft.runs import tuning
-from dpft.runs.account_command import answer
+from dpft.runs.account import answer
 from dpft.runs.configuring import (
     checked_overrides,
     evaluate_configuration,

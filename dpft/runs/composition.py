@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dpft.config.schema import TrainConfig
 from dpft.errors import InputError, StateError
-from dpft.files import read_file
+from dpft.files import HISTOGRAM, JOURNAL, LEDGER, PRIVACY, TOKENIZER, TOKENIZER_CONFIG, read_file
 from dpft.privacy.accounting import Accountants, EpsilonBound, account, account_composition
 from dpft.privacy.accounting.calibration import smallest_noise
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
@@ -25,10 +25,15 @@ from dpft.privacy.histogram_config import NOT_PRIVATE
 from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION, PrivacyPlan, SpentBefore
 from dpft.privacy.spending import Noise, added_up, as_mechanisms, thresholds_delta
 from dpft.records.ledger import LedgerHead
-from dpft.records.privacy_file import OpenVocabulary, read_privacy, read_vocabulary
-from dpft.records.promises import PlanPromise, TokenizerCost, WithTokenizer
+from dpft.records.promises import (
+    OpenVocabulary,
+    PlanPromise,
+    TokenizerCost,
+    WithTokenizer,
+    read_privacy,
+    read_vocabulary,
+)
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
-from dpft.run_folder import HISTOGRAM, JOURNAL, LEDGER, PRIVACY, TOKENIZER, TOKENIZER_CONFIG
 from dpft.runs.saved_run import SpentRun, read_spent
 
 END_UNPROVEN = (

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, cast
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dpft.config.composing import Words, given_overrides, given_text
-from dpft.config.keys import WITNESS, configuration_fields, copy_key, join_key, key_of, plain
+from dpft.config.keys import (
+    WITNESS,
+    configuration_fields,
+    copy_key,
+    join_key,
+    key_of,
+    plain,
+    refuse_witness_of_file,
+)
 from dpft.config.listing import naming_recipe
 from dpft.config.load import Config, config_directory, from_values, load, load_saved
 from dpft.config.schema import (
@@ -30,12 +38,10 @@ from dpft.config.schema import (
     TrainCommand,
 )
 from dpft.errors import InputError
-from dpft.files import read_yaml, refuse_links
+from dpft.files import CONFIGURATION, read_yaml, refuse_links
 from dpft.privacy.privacy_config import NoPrivacy, PrivacyConfig
 from dpft.records.configuration import read_saved
-from dpft.run_folder import CONFIGURATION
 from dpft.runs.saved_run import saved_run
-from dpft.runs.witnessing import refuse_witness_of_file
 from dpft.tokenizers.histogram import OF_PIECES
 
 if TYPE_CHECKING:
@@ -202,7 +208,7 @@ def train_configuration(composed: DictConfig, words: Words) -> TrainCommand:
     sections = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
     refuse_witness_of_file(sections["privacy"], given=words.were_typed(WITNESS))
     if composed.get("resume") is not None:
-        from dpft.runs.resuming import resumed_configuration
+        from dpft.runs.folder import resumed_configuration
 
         values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
         return resumed_configuration(str(composed.resume), values, words.keys)

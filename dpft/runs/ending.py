@@ -16,6 +16,17 @@ from dpft.config.keys import quoted
 from dpft.config.schema import TrainConfig
 from dpft.data.raw_rows import MEMORY, file_rows
 from dpft.evaluation.evaluate import Evaluation
+from dpft.files import (
+    DATA_SUMMARY,
+    JOURNAL,
+    LEDGER,
+    PAGE,
+    PREDICTIONS,
+    PRIVACY,
+    PRIVATE,
+    PRIVATE_METRICS,
+    REPORT,
+)
 from dpft.kinds import NOTHING, PROMPTS
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve
@@ -26,8 +37,7 @@ from dpft.privacy.spending import Noise, steps_taken
 from dpft.privacy.witness import read_handed
 from dpft.records.form import joined, parse, write_record
 from dpft.records.kept import StepEntry
-from dpft.records.privacy_file import RunPrivacy
-from dpft.records.promises import OpenRun, PrivateRun
+from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy
 from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry
 from dpft.reports.comparison import LOWER_IS_BETTER
 from dpft.reports.epsilon import headline_of
@@ -44,17 +54,6 @@ from dpft.reports.run_record import RunRecord, data_name, model_title, read_run,
 from dpft.reports.scores import ScoreTable, metric_words, score_tables
 from dpft.reports.sections import headline, with_tokenizer
 from dpft.reports.terminal import Grid, show
-from dpft.run_folder import (
-    DATA_SUMMARY,
-    JOURNAL,
-    LEDGER,
-    PAGE,
-    PREDICTIONS,
-    PRIVACY,
-    PRIVATE,
-    PRIVATE_METRICS,
-    REPORT,
-)
 from dpft.runs.composition import (
     PUBLIC_TOKENIZER,
     cost_together,

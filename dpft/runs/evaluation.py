@@ -26,22 +26,7 @@ from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, scor
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.evaluation.predictions import read_predictions, write_predictions, write_samples
-from dpft.files import refuse_links, write_bytes
-from dpft.models.architecture import read_architecture
-from dpft.parallel.processes import own_device, started
-from dpft.parallel.ranks import ALONE, Ranks
-from dpft.parallel.silence import without_logging
-from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.records.form import read_record, write_record
-from dpft.records.scores import PRIVATE_SPLIT, STAGES, ScoresByStep, Stage, StepPoint, StepScores
-from dpft.reports.report import write_report
-from dpft.reports.run_record import (
-    read_evaluations,
-    read_own_evaluations,
-    read_run,
-    write_metrics,
-)
-from dpft.run_folder import (
+from dpft.files import (
     CONFIGURATION,
     PREDICTIONS,
     PRIVACY,
@@ -53,16 +38,27 @@ from dpft.run_folder import (
     hold_run,
     private_folder,
     private_path,
+    refuse_links,
+    write_bytes,
 )
+from dpft.models.architecture import read_architecture
+from dpft.parallel.processes import own_device, started
+from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.silence import without_logging
+from dpft.privacy.accounting.curve import SpentEpsilon
+from dpft.records.form import read_record, write_record
+from dpft.records.scores import PRIVATE_SPLIT, STAGES, ScoresByStep, Stage, StepPoint, StepScores
+from dpft.reports.report import write_report
+from dpft.reports.run_record import read_evaluations, read_own_evaluations, read_run, write_metrics
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import WriteRequest
 from dpft.runs.held_out import HELD_OUT, NOT_EVALUATED, is_unscored, records_to_score
 from dpft.runs.prepared_run import Prepared
-from dpft.runs.progress import batch_progress
 from dpft.runs.run_cost import cut, loading_device
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run, written_tokens
 from dpft.runs.together import check_alike, check_same_model
+from dpft.runs.tracking import batch_progress
 from dpft.tasks.records import Record
 from dpft.training.averaging import WeightAverage
 from dpft.training.listeners import WINDOW, StepWindows

@@ -23,9 +23,8 @@ from types import FrameType
 
 from dpft.config.keys import in_keys
 from dpft.errors import DpftError, InputError, SaidElsewhere, records_were_read
-from dpft.files import write_text
+from dpft.files import TRACEBACK, private_path, write_text
 from dpft.parallel.silence import is_beside_first, let_first_speak, voice
-from dpft.run_folder import TRACEBACK, private_path
 from dpft.training.termination import TERMINATED
 
 FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)

@@ -19,22 +19,22 @@ from dpft.data.rows import load_prompts, refuse_records
 from dpft.errors import InputError, RunError
 from dpft.evaluation.answers import OnProgress, counter
 from dpft.evaluation.outputs import ModelOutputs
+from dpft.files import GENERATED, PRIVACY, hold_run
 from dpft.generation.decoding import DecodeConfig, Draws
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.processes import own_device, started
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.silence import without_logging
 from dpft.records.form import write_record
-from dpft.records.privacy_file import RunPrivacy, run_privacy
+from dpft.records.promises import RunPrivacy, run_privacy
 from dpft.records.scores import SheetDecoding
 from dpft.reports.report import cost, statement
-from dpft.run_folder import GENERATED, PRIVACY, hold_run
 from dpft.runs.exit_codes import crash_kept
-from dpft.runs.progress import batch_progress
 from dpft.runs.run_cost import cut, loading_device
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
 from dpft.runs.together import check_alike, check_same_model
+from dpft.runs.tracking import batch_progress
 from dpft.tasks.base import Task, TextTask
 from dpft.tasks.custom import CustomTexts
 from dpft.tasks.records import Example

@@ -24,10 +24,9 @@ from dpft.data.canaries import Canary
 from dpft.data.sources import has_split, has_training_split_alone, load_examples, read_examples
 from dpft.data.training_records import PackedRecords, new_key, records_fingerprint, split_held_out
 from dpft.errors import InputError
-from dpft.files import write_text
+from dpft.files import CANARIES, HELD_OUT_KEY
 from dpft.records.audits import KeptCanaries, KeptCanary
-from dpft.records.form import read_record, write_record
-from dpft.run_folder import CANARIES, HELD_OUT_KEY, private_audit_path, private_path
+from dpft.records.form import json_text, read_record
 from dpft.runs.saved_run import saved_run
 from dpft.tasks.base import Task, TextualTask
 from dpft.tasks.records import Example, LabeledExample, LabeledImage, Record
@@ -135,14 +134,13 @@ def _reads_the_same(early: TrainConfig, config: TrainConfig) -> bool:
     return before == task and early.privacy.unit == config.privacy.unit
 
 
-def write_canaries(folder: Path, canaries: Sequence[Canary], task: Task) -> None:
-    """Writes them for the owner alone, with the texts that a reader can search for."""
+def canaries_text(canaries: Sequence[Canary], task: Task) -> str:
+    """Returns the file of a run's canaries, with the texts that a reader can search for."""
     kept = tuple(
         KeptCanary(**asdict(canary), included=canary.included, texts=_texts(canary.record(task)))
         for canary in canaries
     )
-    path = private_audit_path(folder, CANARIES)
-    write_record(path, KeptCanaries(canaries=kept), mode=0o600)
+    return json_text(KeptCanaries(canaries=kept)) + "\n"
 
 
 def read_canaries(folder: Path) -> list[Canary]:
@@ -198,6 +196,11 @@ class Division:
     fingerprint: str = ""
     """By that key, of all the records."""
 
+    @property
+    def key_text(self) -> str | None:
+        """The file by which held-out records are known again; None where none were held out."""
+        return None if self.key is None else f"{self.key.hex()}\n{self.fingerprint}\n"
+
 
 def divide(config: TrainConfig, data: TrainingData, key: bytes | None = None) -> Division:
     """Returns the training records without those held out, and those to score.
@@ -222,14 +225,6 @@ def divide(config: TrainConfig, data: TrainingData, key: bytes | None = None) ->
     kept, held = _sides(data, config.eval.held_out, key)
     scored = {HELD_OUT: list(data.only(held).examples)} if config.eval.enabled else {}
     return Division(kept=kept, scored=scored, key=key, fingerprint=known_by(data, key))
-
-
-def keep_key(folder: Path, division: Division) -> None:
-    """Writes the key of a run's held-out records into its private/, for the owner alone."""
-    path = private_path(folder, HELD_OUT_KEY)
-    path.unlink(missing_ok=True)
-    if division.key is not None:
-        write_text(path, f"{division.key.hex()}\n{division.fingerprint}\n", mode=0o600)
 
 
 def records_to_score(config: EvaluateConfig) -> dict[str, list[Record]]:

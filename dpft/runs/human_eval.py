@@ -22,11 +22,10 @@ from dpft.evaluation.ratings import (
     sheet_rows,
     sheet_text,
 )
-from dpft.files import SCHEMA_VERSION, write_text
+from dpft.files import PRIVATE, SCHEMA_VERSION, SHEET, SHEET_KEY, hold_run, write_text
 from dpft.generation.decoding import STRATEGIES, DecodeConfig
 from dpft.records.form import write_record
 from dpft.records.scores import SheetDecoding
-from dpft.run_folder import PRIVATE, SHEET, SHEET_KEY, hold_run
 from dpft.runs.held_out import HELD_OUT, records_to_score
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run

@@ -17,16 +17,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config.schema import ExportConfig, TrainConfig
 from dpft.errors import InputError
-from dpft.files import share
+from dpft.files import EXPORT, MODEL, PRIVACY, REPORT, hold_run, share
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.form import as_json
-from dpft.records.privacy_file import guarantee, is_promised
-from dpft.records.promises import PrivateRun
+from dpft.records.promises import PrivateRun, guarantee, is_promised
 from dpft.released import write_released
 from dpft.reports.report import write_card
 from dpft.reports.run_record import RunRecord, data_name, model_title, read_run, with_own_scores
-from dpft.run_folder import EXPORT, MODEL, PRIVACY, REPORT, hold_run
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
 

@@ -20,7 +20,7 @@ from dpft.data.canaries import Canary, check_suffixes_learned, make_canaries
 from dpft.data.encoding import Encoding
 from dpft.errors import Faults, InputError, StateError
 from dpft.evaluation.metrics.base import metric_specs
-from dpft.files import share, sync_tree
+from dpft.files import CHECKPOINTS, KEYS, MODEL, share, sync_tree
 from dpft.kinds import Head
 from dpft.methods.base import Method, ParameterCounts, count_parameters
 from dpft.models.architecture import Architecture, read_architecture
@@ -37,10 +37,9 @@ from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.witness import Handover
 from dpft.released import write_released
 from dpft.reports.epsilon import NOT_PRIVATE_SEED
-from dpft.run_folder import CHECKPOINTS, KEYS, MODEL
+from dpft.runs.folder import Secrets, restored_plan
 from dpft.runs.held_out import Division, divide, load_training_data
 from dpft.runs.modality import modality_of
-from dpft.runs.resuming import Secrets, restored_plan
 from dpft.runs.run_cost import check_micro_batch_tokens, with_micro_batch_size
 from dpft.runs.run_plan import (
     RunPlan,

@@ -24,7 +24,26 @@ from pathlib import Path
 from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError, note_records_read
-from dpft.files import check_writable, refuse_links
+from dpft.files import (
+    AUDIT_KEY,
+    CANARIES,
+    CHECKPOINTS,
+    CONFIGURATION,
+    DATA_SUMMARY,
+    FINGERPRINT,
+    HELD_OUT_KEY,
+    LEDGER,
+    MODEL,
+    PRIVACY,
+    REPORT,
+    UNIT_KEY,
+    WHITE_BOX,
+    check_writable,
+    hold_run,
+    private_path,
+    refuse_links,
+    write_private,
+)
 from dpft.models.loading import quiet_transformers
 from dpft.models.source import ModelConfig
 from dpft.parallel.processes import started
@@ -32,32 +51,35 @@ from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import WholeSums
 from dpft.parallel.silence import without_logging
 from dpft.parallel.submitted import submitted_job
+from dpft.privacy.accounting.curve import CurveInBackground
+from dpft.privacy.ledger import new_run_id
 from dpft.privacy.replay_log import knows_the_end
-from dpft.privacy.witness import Handover, Witness
+from dpft.privacy.witness import Handover, Witness, check_going_on, make_witness
 from dpft.records.form import keys_of
-from dpft.records.privacy_file import RunPrivacy, read_privacy
-from dpft.records.promises import OpenRun, PrivateRun, StartingModel
+from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy, StartingModel, read_privacy
 from dpft.released import check_released
 from dpft.reports.plan_table import in_words
 from dpft.reports.run_record import read_own_evaluations
-from dpft.run_folder import (
-    AUDIT_KEY,
-    CHECKPOINTS,
-    CONFIGURATION,
-    LEDGER,
-    MODEL,
-    PRIVACY,
-    REPORT,
-    UNIT_KEY,
-    WHITE_BOX,
-    hold_run,
-    private_path,
-)
 from dpft.runs.ending import report
 from dpft.runs.evaluation import not_evaluated, scheduled_scores, score, score_with, write_scores
 from dpft.runs.exit_codes import crash_kept
-from dpft.runs.folder import WriteRequest, refuse_used_folder, start_anew, write_begun
-from dpft.runs.held_out import keep_key, write_canaries
+from dpft.runs.folder import (
+    Secrets,
+    WriteRequest,
+    digest_of,
+    fingerprint_text,
+    folder_of_run,
+    has_scores,
+    hint_of_resume,
+    keep_folder,
+    read_secrets,
+    refuse_used_folder,
+    restarted_command,
+    same_records,
+    start_anew,
+    write_begun,
+)
+from dpft.runs.held_out import canaries_text
 from dpft.runs.prepared_run import (
     Planner,
     Prepared,
@@ -66,21 +88,9 @@ from dpft.runs.prepared_run import (
     prove_clipper,
     train,
 )
-from dpft.runs.resuming import (
-    Secrets,
-    digest_of,
-    folder_of_run,
-    has_scores,
-    hint_of_resume,
-    keep_folder,
-    read_secrets,
-    restarted_command,
-    same_records,
-    save_fingerprint,
-)
 from dpft.runs.run_cost import check_sharding, cut, foretell
 from dpft.runs.run_plan import RunPlan, curve_beside, finished_curve, plan_run, with_noise
-from dpft.runs.saved_run import check_model, read_ended_ledger
+from dpft.runs.saved_run import check_beside, check_model, read_ended_ledger
 from dpft.runs.together import (
     agreed,
     check_alike,
@@ -89,101 +99,13 @@ from dpft.runs.together import (
     share_secrets,
     share_settings,
 )
-from dpft.runs.tracking import conclude, tracked
-from dpft.runs.training_records import save_key, write_summary
+from dpft.runs.tracking import Trackings, conclude, tracked
+from dpft.runs.training_records import render
 from dpft.runs.white_box import WhiteBoxListener, white_box
-from dpft.runs.witnessing import begin_handover, check_witness, hand_over_end, witness_of
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.resume import ResumePoint, find_resume_point
 
-
-def starting_models(model: ModelConfig) -> list[StartingModel]:
-    """Returns what each private training promised that a model has behind it, the last one first.
-
-    Args:
-        model: ``model.path`` is a run's model, or an exported one; another has none.
-
-    Raises:
-        InputError: Its privacy.json is of another schema version.
-        StateError: It is damaged, or contradicts the ledger beside it.
-    """
-    record = _record_beside(model)
-    if record is None:
-        return []
-    earlier = [*(record.starting_models or ())]
-    return [_promised_by(record), *earlier] if isinstance(record, PrivateRun) else earlier
-
-
-def _record_beside(model: ModelConfig) -> RunPrivacy | None:
-    """Returns the privacy.json that lies beside a model's folder, or in an exported one."""
-    if model.path is None:
-        return None
-    folder = Path(model.path).expanduser().resolve()
-    places = [folder / PRIVACY, *([folder.parent / PRIVACY] if folder.name == MODEL else [])]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        return None
-    if (found.parent / LEDGER).exists() or knows_the_end(found.parent):
-        ledger = read_ended_ledger(found.parent)
-        if ledger is not None and folder == found.parent / MODEL:
-            check_released(folder, ledger.released, ledger=found.parent / LEDGER)
-    record = read_privacy(found)
-    return record if isinstance(record, PrivateRun | OpenRun) else None
-
-
-def _promised_by(record: PrivateRun) -> StartingModel:
-    kept = {key.field: getattr(record, key.field) for key in keys_of(StartingModel)}
-    return StartingModel(**{**kept, "ledger": record.ledger.head})
-
-
 logger = logging.getLogger(__name__)
-
-
-def write_beginning(
-    prepared: Prepared, folder: Path, write_request: WriteRequest | None, *, asked: str
-) -> None:
-    """Writes into a run's folder what it begins with.
-
-    Args:
-        prepared: The run.
-        folder: Its own, which this process holds.
-        write_request: Writes how the run was asked for.
-        asked: What tells the configuration that was asked for from any other.
-    """
-    start_anew(folder)
-    starting = starting_models(prepared.config.model)
-    write_begun(folder, asked=asked, job=submitted_job(), starting_models=starting)
-    if write_request is not None:
-        write_request(folder)
-    dump(prepared.config, folder / CONFIGURATION)
-    logger.info("run: %s", folder)
-    if prepared.unit_key is not None:
-        save_key(folder, UNIT_KEY, prepared.unit_key)
-    if prepared.canaries:
-        save_key(folder, AUDIT_KEY, prepared.audit_key)
-        write_canaries(folder, prepared.canaries, prepared.config.task)
-    keep_key(folder, prepared.division)
-    save_fingerprint(folder, prepared.training_set)
-
-
-def sharded(prepared: Prepared, ranks: Ranks) -> Prepared:
-    """Returns a run whose model is cut where that was asked for, its clipper proved.
-
-    Raises:
-        InputError: A parameter cannot be sharded, or the processes round otherwise.
-        RunError: The clipper is not exact on this model.
-    """
-    config, training_set = prepared.config, prepared.training_set
-    read = None if prepared.rows is None else prepared.rows.read
-    shards = cut(prepared.model, config.parallel, training_set.device, ranks, read)
-    if shards is None:
-        return prepared
-    prepared = replace(prepared, shards=shards)
-    check_arithmetic(prepared, ranks)
-    whole = WholeSums(shards.unsharded)
-    with ranks.settled():
-        prove_clipper(config, prepared.plan, prepared.model, training_set.layout, whole)
-    return prepared
 
 
 def run(
@@ -254,6 +176,19 @@ def _look(command: TrainCommand, folder: Path) -> tuple[Witness | None, TrainCon
     return witness, command.settings(), folder, command.resume is not None
 
 
+def witness_of(command: TrainCommand, folder: Path) -> Witness | None:
+    """Returns the witness of a command, found to be usable; None: it has none.
+
+    Raises:
+        InputError: It cannot be used, or is in the run's own folder.
+    """
+    if command.privacy.witness is None:
+        return None
+    witness = make_witness(command.privacy.witness)
+    witness.check(folder)
+    return witness
+
+
 def begin(
     config: TrainConfig,
     folder: Path,
@@ -289,7 +224,8 @@ def begin(
             keep_folder(folder)
             write_beginning(prepared, folder, write_request, asked=digest_of(config))
             state = digests_at_start(prepared.plan, prepared.model, prepared.shards)
-            return begin_handover(witness, folder), state
+            handover = None if witness is None else Handover(witness, folder, run_id=new_run_id())
+            return handover, state
 
         handover, state = ranks.first(open_folder) or (None, None)
         finish(prepared, folder, None, handover, state=state, with_curve=with_curve, ranks=ranks)
@@ -325,13 +261,14 @@ def go_on(
                 check_model(folder, resume_point.ledger)  # It is scored, or stands as it is.
             is_done = resume_point.has_ended and has_reports
             if is_done:
-                read_ended_ledger(folder)
+                check_beside(folder, resume_point.ledger)
             return resume_point, is_done
 
         def read() -> Secrets:
             assert resume_point is not None
             read_own_evaluations(folder)
-            check_witness(witness, resume_point.ledger, folder, resume_point.run_id)
+            if witness is not None and resume_point.ledger is not None:
+                check_going_on(resume_point.ledger, folder, witness, resume_point.run_id)
             return read_secrets(folder)
 
         def bound_noise() -> float | None:
@@ -356,29 +293,14 @@ def go_on(
             if ranks.is_first:
                 same_records(folder, prepared.training_set)
         prepared = sharded(agreed(prepared, ranks), ranks)
-        run_id = None if resume_point is None else resume_point.run_id
-        handover = ranks.first(begin_handover, witness, folder, run_id)
+
+        def hand_over() -> Handover | None:
+            assert resume_point is not None
+            run_id = resume_point.run_id or new_run_id()
+            return None if witness is None else Handover(witness, folder, run_id=run_id)
+
+        handover = ranks.first(hand_over)
         finish(prepared, folder, resume_point, handover, with_curve=with_curve, ranks=ranks)
-
-
-def _white_box(prepared: Prepared, folder: Path) -> tuple[WhiteBoxListener, ...]:
-    """Returns who holds a run's steps against its canaries; nobody where it was not asked for."""
-    config = prepared.config
-    if not config.audit.white_box:
-        return ()
-    device, path = prepared.training_set.device, private_path(folder, WHITE_BOX)
-    return (
-        white_box(prepared.model, prepared.encoding, config.task, prepared.canaries, device, path),
-    )
-
-
-def _foretold(prepared: Prepared, resume_point: ResumePoint | None) -> float:
-    """Returns the seconds that the steps which are left will take, and logs them; 0 for none."""
-    taken = 0 if resume_point is None else resume_point.checkpoint.step
-    if taken >= prepared.plan.steps:
-        return 0.0
-    rows = prepared.training_set.examples
-    return foretell(prepared.config, prepared.plan, prepared.architecture, rows, taken=taken)
 
 
 def finish(
@@ -396,19 +318,36 @@ def finish(
     with ExitStack() as held:
         if ranks.is_first:
             held.enter_context(hint_of_resume(folder))
-        trackings = ranks.first(held.enter_context, tracked(config, plan, folder)) or ()
-        curve = ranks.first(held.enter_context, curve_beside(config, plan, wanted=with_curve))
-        ranks.first(write_summary, folder, prepared.summary)
-        # A trial's steps are not those that the search takes in all.
-        seconds = (ranks.first(_foretold, prepared, resume_point) if with_curve else None) or 0.0
-        is_scored = ranks.first_to_all(has_scores, folder, "before")
+
+        def opened() -> tuple[Trackings, CurveInBackground | None, float, bool]:
+            trackings = held.enter_context(tracked(config, plan, folder))
+            curve = held.enter_context(curve_beside(config, plan, wanted=with_curve))
+            write_private(folder, {DATA_SUMMARY: render(prepared.summary)})
+            taken = 0 if resume_point is None else resume_point.checkpoint.step
+            seconds = 0.0
+            if with_curve and taken < plan.steps:
+                # A trial's steps are not those that the search takes in all.
+                rows = prepared.training_set.examples
+                seconds = foretell(config, plan, prepared.architecture, rows, taken=taken)
+            return trackings, curve, seconds, has_scores(folder, "before")
+
+        def listening() -> Trackings | tuple[WhiteBoxListener, ...]:
+            if not config.audit.white_box:
+                return ()
+            known, device = prepared.canaries, prepared.training_set.device
+            path = private_path(folder, WHITE_BOX)
+            model, encoding = prepared.model, prepared.encoding
+            return (white_box(model, encoding, config.task, known, device, path),)
+
+        trackings, curve, seconds, is_scored = ranks.first(opened) or ((), None, 0.0, False)
+        (is_scored,) = ranks.any(is_scored)
         began = time.monotonic()
         if not is_scored:
             evaluations = score(prepared, "before", ranks)
             ranks.first(write_scores, config, folder, evaluations)
         scoring = time.monotonic() - began
         scheduled = scheduled_scores(prepared, folder, ranks)
-        canaries = ranks.first(_white_box, prepared, folder) or ()
+        canaries = ranks.first(listening) or ()
         average = train(
             config,
             plan,
@@ -433,8 +372,96 @@ def finish(
         if ranks.is_first:  # The others have ended: nothing here waits for them.
             evaluations += not_evaluated(config)
             ended = find_resume_point(folder) if plan.privacy is not None else None
-            hand_over_end(handover, None if ended is None else ended.ledger)
+            if handover is not None and ended is not None and ended.ledger is not None:
+                # When it comes tells no more than the model's files do, which are written before.
+                handover.hand_over(ended.ledger.lines, ended.ledger.head)
             spent = finished_curve(curve)
             record = report(config, plan, folder, prepared.counts, evaluations, ended, spent)
             taken = plan.steps if ended is None else ended.checkpoint.step
             conclude(trackings, taken, record)
+
+
+def sharded(prepared: Prepared, ranks: Ranks) -> Prepared:
+    """Returns a run whose model is cut where that was asked for, its clipper proved.
+
+    Raises:
+        InputError: A parameter cannot be sharded, or the processes round otherwise.
+        RunError: The clipper is not exact on this model.
+    """
+    config, training_set = prepared.config, prepared.training_set
+    read = None if prepared.rows is None else prepared.rows.read
+    shards = cut(prepared.model, config.parallel, training_set.device, ranks, read)
+    if shards is None:
+        return prepared
+    prepared = replace(prepared, shards=shards)
+    check_arithmetic(prepared, ranks)
+    whole = WholeSums(shards.unsharded)
+    with ranks.settled():
+        prove_clipper(config, prepared.plan, prepared.model, training_set.layout, whole)
+    return prepared
+
+
+def write_beginning(
+    prepared: Prepared, folder: Path, write_request: WriteRequest | None, *, asked: str
+) -> None:
+    """Writes into a run's folder what it begins with.
+
+    Args:
+        prepared: The run.
+        folder: Its own, which this process holds.
+        write_request: Writes how the run was asked for.
+        asked: What tells the configuration that was asked for from any other.
+    """
+    start_anew(folder)
+    starting = starting_models(prepared.config.model)
+    write_begun(folder, asked=asked, job=submitted_job(), starting_models=starting)
+    if write_request is not None:
+        write_request(folder)
+    dump(prepared.config, folder / CONFIGURATION)
+    logger.info("run: %s", folder)
+    secrets = {HELD_OUT_KEY: prepared.division.key_text}
+    if prepared.unit_key is not None:
+        secrets[UNIT_KEY] = prepared.unit_key.hex() + "\n"
+    if prepared.canaries:
+        secrets[AUDIT_KEY] = prepared.audit_key.hex() + "\n"
+        secrets[CANARIES] = canaries_text(prepared.canaries, prepared.config.task)
+    write_private(folder, {**secrets, FINGERPRINT: fingerprint_text(prepared.training_set)})
+
+
+def starting_models(model: ModelConfig) -> list[StartingModel]:
+    """Returns what each private training promised that a model has behind it, the last one first.
+
+    Args:
+        model: ``model.path`` is a run's model, or an exported one; another has none.
+
+    Raises:
+        InputError: Its privacy.json is of another schema version.
+        StateError: It is damaged, or contradicts the ledger beside it.
+    """
+    record = _record_beside(model)
+    if record is None:
+        return []
+    earlier = [*(record.starting_models or ())]
+    return [_promised_by(record), *earlier] if isinstance(record, PrivateRun) else earlier
+
+
+def _record_beside(model: ModelConfig) -> RunPrivacy | None:
+    """Returns the privacy.json that lies beside a model's folder, or in an exported one."""
+    if model.path is None:
+        return None
+    folder = Path(model.path).expanduser().resolve()
+    places = [folder / PRIVACY, *([folder.parent / PRIVACY] if folder.name == MODEL else [])]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        return None
+    if (found.parent / LEDGER).exists() or knows_the_end(found.parent):
+        ledger = read_ended_ledger(found.parent)
+        if ledger is not None and folder == found.parent / MODEL:
+            check_released(folder, ledger.released, ledger=found.parent / LEDGER)
+    record = read_privacy(found)
+    return record if isinstance(record, PrivateRun | OpenRun) else None
+
+
+def _promised_by(record: PrivateRun) -> StartingModel:
+    kept = {key.field: getattr(record, key.field) for key in keys_of(StartingModel)}
+    return StartingModel(**{**kept, "ledger": record.ledger.head})

@@ -20,23 +20,7 @@ from typing import Any
 from dpft.config.load import load_saved
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.errors import DpftError, InputError, StateError
-from dpft.files import refuse_links
-from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
-from dpft.privacy.accounting.interpretation import shown_epsilon
-from dpft.privacy.ledger import LedgerRecord
-from dpft.privacy.mechanisms.histogram import histogram_of
-from dpft.privacy.plan import GIVEN, HistogramPlan, Plan, PrivacyPlan, write_plan
-from dpft.privacy.replay_log import check_lodged, knows_the_end, read_run_ledger
-from dpft.privacy.spending import Noise, steps_taken
-from dpft.records.configuration import read_saved
-from dpft.records.costs import Interval, Search
-from dpft.records.form import as_json, read_record
-from dpft.records.privacy_file import PrivateVocabulary, guarantee, has_noise, read_privacy
-from dpft.records.promises import PrivateRun
-from dpft.released import check_released
-from dpft.reports.report import write_report
-from dpft.reports.run_record import RunRecord, find_runs, read_run
-from dpft.run_folder import (
+from dpft.files import (
     CONFIGURATION,
     HYDRA,
     JOURNAL,
@@ -46,7 +30,30 @@ from dpft.run_folder import (
     PRIVATE,
     TRIALS,
     TUNING,
+    refuse_links,
 )
+from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
+from dpft.privacy.accounting.interpretation import shown_epsilon
+from dpft.privacy.ledger import LedgerRecord
+from dpft.privacy.mechanisms.histogram import histogram_of
+from dpft.privacy.plan import GIVEN, HistogramPlan, Plan, PrivacyPlan, write_plan
+from dpft.privacy.replay_log import check_lodged, knows_the_end, read_run_ledger
+from dpft.privacy.spending import Noise, steps_taken
+from dpft.records.configuration import PrivacySection, read_saved
+from dpft.records.costs import Interval, Search
+from dpft.records.form import as_json, read_record
+from dpft.records.promises import (
+    PrivateRun,
+    PrivateVocabulary,
+    RunPrivacy,
+    Vocabulary,
+    guarantee,
+    has_noise,
+    read_privacy,
+)
+from dpft.released import check_released
+from dpft.reports.report import write_report
+from dpft.reports.run_record import RunRecord, find_runs, read_run
 
 SAME = 1e-9
 """Relative difference that rounding explains."""
@@ -63,47 +70,68 @@ Fact = tuple[str, Any, Any]
 ABSENT = "nothing"
 
 
-def check_stated(folder: Path, ledger: LedgerRecord) -> None:
-    """Refuses a run whose privacy.json or config.yaml contradicts its ledger.
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What a run's folder says of it beside the ledger."""
+
+    folder: Path
+    privacy: RunPrivacy | Vocabulary | None
+    """privacy.json; None: there is none."""
+    asked: PrivacySection | None
+    """What config.yaml asked for; None: it does not say."""
+    search: Search | None
+    """What a search was bound to before its first trial; None: there was none."""
+
+
+def _stated(folder: Path) -> RunPrivacy | Vocabulary | None:
+    path = folder / PRIVACY
+    return read_privacy(path) if path.exists() else None
+
+
+def _beside(folder: Path, privacy: RunPrivacy | Vocabulary | None) -> Beside:
+    """Returns what a run's folder says beside its ledger.
 
     Args:
         folder: The run's.
-        ledger: Its ledger.
+        privacy: Its privacy.json, read.
 
     Raises:
-        StateError: One does, as where it was edited.
+        InputError: A file is of another schema version.
+        StateError: One is damaged.
     """
-    found = list(differences(folder, ledger))
-    if found:
-        raise StateError(f"{'; '.join(found)}. Put it back as it was.")
+    config, trials = read_saved(folder / CONFIGURATION), folder / TRIALS
+    stated = privacy is not None and has_noise(privacy)
+    return Beside(
+        folder=folder,
+        privacy=privacy,
+        asked=None if config is None else config.privacy,
+        search=read_record(trials, Search) if stated and trials.exists() else None,
+    )
 
 
-def differences(folder: Path, ledger: LedgerRecord) -> Iterator[str]:
+def differences(beside: Beside, ledger: LedgerRecord) -> Iterator[str]:
     """Yields what files beside a ledger say otherwise, a sentence each, without its full stop.
 
     Args:
-        folder: The run's.
-        ledger: Its ledger, with a plan.
+        beside: What they say.
+        ledger: The run's.
     """
-    path = folder / PRIVACY
-    plan = ledger.plan
+    path, privacy, plan = beside.folder / PRIVACY, beside.privacy, ledger.plan
     if plan is None:
         return
-    facts: list[Fact] = []
-    if path.exists():
-        privacy = read_privacy(path)
-        if not has_noise(privacy):
-            yield (
-                f"{path} must state the epsilon of the {ledger.counted_steps} noisy steps of"
-                f" {folder / LEDGER}, got none: it was edited or is another run's"
-            )
-        else:
-            facts = [*_of_ledger(privacy, ledger), *_of_plan(privacy, ledger)]
-            yield from _words(path, facts)
-            if not facts_differ(facts):
-                yield from _words(path, _of_accountants(folder, privacy, ledger))
-                yield from _impossible(folder, privacy, ledger)
-    yield from _words(folder / CONFIGURATION, _of_configuration(folder, plan), section="privacy.")
+    if privacy is not None and not has_noise(privacy):
+        yield (
+            f"{path} must state the epsilon of the {ledger.counted_steps} noisy steps of"
+            f" {beside.folder / LEDGER}, got none: it was edited or is another run's"
+        )
+    elif privacy is not None:
+        facts = [*_of_ledger(privacy, ledger), *_of_plan(privacy, ledger)]
+        yield from _words(path, facts)
+        if not facts_differ(facts):
+            yield from _words(path, _of_accountants(beside.search, privacy, ledger))
+            yield from _impossible(beside.folder, privacy, ledger)
+    asked = [] if beside.asked is None else _of_configuration(beside.asked, plan)
+    yield from _words(beside.folder / CONFIGURATION, asked, section="privacy.")
 
 
 def facts_differ(facts: list[Fact]) -> bool:
@@ -149,7 +177,7 @@ def _of_plan(privacy: Stated, ledger: LedgerRecord) -> Iterator[Fact]:
             yield name, stated.get(name), written[name]
 
 
-def _of_accountants(folder: Path, privacy: Stated, ledger: LedgerRecord) -> Iterator[Fact]:
+def _of_accountants(search: Search | None, privacy: Stated, ledger: LedgerRecord) -> Iterator[Fact]:
     """Yields what epsilon must be: calibrated, exact, or whose bound the file says it is."""
     plan, epsilon = ledger.plan, privacy.epsilon
     if isinstance(plan, HistogramPlan):
@@ -158,7 +186,12 @@ def _of_accountants(folder: Path, privacy: Stated, ledger: LedgerRecord) -> Iter
     assert isinstance(plan, PrivacyPlan)
     calibration = plan.calibration
     if plan.is_trial or _is_of_search(privacy):
-        yield from _of_search(folder, privacy, plan)
+        # The bound that a search was bound to before its first trial, which its plans have.
+        if calibration is not None:
+            yield "accountant", privacy.accountant, calibration.accountant
+            yield "epsilon", epsilon, calibration.epsilon
+        if search is not None:
+            yield "epsilon", epsilon, search.calibration.epsilon
     elif calibration is not None and plan.event(ledger.streams or (1,)) == plan.event():
         yield "accountant", privacy.accountant, calibration.accountant
         yield "epsilon", epsilon, calibration.epsilon
@@ -174,23 +207,8 @@ def _is_of_search(privacy: Stated) -> bool:
     return isinstance(privacy, PrivateRun) and privacy.selection is not None
 
 
-def _of_search(folder: Path, privacy: Stated, plan: PrivacyPlan) -> Iterator[Fact]:
-    """Yields the bound that a search was bound to before its first trial, which its plans have."""
-    calibration = plan.calibration
-    if calibration is not None:
-        yield "accountant", privacy.accountant, calibration.accountant
-        yield "epsilon", privacy.epsilon, calibration.epsilon
-    path = folder / TRIALS
-    if path.exists():
-        yield "epsilon", privacy.epsilon, read_record(path, Search).calibration.epsilon
-
-
-def _of_configuration(folder: Path, plan: PrivacyPlan | HistogramPlan) -> Iterator[Fact]:
+def _of_configuration(asked: PrivacySection, plan: PrivacyPlan | HistogramPlan) -> Iterator[Fact]:
     """Yields what config.yaml asked for, where the plan says what came of it."""
-    config = read_saved(folder / CONFIGURATION)
-    asked = None if config is None else config.privacy
-    if asked is None:
-        return
     if asked.unit is not None:
         yield "unit", asked.unit, plan.unit
     if plan.delta_source == GIVEN or asked.delta is not None:
@@ -299,7 +317,17 @@ def read_spent(folder: str, *, trial: bool = False) -> SpentRun:
     ledger = read_run_ledger(path)
     if ledger is None:
         raise InputError(_why_no_ledger(path))
-    _check_not_cut(path, ledger)
+    privacy: RunPrivacy | Vocabulary | None = None
+    fault: tuple[str, ...] = ()
+    try:
+        privacy = _stated(path)
+    except DpftError as error:  # the ledger is all that the answer needs
+        fault = (str(error).rstrip("."),)
+    _check_not_cut(path, privacy, ledger)
+    try:
+        said = fault or tuple(differences(_beside(path, privacy), ledger))
+    except DpftError as error:
+        said = (str(error).rstrip("."),)
     plan = ledger.plan
     if plan is None:
         if ledger.counted_steps or not knows_the_end(path):
@@ -332,16 +360,8 @@ def read_spent(folder: str, *, trial: bool = False) -> SpentRun:
         plan=plan,
         taken=steps_taken(ledger, path / LEDGER, planned=planned),
         end="private/" if knows_the_end(path) else end,
-        differences=() if plan.is_trial else _differences(path, ledger),
+        differences=() if plan.is_trial else said,
     )
-
-
-def _differences(folder: Path, ledger: LedgerRecord) -> tuple[str, ...]:
-    """Returns what other files say otherwise, or that one of them cannot be read."""
-    try:
-        return tuple(differences(folder, ledger))
-    except DpftError as error:  # the ledger is all that the answer needs
-        return (str(error).rstrip("."),)
 
 
 def read_ended_ledger(folder: Path) -> LedgerRecord | None:
@@ -358,12 +378,30 @@ def read_ended_ledger(folder: Path) -> LedgerRecord | None:
             contradicts it.
     """
     ledger = read_run_ledger(folder)
-    if ledger is not None:
-        _check_not_cut(folder, ledger)
-        check_stated(folder, ledger)
-    elif (folder / PRIVACY).exists() and has_noise(known := read_privacy(folder / PRIVACY)):
-        check_lodged(folder / LEDGER, None, vars(known.ledger), by=str(folder / PRIVACY))
+    check_beside(folder, ledger)
     return ledger
+
+
+def check_beside(folder: Path, ledger: LedgerRecord | None) -> None:
+    """Refuses a run's folder whose privacy.json or config.yaml contradicts the ledger there.
+
+    Args:
+        folder: The run's.
+        ledger: What its ledger says, held against ``private/``; None: there is none.
+
+    Raises:
+        InputError: A file is of another schema version.
+        StateError: One contradicts it, or names lines that it lacks.
+    """
+    known = _stated(folder)
+    if ledger is None:
+        if known is not None and has_noise(known):
+            check_lodged(folder / LEDGER, None, vars(known.ledger), by=str(folder / PRIVACY))
+        return
+    _check_not_cut(folder, known, ledger)
+    found = list(differences(_beside(folder, known), ledger))
+    if found:
+        raise StateError(f"{'; '.join(found)}. Put it back as it was.")
 
 
 def check_model(folder: Path, ledger: LedgerRecord | None) -> None:
@@ -380,21 +418,18 @@ def check_model(folder: Path, ledger: LedgerRecord | None) -> None:
         check_released(folder / MODEL, ledger.released, ledger=folder / LEDGER)
 
 
-def _check_not_cut(folder: Path, ledger: LedgerRecord) -> None:
+def _check_not_cut(
+    folder: Path, known: RunPrivacy | Vocabulary | None, ledger: LedgerRecord
+) -> None:
     """Refuses a ledger that has not ended and lacks lines which privacy.json names.
 
     Raises:
         StateError: It does.
     """
-    path = folder / PRIVACY
-    try:
-        known = read_privacy(path) if path.exists() else None
-    except DpftError:
-        return
     if known is None or not has_noise(known) or ledger.closed:
         return
     if known.ledger.lines > ledger.lines:
-        check_lodged(folder / LEDGER, ledger, vars(known.ledger), by=str(path))
+        check_lodged(folder / LEDGER, ledger, vars(known.ledger), by=str(folder / PRIVACY))
 
 
 def _why_no_ledger(folder: Path) -> str:

@@ -18,22 +18,17 @@ from dpft.data.batches import Layout
 from dpft.data.encoding import Encoding
 from dpft.errors import InputError
 from dpft.evaluation.outputs import ModelOutputs
+from dpft.files import MODEL
 from dpft.generation.decoding import DecodeConfig
 from dpft.head_losses import fuse_head
 from dpft.kinds import CAUSAL, SEQ2SEQ, TEXTS, Head
 from dpft.methods.adapter_files import base_folder
 from dpft.methods.base import Method
 from dpft.models.architecture import Architecture, read_architecture
-from dpft.models.checkpoint_rows import (
-    CheckpointRows,
-    NotInShards,
-    RowsOfModel,
-    checkpoint_rows,
-)
+from dpft.models.checkpoint_rows import CheckpointRows, NotInShards, RowsOfModel, checkpoint_rows
 from dpft.models.loading import dequantize, grow_as_planned, load_with_tokens, new_names, seeded
 from dpft.models.source import loading_errors
 from dpft.privacy.clipping.heads import WIDE_ROWS
-from dpft.run_folder import MODEL
 from dpft.runs.modality import modality_of
 from dpft.tasks.base import Task
 from dpft.tasks.corpus import MASKS, CorpusTask

@@ -31,8 +31,8 @@ from dpft.errors import InputError
 from dpft.parallel.ranks import Ranks
 from dpft.privacy.keys import secret_key
 from dpft.privacy.plan import PrivacyPlan, read_plan, write_plan
+from dpft.runs.folder import Secrets
 from dpft.runs.prepared_run import Prepared
-from dpft.runs.resuming import Secrets
 from dpft.runs.training_records import unit_key
 from dpft.training.precision import autocast
 from dpft.training.self_check import SHORT_LENGTH, synthetic_losses

@@ -24,7 +24,23 @@ from dpft.config.load import dump
 from dpft.config.schema import TokenizerCommand
 from dpft.data.sources import read_examples
 from dpft.errors import InputError, RunError, StateError
-from dpft.files import check_writable, read_file, refuse_links, sync_tree, write_text
+from dpft.files import (
+    CONFIGURATION,
+    DATA_SUMMARY,
+    EXACT_HISTOGRAM,
+    HISTOGRAM,
+    LEDGER,
+    PRIVACY,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    check_writable,
+    hold_run,
+    private_path,
+    read_file,
+    refuse_links,
+    sync_tree,
+    write_text,
+)
 from dpft.privacy.accounting.summary import eps_text
 from dpft.privacy.histogram_config import NOT_PRIVATE
 from dpft.privacy.keys import secret_key
@@ -41,30 +57,18 @@ from dpft.records.configuration import TaskSection, parse_configuration
 from dpft.records.form import keys_of, parse, write_record
 from dpft.records.ledger import GaussianHistogram as HistogramLine
 from dpft.records.ledger import HistogramNumbers, LedgerHead
-from dpft.records.privacy_file import (
+from dpft.records.promises import (
+    Begun,
     OpenVocabulary,
     OpenVocabularyAnswer,
     PrivateVocabulary,
     PrivateVocabularyAnswer,
     read_vocabulary,
 )
-from dpft.records.promises import Begun
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.run_record import data_name
 from dpft.reports.terminal import Answer
 from dpft.reports.tokenizer_report import table, write_tokenizer_report
-from dpft.run_folder import (
-    CONFIGURATION,
-    DATA_SUMMARY,
-    EXACT_HISTOGRAM,
-    HISTOGRAM,
-    LEDGER,
-    PRIVACY,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    hold_run,
-    private_path,
-)
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import WriteRequest, read_begun, refuse_used_folder, start_anew, write_begun
 from dpft.runs.run_plan import PublicSize, size_of_data

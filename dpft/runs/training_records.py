@@ -6,7 +6,6 @@ Of the records that were read some are held out, left out and why, or cut; the r
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,11 +19,9 @@ from dpft.data.sources import LETTERS_PER_TOKEN
 from dpft.data.token_rows import encoded_rows
 from dpft.data.training_records import TOGETHER, batched, bounded_units, drained, units_of_chunks
 from dpft.errors import InputError
-from dpft.files import write_text
 from dpft.machine import return_freed_memory
 from dpft.privacy.keys import secret_key
 from dpft.privacy.plan import EXAMPLE
-from dpft.run_folder import DATA_SUMMARY, private_path
 from dpft.runs.held_out import Division, TrainingData
 from dpft.tasks.base import REFUSED, Task
 from dpft.tasks.records import Record
@@ -201,11 +198,6 @@ def unit_key(config: TrainConfig) -> bytes:
     return secret_key("units", config.privacy.noise_seed)
 
 
-def save_key(folder: Path, name: str, key: bytes) -> None:
-    """Writes a key into a run's private folder, under a name of ``dpft.run_folder``."""
-    write_text(private_path(folder, name), key.hex() + "\n", mode=0o600)
-
-
 MOST_NAMED = 100
 NOTE = "Private: these numbers depend on the records and are not covered by epsilon."
 
@@ -303,13 +295,8 @@ def summarize(
     )
 
 
-def write_summary(folder: Path, summary: DataSummary) -> None:
-    """Writes private/data_summary.md, for the owner alone."""
-    write_text(private_path(folder, DATA_SUMMARY), render(summary), mode=0o600)
-
-
 def render(summary: DataSummary) -> str:
-    """Returns the counts as Markdown."""
+    """Returns private/data_summary.md: the counts as Markdown."""
     rows = [("read", str(summary.read))]
     if summary.on_invalid != REFUSED:
         rows.append((f"left out: faulty (task.invalid={summary.on_invalid})", str(summary.faulty)))

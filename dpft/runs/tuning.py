@@ -30,24 +30,7 @@ from dpft.config.tune import TuneCommand, with_setting
 from dpft.data.training_records import new_key
 from dpft.errors import InputError, RunError, StateError
 from dpft.evaluation.metrics.base import HIGHER, LOWER, MetricSpec, metric_specs
-from dpft.files import refuse_links, write_text
-from dpft.models.loading import quiet_transformers
-from dpft.parallel.parallel_config import ParallelConfig, check_start
-from dpft.privacy.accounting.selection import calibrate_trials
-from dpft.privacy.keys import secret_key
-from dpft.privacy.plan import PrivacyPlan
-from dpft.privacy.privacy_config import DifferentialPrivacy
-from dpft.privacy.trials import draw_count, draw_settings
-from dpft.privacy.uniform import UniformStream
-from dpft.records.costs import Search, Trial
-from dpft.records.form import read_record, write_record
-from dpft.records.privacy_file import read_privacy
-from dpft.records.promises import PrivateRun
-from dpft.records.scores import Metrics, TrialScore
-from dpft.reports.epsilon import NOT_PRIVATE_SEED
-from dpft.reports.provenance import with_selection
-from dpft.reports.report import write_report
-from dpft.run_folder import (
+from dpft.files import (
     CHECKPOINTS,
     CONFIGURATION,
     LEDGER,
@@ -64,12 +47,36 @@ from dpft.run_folder import (
     TUNING,
     hold_run,
     is_base_model,
+    refuse_links,
     trial_folder,
+    write_text,
 )
+from dpft.models.loading import quiet_transformers
+from dpft.parallel.parallel_config import ParallelConfig, check_start
+from dpft.privacy.accounting.selection import calibrate_trials
+from dpft.privacy.keys import secret_key
+from dpft.privacy.plan import PrivacyPlan
+from dpft.privacy.privacy_config import DifferentialPrivacy
+from dpft.privacy.trials import draw_count, draw_settings
+from dpft.privacy.uniform import UniformStream
+from dpft.records.costs import Search, Trial
+from dpft.records.form import read_record, write_record
+from dpft.records.promises import PrivateRun, read_privacy
+from dpft.records.scores import Metrics, TrialScore
+from dpft.reports.epsilon import NOT_PRIVATE_SEED
+from dpft.reports.provenance import with_selection
+from dpft.reports.report import write_report
 from dpft.runs.exit_codes import FULL_OR_FORBIDDEN, crash_kept, exit_code_of_job
-from dpft.runs.folder import WriteRequest, read_begun, refuse_used_folder, start_anew, write_begun
+from dpft.runs.folder import (
+    WriteRequest,
+    hint_of_resume,
+    kept_here,
+    read_begun,
+    refuse_used_folder,
+    start_anew,
+    write_begun,
+)
 from dpft.runs.held_out import divide, known_by, load_training_data
-from dpft.runs.resuming import hint_of_resume, kept_here
 from dpft.runs.run import begin, go_on
 from dpft.runs.run_plan import RunPlan, plan_run, warn_of_delta, with_batch_size
 from dpft.runs.saved_run import read_spent

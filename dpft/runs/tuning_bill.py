@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from dpft.errors import DpftError, InputError
+from dpft.files import CONFIGURATION, LEDGER, TUNE_CONFIGURATION, TUNING, TUNING_BILL
 from dpft.privacy.accounting import Accountants, EpsilonBound
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.configuration import SavedConfiguration, read_saved
 from dpft.records.costs import Bill, Bound, BoundedRun, NoBound, TuningBill, UnboundedRun
 from dpft.records.form import write_record
-from dpft.run_folder import CONFIGURATION, LEDGER, TUNE_CONFIGURATION, TUNING, TUNING_BILL
 from dpft.runs.composition import account_for_spent, account_together
 from dpft.runs.saved_run import SpentRun, read_spent
 from dpft.runs.tuning import read_search

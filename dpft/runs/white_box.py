@@ -29,12 +29,11 @@ from dpft.data.batches import Batch
 from dpft.data.canaries import COIN, Canary
 from dpft.data.encoding import Encoding
 from dpft.errors import InputError, StateError
-from dpft.files import write_text
+from dpft.files import WHITE_BOX, write_text
 from dpft.generation.decoding import evaluation_mode
 from dpft.models.losses import per_example_losses
 from dpft.records.form import parse
 from dpft.records.kept import WhiteBoxLine
-from dpft.run_folder import WHITE_BOX
 from dpft.tasks.base import Task
 from dpft.training.listeners import PublicStep
 

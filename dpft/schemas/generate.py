@@ -17,7 +17,6 @@ from dpft.records import (
     costs,
     ledger,
     plans,
-    privacy_file,
     promises,
     scores,
     synthesis,
@@ -256,12 +255,12 @@ FORMS: dict[str, tuple[Any, str, str]] = {
     "report": (costs.RunsReport, "Output of `dpft report runs=… output=json`", ""),
     "scores_by_step": (scores.ScoresByStep, "scores_by_step.json of a run", ""),
     "tokenizer": (
-        privacy_file.PrivateVocabularyAnswer | privacy_file.OpenVocabularyAnswer,
+        promises.PrivateVocabularyAnswer | promises.OpenVocabularyAnswer,
         "Output of `dpft tokenizer output=json`",
         "What a vocabulary costs and what came of it.",
     ),
     "tokenizer_privacy": (
-        privacy_file.PrivateVocabulary | privacy_file.OpenVocabulary,
+        promises.PrivateVocabulary | promises.OpenVocabulary,
         "privacy.json of a tokenizer's run",
         "What a run of `dpft tokenizer` promises: one noisy histogram of words, or with"
         " privacy=none nothing.",

@@ -26,7 +26,20 @@ from dpft.config.synthesize import (
 from dpft.data.raw_rows import Rows, rows_in_memory
 from dpft.data.training_records import new_key
 from dpft.errors import InputError, StateError
-from dpft.files import check_writable, read_file, read_json, refuse_links, write_json, write_text
+from dpft.files import (
+    CHECKPOINTS,
+    LEDGER,
+    MODEL,
+    SYNTHESIS,
+    check_writable,
+    hold_run,
+    private_path,
+    read_file,
+    read_json,
+    refuse_links,
+    write_json,
+    write_text,
+)
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.keys import secret_key
 from dpft.privacy.ledger import Ledger, read_ledger
@@ -35,7 +48,6 @@ from dpft.privacy.plan import (
     HistogramPlan,
     write_plan,
 )
-from dpft.run_folder import LEDGER, MODEL, SYNTHESIS, hold_run, private_path
 from dpft.runs import run as runs
 from dpft.runs.api import TRAIN_COMMAND
 from dpft.runs.exit_codes import crash_kept, say
@@ -249,7 +261,9 @@ def _hint(folder: Path) -> Iterator[None]:
     except (InputError, StateError):
         raise
     except BaseException:
-        say(f"to go on: dpft synthesize resume={folder}")
+        training = folder / TRAINING
+        if (training / MODEL).is_dir() or not (training / CHECKPOINTS).is_dir():
+            say(f"to go on: dpft synthesize resume={folder}")  # else the training said so
         raise
 
 

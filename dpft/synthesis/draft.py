@@ -17,21 +17,22 @@ from dpft.data.raw_rows import Row
 from dpft.errors import InputError
 from dpft.privacy.plan import EXAMPLE
 from dpft.synthesis.columns import Day, Flag, Misfit
+from dpft.synthesis.schema import MARK
 from dpft.tasks.templates import spelled
 
 FEW_VALUES = 50
 """Different values of a column that may be a category."""
 LETTERS_OF_A_TOKEN = 3
-HEAD = """\
-# A DRAFT: all of it was read out of the private table, and what you leave in it becomes public.
+HEAD = f"""\
+{MARK}: all of it was read out of the private table, and what you leave in it becomes public.
 # Go through each line and ask whether everybody may know it: take values from a code book and
 # ranges from common sense, not from these records. Then save it beside the data, as
-# NAME.schema.yaml.
+# NAME.schema.yaml, without this comment: a file that begins with it is refused.
 #   type: category (values), integer and decimal (minimum, maximum, step), date (minimum, maximum),
 #         boolean, text (max_tokens), id (made anew, never learned), drop (left out)
 #   missing: true, where a cell may be empty
 # rules: [discharge >= admission]        compared where both are there
-# impossible: [{city: Oslo, smoker: true}]     what never stands together
+# impossible: [{{city: Oslo, smoker: true}}]     what never stands together
 # label: COLUMN                          by whose classes the synthetic table is tried
 """
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from dpft.data.raw_rows import write_rows
 from dpft.errors import StateError
 from dpft.evaluation.predictions import spread
-from dpft.files import read_file, write_text
+from dpft.files import LEDGER, PAGE, PRIVATE_PAGE, private_path, read_file, write_text
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.mechanism import Composition
+from dpft.privacy.ledger import read_ledger
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import NEIGHBORING_RELATION, PrivacyPlan
 from dpft.privacy.spending import Noise, added_up, as_mechanisms
@@ -25,7 +26,6 @@ from dpft.records.form import read_record, write_record
 from dpft.records.ledger import LedgerHead
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.terminal import Grid
-from dpft.run_folder import LEDGER, PAGE, PRIVATE_PAGE, private_path
 from dpft.runs.saved_run import SpentRun, read_spent
 from dpft.synthesis.columns import Identity
 from dpft.synthesis.generator import Drawn
@@ -44,6 +44,8 @@ from dpft.synthesis.schema import Row, Schema
 from dpft.synthesis.stretches import marginal
 from dpft.synthesis.table import PrivateTable
 
+HISTOGRAM, TRAINED = "histogram", "training"
+"""The parts that read records under noise."""
 STATEMENT, MEASURES = "synthesis.json", "private/measures.json"
 
 
@@ -139,10 +141,21 @@ class Finished:
 
 
 def is_whole(folder: Path, target: Path) -> bool:
-    """Returns whether a synthesis has ended: its rows are there, as its last page says of them."""
+    """Returns whether a synthesis has ended: its rows are there, as its last page says of them.
+
+    Raises:
+        StateError: A ledger that its statement names is gone, or is another.
+    """
     if not (folder / PAGE).exists() or not target.exists():
         return False
     said = read_record(folder / STATEMENT, records.Synthesis)
+    for part in said.parts:
+        path = (folder if part.name == HISTOGRAM else folder / TRAINING) / LEDGER
+        if not path.exists() or read_ledger(path).head != part.ledger.head:
+            raise StateError(
+                f"{path} is gone, or not the ledger that {folder / STATEMENT} names; put it back"
+                " as it was."
+            )
     return said.rows_sha256 == _digest(target)
 
 
@@ -172,9 +185,9 @@ def spent_parts(part: PublicPart, budget: Budget, folder: Path) -> list[tuple[st
     """
     if part.guarantee is None:
         return []
-    found = [("training", folder / TRAINING)]
+    found = [(TRAINED, folder / TRAINING)]
     if budget.counts is not None:
-        found.insert(0, ("histogram", folder))
+        found.insert(0, (HISTOGRAM, folder))
     spent = [(name, read_spent(str(place))) for name, place in found]
     for name, run in spent:
         plan, noise = run.plan, budget.noise_multiplier

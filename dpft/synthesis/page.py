@@ -4,6 +4,7 @@ The public page is made of the statement alone. The private one sets synthetic r
 ones, and says beside each figure what it should be near.
 """
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -128,6 +129,7 @@ def private_page(said: Synthesis, measures: Measures, faults: Mapping[str, int])
             ],
         ),
     ]
+    tables += _text_tables(measures)
     if faults:
         rows = [(fault, str(number)) for fault, number in faults.items()]
         title = "Rows that were not as the schema says"
@@ -143,6 +145,51 @@ def private_page(said: Synthesis, measures: Measures, faults: Mapping[str, int])
         schema="",
         version=__version__,
     )
+
+
+def _text_tables(measures: Measures) -> list[PageTable]:
+    """Returns what texts have in common with real ones: n-grams, copies and runs, personal data."""
+    tables = [
+        PageTable(
+            title=f"Texts of {each.name}",
+            columns=("Jensen-Shannon divergence from controls, bits", "synthetic", "controls"),
+            rows=[
+                (
+                    f"{n} word{'s' * (n != '1')}",
+                    f"{value:.3f}",
+                    f"{(each.of_controls or {})[n]:.3f}",
+                )
+                for n, value in (each.divergence or {}).items()
+            ],
+            note=each.why_not or "",
+        )
+        for each in measures.texts
+    ]
+    found = measures.leakage.texts
+    if found.unseen is not None:
+        rows = [
+            (name, f"{getattr(found.training, key):.2f}", f"{getattr(found.unseen, key):.2f}")
+            for name, key in (
+                ("a synthetic text, %", "exact_percent"),
+                ("near a synthetic text, %", "near_duplicate_percent"),
+                ("words in a row in one: median", "longest_run_median"),
+                ("95 of 100 have at most", "longest_run_95_percent"),
+                ("most", "longest_run_most"),
+            )
+        ]
+        columns = ("real rows that are", "training rows", "controls")
+        tables.append(PageTable(title="Copies and long runs", columns=columns, rows=rows))
+    personal = measures.personal
+    if personal is not None and personal.kinds:
+        kinds_columns = ("different ones", "real rows", "synthetic rows", "in both")
+        rows_of_kinds = [
+            (kind, str(n.real), str(n.synthetic), str(n.synthetic_that_are_real))
+            for kind, n in personal.kinds.items()
+        ]
+        note = f"Found by {personal.by}."
+        title = "Personal data"
+        tables.append(PageTable(title=title, columns=kinds_columns, rows=rows_of_kinds, note=note))
+    return tables
 
 
 def short_rows(said: Synthesis, measures: Measures) -> list[tuple[str, str, str]]:
@@ -247,7 +294,7 @@ def _bars(each: Marginal) -> Markup:
         axes.grid(False, axis="x")
         axes.legend(frameon=False)
 
-    return draw_svg(draw, name=f"column-{abs(hash(each.name)) % 10**8}", label=each.name)
+    return draw_svg(draw, name=f"column-{zlib.crc32(each.name.encode())}", label=each.name)
 
 
 def _heat_maps(pairs: Associations) -> Markup:

@@ -33,6 +33,8 @@ import yaml
 from dpft.errors import InputError
 from dpft.synthesis.columns import Category, Column, Flag, Misfit, Value, column_of
 
+MARK = "# A DRAFT"
+"""How a draft begins (``draft``), and no schema."""
 KEYS = ("columns", "rules", "impossible", "label")
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
@@ -200,7 +202,14 @@ def read_schema(path: Path) -> Schema:
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
+        if text.startswith(MARK):
+            raise InputError(
+                f"{path} is a draft, made of the private records; go through it, and take its"
+                " comment away when everybody may know what it says."
+            )
         content = json.loads(text) if path.suffix == ".json" else yaml.load(text, _OnceEach)
+    except InputError:
+        raise
     except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise InputError(f"schema must be a file of YAML or JSON, got {path} ({reason}).") from None

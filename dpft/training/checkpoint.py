@@ -30,23 +30,25 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dpft.errors import InputError, StateError
-from dpft.files import SCHEMA_VERSION, check_version, sync_folder
-from dpft.parallel.ranks import ALONE, Ranks
-from dpft.parallel.shards import ShardedModel
-from dpft.parallel.shares import in_turn
-from dpft.records.form import as_json, read_record, write_record
-from dpft.records.kept import BoundRun, CheckpointState
-from dpft.run_folder import (
+from dpft.files import (
     CHECKPOINT,
     HISTORY,
     KEYS,
     OPTIMIZER,
     PARTIAL_CHECKPOINT,
+    SCHEMA_VERSION,
     STATE,
     WEIGHTS,
+    check_version,
     checkpoint_name,
     shard_name,
+    sync_folder,
 )
+from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.shards import ShardedModel
+from dpft.parallel.shares import in_turn
+from dpft.records.form import as_json, read_record, write_record
+from dpft.records.kept import BoundRun, CheckpointState
 from dpft.training.averaging import check_averaging
 from dpft.training.checkpoint_tensors import (
     check_reachable,

@@ -27,10 +27,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dpft.errors import RunError, StateError
+from dpft.files import HISTORY, OPTIMIZER, WEIGHTS, shard_name
 from dpft.parallel.local import from_rows, is_cut, local, rows_here
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
-from dpft.run_folder import HISTORY, OPTIMIZER, WEIGHTS, shard_name
 from dpft.training.training_state import (
     TrainingState,
     model_state,

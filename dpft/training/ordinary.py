@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from dpft.files import CHECKPOINTS
 from dpft.head_losses import losses_added_up
 from dpft.parallel.local import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
@@ -32,7 +33,6 @@ from dpft.privacy.sampling import PoissonSampler
 from dpft.privacy.views import ViewStream
 from dpft.records.form import parse
 from dpft.records.kept import BoundRun, ShuffledState
-from dpft.run_folder import CHECKPOINTS
 from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.compiling import compilation_of, compiled_calls

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from dpft.errors import SaidElsewhere
+from dpft.files import CHECKPOINTS, JOURNAL, LEDGER, private_path
 from dpft.head_losses import loss_head_of
 from dpft.parallel.gathering import whole_reader
 from dpft.privacy.accounting.curve import SpentEpsilon
@@ -29,7 +30,6 @@ from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
 from dpft.privacy.replay_log import JournaledLedger, ReplayError
 from dpft.records.kept import BoundRun, KnownLedger
-from dpft.run_folder import CHECKPOINTS, JOURNAL, LEDGER, private_path
 from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import delete_generator_states, read_history
 from dpft.training.compiling import compilation_of

@@ -18,6 +18,7 @@ import torch
 from dpft import __version__
 from dpft.devices import device_name
 from dpft.errors import InputError, StateError
+from dpft.files import CHECKPOINTS
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.ledger import LedgerRecord
@@ -26,7 +27,6 @@ from dpft.privacy.plan import PrivacyPlan, read_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.replay_log import read_run_ledger
 from dpft.privacy.sampling import SAMPLING_SOURCE
-from dpft.run_folder import CHECKPOINTS
 from dpft.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
 from dpft.training.loop import TrainingSet
 

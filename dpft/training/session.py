@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dpft.files import CHECKPOINTS
 from dpft.methods.base import Method, MethodPhase
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import Share
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.witness import Handover
-from dpft.run_folder import CHECKPOINTS
 from dpft.training.averaging import WeightAverage
 from dpft.training.bias_corrected_adam import tell_noise
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint

@@ -63,7 +63,12 @@ class DeviceConfig:
         """
         import torch
 
-        from dpft.devices import accelerator, chosen_device, only_whole_precision
+        from dpft.devices import (
+            accelerator,
+            add_in_one_order,
+            chosen_device,
+            only_whole_precision,
+        )
 
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
@@ -75,6 +80,7 @@ class DeviceConfig:
                 f"train.device={self.device} needs an accelerator of that kind, got {has}; use"
                 f" train.device={other}."
             )
+        add_in_one_order(device)
         return device
 
 

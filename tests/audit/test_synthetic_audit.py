@@ -11,9 +11,8 @@ import pytest
 from dpft.audit.kinds.synthetic import SyntheticText
 from dpft.audit.synthetic_audit import SyntheticResult, audit_synthetic, written_pages
 from dpft.errors import InputError
-from dpft.files import write_json
+from dpft.files import CANARIES, private_audit_path, write_json
 from dpft.reports.terminal import Grid
-from dpft.run_folder import CANARIES, private_audit_path
 from dpft.training.training_config import DeviceConfig
 from tests.audit.conftest import moods
 from tests.reports.plain import stated

@@ -25,9 +25,9 @@ from dpft.audit.text_overlap import (
     prompt_sets,
 )
 from dpft.errors import InputError, StateError
+from dpft.files import CANARIES, private_audit_path
 from dpft.records.audits import CanariesInTexts, KeptCanaries, KeptCanary
 from dpft.records.form import as_json
-from dpft.run_folder import CANARIES, private_audit_path
 
 LONG = "the eagle is a pub by the river in the city center with a garden and a low price for all"
 EDITED = LONG.replace("for all", "for you")

@@ -19,7 +19,7 @@ from dpft.cli.subcommand import run_folder, write_hydra_record
 from dpft.config import composing
 from dpft.config.load import by_name, config_directory
 from dpft.errors import InputError, StateError
-from dpft.run_folder import LEDGER
+from dpft.files import LEDGER
 
 PRIMARY = """
 defaults:

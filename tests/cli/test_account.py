@@ -4,7 +4,7 @@ import math
 import pytest
 
 from dpft.config.account import AccountConfig
-from dpft.runs.account_command import resolve
+from dpft.runs.account import resolve
 from tests.slowness import slow
 from tests.stories.tiny import Outcome, Workspace
 

@@ -6,8 +6,8 @@ import pytest
 
 from dpft.cli.report import expand
 from dpft.evaluation.ratings import REFERENCE, Item, sheet_key, sheet_rows
+from dpft.files import SHEET, SHEET_KEY
 from dpft.records.form import write_record
-from dpft.run_folder import SHEET, SHEET_KEY
 from tests.evaluation.test_ratings import ABOUT
 from tests.reports.folders import write_run
 from tests.runs.measured import measure

@@ -125,7 +125,6 @@ def test_every_option_of_every_group_is_on_its_page(made: dict[str, str]) -> Non
         assert options_of(group)
         for option in options_of(group):
             assert f"\n### {option}\n" in page, (group, option)
-            assert f"[`{group}={option}`](#{option})" in page
 
 
 @pytest.mark.slow
@@ -145,7 +144,7 @@ def test_every_recipe_and_its_published_rows_are_on_the_page(made: dict[str, str
             assert prose(row["what"]) in section and str(row.get("model") or "") in section
     assert compared > 900
     li2022 = made["reference/recipes/li2022.md"]
-    assert "Published: Table 7; lora, E2E test" in li2022
+    assert "\n\nTable 7; lora, E2E test" in li2022
     assert "Published heat map, Li et al. 2022, Figure 2" in li2022
 
 
@@ -169,7 +168,7 @@ def test_every_file_and_every_schema_is_on_the_page(made: dict[str, str]) -> Non
     for name in names():
         for key in properties(schema(name)):
             assert re.search(rf"`(?:[\w.\[\]]+\.)?{key}`", sections[name]), (name, key)
-    assert "| `epsilon_curve.steps` | list of integer | Numbers of steps, at most 40." in page
+    assert "| `epsilon_curve.steps` | integer \\[] | Numbers of steps, at most 40." in page
 
 
 def properties(part: object) -> set[str]:

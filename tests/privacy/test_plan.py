@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dpft.errors import InputError
+from dpft.files import LEDGER
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.accounting.mechanism import RATE_MARGIN
@@ -32,7 +33,6 @@ from dpft.records.ledger import Calibration
 from dpft.records.promises import Origin
 from dpft.reports.pages import epsilon_points
 from dpft.reports.privacy_record import account_for_run, private_run, promise_of
-from dpft.run_folder import LEDGER
 from dpft.runs import tuning
 from dpft.runs.planned_run import account_for_plan
 from dpft.runs.run_plan import RunPlan

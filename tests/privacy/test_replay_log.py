@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dpft.errors import InputError, StateError
+from dpft.files import LEDGER
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.replay_log import JournaledLedger, ReplayError, read_journal, read_run_ledger
-from dpft.run_folder import LEDGER
 from tests.privacy.test_ledger import MECHANISM, WRITTEN, as_before
 
 

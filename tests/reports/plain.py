@@ -9,8 +9,7 @@ from typing import Any
 
 from dpft.records.configuration import RunConfiguration, parse_configuration
 from dpft.records.form import as_json, parse
-from dpft.records.privacy_file import RunPrivacy
-from dpft.records.promises import OpenRun, PrivateRun
+from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy
 from dpft.records.scores import ScoreEntry, ScoresByStep, SheetDecoding
 from dpft.reports import report
 from dpft.reports.report import statement

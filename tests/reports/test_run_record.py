@@ -5,7 +5,7 @@ import pytest
 from dpft.errors import StateError
 from dpft.files import write_json
 from dpft.records.form import as_json
-from dpft.records.privacy_file import COMPUTABLE, read_privacy
+from dpft.records.promises import COMPUTABLE, read_privacy
 from dpft.reports.run_record import read_evaluations, write_metrics
 from tests.reports.plain import render
 from tests.reports.test_report import CONFIG, entry, private

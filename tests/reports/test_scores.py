@@ -7,25 +7,17 @@ from typing import Any
 import pytest
 
 from dpft.errors import StateError
+from dpft.files import PAGE, REPORT, SCORES_BY_STEP
 from dpft.privacy.accounting.interpretation import most_right
 from dpft.records.configuration import TrainSection
 from dpft.records.form import parse, write_record
-from dpft.records.privacy_file import COMPUTABLE
+from dpft.records.promises import COMPUTABLE
 from dpft.records.scores import PRIVATE_SPLIT, STAGES, ScoreEntry, ScoresByStep
 from dpft.reports.report import write_report
 from dpft.reports.run_record import read_run
 from dpft.reports.run_record import shown as public_part
-from dpft.reports.scores import (
-    Figure,
-    figures,
-    meaning,
-    score_tables,
-    series_of,
-    series_plot,
-    tone,
-)
+from dpft.reports.scores import Figure, figures, meaning, score_tables, series_of, series_plot, tone
 from dpft.reports.sections import _average_rows
-from dpft.run_folder import PAGE, REPORT, SCORES_BY_STEP
 from tests.reports.folders import write_run
 from tests.reports.plain import TOKENIZER, plain
 from tests.reports.test_report import BOTH, CONFIG, entry, non_private, private

@@ -9,8 +9,7 @@ import yaml
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.plan import Phase, Plan, PrivacyPlan, write_plan
 from dpft.records.form import keys_of
-from dpft.records.privacy_file import PrivateVocabulary
-from dpft.records.promises import PrivateRun
+from dpft.records.promises import PrivateRun, PrivateVocabulary
 from tests.reports.test_report import CONFIG
 
 SIZE, BATCH = 40, 8

@@ -23,10 +23,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 import dpft
 from dpft.config.tune import TuneCommand
 from dpft.data.raw_rows import held_splits
-from dpft.files import read_yaml
+from dpft.files import hold_run, read_yaml
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.privacy.accounting.summary import delta_text, eps_text
-from dpft.run_folder import hold_run
 from dpft.runs import tuning
 from dpft.runs.api import EVALUATE_COMMAND
 from dpft.runs.configuring import evaluate_configuration

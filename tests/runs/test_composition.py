@@ -12,6 +12,7 @@ from dpft.privacy.plan import SpentBefore
 from dpft.privacy.spending import Noise, added_up
 from dpft.records.ledger import Calibration
 from dpft.reports.epsilon import NOT_PRIVATE_SEED
+from dpft.runs.account import SAME_DATA, run_table, together_table
 from dpft.runs.composition import (
     account_for_spent,
     account_together,
@@ -19,7 +20,6 @@ from dpft.runs.composition import (
     check_same_unit,
     tokenizers_beside,
 )
-from dpft.runs.ledgers import SAME_DATA, run_table, together_table
 from dpft.runs.saved_run import SpentRun, read_spent
 from tests.runs.run_folders import (
     BATCH,

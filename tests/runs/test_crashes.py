@@ -10,7 +10,7 @@ import pytest
 from dpft import errors
 from dpft.cli.subcommand import Subcommand
 from dpft.errors import InputError, note_records_read
-from dpft.run_folder import TRACEBACK
+from dpft.files import TRACEBACK
 from dpft.runs.exit_codes import crash_kept, where
 
 

@@ -10,6 +10,7 @@ import pytest
 from dpft.config.schema import EvaluateConfig, TrainCommand, TrainConfig
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
+from dpft.files import HELD_OUT_KEY, write_private
 from dpft.runs import held_out
 from dpft.runs.evaluation import not_evaluated
 from dpft.runs.held_out import (
@@ -18,7 +19,6 @@ from dpft.runs.held_out import (
     TrainingData,
     divide,
     held_out_key,
-    keep_key,
     load_training_data,
     records_to_score,
 )
@@ -154,11 +154,11 @@ def test_the_key_of_a_run_is_the_owners_alone_and_no_earlier_runs(
     tmp_path: Path, config: TrainConfig
 ) -> None:
     division = divide(config, load_training_data(config), KEY)
-    keep_key(tmp_path, division)
+    write_private(tmp_path, {HELD_OUT_KEY: division.key_text})
     path = tmp_path / "private" / "held_out.key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert held_out_key(tmp_path) == (KEY, division.fingerprint)
-    keep_key(tmp_path, Division(kept=[0], scored={}))
+    write_private(tmp_path, {HELD_OUT_KEY: Division(kept=[0], scored={}).key_text})
     assert not path.exists()
     for content in (None, "", "no key\nf\n"):
         if content is not None:
@@ -170,7 +170,8 @@ def test_the_key_of_a_run_is_the_owners_alone_and_no_earlier_runs(
 @pytest.fixture
 def scoring(tmp_path: Path, config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> EvaluateConfig:
     """What ``dpft eval`` scores: a run in ``tmp_path`` that held records out by ``KEY``."""
-    keep_key(tmp_path, divide(config, load_training_data(config), KEY))
+    division = divide(config, load_training_data(config), KEY)
+    write_private(tmp_path, {HELD_OUT_KEY: division.key_text})
     monkeypatch.setattr(held_out, "saved_run", lambda _: config)
     parts = {name: getattr(config, name) for name in ("task", "model", "eval", "decode")}
     return EvaluateConfig(**parts, run=str(tmp_path))
@@ -202,7 +203,8 @@ def test_a_corrected_unit_is_another_record(
     tmp_path: Path, config: TrainConfig, monkeypatch: pytest.MonkeyPatch, scoring: EvaluateConfig
 ) -> None:
     config = by_owner(config)
-    keep_key(tmp_path, divide(config, load_training_data(config), KEY))
+    division = divide(config, load_training_data(config), KEY)
+    write_private(tmp_path, {HELD_OUT_KEY: division.key_text})
     monkeypatch.setattr(held_out, "saved_run", lambda _: config)
     records_to_score(scoring)
     text = Path(str(config.task.data_dir)).read_text()

@@ -9,7 +9,7 @@ import pytest
 
 from dpft.privacy.accounting import EpsilonBound
 from dpft.records.form import as_json
-from dpft.runs.ledgers import (
+from dpft.runs.account import (
     SAME_DATA,
     run_record,
     run_table,

@@ -32,7 +32,8 @@ KINDS = {
     "roberta": MASKED,
     "classifier": CLASSIFIER,
 }
-FAST = [("gpt2", "full"), ("llama", "lora")]
+FAST = [("llama", "lora")]
+"""The tests of half precision and of several files read GPT-2 and T5 that train whole."""
 WITHOUT_BIASES = ("llama", "t5")
 ALL = [
     (kind, method)

@@ -17,7 +17,6 @@ from dpft.privacy.replay_log import read_run_ledger
 from dpft.privacy.witness import Handover, make_witness
 from dpft.runs.ending import report
 from dpft.runs.run_plan import PublicSize, RunPlan
-from dpft.runs.witnessing import hand_over_end
 from dpft.training.private_run import train_privately
 from dpft.training.resume import find_resume_point
 from tests.config.test_conf import loaded
@@ -63,7 +62,9 @@ def test_a_private_run_is_reported_by_its_ledger(folder: Path, private: TrainCon
     run_id = read_ledger(folder / "ledger.jsonl").run_id
     assert run_id is not None
     handover = Handover(make_witness(str(folder.parent / "heads")), folder, run_id=run_id)
-    hand_over_end(handover, read_run_ledger(folder))
+    ledger = read_run_ledger(folder)
+    assert ledger is not None
+    handover.hand_over(ledger.lines, ledger.head)
     report(private, run_plan(plan()), folder, COUNTS, [SCORES], find_resume_point(folder))
     content = record(folder)
     assert content["private"] and (content["steps"], content["steps_taken"]) == (5, 5)

@@ -7,14 +7,14 @@ import logging
 import pytest
 from rich.console import Console
 
-from dpft.runs import progress
-from dpft.runs.progress import batch_progress
+from dpft.runs import tracking
+from dpft.runs.tracking import batch_progress
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, counts: bool = True) -> str:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=terminal, width=80)
-    monkeypatch.setattr(progress, "Console", lambda *, stderr: console)
+    monkeypatch.setattr(tracking, "Console", lambda *, stderr: console)
     with batch_progress(counts=counts) as show:
         show("predictions", 32, 100)
         show("predictions", 100, 100)
@@ -46,7 +46,7 @@ def test_a_work_whose_size_is_public_says_how_long_it_will_take(
 ) -> None:
     caplog.set_level(logging.INFO)
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(tracking.time, "monotonic", lambda: now[0])
     with batch_progress("audit", timed=True) as show:
         for at, done in ((2, 1), (6, 4), (8, 6), (20, 20), (100, 100)):
             now[0] = float(at)
@@ -86,7 +86,7 @@ def test_a_pipe_gets_ten_lines_at_most_of_a_scoring_and_one_a_second(
 ) -> None:
     caplog.set_level(logging.INFO)
     now, told = 0.0, []
-    show = progress._logged("", progress.FIFTHS, clock=lambda: now)
+    show = tracking._logged("", tracking.FIFTHS, clock=lambda: now)
     for what in "abcd":
         for done in range(1, 11):
             now += seconds
@@ -99,7 +99,7 @@ def test_a_pipe_gets_ten_lines_at_most_of_a_scoring_and_one_a_second(
 def test_the_bar_is_drawn_on_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(
-        progress, "Console", lambda *, stderr: asked.append(stderr) or Console(file=io.StringIO())
+        tracking, "Console", lambda *, stderr: asked.append(stderr) or Console(file=io.StringIO())
     )
     with batch_progress():
         assert asked == [True]

@@ -10,9 +10,8 @@ import pytest
 from dpft.config.schema import TrainCommand
 from dpft.errors import InputError
 from dpft.parallel import processes
-from dpft.runs import resuming
-from dpft.runs.folder import write_begun
-from dpft.runs.resuming import digest_of, folder_of_run, keep_folder, restarted_command
+from dpft.runs import folder as folders
+from dpft.runs.folder import digest_of, folder_of_run, keep_folder, restarted_command, write_begun
 from tests.config.test_conf import loaded
 from tests.runs.run_folders import make_run
 
@@ -120,7 +119,7 @@ def test_a_restart_after_a_ledger_line_goes_on_with_the_run_of_the_same_words_al
         restarted_command(begins, folder)
     write_begun(folder, asked=digest_of(begins.settings()))
     resumed = replace(begins, resume=str(folder))
-    monkeypatch.setattr(resuming, "resumed_configuration", lambda *_: resumed)
+    monkeypatch.setattr(folders, "resumed_configuration", lambda *_: resumed)
     assert restarted_command(begins, folder) == resumed
     others = replace(begins, privacy=replace(begins.privacy, eps=8.0))
     with pytest.raises(InputError, match="begun by other words"):
@@ -130,7 +129,7 @@ def test_a_restart_after_a_ledger_line_goes_on_with_the_run_of_the_same_words_al
 @pytest.fixture
 def requeued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a run that the job of this process has begun before."""
-    monkeypatch.setattr(resuming, "submitted_job", lambda: "slurm:17")
+    monkeypatch.setattr(folders, "submitted_job", lambda: "slurm:17")
     folder = make_run(tmp_path / "run")
     write_begun(folder, asked=digest_of(command().settings()), job="slurm:17")
     return folder
@@ -141,7 +140,7 @@ def test_a_requeued_job_goes_on_with_the_run_of_the_same_words_alone(
 ) -> None:
     begins = command()
     resumed = replace(begins, resume=str(requeued))
-    monkeypatch.setattr(resuming, "resumed_configuration", lambda *_: resumed)
+    monkeypatch.setattr(folders, "resumed_configuration", lambda *_: resumed)
     assert restarted_command(begins, requeued) == resumed
     others = replace(begins, privacy=replace(begins.privacy, eps=8.0))
     with pytest.raises(InputError, match="begun by other words"):
@@ -153,7 +152,7 @@ def test_another_job_or_a_start_by_hand_does_not_go_on(
     requeued: Path, monkeypatch: pytest.MonkeyPatch, job: str | None
 ) -> None:
     begins = command()
-    monkeypatch.setattr(resuming, "submitted_job", lambda: job)
+    monkeypatch.setattr(folders, "submitted_job", lambda: job)
     assert restarted_command(begins, requeued) is begins
 
 

@@ -14,26 +14,25 @@ from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.data.raw_rows import rows_in_memory
 from dpft.errors import InputError, StateError
+from dpft.files import AUDIT_KEY, FINGERPRINT, HELD_OUT_KEY, UNIT_KEY, private_path, write_private
 from dpft.privacy.plan import write_plan
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.records.kept import BoundRun
 from dpft.reports.run_record import write_metrics
-from dpft.run_folder import AUDIT_KEY, FINGERPRINT, UNIT_KEY, private_path
-from dpft.runs import resuming
-from dpft.runs.held_out import Division, keep_key
-from dpft.runs.resuming import (
+from dpft.runs import folder as folders
+from dpft.runs.folder import (
     MAY_CHANGE,
     SECTIONS,
+    fingerprint_text,
     has_scores,
     hint_of_resume,
     read_secrets,
     restored_plan,
     resumed_configuration,
     same_records,
-    save_fingerprint,
 )
+from dpft.runs.held_out import Division
 from dpft.runs.run_plan import plan_run
-from dpft.runs.training_records import save_key
 from dpft.training.checkpoint import Checkpoint
 from dpft.training.resume import ResumePoint
 from tests.config.test_conf import loaded
@@ -229,15 +228,14 @@ def test_trust_rule_9_a_run_goes_on_with_noise_or_clipping_as_it_began(
 
 
 def test_secrets_are_read_as_they_were_written(tmp_path: Path) -> None:
-    assert read_secrets(tmp_path) == resuming.Secrets(
-        unit_key=b"", held_out_key=None, audit_key=b""
-    )
-    save_key(tmp_path, UNIT_KEY, b"u" * 32)
-    save_key(tmp_path, AUDIT_KEY, b"a" * 32)
-    keep_key(tmp_path, Division(kept=[0], scored={}, key=b"h" * 32, fingerprint="f"))
+    assert read_secrets(tmp_path) == folders.Secrets(unit_key=b"", held_out_key=None, audit_key=b"")
+    division = Division(kept=[0], scored={}, key=b"h" * 32, fingerprint="f")
+    keys = {UNIT_KEY: 32 * b"u", AUDIT_KEY: 32 * b"a"}
+    texts = {name: f"{key.hex()}\n" for name, key in keys.items()}
+    write_private(tmp_path, {**texts, HELD_OUT_KEY: division.key_text})
     secrets = read_secrets(tmp_path)
-    keys = (secrets.unit_key, secrets.held_out_key, secrets.audit_key)
-    assert keys == (b"u" * 32, b"h" * 32, b"a" * 32)
+    read = (secrets.unit_key, secrets.held_out_key, secrets.audit_key)
+    assert read == (b"u" * 32, b"h" * 32, b"a" * 32)
     (tmp_path / UNIT_KEY).write_text("no key")
     with pytest.raises(StateError, match="unit_key is damaged: it must hold a key"):
         read_secrets(tmp_path)
@@ -245,7 +243,7 @@ def test_secrets_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 def test_trust_rule_9_other_records_or_another_order_are_refused(tmp_path: Path) -> None:
     records = training_set()
-    save_fingerprint(tmp_path, records)
+    write_private(tmp_path, {FINGERPRINT: fingerprint_text(records)})
     same_records(tmp_path, records)
     grouped = replace(records, units=[[number] for number in range(12)])
     for others in (records.examples[::-1], records.examples[1:]):
@@ -261,7 +259,7 @@ def test_a_fingerprint_is_the_owners_alone_and_says_nothing_without_its_key(
     written = []
     for name in "ab":
         (tmp_path / name).mkdir()
-        save_fingerprint(tmp_path / name, training_set())
+        write_private(tmp_path / name, {FINGERPRINT: fingerprint_text(training_set())})
         path = tmp_path / name / FINGERPRINT
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         written.append(json.loads(path.read_text()))

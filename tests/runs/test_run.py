@@ -12,11 +12,12 @@ import yaml
 
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError, RunError
+from dpft.files import hold_run
+from dpft.privacy.witness import make_witness
 from dpft.records.kept import BoundRun
-from dpft.run_folder import hold_run
 from dpft.runs import run as runs
+from dpft.runs.folder import Secrets
 from dpft.runs.prepared_run import Prepared
-from dpft.runs.resuming import Secrets
 from dpft.runs.run import begin, finish, go_on, run
 
 KEPT = (
@@ -52,7 +53,7 @@ class Calls(list[str]):
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: Prepared) -> Iterator[Calls]:
     """Every hand-over of a run noted, none of them carried out."""
     noted = Calls(tmp_path / "run", monkeypatch)
-    noted.note("train", "write_scores", "report", "conclude", "hand_over_end")
+    noted.note("train", "write_scores", "report", "conclude")
     noted.note(prepare=prepared, score=[], score_with=[], not_evaluated=[], find_resume_point=ENDED)
     yield noted
 
@@ -69,8 +70,24 @@ def test_a_run_goes_from_hand_to_hand(calls: Calls, config: TrainConfig) -> None
     begin(config, calls.folder, write_request=lambda _: calls.append("write_request"))
     assert calls == [
         "prepare", "write_request", "score", "write_scores", "train", "score_with", "not_evaluated",
-        "find_resume_point", "hand_over_end", "report", "conclude",
+        "find_resume_point", "report", "conclude",
     ]  # fmt: skip
+
+
+def test_the_last_head_is_handed_over_before_the_report(calls: Calls, prepared: Prepared) -> None:
+    ledger = SimpleNamespace(lines=3, head="f" * 64)
+    handed: list[tuple[int, str]] = []
+
+    def hand_over(lines: int, head: str) -> None:
+        calls.append("hand_over")
+        handed.append((lines, head))
+
+    calls.note(find_resume_point=SimpleNamespace(**{**vars(ENDED), "ledger": ledger}))
+    calls.folder.mkdir()
+    handover: Any = SimpleNamespace(hand_over=hand_over)
+    finish(prepared, calls.folder, None, handover)
+    assert calls[-4:] == ["find_resume_point", "hand_over", "report", "conclude"]
+    assert handed == [(3, "f" * 64)]
 
 
 def test_before_the_first_step_all_is_there_that_a_run_goes_on_by(
@@ -177,9 +194,9 @@ def standing(calls: Calls, *, has_ended: bool) -> None:
     """Makes the run's folder one that broke off, or that has ended."""
     calls.folder.mkdir()
     known = SimpleNamespace(step=1, run=BoundRun())
-    point = SimpleNamespace(has_ended=has_ended, run_id="a" * 32, ledger=None, checkpoint=known)
-    calls.note("check_witness", "same_records", "delete_generator_states", "finish")
-    calls.note("read_ended_ledger")
+    point = SimpleNamespace(has_ended=has_ended, run_id="a" * 32, ledger=object(), checkpoint=known)
+    calls.note("check_going_on", "same_records", "delete_generator_states", "finish")
+    calls.note("check_beside", "check_model")
     secrets = Secrets(unit_key=bytes(32), held_out_key=None, audit_key=b"")
     calls.note(find_resume_point=point, read_secrets=secrets)
 
@@ -188,8 +205,9 @@ def test_a_run_that_goes_on_is_held_against_what_it_was_before_it_does(
     calls: Calls, config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standing(calls, has_ended=False)
-    go_on(config, calls.folder)
-    names = ["find_resume_point", "check_witness", "read_secrets", "prepare", "same_records"]
+    witness = make_witness(str(calls.folder.parent / "heads"))
+    go_on(config, calls.folder, witness=witness)
+    names = ["find_resume_point", "check_going_on", "read_secrets", "prepare", "same_records"]
     assert calls == [*names, "finish"]
 
     def refuses(folder: Path, _: Any) -> None:
@@ -209,11 +227,12 @@ def test_of_a_run_that_has_ended_only_its_secrets_are_deleted(
     standing(calls, has_ended=True)
     go_on(config, calls.folder)
     assert calls.pop() == "finish", "its report is not there yet"
+    assert calls.pop(1) == "check_model"
     calls.clear()
     for name in ("report.md", "privacy.json"):
         (calls.folder / name).touch()
     go_on(config, calls.folder)
-    names = ["find_resume_point", "read_ended_ledger", "delete_generator_states"]
+    names = ["find_resume_point", "check_model", "check_beside", "delete_generator_states"]
     assert calls == names
 
 

@@ -8,13 +8,13 @@ import pytest
 import yaml
 
 from dpft.errors import InputError, StateError
+from dpft.files import PAGE, REPORT
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.mechanisms.banded import Banded
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.privacy.plan import HistogramPlan, write_plan
 from dpft.privacy.spending import Noise
 from dpft.records.ledger import Calibration
-from dpft.run_folder import PAGE, REPORT
 from dpft.runs.saved_run import (
     find_ledgers,
     read_ended_ledger,
@@ -45,6 +45,9 @@ def test_a_ledger_cut_after_the_run_ended_is_refused_by_line_number(
     folder = make_run(tmp_path / "a")
     lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
     (folder / "ledger.jsonl").write_text("".join(lines[:kept]))
+    with pytest.raises(StateError, match=f"line {kept + 1}: the ledger must have 7 lines"):
+        read_spent(str(folder))
+    (folder / "config.yaml").write_text("[")  # What else is damaged hides nothing.
     with pytest.raises(StateError, match=f"line {kept + 1}: the ledger must have 7 lines"):
         read_spent(str(folder))
 

@@ -11,8 +11,8 @@ from jsonschema import Draft202012Validator
 
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.evaluate import Evaluation
+from dpft.files import PRIVATE_SCORES_BY_STEP, SCORES_BY_STEP
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.run_folder import PRIVATE_SCORES_BY_STEP, SCORES_BY_STEP
 from dpft.runs import evaluation
 from dpft.runs.evaluation import ScheduledScores, scheduled_scores
 from dpft.schemas import schema
@@ -58,7 +58,7 @@ def test_a_series_has_the_scores_and_the_epsilon_of_each_tenth_step(scored: Path
 
 
 def test_scores_while_training_leave_every_weight_as_it_was(workspace: Workspace) -> None:
-    short = ("train.steps=12", "train.checkpoint_every=4")
+    short = ("train.steps=20", "train.checkpoint_every=4")
     folders = [workspace.root / name for name in ("shortly", "unscored")]
     for folder, more in zip(folders, (("eval.every_steps=7",), ()), strict=True):
         done = workspace.run(*RUN, *short, *more, f"hydra.run.dir={folder.name}")

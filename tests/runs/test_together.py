@@ -9,7 +9,7 @@ from dpft.config.schema import TrainConfig
 from dpft.errors import SaidElsewhere
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.runs import together
-from dpft.runs.resuming import Secrets
+from dpft.runs.folder import Secrets
 from dpft.runs.together import check_alike, share_secrets, share_settings
 from tests.config.test_conf import loaded
 from tests.parallel.thread_ranks import together as on_threads

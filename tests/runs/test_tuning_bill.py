@@ -31,8 +31,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 @pytest.fixture(scope="module")
 def sweep(workspace: Workspace) -> Outcome:
-    """Two runs of one mechanism."""
-    outcome = workspace.run(*SWEEP, "train.seed=1,2", "hydra.sweep.dir=sweep")
+    """Three runs of one mechanism."""
+    outcome = workspace.run(*SWEEP, "train.seed=1,2,3", "hydra.sweep.dir=sweep")
     assert outcome.code == 0, outcome.err
     return outcome
 
@@ -46,22 +46,22 @@ def bound(steps: int, accountant: str = "pld") -> float:
 def test_a_sweep_ends_with_what_all_its_runs_cost(workspace: Workspace, sweep: Outcome) -> None:
     record = json.loads((workspace.root / "sweep/tuning_bill.json").read_text())
     (bill,) = record["bills"]
-    # Two runs of three equal steps are one run of six.
-    assert bill["composed"]["epsilon"] == pytest.approx(bound(6), rel=1e-3)
+    # Three runs of three equal steps are one run of nine.
+    assert bill["composed"]["epsilon"] == pytest.approx(bound(9), rel=1e-3)
     assert bill["composed"]["delta"] == 1 / 80
     assert bill["composed"]["accountant"] == "pld"
     own = json.loads((workspace.root / "sweep/0/privacy.json").read_text())["epsilon"]
-    assert [run["epsilon"] for run in bill["runs"]] == [own] * 2
-    assert [run["run"] for run in bill["runs"]] == ["0", "1"]
-    assert own < bill["composed"]["epsilon"] < 2 * own
+    assert [run["epsilon"] for run in bill["runs"]] == [own] * 3
+    assert [run["run"] for run in bill["runs"]] == ["0", "1", "2"]
+    assert own < bill["composed"]["epsilon"] < 3 * own
 
 
 def test_the_bill_is_printed_once(sweep: Outcome) -> None:
     (line,) = [each for each in sweep.out.splitlines() if each.startswith("tuning bill")]
     assert re.fullmatch(
-        r"tuning bill of 2 runs on task e2e from data, unit example: epsilon = \d+\.\d{4}"
+        r"tuning bill of 3 runs on task e2e from data, unit example: epsilon = \d+\.\d{4}"
         r" at delta = 0\.0125 for all of them \(upper bound by pld\);"
-        r" each alone \(by rdp at delta = 0\.0125\) 0: \d+\.\d{4}, 1: \d+\.\d{4}",
+        r" each alone \(by rdp at delta = 0\.0125\) 0: \d+\.\d{4}, 1: \d+\.\d{4}, 2: \d+\.\d{4}",
         line,
     )
 

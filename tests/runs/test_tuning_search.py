@@ -17,9 +17,9 @@ import pytest
 
 from dpft.config.load import dump
 from dpft.errors import InputError, RunError
+from dpft.files import KEYS
 from dpft.privacy.accounting.selection import ACCOUNTANT
 from dpft.privacy.randomness import PURPOSES, Randomness, make_randomness
-from dpft.run_folder import KEYS
 from dpft.runs import prepared_run, run, tuning
 from dpft.runs.tuning import everything_to, owner_only, resumed_search
 from dpft.training import private_run

@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from dpft.config.schema import TrainCommand
 from dpft.data.batches import Batch
 from dpft.errors import InputError, StateError
+from dpft.files import WHITE_BOX
 from dpft.models.losses import per_example_losses
-from dpft.run_folder import WHITE_BOX
 from dpft.runs.run_cost import check_sharding
 from dpft.runs.white_box import (
     StepScores,

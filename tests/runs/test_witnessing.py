@@ -5,24 +5,33 @@ from pathlib import Path
 
 import pytest
 
+from dpft.config.keys import refuse_witness_of_file
 from dpft.config.schema import TrainCommand
 from dpft.errors import InputError, StateError
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.replay_log import read_run_ledger
-from dpft.privacy.witness import WitnessFile, make_witness, read_handed
-from dpft.runs.witnessing import (
-    begin_handover,
-    check_witness,
-    hand_over_end,
-    refuse_witness_of_file,
-    witness_of,
+from dpft.privacy.witness import (
+    Handover,
+    Witness,
+    WitnessFile,
+    check_going_on,
+    make_witness,
+    read_handed,
 )
+from dpft.runs.run import witness_of
 from tests.config.test_conf import loaded
 from tests.runs.run_folders import make_run
 
 
 def run_id_of(folder: Path) -> str | None:
     return read_ledger(folder / "ledger.jsonl").run_id
+
+
+def hand_over_all(witness: Witness, folder: Path) -> None:
+    """Hands over the head of a run's closing line."""
+    ledger, run_id = read_run_ledger(folder), run_id_of(folder)
+    assert ledger is not None and run_id is not None
+    Handover(witness, folder, run_id=run_id).hand_over(ledger.lines, ledger.head)
 
 
 def command(*given: str) -> TrainCommand:
@@ -52,34 +61,25 @@ def test_the_witness_of_a_command_is_checked_before_it_is_returned(tmp_path: Pat
 
 def test_a_run_that_its_witness_saw_further_does_not_go_on(tmp_path: Path) -> None:
     folder, witness = make_run(tmp_path / "run"), make_witness(str(tmp_path / "heads"))
-    hand_over_end(begin_handover(witness, folder, run_id_of(folder)), read_run_ledger(folder))
-    check_witness(witness, read_run_ledger(folder), folder)
+    hand_over_all(witness, folder)
+    whole = read_run_ledger(folder)
+    assert whole is not None
+    check_going_on(whole, folder, witness)
     (folder / "privacy.json").unlink()
     ledger = folder / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:4]))
-    check_witness(None, read_run_ledger(folder), folder)
+    cut = read_run_ledger(folder)
+    assert cut is not None
     with pytest.raises(StateError, match="after line 7, as .* has it, got 4 lines"):
-        check_witness(witness, read_run_ledger(folder), folder)
+        check_going_on(cut, folder, witness)
 
 
 def test_the_head_of_the_closing_line_is_handed_over(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     witness = make_witness(str(tmp_path / "heads"))
-    hand_over_end(begin_handover(witness, folder, run_id_of(folder)), read_run_ledger(folder))
+    hand_over_all(witness, folder)
     (entry,) = map(json.loads, (tmp_path / "heads").read_text().splitlines())
     record, handed = read_ledger(folder / "ledger.jsonl"), read_handed(folder)
     assert handed is not None
     assert entry == {"run": record.run_id, "lines": 7, "head": record.head}
     assert handed.run == record.run_id
-
-
-def test_without_a_witness_or_a_ledger_nothing_is_handed_over(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run")
-    hand_over_end(begin_handover(None, folder), read_run_ledger(folder))
-    assert read_handed(folder) is None
-    ordinary = tmp_path / "ordinary"
-    ordinary.mkdir()
-    witness = make_witness(str(tmp_path / "heads"))
-    check_witness(witness, read_run_ledger(ordinary), ordinary)
-    hand_over_end(begin_handover(witness, ordinary), read_run_ledger(ordinary))
-    assert not (tmp_path / "heads").exists()

@@ -17,8 +17,8 @@ import pytest
 from torch import Tensor
 
 from dpft.cli.main import main
+from dpft.files import CHECKPOINTS
 from dpft.parallel.ranks import Ranks
-from dpft.run_folder import CHECKPOINTS
 from dpft.training.checkpoint import checkpoints
 from tests.stories.murder import SECONDS
 from tests.stories.ranks import MINUTE, by_hand, free_port

@@ -16,8 +16,8 @@ SCHEMA = {
     }
 }
 WORDS = (
-    "model=tiny", "form=array", "train.expected_batch_size=64", "train.steps=100",
-    "train.learning_rate=3e-3", "train.num_threads=1", "eval.held_out=null", "decode.top_p=1.0",
+    "model=tiny", "form=array", "train.expected_batch_size=50", "train.steps=60",
+    "train.learning_rate=5e-3", "train.num_threads=1", "eval.held_out=null", "decode.top_p=1.0",
 )  # fmt: skip
 
 

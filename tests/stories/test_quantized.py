@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, LlamaForCausalLM
 
-from dpft.run_folder import MODEL
+from dpft.files import MODEL
 from dpft.runs.opened_run import open_run
 from tests.stories.test_resume import RUN, broken, files
 from tests.stories.tiny import Workspace, make_workspace

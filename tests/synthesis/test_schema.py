@@ -22,7 +22,7 @@ AGE = {"type": "integer", "minimum": 18, "maximum": 99}
 DAY = {"type": "date", "minimum": "2020-01-01", "maximum": "2020-12-31"}
 SENSELESS = {
     "no columns": ({}, "needs columns"),
-    "an unknown key": ({**columns(age=AGE), "colums": {}}, "'colums'"),
+    "an unknown key": ({**columns(age=AGE), "lines": {}}, "'lines'"),
     "a line that is none": (columns(age=3), "column age needs a type"),
     "no type": (columns(age={"minimum": 1}), "needs a type, one of category"),
     "an unknown type": (columns(age={"type": "int"}), "got 'int'"),
@@ -148,6 +148,16 @@ def test_a_json_schema_says_the_same(tmp_path: Path) -> None:
 
 
 CITY_VALUES = ["Rome", "Oslo"]
+
+
+def test_a_draft_that_nobody_went_through_is_refused(tmp_path: Path) -> None:
+    text = draft_schema([Row("row", dict(row)) for row in visitors()], unit="customer_id")
+    path = tmp_path / "a.schema.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match="is a draft, made of the private records"):
+        read_schema(path)
+    path.write_text("".join(line for line in text.splitlines(True) if not line.startswith("#")))
+    assert read_schema(path).named["age"].kind == "integer"
 
 
 def test_a_draft_is_a_schema_of_its_data() -> None:

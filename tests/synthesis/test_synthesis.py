@@ -102,6 +102,8 @@ def test_what_is_public_says_nothing_of_real_rows(made: dpft.Synthesized) -> Non
     assert "visitor" not in public, "no text of a row"
     private = (made.folder / "private/report.html").read_text()
     assert "for the owner of the data alone" in private
+    for title in ("In short", "Columns", "Pairs of columns", "Texts of note", "Copies and long"):
+        assert title in private, title
     for name in ("report.html", "measures.json", "table_key"):
         assert (made.folder / "private" / name).stat().st_mode & 0o077 == 0
     for path in made.folder.rglob("*"):
@@ -262,6 +264,16 @@ def test_other_rows_are_refused_when_it_goes_on(
     write_csv(copied, rows)
     with pytest.raises(InputError, match="resume needs the table"):
         dpft.synthesize(overrides=[f"resume={tmp_path / 'run'}"])
+
+
+def test_a_finished_synthesis_without_its_ledger_is_refused(
+    made: dpft.Synthesized, tmp_path: Path
+) -> None:
+    for name in ("ledger.jsonl", "training/ledger.jsonl"):
+        folder = shutil.copytree(made.folder, tmp_path / name.replace("/", "-"))
+        (folder / name).unlink()
+        with pytest.raises(StateError, match="gone, or not the ledger"):
+            dpft.synthesize(overrides=[f"resume={folder}"])
 
 
 def test_another_synthesis_in_the_folder_is_refused(made: dpft.Synthesized, data: Path) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from dpft.errors import InputError
+from dpft.files import CHECKPOINTS
 from dpft.methods.base import METHODS
-from dpft.run_folder import CHECKPOINTS
 from dpft.runs import evaluation
 from dpft.training import loop as loop_module
 from dpft.training.averaging import Averaging, WeightAverage

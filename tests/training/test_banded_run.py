@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from dpft.errors import StateError
+from dpft.files import HISTORY, KEYS
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, check_ledger, hash_of, read_ledger
 from dpft.privacy.mechanisms.banded import Banded
 from dpft.privacy.replay_log import read_run_ledger
 from dpft.privacy.spending import Noise, steps_taken
-from dpft.run_folder import HISTORY, KEYS
 from dpft.runs.saved_run import read_spent
 from dpft.training import loop as loop_module
 from dpft.training.private_run import train_privately

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from dpft.errors import InputError, StateError
+from dpft.files import KEYS, STATE, WEIGHTS
 from dpft.records.kept import BoundRun
-from dpft.run_folder import KEYS, STATE, WEIGHTS
 from dpft.training.checkpoint import (
     checkpoints,
     delete_generator_states,

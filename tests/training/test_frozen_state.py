@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import GPT2LMHeadModel
 
 from dpft.errors import InputError, RunError, SaidElsewhere
+from dpft.files import CHECKPOINTS
 from dpft.methods.base import METHODS
 from dpft.parallel.local import local
 from dpft.parallel.ranks import ALONE, Ranks
@@ -19,7 +20,6 @@ from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.frozen_state import digests_of
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.replay_log import read_run_ledger
-from dpft.run_folder import CHECKPOINTS
 from dpft.training.checkpoint import checkpoints
 from dpft.training.private_run import train_privately
 from dpft.training.resume import ResumePoint, find_resume_point

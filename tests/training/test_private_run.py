@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from dpft.errors import InputError, StateError
+from dpft.files import KEYS
 from dpft.methods.base import METHODS
 from dpft.methods.full import Full
 from dpft.privacy import ledger as ledger_module
@@ -18,7 +19,6 @@ from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, first_line, hash_of, read_ledger
 from dpft.privacy.replay_log import read_run_ledger
 from dpft.records.kept import KnownLedger
-from dpft.run_folder import KEYS
 from dpft.training import checkpoint as checkpoint_module
 from dpft.training import checkpoint_tensors
 from dpft.training import loop as loop_module

@@ -11,11 +11,11 @@ import pytest
 from torch import Tensor
 
 from dpft.errors import RunError, SaidElsewhere
+from dpft.files import LEDGER
 from dpft.parallel.ranks import RankLost, Ranks
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.replay_log import JournaledLedger
-from dpft.run_folder import LEDGER
 from dpft.training import checkpoint as checkpoint_module
 from dpft.training import loop as loop_module
 from dpft.training import session as session_module

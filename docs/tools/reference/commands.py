@@ -6,7 +6,7 @@ from pathlib import Path
 from docs.tools.reference.groups import groups
 from docs.tools.reference.key_tables import key_table
 from docs.tools.reference.keys import DocumentedKey, composed, keys_of_command, keys_of_group
-from docs.tools.reference.markup import code, commands, head, table
+from docs.tools.reference.markup import code, commands, head
 from docs.tools.reference.words import COMMANDS, SECTIONS
 from dpft.config.load import config_directory
 
@@ -23,8 +23,7 @@ def command_page(name: str) -> str:
         *commands(words.examples),
         *_groups(name),
         *_keys(name),
-        "All commands take [these flags](../index.md#flags) and end with one of"
-        f" [these exit codes](../exit-codes.md).{_answer(name)}\n",
+        f"See [flags](../index.md#flags), [exit codes](../exit-codes.md){_answer(name)}.\n",
     ]
     return "\n".join(parts)
 
@@ -32,22 +31,23 @@ def command_page(name: str) -> str:
 def _answer(name: str) -> str:
     if not any(key.name == "output" for key in keys_of_command(name)):
         return ""
-    return " What `output=json` prints is in [answers](../answers.md)."
+    return " and [answers of output=json](../answers.md)"
 
 
 def _groups(name: str) -> Iterator[str]:
-    """Yields the table of the groups that a command composes, if there are any."""
-    choices = composed(name).choices
-    rows = []
-    for group, taken in choices.items():
-        if group in ("experiment",):
-            rows.append((code(group), "none", "[recipes](../recipes.md)"))
+    """Yields the groups that a command composes, each by its default, if there are any."""
+    links = []
+    if name in OF_TRAIN:
+        return
+    for group, taken in composed(name).choices.items():
+        if group == "experiment":
+            links.append("[`experiment`](../recipes.md), none")
         elif Path(config_directory(), group).is_dir():
-            default = "none" if taken is None else code(taken)
-            rows.append((code(group), default, f"[options](../groups/{group}.md)"))
-    if rows:
-        yield "## Groups\n"
-        yield table(("Group", "Default", "Its options"), rows)
+            default = code(f"{group}={'none' if taken is None else taken}")
+            keys = "#keys" if keys_of_group(group) else ""
+            links.append(f"[{default}](../groups/{group}.md{keys})")
+    if links:
+        yield f"## Groups\n\nBy default {', '.join(links)}.\n"
 
 
 def _keys(name: str) -> Iterator[str]:
@@ -80,7 +80,10 @@ def _keys(name: str) -> Iterator[str]:
             yield key_table(new, section)
         if elsewhere:
             yield f"{elsewhere}\n"
-    if whole:
+    with_keys = [group for group in composed(name).choices if group in groups()]
+    if len(whole) == sum(bool(keys_of_group(group)) for group in with_keys):
+        yield "### Of groups\n\nAll keys of the groups above.\n"
+    elif whole:
         yield f"### Of groups\n\nAll keys of {', '.join(whole)}.\n"
 
 

@@ -12,16 +12,15 @@ from docs.tools.reference.file_words import (
     SCHEMA_GROUPS,
 )
 from docs.tools.reference.markup import code, head, prose, table
-from dpft import run_folder
+from dpft import files
 from dpft.schemas import SUFFIX, names, path_of, schema
 
 INTRO = """
 A run's folder holds what may be handed on, and `private/`, which is never to be released. Files are
 written under a temporary name and renamed, so that each is whole or not there; ledger, journal and
 diagnostics are appended to. JSON has sorted keys and a `schema_version`; a reader refuses another
-one with exit code 2. Each form has a JSON Schema (draft 2020-12) that ships with dpft, in the
-folder `dpft/schemas`: `dpft.schemas.schema("privacy")` returns one, and
-`python -c "import dpft.schemas; print(dpft.schemas.path_of('privacy'))"` prints its path.
+one with exit code 2. Each form has a JSON Schema that ships with dpft:
+`dpft.schemas.schema("privacy")` returns one.
 """
 FORMS = {
     "Files": (
@@ -30,7 +29,7 @@ FORMS = {
         """
 Each JSON file of a [run's folder](files.md), key by key. A key within another stands behind a dot,
 of each entry of a list behind `[]`, of each entry of an object behind `NAME`. A type with `?` is
-of a key that may be absent.
+of a key that may be absent, one with `[]` a list. Shared keys are described once, at the end.
 """,
     ),
     "Answers": (
@@ -54,11 +53,11 @@ def files_pages() -> dict[str, str]:
     """Returns the pages of the files, of their forms and of answers, by path below docs/.
 
     Raises:
-        ValueError: A name of dpft/run_folder.py, or a schema, is not described.
+        ValueError: A name of dpft/files.py, or a schema, is not described.
     """
     check_all_described()
     parts = [
-        head("Files of a run", ["dpft/run_folder.py"], INTRO),
+        head("Files of a run", ["dpft/files.py"], INTRO),
         "## Public files\n",
         _table(PUBLIC),
         "## Private files\n\n`private/` has mode 0700, its files 0600.\n",
@@ -111,9 +110,7 @@ def check_all_described() -> None:
         ValueError: It names them.
     """
     there = {
-        name
-        for name, value in vars(run_folder).items()
-        if name.isupper() and isinstance(value, str)
+        name for name, value in vars(files).items() if name.isupper() and isinstance(value, str)
     }
     described = {*PUBLIC, *PRIVATE, *OF_SWEEPS, *OF_CHECKPOINTS, *NOT_FILES}
     of_schemas = {name for found in SCHEMA_GROUPS.values() for name in found}
@@ -124,7 +121,7 @@ def check_all_described() -> None:
 
 def _table(described: Mapping[str, tuple[str, str]]) -> str:
     rows = [
-        (code(getattr(run_folder, name)), what, f"[{form}](forms.md#{form})" if form else "")
+        (code(getattr(files, name)), what, f"[{form}](forms.md#{form})" if form else "")
         for name, (what, form) in described.items()
     ]
     return table(("File or folder", "What it is", "Form"), rows)
@@ -152,7 +149,7 @@ def _schema(name: str, shared: Mapping[str, tuple[str, str]]) -> str:
 def _named_only(keys: Sequence[str]) -> str:
     """Returns a sentence of the keys that the table of shared keys describes."""
     named = ", ".join(map(code, keys))
-    return f"With [keys of several forms](forms.md#keys-of-several-forms): {named}." if keys else ""
+    return f"[Shared](forms.md#keys-of-several-forms): {named}." if keys else ""
 
 
 def _objects(name: str) -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -228,9 +225,9 @@ def _type(part: Mapping[str, Any]) -> str:
     if "anyOf" in part:
         return " or ".join(dict.fromkeys(_type(each) for each in part["anyOf"]))
     if part.get("type") == "array" and isinstance(part.get("items"), Mapping):
-        return f"list of {_type(part['items'])}"
+        return f"{_type(part['items'])} \\[]"
     if part.get("type") == "object" and isinstance(part.get("additionalProperties"), Mapping):
-        return f"object of {_type(part['additionalProperties'])}"
+        return f"NAME: {_type(part['additionalProperties'])}"
     kinds = part.get("type", "object")
     return " or ".join([kinds] if isinstance(kinds, str) else kinds)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from docs.tools.reference.key_tables import key_table
-from docs.tools.reference.keys import OWNERS, composed, keys_of_group, options_of
+from docs.tools.reference.keys import OWNERS, composed, keys_of_group, options_of, varies
 from docs.tools.reference.markup import code, commands, head, prose
 from docs.tools.reference.words import GROUPS
 from dpft.config.help_text import purpose, written
@@ -28,12 +28,13 @@ def groups() -> list[str]:
 def group_page(group: str) -> str:
     """Returns the page of a group."""
     command = OWNERS.get(group, "train")
-    intro = f"{GROUPS[group].strip()} Choose an option with `{group}=OPTION` of `dpft {command}`."
+    intro = GROUPS[group].strip()
+    if command != "train":
+        intro += f" Choose an option with `{group}=OPTION` of `dpft {command}`."
     taken = composed(command).choices.get(group)
     parts = [
         head(group, [f"conf/{group}/"], intro),
         f"The default is {code(f'{group}={taken}')}.\n",
-        f"Options: {', '.join(_link(group, option) for option in options_of(group))}.\n",
         *_keys(group),
         "## What each option sets\n",
         *(_option(group, option) for option in options_of(group)),
@@ -76,10 +77,6 @@ def _file(group: str, option: str) -> Path:
     return config_directory() / group / f"{option}.yaml"
 
 
-def _link(group: str, option: str) -> str:
-    return f"[{code(f'{group}={option}')}](#{option})"
-
-
 def _keys(group: str) -> Iterator[str]:
     keys = keys_of_group(group)
     if keys:
@@ -94,17 +91,23 @@ def _option(group: str, option: str) -> str:
     command = command_of(file)
     if command:
         parts += commands([command])
-    parts.append(settings(file))
+    parts.append(settings(file, group))
     return "\n".join(parts)
 
 
-def settings(file: Path) -> str:
-    """Returns the keys that a YAML sets, with their values."""
+def settings(file: Path, group: str = "") -> str:
+    """Returns the keys that a YAML sets, with their values.
+
+    Args:
+        file: The YAML.
+        group: Where it is given, the keys alone that other options of it set to something else:
+            what all of them set is the default in the table of keys.
+    """
     values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     said = [
         code(f"{key}={written(value)}")
         for key, value in values.items()
-        if key not in ("defaults", "name")
+        if key not in ("defaults", "name") and (not group or varies(f"{group}.{key}"))
     ]
     return f"Sets {', '.join(said)}.\n" if said else ""
 

@@ -19,6 +19,7 @@ NEEDED: dict[str, dict[str, object]] = {
     "tune": {"privacy.eps": 3.0},
     "tokenizer": {"privacy.eps": 1.0, "tokenizer.vocab_size": 8000},
     "generate": {"run": "RUN", "prompts": "FILE"},
+    "synthesize": {"data": "FILE", "privacy.eps": 3.0},
     "export": {"run": "RUN"},
     "audit": {"run": "RUN", "synthetic": None},
     "account": {"num_examples": 1000, "expected_batch_size": 10, "epochs": 1.0, "eps": 3.0},
@@ -153,11 +154,11 @@ def _documented(name: str, words: tuple[str, ...], key: Key) -> DocumentedKey:
         takes=key.takes,
         allowed=_ALLOWED[place],
         text=key.text,
-        varies=_varies(key.name),
+        varies=varies(key.name),
     )
 
 
-def _varies(key: str) -> bool:
+def varies(key: str) -> bool:
     """Returns whether the options of a key's group set it to different values."""
     group, _, name = key.partition(".")
     return len({str(values[name]) for values in _settings(group) if name in values}) > 1

@@ -30,8 +30,7 @@ OTHERS = "own"
 
 
 INTRO_OF_PAPER = """
-Each recipe is run by `dpft train experiment=NAME`; below are the rows that the paper publishes, on
-the scales of [metrics.json](../metrics.md). [All recipes](../recipes.md).
+Tables are the published rows, on the scales of [metrics.json](../metrics.md).
 """
 PAPER = re.compile(r"^(?:Li|Bu|Ponomareva) et al\. 2022, ")
 WIDEST = 9
@@ -66,7 +65,7 @@ def _sentences(text: str) -> list[str]:
 def _notes(files: Sequence[Path]) -> dict[str, int]:
     """Returns the sentences that several recipes say, with the numbers by which each names them."""
     said = Counter(each for file in files for text in comments(file) for each in _sentences(text))
-    several = [each for each, times in said.items() if times > 2 and len(each.split()) > 7]
+    several = [each for each, times in said.items() if times > 1 and len(each.split()) > 9]
     return {each: number for number, each in enumerate(several, start=1)}
 
 
@@ -118,7 +117,7 @@ def _rows(metrics: Sequence[str], published: Sequence[Mapping[str, Any]]) -> str
         lines = table(("", *[""] * len(published)), [(name, *columns[name]) for name in columns])
     else:
         lines = table([*columns], zip(*columns.values(), strict=True))
-    return f"Published{': ' if shared else ''}{'; '.join(shared)}.\n\n{lines}"
+    return f"{'; '.join(shared)}{':' if shared else ''}\n\n{lines}"
 
 
 def _by_epsilon(

@@ -76,6 +76,20 @@ of a private model is post-processing. Give `prompts=FILE` for a record after ea
             "dpft generate run=outputs/DATE/TIME num=1000 to=rows.csv",
         ),
     ),
+    "synthesize": CommandWords(
+        intro="""
+`dpft synthesize` makes a synthetic table of a private one: a private histogram of the condition's
+columns says which rows there are, a model fine-tuned under the rest of ε writes them, held to the
+schema's grammar, so that every row parses and every value is in range. The schema, beside the data
+or given by `schema=FILE`, is public and yours; `schema=draft` drafts one. A page to release goes
+with the rows, and a private one compares them with rows that were held out. `resume=RUN` goes on.
+""",
+        examples=(
+            "dpft synthesize data=notes.csv schema=draft privacy.unit=customer_id",
+            "dpft synthesize data=notes.csv condition=[city,smoker] privacy.eps=8 num=5000",
+            "dpft synthesize resume=outputs/DATE/TIME",
+        ),
+    ),
     "account": CommandWords(
         intro="""
 `dpft account` turns a noise multiplier into ε, ε into a noise multiplier, or says what runs have

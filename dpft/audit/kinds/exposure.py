@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, check_value
 from dpft.data.canaries import EXPOSURE, Canary
 from dpft.errors import InputError
-from dpft.run_folder import CANARIES
+from dpft.files import CANARIES
 from dpft.runs.held_out import read_canaries
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ExposureAudit(Audit):
         from dpft.audit.audited_run import trained, untrained
         from dpft.audit.exposure import finding
         from dpft.evaluation.answers import counter
-        from dpft.runs.progress import batch_progress
+        from dpft.runs.tracking import batch_progress
 
         canaries = canaries_of(run)
         suffixes = run.config.audit.vocabulary**run.config.audit.suffix_words

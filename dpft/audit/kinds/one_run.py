@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, check_value
 from dpft.data.canaries import COIN, Canary
 from dpft.errors import InputError
-from dpft.records.privacy_file import RunPrivacy
-from dpft.records.promises import OpenRun
-from dpft.run_folder import CANARIES
+from dpft.files import CANARIES
+from dpft.records.promises import OpenRun, RunPrivacy
 from dpft.runs.held_out import read_canaries
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Privacy loss distributions, by dp_accounting.
+"""Accounting by privacy loss distributions (PLD), with dp_accounting: an upper bound.
 
 Koskela et al. 2020 (arXiv 1906.03049) with the pessimistic connect-the-dots grid of Doroshenko et
 al. 2022 (arXiv 2207.04380): an upper bound on any grid, apart from rounding. The library composes

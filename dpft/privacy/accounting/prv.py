@@ -1,4 +1,4 @@
-"""Privacy random variables, by prv_accountant: bounds on both sides, for usual settings.
+"""Accounting by privacy random variables (PRV), with prv_accountant: bounds on both sides.
 
 Gopi et al. 2021 (arXiv 2106.02848), Theorem 5.5: the composition on a mesh of
 eps_error / sqrt(steps/2 * log(12/delta_error)) is within (eps_error, delta_error) of the truth.

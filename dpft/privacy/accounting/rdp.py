@@ -1,4 +1,4 @@
-"""Renyi differential privacy of the sampled Gaussian, by dp_accounting.
+"""Accounting by Renyi differential privacy (RDP) of the sampled Gaussian, with dp_accounting.
 
 Mironov et al. 2019 (arXiv 1908.10530), section 3.3, with the conversion to (epsilon, delta) of
 arXiv 2004.00010, Proposition 12. It never fails and is never tight: the check on the other

@@ -1,4 +1,4 @@
-"""What it costs to release the best of a random number of private runs.
+"""The cost of hyperparameter search: releasing the best of a random number of private runs.
 
 Papernot & Steinke 2022 (arXiv 2110.03620), Definition 1 and Theorem 2. The number of trials K is
 secret and truncated negative binomial, of parameters eta > -1 and gamma in (0, 1); each trial

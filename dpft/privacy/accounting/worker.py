@@ -1,4 +1,4 @@
-"""The child's side of a limited accountant: questions in on stdin, answers out on stdout.
+"""The child process of a limited accountant: questions in on stdin, answers out on stdout.
 
 Run as ``python -m dpft.privacy.accounting.worker LIBRARY SECONDS WALL BYTES NICENESS`` by
 ``accountants``, one JSON object a line each way. A program of its own, no fork: the parent may

@@ -1,4 +1,4 @@
-"""Norms of a parameter's per-example gradients from all of its uses, believed or taken again.
+"""Per-example gradient norms of a parameter over all its uses, taken again in float64 if unsure.
 
 A norm is taken again in float64 where terms cancel so far that rounding shows, where products
 underflow so that a part of the square is lost, and where squares overflow though the gradient

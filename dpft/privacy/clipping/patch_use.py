@@ -1,4 +1,4 @@
-"""The use of a convolution's weight: a matrix product with the patches that each output saw.
+"""Recorded calls of a convolution: its weight as a product with the patches that outputs saw.
 
 Patches hold an input pixel once for each place of the kernel that passes over it, so they are never
 kept: norms are taken of some examples' patches at a time, and the weighted sum is one ordinary

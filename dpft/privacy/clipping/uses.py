@@ -1,4 +1,4 @@
-"""What backward leaves behind for a parameter, and the two sums that clipping needs of it.
+"""Recorded layer calls: factored per-example gradients of a weight, their norms and weighted sums.
 
 A use of a parameter is what one call of a layer contributes to its per-example gradients, kept
 in factored form. Several uses of one parameter (a tied head, a layer called twice) add up before

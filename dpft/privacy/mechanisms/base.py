@@ -237,6 +237,11 @@ def read_mechanism(written: Mapping[str, Any]) -> Mechanism:
         raise ValueError(f"the mechanism is not one that dpft writes ({error}).") from error
 
 
+def stream_of(entry: Mapping[str, Any]) -> Any:
+    """Returns the stream of noise that a ledger's line of a step names; None where none."""
+    return entry.get(STREAM)
+
+
 def stream_lengths(entries: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
     """Returns how many steps each stream has, of the ledger's lines in their order.
 
@@ -245,7 +250,7 @@ def stream_lengths(entries: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
     """
     lengths: dict[Any, int] = {}
     for entry in entries:
-        stream = entry.get(STREAM, 0)
+        stream = stream_of(entry) or 0
         lengths[stream] = lengths.get(stream, 0) + 1
     return tuple(lengths.values())
 
@@ -260,8 +265,8 @@ def check_stream(entry: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) 
     Raises:
         ValueError: It does not, which would bound fewer steps than were taken.
     """
-    stream = entry.get(STREAM)
-    last = before[-1].get(STREAM) if before else None
+    stream = stream_of(entry)
+    last = stream_of(before[-1]) if before else None
     allowed = (last, len(before)) if before else (0,)
     if type(stream) is not int or stream not in allowed:
         raise ValueError(f"its stream must be one of {allowed}, got {stream!r}.")

@@ -1,3 +1,4 @@
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,8 @@ from dpft.evaluation.metrics.base import METRICS
 from dpft.evaluation.metrics.bertscore import bertscore, best_layers
 from tests.evaluation.metrics.tiny_encoder import WORDS, save_encoder
 
-pytest.importorskip("bert_score", reason="needs the metrics extra")
+# Not imported by each test worker, which takes two thirds of a second.
+pytestmark = pytest.mark.skipif(not find_spec("bert_score"), reason="needs the metrics extra")
 
 
 @pytest.fixture(scope="module")

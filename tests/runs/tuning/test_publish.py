@@ -11,8 +11,8 @@ import yaml
 
 from dpft.config.tune import TuneCommand
 from dpft.errors import StateError
+from dpft.files import trial_folder
 from dpft.records.ledger import Calibration
-from dpft.run_folder import trial_folder
 from dpft.runs.tuning import check_spent, publish
 from tests.config.test_tune import command
 from tests.reports.folders import write_run

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from dpft.errors import StateError
+from dpft.files import TUNING
 from dpft.records.costs import Search, Trial
 from dpft.records.ledger import Calibration
-from dpft.run_folder import TUNING
 from dpft.runs.tuning import draw_trials, read_search, write_search
 from tests.config.test_tune import command
 

@@ -1,4 +1,4 @@
-"""How the batch passes through a model: which tensors carry it in front, learned from two runs.
+"""How the batch flows through a model: which tensors carry it in front, learned from two runs.
 
 A leading dimension of 7 may be seven examples or seven positions; T5's (t, t) bias input at
 t = b passes every check of one shape. So the model runs twice, on two and on

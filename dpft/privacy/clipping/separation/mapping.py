@@ -1,4 +1,4 @@
-"""Runs a module once per example, so that weights without a rule get per-example gradients.
+"""Runs a module once per example, by vmap or a loop, for weights that no layer rule knows.
 
 The weights are expanded to (b, …) without a copy, and the module's own forward is mapped over the
 batch by ``torch.vmap``, each example as a batch of one: ordinary autograd then

@@ -1,4 +1,4 @@
-"""What a model is called with and what it returns, opened down to its tensors.
+"""Opens nested arguments and outputs of a model down to their tensors.
 
 A check of separation compares tensors, so it must see all of them. ``torch.utils._pytree`` opens
 what was registered there and takes a dataclass or a ``SimpleNamespace`` for one leaf; a registered

@@ -1,4 +1,4 @@
-"""Proof on the batch at hand that what the layers record are the examples' own gradients.
+"""The gradient proof: what layers record of a batch at hand are the examples' own gradients.
 
 Rules and regions are exact if they see what they think they see; a model can still surprise them
 (positions that look like examples, rows permuted inside, a layer that computes something else).

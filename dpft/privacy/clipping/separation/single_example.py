@@ -1,4 +1,4 @@
-"""Whether a row of a model's output changes with the rows beside it, seen by running it alone.
+"""Single-example re-execution: whether a row of a model's output changes with the rows beside it.
 
 A gradient cannot show this where the influence is detached, as that of batch statistics may be. So
 every row (every unit, where a unit has several) is run by itself, and all of them once more in

@@ -11,7 +11,7 @@ from dpft.errors import InputError
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.separation.flow import learn_flow, signature_of
 from dpft.privacy.clipping.separation.proof import CheckResult
-from dpft.privacy.clipping.separation.regions import Level, RegionPlans
+from dpft.privacy.clipping.separation.regions import Level, RegionPlanner, RegionPlans
 from dpft.privacy.clipping.trainable import TrainableParameters
 from tests.privacy.clipping.architectures.batches import causal_without_positions, examples
 from tests.privacy.clipping.architectures.comparison import clipped, difference
@@ -415,3 +415,19 @@ def prompted(model, rows):
         return outputs
 
     return causal_without_positions(without_the_prompts_own_logits, rows)
+
+
+def test_an_embedding_that_is_looked_up_once_for_all_examples_needs_a_region():
+    class Looked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(5, 6)
+
+        def forward(self, x):
+            return x + self.table(torch.arange(x.shape[1]))
+
+    model = Looked()
+    trainable = TrainableParameters(model)
+    flow = learn_flow(model, model.forward, ((INPUTS,), {}), trainable.now())
+    (region,) = RegionPlanner(model, trainable).by_flow(flow, widening=True)
+    assert region.module is model

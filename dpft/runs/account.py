@@ -1,0 +1,694 @@
+"""``dpft account``: epsilon from noise, noise from epsilon, and what runs have spent.
+
+Without ``run=`` or ``runs=`` no run is needed: the numbers come from the command line. With them
+epsilon is rebuilt from the runs' ledgers. Each answer is a table for people and a record for
+programs.
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dpft.config.account import AccountConfig
+from dpft.errors import InputError, RunError
+from dpft.kinds import PUBLISHED
+from dpft.privacy.accounting import (
+    Accountants,
+    AccountingReport,
+    EpsilonBound,
+    SampledGaussian,
+    account,
+    calibrate_noise_multiplier,
+)
+from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, noise_over_batch_sizes
+from dpft.privacy.accounting.curve import epsilon_over_steps
+from dpft.privacy.accounting.interpretation import noise_warnings
+from dpft.privacy.accounting.summary import delta_text, eps_text
+from dpft.privacy.mechanisms.base import Mechanism, Numbers
+from dpft.privacy.plan import (
+    EXAMPLE,
+    GIVEN,
+    NEIGHBORING_RELATION,
+    NO_SAMPLING,
+    SAMPLER,
+    PrivacyPlan,
+    default_delta,
+    planned_steps,
+)
+from dpft.privacy.witness import check_witnessed
+from dpft.records.costs import (
+    CostOfNumbers,
+    CostOfRuns,
+    LedgerAsRead,
+    RunCost,
+    SimpleComposition,
+    StepsOfNoise,
+)
+from dpft.records.ledger import Calibration
+from dpft.reports.epsilon import (
+    accountant_lines,
+    accounting_table,
+    batch_sizes_record,
+    curve_record,
+    curve_table,
+    delta_notes,
+    delta_warnings,
+    failure_notes,
+    headline_of,
+    noise_table,
+    plot_effective_noise,
+    plot_epsilon_over_steps,
+    warning_lines,
+)
+from dpft.reports.terminal import Answer
+from dpft.runs.composition import (
+    account_for_spent,
+    account_together,
+    check_head,
+    check_same_unit,
+    tokenizers_beside,
+)
+from dpft.runs.saved_run import CLOSING_LINE, SpentRun, find_ledgers, read_spent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The mechanism's public numbers, each given or derived."""
+
+    num_examples: int | None
+    expected_batch_size: float | None
+    sample_rate: float
+    steps: int
+    delta: float
+    delta_source: str
+    """``GIVEN``, or the rule that made delta of the number of examples."""
+    mechanism: Mechanism
+    """How draws and noise of the steps hang together."""
+
+    def event(self, noise_multiplier: float) -> SampledGaussian:
+        """Returns what accountants judge."""
+        return SampledGaussian(
+            noise_multiplier=noise_multiplier,
+            sample_rate=self.mechanism.rate(self.sample_rate),
+            steps=self.mechanism.compositions((self.steps,)),
+            delta=self.delta,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounting:
+    """What a setting costs, or what noise keeps it within a budget."""
+
+    setting: Setting
+    report: AccountingReport
+    calibration: Calibration | None
+    """What chose the noise; None where it was given."""
+    warnings: tuple[str, ...]
+    """What a reader must know of delta and of the noise, a sentence each."""
+    curve: tuple[AccountingReport, ...] = ()
+    """The same over growing numbers of steps, ascending, where that was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSizeSweep:
+    """The noise that ``eps`` takes at growing batch sizes, at fixed steps and at fixed epochs."""
+
+    delta: float
+    sweeps: Mapping[str, Sequence[BatchSizeNoise]]
+    """By what is fixed, such as ``steps = 100``."""
+    warnings: tuple[str, ...]
+
+
+def account_for_setting(config: AccountConfig) -> Accounting:
+    """Returns the accounting of the numbers given, over steps too where ``curve`` is on.
+
+    Raises:
+        InputError: Too little is given, the batch is larger than the data, or the budget is out of
+            reach.
+    """
+    setting = resolve(config)
+    with Accountants() as accountants:
+        noise_multiplier, calibration = choose_noise(config, setting, accountants)
+        mechanism = setting.event(noise_multiplier)
+        leader = config.leader if calibration is None else calibration.accountant
+        report = account(mechanism, accountant=leader, accountants=accountants)
+        curve = (
+            epsilon_over_steps(mechanism, accountant=leader, accountants=accountants)
+            if config.curve
+            else []
+        )
+    size = setting.num_examples
+    warnings = delta_warnings(setting.delta, size, source=delta_source(config)) if size else []
+    if setting.expected_batch_size is not None and not setting.mechanism.has_streams:
+        warnings += noise_warnings(mechanism, expected_batch_size=setting.expected_batch_size)
+    return Accounting(
+        setting=setting,
+        report=report,
+        calibration=calibration,
+        warnings=tuple(warnings),
+        curve=tuple(curve),
+    )
+
+
+def account_over_batch_sizes(config: AccountConfig) -> BatchSizeSweep:
+    """Returns the noise for ``eps`` at each of the batch sizes.
+
+    Raises:
+        InputError: The budget is out of reach.
+    """
+    assert config.num_examples is not None
+    delta = delta_of(config)
+    with Accountants() as accountants:
+        sweeps = _sweeps(config, delta, accountants)
+    warnings = delta_warnings(delta, config.num_examples, source=delta_source(config))
+    return BatchSizeSweep(delta=delta, sweeps=sweeps, warnings=tuple(warnings))
+
+
+def resolve(config: AccountConfig) -> Setting:
+    """Returns the numbers that follow from those given.
+
+    Raises:
+        InputError: Too little is given, or the batch is larger than the data.
+    """
+    size, batch = config.num_examples, config.expected_batch_size
+    if batch is not None:
+        size = _needed(size, "expected_batch_size", "sample_rate")
+        if batch > size:
+            raise InputError(
+                f"expected_batch_size must be at most num_examples={size}, got {batch}; lower it."
+            )
+        sample_rate = batch / size
+    else:
+        assert config.sample_rate is not None
+        sample_rate = config.sample_rate
+    steps, delta = _steps(config, sample_rate), delta_of(config)
+    expected = sample_rate * size if batch is None and size else batch
+    numbers = Numbers(
+        num_examples=size or 1,
+        expected_batch_size=expected or sample_rate,
+        steps=steps,
+        delta=delta,
+        eps=config.eps,
+    )
+    return Setting(
+        num_examples=size,
+        expected_batch_size=expected,
+        sample_rate=sample_rate,
+        steps=steps,
+        delta=delta,
+        delta_source=delta_source(config),
+        mechanism=config.mechanism.choose(numbers),
+    )
+
+
+def choose_noise(
+    config: AccountConfig, setting: Setting, accountants: Accountants
+) -> tuple[float, Calibration | None]:
+    """Returns the noise multiplier, and what chose it where eps was given."""
+    if config.noise_multiplier is not None:
+        return config.noise_multiplier, None
+    assert config.eps is not None
+    try:
+        return calibrate_noise_multiplier(
+            eps=config.eps,
+            delta=setting.delta,
+            sample_rate=setting.mechanism.rate(setting.sample_rate),
+            steps=setting.mechanism.compositions((setting.steps,)),
+            accountant=config.leader,
+            accountants=accountants,
+        )
+    except (InputError, RunError) as error:  # its keys: this subcommand has no section for them
+        raise type(error)(str(error).replace("privacy.", "")) from error
+
+
+def _steps(config: AccountConfig, sample_rate: float) -> int:
+    if config.steps is not None:
+        return config.steps
+    assert config.epochs is not None
+    size, batch = config.num_examples, config.expected_batch_size
+    if size is None or batch is None:
+        return max(1, math.floor(config.epochs / sample_rate))
+    return planned_steps(epochs=config.epochs, num_examples=size, expected_batch_size=batch)
+
+
+def delta_of(config: AccountConfig) -> float:
+    """Returns delta, given or the papers' 1/(2 num_examples)."""
+    if config.delta is not None:
+        return config.delta
+    return default_delta(_needed(config.num_examples, "no delta", "delta"), PUBLISHED)
+
+
+def delta_source(config: AccountConfig) -> str:
+    """Returns whether delta was given, or that it is the papers'."""
+    return PUBLISHED if config.delta is None else GIVEN
+
+
+def _needed(num_examples: int | None, because: str, instead: str) -> int:
+    if num_examples is None:
+        raise InputError(
+            f"num_examples must be given with {because}, got none; give it, or {instead} instead."
+        )
+    return num_examples
+
+
+def _sweeps(
+    config: AccountConfig, delta: float, accountants: Accountants
+) -> dict[str, list[BatchSizeNoise]]:
+    assert config.batch_sizes is not None
+    assert config.eps is not None
+    assert config.num_examples is not None
+    fixed: dict[str, dict[str, Any]] = {
+        f"steps = {config.steps}": {"steps": config.steps},
+        f"epochs = {config.epochs}": {"epochs": config.epochs},
+    }
+    return {
+        name: noise_over_batch_sizes(
+            config.batch_sizes,
+            eps=config.eps,
+            delta=delta,
+            num_examples=config.num_examples,
+            accountant=config.leader,
+            accountants=accountants,
+            **value,
+        )
+        for name, value in fixed.items()
+        if None not in value.values()
+    }
+
+
+logger = logging.getLogger(__name__)
+
+
+def answer(config: AccountConfig) -> Answer:
+    """Returns what was asked; plots are drawn where ``to`` says so, warnings are logged.
+
+    Raises:
+        InputError: Too little is given, the budget is out of reach, or a run cannot be read.
+        StateError: A run's ledger is damaged, or has another head than the one given.
+    """
+    if config.run is not None:
+        return one_run(config)
+    if config.runs is not None:
+        return several_runs(config)
+    if config.batch_sizes is not None:
+        return over_batch_sizes(config)
+    return one_setting(config)
+
+
+def one_setting(config: AccountConfig) -> Answer:
+    """Returns what the numbers given cost, its curve drawn where ``to`` says so."""
+    accounting = account_for_setting(config)
+    if accounting.curve and config.to is not None:
+        plot_epsilon_over_steps(accounting.curve, Path(config.to))
+        logger.info("plot: %s", config.to)
+    for warning in accounting.warnings:
+        logger.warning(warning)
+    return Answer(table=_table(accounting), record=_record(accounting))
+
+
+def over_batch_sizes(config: AccountConfig) -> Answer:
+    """Returns the noise for ``eps`` at each of the batch sizes, drawn where ``to`` says so."""
+    found = account_over_batch_sizes(config)
+    assert config.eps is not None and config.num_examples is not None
+    for warning in found.warnings:
+        logger.warning(warning)
+    if config.to is not None:
+        panels = [(f"fixed {fixed}", points) for fixed, points in found.sweeps.items()]
+        plot_effective_noise(panels, Path(config.to))
+        logger.info("plot: %s", config.to)
+    record = batch_sizes_record(
+        found.sweeps,
+        fixed={"steps": config.steps, "epochs": config.epochs},
+        eps=config.eps,
+        delta=found.delta,
+        num_examples=config.num_examples,
+        warnings=found.warnings,
+    )
+    at = f"noise for epsilon = {config.eps:g} at delta = {delta_text(found.delta)}"
+    lines = [f"{at}, {config.num_examples} examples", "", noise_table(found.sweeps)]
+    notes = delta_notes(config.num_examples, source=delta_source(config))
+    lines += warning_lines(notes, label="note")
+    return Answer(table="\n".join(lines), record=record)
+
+
+def _record(accounting: Accounting) -> CostOfNumbers:
+    report, setting, curve = accounting.report, accounting.setting, accounting.curve
+    return CostOfNumbers(
+        epsilon=report.epsilon,
+        delta=report.mechanism.delta,
+        delta_source=setting.delta_source,
+        accountant=report.accountant,
+        epsilons=report.epsilons,
+        noise_multiplier=report.mechanism.noise_multiplier,
+        sample_rate=report.mechanism.sample_rate,
+        steps=setting.steps,
+        num_examples=setting.num_examples,
+        expected_batch_size=setting.expected_batch_size,
+        unit=EXAMPLE,
+        neighboring_relation=NEIGHBORING_RELATION,
+        sampler=setting.mechanism.sampler_name,
+        participations=report.mechanism.steps if setting.mechanism.has_streams else None,
+        calibration=accounting.calibration,
+        warnings=(*report.warnings, *accounting.warnings, *failure_notes(curve)),
+        curve=curve_record(curve) if curve else None,
+    )
+
+
+def _table(accounting: Accounting) -> str:
+    mechanism = accounting.setting.mechanism
+    table = accounting_table(
+        accounting.report,
+        num_examples=accounting.setting.num_examples,
+        expected_batch_size=accounting.setting.expected_batch_size,
+        calibration=accounting.calibration,
+        delta_source=accounting.setting.delta_source,
+        steps=mechanism.in_words(accounting.setting.steps) if mechanism.has_streams else None,
+        sampler=mechanism.sampler_name,
+    )
+    return f"{table}\n\n{curve_table(accounting.curve)}" if accounting.curve else table
+
+
+MIXED = "mixed"
+"""The sampler of runs that drew units in several ways."""
+SAME_DATA = (
+    "dpft cannot see which data a run was trained on: this epsilon holds if these runs, and no"
+    " others, were trained on the same data"
+)
+
+
+def run_table(
+    run: SpentRun, spending: EpsilonBound, *, head_checked: bool, witnessed_lines: int | None = None
+) -> str:
+    """Returns a run's ledger, its steps, every accountant's answer and the headline.
+
+    Args:
+        run: What its folder says.
+        spending: What its steps cost.
+        head_checked: Whether the ledger's head was found to be the one lodged elsewhere.
+        witnessed_lines: Lines of the ledger that a witness has a head of; None: none was asked.
+    """
+    rows = [("run", run.folder), ("ledger", _ledger(run))]
+    rows.append(("run id", str(run.ledger.run_id)))
+    rows.append(("head", run.ledger.head))
+    if head_checked:
+        rows.append(("", "is the head that was given"))
+    if witnessed_lines is not None:
+        rows.append(("witness", f"has the head after line {witnessed_lines}, as it is here"))
+    rows.append(("end", _end_in_words(run.end)))
+    for noise, steps in run.taken.items():
+        words = f"{steps} of noise multiplier {noise.noise_multiplier:.6g}"
+        taken = noise.threshold_delta
+        beside = f", and a threshold that takes {taken:.4g} of delta" if taken else ""
+        rows.append(("steps", f"{words} at sample rate {noise.sample_rate:.6g}{beside}"))
+    if sum(run.taken.values()) != run.steps:
+        rows[-1] = ("costs as", rows[-1][1])
+    rows += [
+        ("batch", f"{run.plan.expected_batch_size:g} expected"),
+        ("units", f"{run.plan.num_examples} (taken as public)"),
+        ("delta", delta_text(spending.delta)),
+    ]
+    lines = [f"{label:<10}{value}" for label, value in rows]
+    if spending.epsilons:
+        lines += ["", *accountant_lines(spending.epsilons)]
+    taken_of = f"{run.steps} steps taken of {run.plan.steps} planned"
+    counted = sum(run.taken.values())
+    if isinstance(run.plan, PrivacyPlan) and run.plan.mechanism.has_streams:
+        taken_of += f", of which a unit is in {counted} at most"
+    headline = _headline_of_runs(spending, taken_of, run.plan.unit, run.plan.sampler)
+    lines += ["", headline, *warning_lines(spending.warnings)]
+    notes = []
+    if spending.delta == run.plan.delta:
+        notes = delta_notes(run.plan.num_examples, source=run.plan.delta_source)
+    return "\n".join([*lines, *warning_lines(notes, label="note")])
+
+
+def _end_in_words(end: str | None) -> str:
+    if end == CLOSING_LINE:
+        return f"shown by the {end} alone, which whoever owns the folder can write"
+    return f"shown by {end}" if end else "unproven"
+
+
+def run_record(
+    run: SpentRun,
+    spending: EpsilonBound,
+    *,
+    head_checked: bool = False,
+    witnessed_lines: int | None = None,
+) -> RunCost:
+    """Returns the same as it is printed; what is not known has no key."""
+    noises, plan, ledger = list(run.taken), run.plan, run.ledger
+    only = noises[0] if len(noises) == 1 else None
+    return RunCost(
+        run=run.folder,
+        private=not plan.reproducible,
+        epsilon=spending.epsilon,
+        delta=spending.delta,
+        accountant=spending.accountant,
+        epsilons=spending.epsilons,
+        warnings=tuple(spending.warnings),
+        sampler=plan.sampler,
+        reproducible=plan.reproducible or None,
+        noise_multiplier=None if only is None else only.noise_multiplier,
+        sample_rate=None if only is None else only.sample_rate,
+        mechanisms=tuple(
+            StepsOfNoise(
+                noise_multiplier=noise.noise_multiplier,
+                sample_rate=noise.sample_rate,
+                steps=steps,
+                threshold_delta=noise.threshold_delta or None,
+            )
+            for noise, steps in run.taken.items()
+        ),
+        num_examples=plan.num_examples,
+        expected_batch_size=plan.expected_batch_size,
+        steps=plan.steps,
+        steps_taken=run.steps,
+        unit=plan.unit,
+        unit_definition=plan.unit_definition,
+        neighboring_relation=plan.neighboring_relation,
+        ledger=LedgerAsRead(
+            run_id=ledger.run_id,
+            lines=ledger.lines,
+            head=ledger.head,
+            closed=ledger.closed,
+            torn=ledger.torn_at is not None,
+            end=run.end or "unproven",
+            head_checked=head_checked or None,
+            witnessed_lines=witnessed_lines,
+        ),
+    )
+
+
+def together_table(
+    runs: Sequence[tuple[SpentRun, EpsilonBound]],
+    together: EpsilonBound,
+    left_out: Sequence[str] = (),
+) -> str:
+    """Returns each run's own epsilon and that of all of them on the same data.
+
+    Args:
+        runs: What each one's ledger says, and what it cost by itself.
+        together: What all cost.
+        left_out: Why other folders are not among them.
+    """
+    columns = f"{'steps':>10}{'noise':>12}{'sample rate':>13}{'own delta':>11}{'own epsilon':>13}"
+    lines = [f"{columns}  {'by':<5}run"]
+    for run, own in runs:
+        lines += _run_lines(run, own)
+    if together.epsilons:
+        lines += ["", *accountant_lines(together.epsilons)]
+    steps = f"{sum(run.steps for run, _ in runs)} steps of {len(runs)} runs"
+    lines += ["", _headline_of_runs(together, steps, runs[0][0].plan.unit)]
+    added = _added_up(runs)
+    apart = (
+        f"the epsilon of all is by {together.accountant} at delta = {delta_text(together.delta)};"
+        " each run's own is at its own delta, by the accountant beside it, and compares to no other"
+    )
+    simple = f"added up, each run's own: epsilon {eps_text(added.epsilon)}, delta"
+    notes = [f"{simple} {delta_text(added.delta)}"]
+    if {(own.accountant, own.delta) for _, own in runs} != {(together.accountant, together.delta)}:
+        notes = [apart, *notes]
+    lines += warning_lines(notes, label="note")
+    found = [f"ledgers counted: {len(runs)}; folders left out: {len(left_out)}"]
+    also = [
+        f"{run.folder}: its tokenizer, run {run.plan.tokenizer.run_id}, is counted from its plan"
+        for run in tokenizers_beside([run for run, _ in runs])
+        if run.plan.tokenizer is not None
+    ]
+    notes = [*found, *also, SAME_DATA, *_copies(runs), *_data_ids(runs)]
+    lines += warning_lines(notes, label="note")
+    lines += warning_lines(left_out, label="left out")
+    for run, own in runs:
+        lines += warning_lines(f"{run.folder}: {warning}" for warning in own.warnings)
+    return "\n".join([*lines, *warning_lines(together.warnings)])
+
+
+def together_record(
+    runs: Sequence[tuple[SpentRun, EpsilonBound]],
+    together: EpsilonBound,
+    left_out: Sequence[str] = (),
+) -> CostOfRuns:
+    """Returns the same as it is printed, each run's record under ``runs``."""
+    first, _ = runs[0]
+    return CostOfRuns(
+        runs=tuple(run_record(run, own) for run, own in runs),
+        private=not any(run.plan.reproducible for run, _ in runs),
+        epsilon=together.epsilon,
+        delta=together.delta,
+        accountant=together.accountant,
+        epsilons=together.epsilons,
+        warnings=tuple(together.warnings),
+        sampler=_sampler_of([run for run, _ in runs]),
+        simple_composition=_added_up(runs),
+        same_data=SAME_DATA,
+        left_out=tuple(left_out),
+        steps_taken=sum(run.steps for run, _ in runs),
+        unit=first.plan.unit,
+        neighboring_relation=first.plan.neighboring_relation,
+    )
+
+
+def _data_ids(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> list[str]:
+    """Returns what to say of runs whose plans name different data."""
+    names = sorted({str(run.plan.data_id) for run, _ in runs if run.plan.data_id is not None})
+    if len(names) < 2:
+        return []
+    return [
+        f"the plans name different data by privacy.data_id ({', '.join(names)}), and all are"
+        " counted as of the same; data_id=NAME leaves the others out"
+    ]
+
+
+def _copies(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> list[str]:
+    """Returns what to say of folders whose ledgers name one run: the steps they share count twice.
+
+    A copy that went on has noise of its own, so it is not left out.
+    """
+    named: dict[str, list[str]] = {}
+    for run, _ in runs:
+        if run.ledger.run_id is not None:
+            named.setdefault(run.ledger.run_id, []).append(run.folder)
+    return [
+        f"{' and '.join(folders)} are copies of one run by their ledgers' first lines: the steps"
+        " from before the copy was made are counted for each"
+        for folders in named.values()
+        if len(folders) > 1
+    ]
+
+
+def _sampler_of(runs: Sequence[SpentRun]) -> str:
+    """Returns how the trainings among some runs drew units, where they did so alike."""
+    samplers = {run.plan.sampler for run in runs if run.plan.sampler != NO_SAMPLING}
+    return samplers.pop() if len(samplers) == 1 else MIXED if samplers else NO_SAMPLING
+
+
+def _added_up(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> SimpleComposition:
+    """Returns the sums of what each run reports by itself."""
+    return SimpleComposition(
+        epsilon=math.fsum(own.epsilon for _, own in runs),
+        delta=math.fsum(own.delta for _, own in runs),
+    )
+
+
+def _headline_of_runs(spending: EpsilonBound, steps: str, unit: str, sampler: str = SAMPLER) -> str:
+    return headline_of(
+        spending.epsilon,
+        delta=spending.delta,
+        accountant=spending.accountant,
+        steps=steps,
+        unit=unit,
+        sampler=sampler,
+    )
+
+
+def _ledger(run: SpentRun) -> str:
+    ledger = run.ledger
+    if ledger.closed:
+        return f"{ledger.lines} lines, closed"
+    torn = "" if ledger.torn_at is None else " and a torn one"
+    return f"{ledger.lines} lines{torn}, not closed: the run has not ended"
+
+
+def _run_lines(run: SpentRun, own: EpsilonBound) -> list[str]:
+    """Returns a line for each noise of a run; the first has its epsilon and its folder."""
+    lines = []
+    spent = f"{delta_text(own.delta):>11}{eps_text(own.epsilon):>13}"
+    end = f"{spent}  {own.accountant:<5}{run.folder}"
+    for noise, steps in run.taken.items():
+        values = f"{noise.noise_multiplier:>12.6g}{noise.sample_rate:>13.6g}"
+        lines.append(f"{steps:>10}{values}{end}")
+        end = ""
+    return lines or [f"{0:>10}{'':>25}{end}"]
+
+
+def one_run(config: AccountConfig) -> Answer:
+    """Returns what ``run=`` asks for.
+
+    Raises:
+        InputError: It is no private run's folder.
+        StateError: Its ledger is damaged, or has another head than the one given.
+    """
+    assert config.run is not None
+    run = read_spent(config.run)
+    run, witnessed = _with_its_end(config, run)
+    with Accountants() as accountants:
+        spending = account_for_spent(
+            run, delta=config.delta, accountant=config.accountant, accountants=accountants
+        )
+    checked = config.head is not None
+    return Answer(
+        table=run_table(run, spending, head_checked=checked, witnessed_lines=witnessed),
+        record=run_record(run, spending, head_checked=checked, witnessed_lines=witnessed),
+    )
+
+
+def _with_its_end(config: AccountConfig, run: SpentRun) -> tuple[SpentRun, int | None]:
+    """Returns the run, with what was lodged elsewhere showing its end, and its witnessed lines.
+
+    A head shows the lines before it and nothing of those behind it, unless it is the closing one's.
+
+    Raises:
+        InputError: The witness is not of this run.
+        StateError: The ledger is not the one that was lodged.
+    """
+    witnessed = None
+    if config.witness is not None:
+        witnessed = check_witnessed(run.ledger, Path(run.folder), Path(config.witness))
+        if run.ledger.closed and witnessed == run.ledger.lines:
+            run = replace(run, end="witness")
+    if config.head is not None:
+        check_head(run, config.head)
+        if run.ledger.closed:
+            run = replace(run, end="head")
+    return run, witnessed
+
+
+def several_runs(config: AccountConfig) -> Answer:
+    """Returns what ``runs=`` asks for.
+
+    Raises:
+        InputError: They are no private runs, one is named twice, or they differ in their unit.
+        StateError: A ledger is damaged.
+    """
+    found = find_ledgers(
+        config.run_folders, leave_out=config.folders_left_out, data_id=config.data_id
+    )
+    runs = [read_spent(folder) for folder in found.folders]
+    if not runs:
+        raise InputError(
+            f"runs must hold a noisy step, got none in {', '.join(config.run_folders)}."
+        )
+    check_same_unit(runs)
+    with Accountants() as accountants:
+        own = [account_for_spent(run, accountants=accountants) for run in runs]
+        together = account_together(
+            runs, delta=config.delta, accountant=config.accountant, accountants=accountants
+        )
+    pairs = list(zip(runs, own, strict=True))
+    return Answer(
+        table=together_table(pairs, together, found.left_out),
+        record=together_record(pairs, together, found.left_out),
+    )

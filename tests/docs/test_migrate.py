@@ -1,0 +1,68 @@
+"""The pairs of docs/how-to/migrate.md: each script after runs, each before where its library is."""
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from docs.tools.examples import environment
+from docs.tools.pages import DOCS, File, parts_of
+from tests.slowness import slow_but
+
+FILES = {
+    part.name: part.content
+    for part in parts_of((DOCS / "how-to" / "migrate.md").read_text())
+    if isinstance(part, File)
+}
+PAIRS = {
+    "trainer": "transformers",
+    "trl": "trl",
+    "opacus": "opacus",
+    "private_transformers": "private_transformers",
+    "fastdp": "fastDP",
+}
+"""What each pair's script before needs."""
+BUDGETS = {"opacus": 3.0}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, content in FILES.items():
+        (tmp_path / name).write_text(content)
+    return tmp_path
+
+
+def printed(folder: Path, script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, script], cwd=folder, capture_output=True, text=True, check=False,
+        env=environment() | {"PYTHONPATH": str(DOCS.parent)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_page_holds_a_script_before_and_one_after_for_each_library() -> None:
+    scripts = {f"{name}_{when}.py" for name in PAIRS for when in ("before", "after")}
+    assert set(FILES) == {"desk.py", *scripts}
+    for name, library in PAIRS.items():
+        assert re.search(rf"^from {library}\b", FILES[f"{name}_before.py"], re.MULTILINE)
+        assert "import dpft" in FILES[f"{name}_after.py"]
+        assert "torch.randn(" not in re.sub(r"inputs, .*", "", FILES[f"{name}_after.py"])
+
+
+@pytest.mark.parametrize("name", slow_but(("opacus", "trl"), PAIRS))
+def test_a_script_after_trains_within_its_budget(folder: Path, name: str) -> None:
+    (said,) = re.findall(r"^epsilon ([\d.]+) at delta", printed(folder, f"{name}_after.py"), re.M)
+    budget = BUDGETS.get(name, 8.0)
+    assert budget - 0.05 < float(said) <= budget
+
+
+@pytest.mark.parametrize("name", slow_but((), PAIRS))
+def test_a_script_before_runs_where_its_library_is_installed(folder: Path, name: str) -> None:
+    if find_spec(PAIRS[name]) is None:
+        compile(FILES[f"{name}_before.py"], f"{name}_before.py", "exec")
+        return
+    printed(folder, f"{name}_before.py")
