@@ -114,9 +114,15 @@ class Device(TorchDispatchMode):
 
 
 def waited(what: str) -> None:
-    """Counts a wait, with the last line that led to it, of dpft or of the model's own code."""
+    """Counts a wait, with the last line that led to it, of dpft or of the model's own code.
+
+    A mode that every function of the model passes is neither.
+    """
     frame = sys._getframe(1)
-    while frame is not None and not any(p in frame.f_code.co_filename for p in OWNERS):
+    while frame is not None and (
+        frame.f_code.co_name == "__torch_function__"
+        or not any(owner in frame.f_code.co_filename for owner in OWNERS)
+    ):
         frame = frame.f_back
     place = "elsewhere"
     if frame is not None:

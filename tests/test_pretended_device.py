@@ -39,7 +39,7 @@ from tests.stories.tiny import EVALUATION, TRAINING, Outcome, Workspace, make_wo
 
 CPU, THERE = "cpu", f"{pretended.NAME}:0"
 LENGTHS = ((4, 9, 6), (9, 3, 5))
-MICRO_BATCH_WAITS, STEP_WAITS = 2, 12
+MICRO_BATCH_WAITS, STEP_WAITS, PROOF_WAITS = 2, 12, 60
 GRID = [
     *(("gpt2", "full", engine, "fp32") for engine in ENGINE_NAMES),
     *(("gpt2", method, "auto", "fp32") for method in ("lora", "bitfit", "rgp", "prefix")),
@@ -135,6 +135,21 @@ def test_noise_has_the_cpus_bits_and_one_look_for_all_tensors() -> None:
     (found, waits), (expected, _) = on_pretended(noisy, THERE), noisy(CPU)
     assert torch.equal(found, expected)
     assert waits == 1
+
+
+def waits_of_a_proof() -> list[Any]:
+    steps = Steps(THERE)
+    batch = steps.layout.collate(rows(steps.layout, LENGTHS[0])).to(steps.device)
+    with PerExampleClipper(steps.model, 0.5) as clipper:
+        WAITS.clear()
+        clipper.accumulate(lambda: per_example_losses(steps.model, batch))
+    return [own_waits(), *WAITS.items()]
+
+
+def test_the_host_waits_a_few_dozen_times_while_a_batch_is_proved() -> None:
+    count, *where = on_pretended(waits_of_a_proof)
+    print(*where, sep="\n")
+    assert 0 < count <= PROOF_WAITS
 
 
 def waits_of_steps() -> list[int]:

@@ -40,6 +40,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpft.devices import moved
+
 _NUMBERS = (int, float, complex, str, bytes)
 _PLAIN = frozenset(
     {
@@ -364,6 +366,6 @@ def pick_rows(arguments: Any, rows: Tensor, *, whole: Collection[str] = ()) -> A
     def take(place: str, leaf: Tensor) -> Tensor:
         if leaf.dim() == 0 or len(leaf) != count or place in whole:
             return leaf
-        return leaf.detach()[rows.to(leaf.device)]
+        return leaf.detach()[moved(rows, leaf.device)]
 
     return map_tensors(arguments, take)

@@ -177,7 +177,9 @@ class RecordedPass:
 
     def parameters_with_gradients(self) -> set[str]:
         """Returns the names of parameters to whose gradient some row of a use adds something."""
-        return {use.name for use in self.uses if use.smallest_peak_norm > 0}
+        peaks = [use.smallest_peak() for use in self.uses]
+        found = torch.stack(peaks).tolist() if peaks else ()  # one look at the device
+        return {use.name for use, peak in zip(self.uses, found, strict=True) if peak > 0}
 
     def check_scaled(
         self,
@@ -200,8 +202,12 @@ class RecordedPass:
         """
         if len(self.uses) != len(other.uses):
             raise NotExact("two backward passes met different uses of its weights")
-        for before, after in zip(self.uses, other.uses, strict=True):
-            if before.at(finite).becomes(after.at(finite), weights, lossy=lossy):
+        rows = finite.nonzero()[:, 0]
+        pairs = list(zip(self.uses, other.uses, strict=True))
+        become = [a.at(rows).becomes(b.at(rows), weights, lossy=lossy) for a, b in pairs]
+        found = torch.stack(become).tolist() if pairs else ()  # one look at the device
+        for (before, _), does in zip(pairs, found, strict=True):
+            if does:
                 continue
             if lossy and before.smallest_peak_norm < LOST_TO_FLOAT16:
                 return False
@@ -238,37 +244,45 @@ class Fingerprint:
 
         It is 0 where a whole tensor of the use is 0, so that the use adds nothing to any gradient.
         """
-        return min(float(rows[0].nan_to_num(0.0, 0.0).max()) for rows in self.rows)
+        return float(self.smallest_peak())
+
+    def smallest_peak(self) -> Tensor:
+        """Returns the same as a tensor, which is not looked at."""
+        peaks = [rows[0].nan_to_num(0.0, 0.0).max().double() for rows in self.rows]
+        return torch.stack(peaks).min()
 
     def at(self, rows: Tensor) -> Self:
-        """Returns the fingerprint of some rows alone; ``rows`` picks them, shape (b,)."""
+        """Returns the fingerprint of some rows alone, by their places."""
         return replace(self, rows=tuple(each[:, rows] for each in self.rows))
 
-    def becomes(self, other: "Fingerprint", weights: Tensor, *, lossy: bool) -> bool:
+    def becomes(self, other: "Fingerprint", weights: Tensor, *, lossy: bool) -> Tensor:
         """Whether ``other`` is the fingerprint of this use with row i scaled by ``weights[i]``.
+
+        What is returned has one number, bool, and is not looked at here.
 
         Of a product's two tensors backward scales one; so each must be scaled or unchanged, and
         one at least scaled.
         """
         if self.name != other.name or len(self.rows) != len(other.rows):
-            return False
+            return torch.zeros((), dtype=torch.bool, device=weights.device)
         pairs = list(zip(self.rows, other.rows, strict=True))
-        scaled = [self._close(mine * weights, theirs, lossy=lossy) for mine, theirs in pairs]
-        same = [self._close(mine, theirs, lossy=lossy) for mine, theirs in pairs]
-        return any(scaled) and all(a or b for a, b in zip(scaled, same, strict=True))
+        close = [self._close(mine * weights, theirs, lossy=lossy) for mine, theirs in pairs]
+        scaled = torch.stack(close)
+        same = torch.stack([self._close(mine, theirs, lossy=lossy) for mine, theirs in pairs])
+        return scaled.any() & (scaled | same).all()
 
-    def _close(self, expected: Tensor, got: Tensor, *, lossy: bool) -> bool:
+    def _close(self, expected: Tensor, got: Tensor, *, lossy: bool) -> Tensor:
         """Whether rows agree, each by its own norm, down to a trace of the largest."""
         if expected.shape[1] == 0:
-            return True
+            return torch.ones((), dtype=torch.bool, device=expected.device)
         mixed, trace = MIXED.get(self.dtype, MIXED_ELSEWHERE), 1e-6
         if expected.device.type != "cpu":
             mixed = MIXED_ELSEWHERE
         if lossy:
             mixed, trace = HALF_TOLERANCE, 1e-3
         # Below 1e-30 float32 numbers lose digits.
-        least = max(trace * float(expected[0].max()), 1e-30)
-        return bool(((expected - got).abs() <= mixed * expected[0].clamp(min=least)).all())
+        least = (trace * expected[0].max()).clamp(min=1e-30)
+        return ((expected - got).abs() <= mixed * expected[0].clamp(min=least)).all()
 
 
 def _norms_and_projections(tensor: Tensor) -> Tensor:
@@ -439,9 +453,13 @@ class _Remainder:
             NotExact: A parameter's uses do not add up to its gradient.
         """
         whole = torch.stack(list(self._sizes.values())).norm()
+        small = []
         for name, left in self._left.items():
             rounding = torch.finfo(torch.bfloat16 if half else left.dtype).eps * ROUNDINGS
-            size = self._sizes[name].clamp(min=LEAST_SHARE * float(whole))
+            size = self._sizes[name].clamp(min=LEAST_SHARE * whole)
             allowed = tolerance * size + rounding * self._norm_bounds[name]
-            if not bool(left.norm() <= allowed + torch.finfo(left.dtype).tiny):
+            small.append(left.norm() <= allowed + torch.finfo(left.dtype).tiny)
+        # one look at the device for all of them
+        for name, is_small in zip(self._left, torch.stack(small).tolist(), strict=True):
+            if not is_small:
                 raise NotExact(f"what its layers record does not add up to the gradient of {name}")
