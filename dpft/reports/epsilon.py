@@ -16,8 +16,13 @@ from dpft.files import write_bytes
 from dpft.kinds import OWN_DATA, PUBLISHED
 from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, Budget, Division, square_root_rule
 from dpft.privacy.accounting.curve import failures
-from dpft.privacy.accounting.interpretation import DECIMALS
-from dpft.privacy.accounting.summary import AccountingReport, delta_text, eps_text, round_up
+from dpft.privacy.accounting.summary import (
+    DECIMALS,
+    AccountingReport,
+    delta_text,
+    eps_text,
+    round_up,
+)
 from dpft.privacy.plan import GIVEN, NEIGHBORING_RELATION, SAMPLER, default_delta
 from dpft.records.costs import (
     Answer,
