@@ -1,4 +1,4 @@
-"""What a module ``dpft.cli.<name>`` says of its subcommand, and the job that runs it.
+"""The interface of a subcommand's module, ``dpft.cli.<name>``, and the Hydra job that runs it.
 
 A job is started with words, and has a folder and Hydra's record of it; Hydra itself would write the
 record before the run has checked its configuration.

@@ -1,4 +1,4 @@
-"""Encodings: from a task's records to rows of tokens; the base class and that of texts.
+"""Encodings: from a task's records to rows of token ids; the base class, and the one of texts.
 
 Encodings of labeled texts are in ``classification_rows``, of corpora in ``corpus_rows``, of chats
 in ``chat``. Texts become token ids as ``tokenization.tokenize`` defines it, thousands of records in

@@ -1,4 +1,4 @@
-"""The tuning bill: what all the runs of a ``--multirun`` sweep cost together.
+"""The tuning bill: the epsilon of all the runs of a ``--multirun`` sweep together.
 
 Each run's report has its own epsilon, and whoever picks one of them by looking at them has spent
 that of all. Runs that broke off have spent, too: their steps are read from their ledgers. The

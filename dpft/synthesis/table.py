@@ -1,4 +1,4 @@
-"""The private table: read once, checked cell by cell, cut to units, and told apart from controls.
+"""The private table: read and checked cell by cell, so many rows a unit, controls held out.
 
 Nothing of it is quoted, and nothing of it becomes public but its number of rows (or of units),
 where that is not given: also of a row that does not fit, which the number counts.

@@ -1,4 +1,4 @@
-"""Share of the references' tokens that the model holds for the likeliest, given those before.
+"""Share of the references' tokens that are the model's first choice, given the tokens before.
 
 What Ponomareva et al. 2022 call accuracy of pre-training: of span corruption, of the hidden tokens
 and the sentinels between them. It depends on the tokenizer and on what is hidden.

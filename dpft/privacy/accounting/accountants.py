@@ -1,4 +1,4 @@
-"""The accountants in child processes under limits of time and memory, each answer kept.
+"""Runs accountants in child processes, under limits of time and memory, and keeps their answers.
 
 Accountants can take minutes or terabytes outside the settings they were made for, inside C code
 that no exception interrupts. A process of its own can always be ended, and two of them use two

@@ -1,4 +1,4 @@
-"""Recorded calls of a convolution: its weight as a product with the patches that outputs saw.
+"""A convolution's recorded calls: its inputs unfolded into patches, a product with the weight.
 
 Patches hold an input pixel once for each place of the kernel that passes over it, so they are never
 kept: norms are taken of some examples' patches at a time, and the weighted sum is one ordinary

@@ -1,4 +1,4 @@
-"""Weights for each example, and layers that meet the whole batch, inside a mapped region.
+"""Layers inside a region that runs example by example, which still run once for the whole batch.
 
 A region (``separation.mapping``) runs a module example by example over weights that are expanded to
 one for each example: ordinary autograd then gives each example's gradient. Inside ``torch.vmap`` a
