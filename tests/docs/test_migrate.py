@@ -53,7 +53,7 @@ def test_the_page_holds_a_script_before_and_one_after_for_each_library() -> None
         assert "torch.randn(" not in re.sub(r"inputs, .*", "", FILES[f"{name}_after.py"])
 
 
-@pytest.mark.parametrize("name", slow_but(("opacus", "trl"), PAIRS))
+@pytest.mark.parametrize("name", slow_but(("opacus",), PAIRS))
 def test_a_script_after_trains_within_its_budget(folder: Path, name: str) -> None:
     (said,) = re.findall(r"^epsilon ([\d.]+) at delta", printed(folder, f"{name}_after.py"), re.M)
     budget = BUDGETS.get(name, 8.0)
