@@ -66,8 +66,9 @@ def _needs(spec: MetricSpec) -> str:
     """Returns what a metric needs beyond dpft's required packages, in words."""
     if spec.missing is base.nothing_missing:
         return "nothing beyond dpft"
-    # Metrics that ask the same function need the same, under whatever key they are reported.
-    alike = (other for other in METRICS.entries().values() if other.missing is spec.missing)
+    # Metrics of one module need the same, under whatever key they are reported.
+    module = spec.score.__module__
+    alike = (each for each in METRICS.entries().values() if each.score.__module__ == module)
     needs = next(NEEDS[other.reported_as] for other in alike if other.reported_as in NEEDS)
     found = []
     if needs.packages:
