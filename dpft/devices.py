@@ -107,21 +107,40 @@ def only_whole_precision() -> None:
     matmul.allow_fp16_accumulation = False
 
 
-def add_in_one_order(device: torch.device) -> None:
-    """Has an accelerator's kernels add in one order where they know one.
+def add_in_one_order(device: torch.device, *, strictly: bool = False) -> None:
+    """Has an accelerator's kernels add in one order, until ``order_of_addition_kept`` ends.
 
     A step that is taken again then gives the same bits, and a run that broke off goes on without
-    new noise (docs/design.md, rule 9). Kernels that know no order, such as those of attention over
-    long texts, add as before.
+    new noise (docs/design.md, rule 9).
+
+    Args:
+        device: What computes; nothing changes for a processor.
+        strictly: Whether kernels that know no one order raise an error, and those of attention
+            take one; else both add as before.
     """
     if device.type == "cpu":
         return
     # cuBLAS reads it when it is first asked for a product.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    warnings.filterwarnings("ignore", message="(?is).*deterministic")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    if not strictly:
+        warnings.filterwarnings("ignore", message="(?is).*deterministic")
+    torch.use_deterministic_algorithms(True, warn_only=not strictly)
     memory: Any = torch.utils.deterministic
     memory.fill_uninitialized_memory = False  # else each new tensor is written once more
+
+
+@contextmanager
+def order_of_addition_kept() -> Iterator[None]:
+    """Puts back at the end what was said of the order in which kernels add."""
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        memory.fill_uninitialized_memory = filled
 
 
 def sent(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -75,9 +75,8 @@ def test_noise_is_drawn_on_the_cpu_for_a_device_without_float64(caplog) -> None:
 
 @pytest.fixture
 def any_order():
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    with devices.order_of_addition_kept():
+        yield
 
 
 @pytest.mark.parametrize(("kind", "asked"), [("xpu", True), (None, False)])

@@ -3,12 +3,12 @@
 import ast
 import re
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 import dpft
+from docs.tools.rooms import imported_modules
 
 PACKAGE = Path(dpft.__file__).parent
 LEVELS = (
@@ -33,25 +33,6 @@ LIBRARY = ("dpft.privacy.clipping.clipper", "dpft.models.batch_norm")
 """What those import who train by a loop of their own, and have no configuration."""
 KEY = re.compile(r"(?<![\w.])(privacy|train|model|method|task|eval|optimizer|scheduler)\.[a-z_]+")
 FILES = sorted(PACKAGE.rglob("*.py"))
-
-
-@cache
-def imported_modules(source: str) -> set[str]:
-    """Returns every module a source names, inside functions and through importlib too."""
-    modules: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            modules.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute"
-            modules.update(f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            modules.update(
-                part.value
-                for part in ast.walk(node.args[0])
-                if isinstance(part, ast.Constant) and isinstance(part.value, str)
-            )
-    return modules
 
 
 def room_of(module: str) -> str | None:

@@ -7,6 +7,7 @@ follows from the imports alone; ``tests/docs/test_rooms_picture.py`` holds it ag
 """
 
 import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +17,25 @@ WIDTH, ROW, BOX_WIDTH, BOX_HEIGHT = 980, 84, 104, 34
 Imports = dict[str, set[str]]
 
 
+@cache
+def imported_modules(source: str) -> set[str]:
+    """Returns every module a source names, inside functions and through importlib too."""
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            modules.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            modules.update(
+                part.value
+                for part in ast.walk(node.args[0])
+                if isinstance(part, ast.Constant) and isinstance(part.value, str)
+            )
+    return modules
+
+
 def imports_between_rooms() -> Imports:
     """Returns the rooms that each room imports, by whatever import."""
     package = ROOT / "dpft"
@@ -23,19 +43,10 @@ def imports_between_rooms() -> Imports:
     found: Imports = {room: set() for room in rooms}
     for room in rooms:
         for path in (package / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                found[room] |= {other for other in _named(node) if other in found and other != room}
+            named = imported_modules(path.read_text(encoding="utf-8"))
+            others = {name.split(".")[1] for name in named if name.startswith("dpft.")}
+            found[room] |= (others & found.keys()) - {room}
     return found
-
-
-def _named(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.ImportFrom) and node.module:
-        names = [f"{node.module}.{alias.name}" for alias in node.names]
-    elif isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-    else:
-        return []
-    return [name.split(".")[1] for name in names if name.startswith("dpft.")]
 
 
 def rows(imports: Imports) -> list[list[str]]:

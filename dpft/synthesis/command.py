@@ -23,6 +23,7 @@ from dpft.config.synthesize import (
     SharedPrivacy,
     SynthesizeConfig,
 )
+from dpft.data.raw_rows import Row as SourceRow
 from dpft.data.raw_rows import Rows, rows_in_memory
 from dpft.data.training_records import new_key
 from dpft.errors import InputError, StateError
@@ -154,12 +155,12 @@ def schema_file(config: SynthesizeConfig) -> Path:
 
 def _begin(config: SynthesizeConfig, folder: Path) -> Finished:
     place = schema_file(config)
-    part = public_part(config, read_schema(place))
+    schema, rows = read_schema(place), source_rows(config.data or "")
     _refuse_used(folder)
     target = target_file(config, folder)
     if target.exists():
         raise InputError(f"to must be a new file, got {str(target)!r}, which exists.")
-    part, table = _with_table(part)
+    part, table = _with_table(public_part(config, schema), rows)
     budget = plan_budget(part, table)
     key = new_key()
     sides = table.sides(config.eval.held_out, key)
@@ -180,9 +181,10 @@ def _go_on(config: SynthesizeConfig, folder: Path) -> Finished:
     if is_whole(folder, target):
         logger.info("the synthesis in %s has ended; nothing is left to do", folder)
         return finished(folder, target)
+    rows = source_rows(config.data or "")
     part = public_part(config, read_schema(folder / SCHEMA_FILE))
     with hold_run(folder):
-        part, table = _with_table(part)
+        part, table = _with_table(part, rows)
         budget = plan_budget(part, table)
         path = folder / TABLE_KEY
         try:
@@ -214,15 +216,10 @@ def _refuse_used(folder: Path) -> None:
     check_writable(folder)
 
 
-def _with_table(part: PublicPart) -> tuple[PublicPart, PrivateTable]:
+def _with_table(part: PublicPart, rows: Iterator[SourceRow]) -> tuple[PublicPart, PrivateTable]:
     """Returns the table, and the public part with the training that goes with its public size."""
     config = part.config
-    table = read_table(
-        source_rows(config.data or ""),
-        part.schema,
-        unit=config.privacy.unit,
-        invalid=config.invalid,
-    )
+    table = read_table(rows, part.schema, unit=config.privacy.unit, invalid=config.invalid)
     cut = tuple(None if row is None else part.rows.cut(row, part.tokenizer) for row in table.rows)
     table = replace(table, rows=cut)
     chosen = with_chosen_training(config, size_of(part, table)[0])

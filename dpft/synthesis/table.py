@@ -75,20 +75,19 @@ class PrivateTable:
 
 
 def source_rows(data: str) -> Iterator[Row]:
-    """Yields the rows of a file, or those that a program gave.
+    """Returns the rows of a file, which are read as they are asked for, or those of a program.
 
     Raises:
-        InputError: There is no such file, or none of a known format; names file and line.
+        InputError: There is no such file, or none of a known format, at once; later names the line.
     """
     if data == MEMORY:
-        yield from memory_rows(TRAIN)
-        return
+        return iter(memory_rows(TRAIN))
     path = Path(data).expanduser()
     if not data.endswith(tuple(FORMATS)):
         raise InputError(f"data must end in {', '.join(FORMATS)}, got {data!r}.")
     if not path.is_file():
         raise InputError(f"data must be the file of a table, got {data!r}, which is none.")
-    yield from file_rows(path)
+    return iter(file_rows(path))
 
 
 def read_table(rows: Iterable[Row], schema: Schema, *, unit: str, invalid: str) -> PrivateTable:

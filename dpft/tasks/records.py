@@ -156,11 +156,6 @@ def are_texts(records: Sequence[Record]) -> TypeGuard[Sequence[Example]]:
     return all(isinstance(record, Example) for record in records)
 
 
-def are_labeled(records: Sequence[Record]) -> TypeGuard[Sequence[LabeledExample]]:
-    """Says whether every record has a label, as those of a label task have."""
-    return all(isinstance(record, LabeledExample) for record in records)
-
-
 def is_unicode(text: str) -> bool:
     """Says whether the text has no lone surrogates, which JSON can spell and no one can encode."""
     try:

@@ -466,3 +466,13 @@ def test_a_draft_lies_in_private_and_says_what_to_do(
     assert path.stat().st_mode & 0o077 == 0 and "A DRAFT" in path.read_text()
     assert [each.name for each in (tmp_path / "drafts").iterdir()] == ["private"]
     assert main([*words, "privacy.eps=1"]) == 2
+
+
+def test_a_table_that_is_not_there_is_said_before_any_model_is_looked_for(tmp_path: Path) -> None:
+    schema = tmp_path / "rows.schema.yaml"
+    schema.write_text("columns: {city: {type: category, values: [Oslo, Rome]}}\n")
+    with pytest.raises(InputError, match="data must be the file of a table, got .*gone.csv"):
+        dpft.synthesize(
+            tmp_path / "gone.csv", ["model=local", "model.path=gone"], schema=schema,
+            privacy={"eps": EPS}, folder=tmp_path / "run",
+        )  # fmt: skip

@@ -3,7 +3,6 @@ import pytest
 from dpft.tasks.records import (
     Example,
     LabeledExample,
-    are_labeled,
     are_texts,
     is_unicode,
 )
@@ -28,9 +27,8 @@ def test_the_ends_that_stay_when_a_prompt_is_cut_are_its_own_and_do_not_overlap(
         Example(prompt="name[x] :", target="x", group="g", **ends)
 
 
-def test_records_are_texts_or_labeled_where_every_one_is() -> None:
+def test_records_are_texts_where_every_one_is() -> None:
     assert are_texts([TEXT, TEXT]) and not are_texts([TEXT, LABEL])
-    assert are_labeled([LABEL]) and not are_labeled([LABEL, TEXT])
 
 
 def test_a_lone_surrogate_is_no_unicode() -> None:

@@ -6,7 +6,6 @@ that they can be compared, dropout passes everything and random numbers become c
 modules stay in the mode they are in.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from dpft.devices import random_state, random_states_kept, set_random_state
+from dpft.devices import (
+    add_in_one_order,
+    order_of_addition_kept,
+    random_state,
+    random_states_kept,
+    set_random_state,
+)
 
 
 @dataclass(frozen=True)
@@ -121,22 +126,9 @@ def one_order_of_addition(device: torch.device) -> Iterator[None]:
     a CPU nothing changes. A layer whose kernel knows no one order raises an error that
     ``knows_no_order`` tells from others.
     """
-    if device.type == "cpu":
+    with order_of_addition_kept():
+        add_in_one_order(device, strictly=True)
         yield
-        return
-    enabled = torch.are_deterministic_algorithms_enabled()
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    memory: Any = torch.utils.deterministic
-    filled = memory.fill_uninitialized_memory
-    # cuBLAS is asked for it by the environment alone.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    memory.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(enabled, warn_only=warns)
-        memory.fill_uninitialized_memory = filled
 
 
 def knows_no_order(error: BaseException) -> bool:

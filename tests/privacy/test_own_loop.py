@@ -9,8 +9,8 @@ from torch import nn
 import dpft
 from dpft.errors import InputError
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.library import GaussianNoise, PoissonBatches
 from dpft.privacy.noise import grid
+from dpft.privacy.own_loop import GaussianNoise, PoissonBatches
 
 
 def test_batches_are_binomial_ascending_and_each_step_is_another_draw() -> None:
