@@ -22,7 +22,7 @@ from dpft.records import synthesis as records
 from dpft.synthesis.columns import Category, Column, Day, Flag, Number, Text
 from dpft.synthesis.personal import personal_data
 from dpft.synthesis.schema import Row, Schema
-from dpft.synthesis.stretches import STRETCHES, stretch
+from dpft.synthesis.stretches import bin_of
 
 FEWEST_TAUGHT = 20
 """Rows of a kind without which no classifier is taught."""
@@ -56,21 +56,8 @@ def measured(schema: Schema, tables: Tables) -> records.Measures:
 
 
 def bins(column: Column, values: Sequence[Any]) -> list[str]:
-    """Returns the bin of each value: a category's value, a stretch of a range, a text's length."""
-    return ["" if value is None else _bin(column, value) for value in values]
-
-
-def _bin(column: Column, value: Any) -> str:
-    if isinstance(column, Category | Flag):
-        return repr(value)
-    if isinstance(column, Text):
-        return str(min(STRETCHES, len(value.split()) // 5))
-    return str(stretch(column, value))
-
-
-def in_order(names: Sequence[str]) -> list[str]:
-    """Returns the different names of bins in order: numbers by their size, before words."""
-    return sorted(set(names), key=lambda name: (not name.isdecimal(), name.zfill(20)))
+    """Returns the name of each value's bin, as on the public page; "" where a cell is empty."""
+    return ["" if value is None else bin_of(column, value) for value in values]
 
 
 def total_variation(one: Sequence[str], other: Sequence[str]) -> float:

@@ -4,6 +4,8 @@ The public page is made of the statement alone. The private one sets synthetic r
 ones, and says beside each figure what it should be near.
 """
 
+import math
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +35,8 @@ class PageTable:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
+    in_words: bool = False
+    """Whether its cells are words, which wrap, and no numbers."""
 
 
 def headline(said: Synthesis) -> str:
@@ -76,7 +80,7 @@ def public_page(said: Synthesis, schema: str) -> str:
         )
         for part in said.parts
     ]
-    tables = [PageTable(title="What was made", columns=("", ""), rows=facts)]
+    tables = [PageTable(title="What was made", columns=("", ""), rows=facts, in_words=True)]
     if parts:
         note = (
             "Nothing else read a record. Each part's ε is its own, at the δ of the whole; together"
@@ -274,11 +278,15 @@ def terminal(
     return parts
 
 
+def _place_of_bin(name: str) -> tuple[bool, float, str]:
+    """Returns what bins are sorted by: numbers by their size, other names, then empty cells."""
+    number = re.fullmatch(r"(?:from )?(-?\d+(?:\.\d+)?)(?: to \d+ words| words and more)?", name)
+    return name == "", float(number[1]) if number else math.inf, name
+
+
 def _bars(each: Marginal) -> Markup:
     """Returns the shares of a column's bins, real and synthetic."""
-    from dpft.synthesis.measures import in_order
-
-    names = in_order([*each.real, *each.synthetic])[:40]
+    names = sorted({*each.real, *each.synthetic}, key=_place_of_bin)[:40]
     shares = [
         [side.get(name, 0) / max(1, sum(side.values())) for name in names]
         for side in (each.real, each.synthetic)
@@ -288,11 +296,12 @@ def _bars(each: Marginal) -> Markup:
         for number, (label, side) in enumerate(zip(("real", "synthetic"), shares, strict=True)):
             places = [at + 0.4 * (number - 0.5) for at in range(len(names))]
             axes.bar(places, side, 0.38, label=label, color=COLORS[number])
-        shown = [(name or "missing").strip("'")[:18] for name in names]
+        shown = [(name or "missing")[:18] for name in names]
         axes.set_xticks(range(len(names)), shown, rotation=90 if len(names) > 6 else 0)
         axes.set(ylabel="share of rows")
         axes.grid(False, axis="x")
-        axes.legend(frameon=False)
+        axes.margins(y=0.2)  # room for the legend above the bars
+        axes.legend(frameon=False, ncols=2, loc="upper right")
 
     return draw_svg(draw, name=f"column-{zlib.crc32(each.name.encode())}", label=each.name)
 

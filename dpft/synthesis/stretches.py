@@ -1,4 +1,8 @@
-"""Numbers and days in ten equal stretches of the range that the schema gives them."""
+"""Bins of a column's values: a category's own, stretches of a range, numbers of words of a text.
+
+Numbers and days fall into ten equal stretches of the range that the schema gives them, so that no
+bin follows from the records.
+"""
 
 import datetime
 from collections import Counter
@@ -9,20 +13,38 @@ from typing import Any
 from dpft.synthesis.columns import Category, Column, Day, Flag, Number, Text
 
 STRETCHES = 10
+WORDS, MOST_WORDS = 5, 50
+"""Words of a bin of texts, and from how many on there is one bin for all."""
 
 
 def marginal(column: Column, values: Sequence[Any]) -> dict[str, int]:
-    """Returns how often a column's values stand there, by value or by stretch of its range."""
-    there = [value for value in values if value is not None]
+    """Returns how often a column's values fall into each bin that has some, in their order.
+
+    A category's values all stand there.
+    """
+    found = Counter(bin_of(column, value) for value in values if value is not None)
     if isinstance(column, Category | Flag):
-        found = Counter(there)
-        options = [option for option in column.options if option is not None]
-        return {str(column.cell(option)): found[option] for option in options}
+        names = [bin_of(column, option) for option in column.options if option is not None]
+    elif isinstance(column, Text):
+        names = [_words(at) for at in range(MOST_WORDS // WORDS + 1)]
+    else:
+        names = [stretch_name(column, at) for at in range(STRETCHES)]
+    every = isinstance(column, Category | Flag)
+    return {name: found[name] for name in names if every or found[name]}
+
+
+def bin_of(column: Column, value: Any) -> str:
+    """Returns the name of the bin that a value falls into."""
+    if isinstance(column, Category | Flag):
+        return str(column.cell(value))
     if isinstance(column, Text):
-        counts = Counter(len(value.split()) // 5 * 5 for value in there)
-        return {f"{least} to {least + 4} words": counts[least] for least in sorted(counts)}
-    places = Counter(stretch(column, value) for value in there)
-    return {stretch_name(column, at): places[at] for at in range(STRETCHES) if places[at]}
+        return _words(min(MOST_WORDS, len(value.split())) // WORDS)
+    return stretch_name(column, stretch(column, value))
+
+
+def _words(at: int) -> str:
+    least = at * WORDS
+    return f"{least} words and more" if least == MOST_WORDS else f"{least} to {least + 4} words"
 
 
 def stretch(column: Column, value: Any) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dpft.synthesis.columns import Text
 from dpft.synthesis.measures import (
     Tables,
     associations,
@@ -18,9 +19,10 @@ from dpft.synthesis.measures import (
     total_variation,
     usefulness,
 )
+from dpft.synthesis.page import _place_of_bin
 from dpft.synthesis.personal import patterns, personal_data
 from dpft.synthesis.schema import Row, schema_of
-from dpft.synthesis.stretches import stretch, stretch_name
+from dpft.synthesis.stretches import marginal, stretch, stretch_name
 from tests.synthesis.tables import SCHEMA as CONTENT
 from tests.synthesis.tables import visitors
 
@@ -68,7 +70,23 @@ def test_bins_follow_the_schemas_range_and_not_the_rows() -> None:
     first = day.read("2020-01-01")
     assert [stretch(day, day.read(f"2020-01-{n:02d}")) for n in (1, 2, 3, 20)] == [0, 0, 1, 9]
     assert stretch_name(day, 1) == "from 2020-01-03" and stretch(day, first) == 0
-    assert bins(age, [18, None]) == ["0", ""]
+    assert bins(age, [18, None]) == ["from 18.0", ""]
+
+
+def test_a_texts_bin_is_its_number_of_words_and_one_for_all_long_ones() -> None:
+    note = next(column for column in SCHEMA.learned if isinstance(column, Text))
+    texts = ["", "a b c d", "a b c d e", "a " * 50, "a " * 200]
+    found = ["0 to 4 words", "0 to 4 words", "5 to 9 words", *["50 words and more"] * 2]
+    assert bins(note, texts) == found
+    counted = marginal(note, texts)
+    assert list(counted.items()) == [(name, found.count(name)) for name in dict.fromkeys(found)]
+
+
+def test_bars_stand_by_size_then_by_name_and_empty_cells_last() -> None:
+    names = ["", "10 to 14 words", "from 2020-01-03", "5 to 9 words", "50 words and more", "Oslo"]
+    assert sorted(names, key=_place_of_bin) == [
+        "5 to 9 words", "10 to 14 words", "50 words and more", "Oslo", "from 2020-01-03", "",
+    ]  # fmt: skip
 
 
 def test_rows_of_the_same_kind_are_near_in_everything() -> None:
