@@ -66,14 +66,16 @@ def _cell(kind: str, source: str) -> dict[str, object]:
 def with_contents(title: str, text: str) -> str:
     """Returns a page of several tables under one title, with a list of links to them above."""
     headings = re.findall(r"(?m)^# (.+)$", text)
-    links = "\n".join(f"- [{heading}](#table-{at})" for at, heading in enumerate(headings))
-    number = iter(range(len(headings)))
+    links = "\n".join(f"- [{heading}](#{anchor(heading)})" for heading in headings)
     # A heading below a table's own becomes one lower, too: a page has one title.
     lower = re.sub(r"(?m)^#(#* .+)$", r"##\1", text)
-    named = re.sub(
-        r"(?m)^## (.+)$", lambda found: f"{found[0]} {{: #table-{next(number)} }}", lower
-    )
+    named = re.sub(r"(?m)^## (.+)$", lambda found: f"{found[0]} {{: #{anchor(found[1])} }}", lower)
     return f"# {title}\n\n{links}\n\n{named}"
+
+
+def anchor(heading: str) -> str:
+    """Returns a heading as an address within its page: words in lower case, joined by hyphens."""
+    return "-".join(re.findall(r"\w+", heading.lower()))
 
 
 def _copied(path: Path) -> str:
