@@ -360,6 +360,7 @@ def restored_plan(
         tokenizer=spent_before(tokenizer_of(config)),
         mechanism=_of_plan(config.mechanism, bound.mechanism),
     )
+    own = replace(own, counts=bound.counts)  # What began it, a synthesis, knows of them.
     _check_asked(guarantee, bound)
     if replace(bound, calibration=None, delta_source=own.delta_source) != own:
         changed = [key for key, value in vars(own).items() if value != getattr(bound, key)]

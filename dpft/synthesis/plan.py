@@ -26,7 +26,6 @@ from dpft.synthesis.schema import Schema
 from dpft.synthesis.table import PrivateTable
 
 SCHEMA_FILE, COUNTS = "schema.yaml", "counts.json"
-TRAINING = "training"
 SYNTHETIC = "synthetic.csv"
 DRAFTED = "private/draft.schema.yaml"
 TABLE_KEY = "private/table_key"
