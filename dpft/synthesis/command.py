@@ -394,7 +394,9 @@ def _record(part: PublicPart, table: PrivateTable, at: int) -> dict[str, str]:
 
 def _training(part: PublicPart, budget: Budget) -> TrainCommand:
     config = part.config
-    words = ["task=custom", *task_words(part.max_prompt + part.max_target + 2), "privacy=none"]
+    weights = () if config.text_weight == 1 else part.rows.json_weights(config.text_weight)
+    longest = part.max_prompt + part.max_target + 2
+    words = ["task=custom", *task_words(longest, weights), "privacy=none"]
     composed = TRAIN_COMMAND.compose(words)
     plain: TrainCommand = TRAIN_COMMAND.load(composed.values, composed.words)
     assert isinstance(config.privacy, SharedPrivacy | OpenSynthesis)

@@ -148,7 +148,7 @@ def test_what_is_public_says_nothing_of_real_rows(made: dpft.Synthesized) -> Non
 def test_controls_are_in_neither_part(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor are rows left out; the public number counts all of them."""
+    """Nor are rows left out; the public number counts all of them. Texts count as it was said."""
     seen: dict[str, Any] = {}
 
     def counted(self: Any, rows: Any) -> Any:
@@ -166,8 +166,10 @@ def test_controls_are_in_neither_part(
     with pytest.raises(KeyboardInterrupt):
         dpft.synthesize(
             data, [*QUICK, "eval.held_out=0.5"], privacy={"eps": EPS, "unit": "customer_id",
-            "share": 0.5}, condition=["city"], folder=tmp_path / "run",
+            "share": 0.5}, condition=["city"], folder=tmp_path / "run", text_weight=3,
         )  # fmt: skip
+    # names and values by turns: age, smoker, note
+    assert seen["command"].task.json_weights == (1, 1, 1, 1, 1, 3)
     units = {unit for unit, _ in seen["histogram"]}
     assert 0 < len(units) < 30
     assert {row.values["customer_id"] for row in seen["training"]} == units
@@ -346,6 +348,7 @@ BAD: dict[str, tuple[Mapping[str, Any], str]] = {
     "all noise": ({"condition": ["city"], "share": 0.001}, "all noise"),
     "an ending": ({"to": "rows.xls"}, "to must end in"),
     "noise in place of eps": ({"eps": None, "noise_multiplier": 1}, "needs privacy.eps"),
+    "a text that counts nothing": ({"text_weight": 0}, "text_weight must be above 0"),
     "a share of everything": ({"share": 1}, "privacy.share must be in"),
     "no room in the model": ({"room": 400}, "has room for 256; lower max_tokens"),
     "invalid of another kind": ({"invalid": "drop"}, "invalid must be one of"),
