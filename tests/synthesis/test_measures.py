@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dpft.synthesis.columns import Text
@@ -16,6 +17,7 @@ from dpft.synthesis.measures import (
     leakage,
     marginals,
     measured,
+    texts,
     total_variation,
     usefulness,
 )
@@ -129,6 +131,24 @@ def test_copies_are_found_and_counted_against_controls() -> None:
     assert found.whole_rows_of_training == pytest.approx(0.25)
     assert found.whole_rows_of_controls == 0
     assert found.texts.copies == 10 and found.texts.longest_run_auc > 0.5
+
+
+def test_mauve_of_texts_is_high_for_real_ones_and_low_for_others() -> None:
+    """Beside it stands that of training texts; without a model, or of a few texts, none is."""
+
+    def embed(texts: Sequence[str]) -> np.ndarray:
+        return np.array([[text.count(each) for each in "abcdefghiRO"] for text in texts], float)
+
+    real, controls = rows(120), rows(120, seed=2)
+    (near,) = texts(SCHEMA, Tables(synthetic=rows(120, 3), training=real, controls=controls), embed)
+    other = [{**row, "note": "b" * (at % 7) + "gg"} for at, row in enumerate(real)]
+    (far,) = texts(SCHEMA, Tables(synthetic=other, training=real, controls=controls), embed)
+    assert near.mauve > 0.8 and near.mauve_of_training == far.mauve_of_training > 0.8
+    assert far.mauve < 0.05
+    few = Tables(synthetic=rows(40), training=real, controls=controls)
+    assert [each.mauve for each in texts(SCHEMA, few, embed)] == [None]
+    whole = Tables(synthetic=other, training=real, controls=controls)
+    assert [each.mauve for each in texts(SCHEMA, whole)] == [None]
 
 
 def test_what_cannot_be_taught_is_said() -> None:
