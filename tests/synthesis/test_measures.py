@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpft.synthesis import personal
 from dpft.synthesis.columns import Text
 from dpft.synthesis.measures import (
     Tables,
@@ -189,6 +190,32 @@ def test_personal_data_that_came_through_are_counted() -> None:
     assert (mails.real, mails.synthetic, mails.synthetic_that_are_real) == (1, 1, 0)
     assert found.kinds["card numbers"].real == 1
     assert personal_data(schema_of({"columns": {"a": {"type": "boolean"}}}), [], []) is None
+
+
+def test_presidio_adds_to_the_patterns_and_asks_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("presidio_analyzer", reason="the extra pii is not installed")
+    import socket
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("a private text is looked at, and the network was asked")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refused)
+    texts = {
+        "Ask ann@example.org or +44 7700 900123; card 4111 1111 1111 1111.": 3,
+        "Call 07700 900123 or (212) 555-0123.": 2,
+        "Between 2020-01-02 and 12:30 nothing was 42.": 0,
+    }
+    finder, by = personal._finder()
+    assert by.startswith("presidio")
+    for text, expected in texts.items():
+        assert len(finder(text)) == expected, text
+    schema = schema_of({"columns": {"note": {"type": "text", "max_tokens": 60}}})
+    real = [{"note": text} for text in texts]
+    found = personal_data(schema, real, [{"note": "Write to ANN@example.org."}])
+    assert found is not None and found.by == by
+    assert {kind: (n.real, n.synthetic_that_are_real) for kind, n in found.kinds.items()} == {
+        "e-mail addresses": (1, 1), "phone numbers": (3, 0), "card numbers": (1, 0),
+    }  # fmt: skip
 
 
 def test_all_measures_of_tables_without_texts() -> None:
