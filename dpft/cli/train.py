@@ -20,7 +20,7 @@ from dpft.runs.configuring import train_configuration as configuration
 from dpft.runs.run_plan import announce, early_calibration, plan_run
 from dpft.runs.saved_run import saved_run
 from dpft.startup import LIBRARIES, READING, doing, shown_startup
-from dpft.training.trackers.base import TrackerConfig
+from dpft.training.trackers import TrackerConfig
 
 OF_THE_COMMAND = ("launch", "hydra.run", "hydra.mode", "hydra.sweep", "hydra.job.name")
 """How the keys begin that are for the command that starts the processes, not for them."""

@@ -30,7 +30,7 @@ from dpft.tasks.corpus import CHUNKS
 from dpft.tokenizers.histogram import OF_PIECES, TokenizerConfig
 from dpft.training.optimizers import OptimizerConfig, optimizer_class
 from dpft.training.schedules import SchedulerConfig
-from dpft.training.trackers.base import TRACKING, NoTracking, TrackingConfig
+from dpft.training.trackers import TRACKING, NoTracking, TrackingConfig
 from dpft.training.training_config import DeviceConfig, TrainingConfig
 
 TASK: dict[str, ClassChoice] = {"task": chosen_task_class}

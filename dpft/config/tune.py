@@ -21,7 +21,7 @@ from dpft.privacy.accounting.selection import TrialCount
 from dpft.privacy.mechanisms.base import MechanismConfig
 from dpft.privacy.privacy_config import PrivacyConfig
 from dpft.tasks.base import Task
-from dpft.training.trackers.base import TrackingConfig
+from dpft.training.trackers import TrackingConfig
 
 SECTIONS = ("train", "method", "optimizer", "scheduler", "model")
 """Sections whose keys a trial may draw; of privacy only the keys of ``CLIPPING``."""

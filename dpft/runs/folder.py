@@ -7,7 +7,7 @@ bit, dates its report alike. A day is enough: a finer time would tell how long s
 
 A run goes on (``resume=RUN``) as it was bound to: task, model, method, privacy, the steps and the
 records stay. What changes speed alone may be set anew; where it changes bits, steps are not
-replayed (``dpft.training.resume``).
+replayed (``dpft.training.checkpoint``).
 
 Processes that torchrun or Slurm start anew with the same words resume their run. torchrun's agent
 keeps the run's folder for the processes that it restarts. Whoever reaches the agent's port can
@@ -95,9 +95,8 @@ from dpft.runs.composition import spent_before, tokenizer_of
 from dpft.runs.exit_codes import say
 from dpft.runs.held_out import held_out_key
 from dpft.runs.run_plan import RunPlan, method_phases, plan_without_noise, public_size
-from dpft.training.checkpoint import checkpoints
+from dpft.training.checkpoint import ResumePoint, checkpoints
 from dpft.training.loop import TrainingSet
-from dpft.training.resume import ResumePoint
 
 WriteRequest = Callable[[Path], None]
 """Writes into a new run's folder how the run was asked for, such as Hydra's record of a command."""

@@ -68,17 +68,21 @@ from dpft.runs.training_records import (
 from dpft.runs.white_box import check_white_box
 from dpft.startup import CHECKING, ENCODING, LOADING, PLANNING, doing
 from dpft.training.averaging import WeightAverage
-from dpft.training.checkpoint import delete_generator_states
+from dpft.training.checkpoint import ResumePoint, check_promises, delete_generator_states
 from dpft.training.compiling import check_compiler, check_first_step_compiles
 from dpft.training.listeners import StepEvaluation, StepListener
 from dpft.training.loop import TrainingSet
 from dpft.training.ordinary import Clipped, train_ordinarily
-from dpft.training.precision import warn_if_slow
 from dpft.training.private_run import train_privately
-from dpft.training.replicas import Start, share_start
-from dpft.training.resume import ResumePoint, check_promises
 from dpft.training.self_check import check_clipper
-from dpft.training.session import Session, prepare_training_state, put_released_in_place
+from dpft.training.session import (
+    Session,
+    Start,
+    prepare_training_state,
+    put_released_in_place,
+    share_start,
+)
+from dpft.training.training_config import warn_if_slow
 
 logger = logging.getLogger(__name__)
 

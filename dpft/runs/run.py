@@ -102,8 +102,7 @@ from dpft.runs.together import (
 from dpft.runs.tracking import Trackings, conclude, tracked
 from dpft.runs.training_records import render
 from dpft.runs.white_box import WhiteBoxListener, white_box
-from dpft.training.checkpoint import delete_generator_states
-from dpft.training.resume import ResumePoint, find_resume_point
+from dpft.training.checkpoint import ResumePoint, delete_generator_states, find_resume_point
 
 logger = logging.getLogger(__name__)
 

@@ -34,8 +34,8 @@ from dpft.privacy.plan import PrivacyPlan, read_plan, write_plan
 from dpft.runs.folder import Secrets
 from dpft.runs.prepared_run import Prepared
 from dpft.runs.training_records import unit_key
-from dpft.training.precision import autocast
 from dpft.training.self_check import SHORT_LENGTH, synthetic_losses
+from dpft.training.training_config import autocast
 from dpft.training.training_state import model_state
 
 ROWS = 3

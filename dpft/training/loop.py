@@ -21,7 +21,7 @@ from dpft.parallel.local import local
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shares import EVERYTHING, Share
 from dpft.privacy.signal_to_noise import SignalAndNoise
-from dpft.training.precision import autocast
+from dpft.training.training_config import autocast
 
 
 class StepEngine(Protocol):

@@ -24,8 +24,7 @@ from dpft.methods.reparametrized import ReparametrizedLinear
 from dpft.methods.rgp import RGP
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
-from dpft.training.optimizers import make_optimizer
-from dpft.training.optimizers.adamw import AdamW
+from dpft.training.optimizers import AdamW, make_optimizer
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.schedules import SchedulerConfig, make_scheduler

@@ -24,7 +24,7 @@ from dpft.privacy.mechanisms.dp_sgd import DPSGD
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
 from dpft.training.loop import TrainingSet, compute_gradient
-from dpft.training.replicas import gathered
+from dpft.training.session import gathered
 from tests.privacy.test_methods_twin import BERT, IDS, RECIPES, SHAPES, WORDS, Shape, row
 
 NORM = 0.05
