@@ -14,7 +14,7 @@ from dpft.config.keys import key_of, quoted
 from dpft.config.schema import POLYMORPHIC, TrainCommand
 from dpft.files import check_writable
 from dpft.parallel.parallel_config import check_start
-from dpft.parallel.silence import is_beside_first
+from dpft.parallel.rank_environment import is_beside_first
 from dpft.runs.configuring import checked_overrides as expand
 from dpft.runs.configuring import train_configuration as configuration
 from dpft.runs.run_plan import announce, early_calibration, plan_run
@@ -67,7 +67,7 @@ __all__ = ["CONFIG", "POLYMORPHIC", "READS_ROWS_ALONE", "configuration", "expand
 def run(command: TrainCommand) -> None:
     """Trains in the folder that Hydra made, or goes on in the one that ``resume`` names."""
     if command.launch.name != "none":
-        from dpft.parallel.launching import launch
+        from dpft.parallel.processes import launch
 
         launch(command.launch, words_of_processes(command))
         return

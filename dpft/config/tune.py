@@ -15,8 +15,7 @@ from dpft.config.load import CrossCheck, from_values
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig, eval_split_is_public
-from dpft.parallel.launch_config import LaunchConfig
-from dpft.parallel.parallel_config import ParallelConfig
+from dpft.parallel.parallel_config import LaunchConfig, ParallelConfig
 from dpft.privacy.accounting.selection import TrialCount
 from dpft.privacy.mechanisms.base import MechanismConfig
 from dpft.privacy.privacy_config import PrivacyConfig

@@ -36,8 +36,8 @@ import dpft
 from dpft.config.keys import copy_key, plain, refuse_witness_of_file
 from dpft.config.load import from_values, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
+from dpft.data.encoding import fingerprint
 from dpft.data.raw_rows import held_splits
-from dpft.data.token_rows import fingerprint
 from dpft.errors import DpftError, InputError, StateError
 from dpft.files import (
     AUDIT_KEY,
@@ -79,7 +79,7 @@ from dpft.files import (
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import world
 from dpft.parallel.processes import is_restarted, remember, remembered
-from dpft.parallel.submitted import submitted_job
+from dpft.parallel.rank_environment import submitted_job
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.mechanisms.base import Chosen, Mechanism, MechanismConfig
 from dpft.privacy.plan import PrivacyPlan, write_plan

@@ -25,11 +25,9 @@ from dpft.kinds import Head
 from dpft.methods.base import Method, ParameterCounts, count_parameters
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.checkpoint_rows import RowsOfModel
-from dpft.parallel.gathering import gathered, whole_reader
 from dpft.parallel.processes import own_device
-from dpft.parallel.ranks import ALONE, Ranks
-from dpft.parallel.shards import ShardedModel, WholeSums
-from dpft.parallel.shares import Share
+from dpft.parallel.ranks import ALONE, Ranks, Share
+from dpft.parallel.shards import ShardedModel, WholeSums, gathered, whole_reader
 from dpft.privacy.accounting.curve import CurveInBackground
 from dpft.privacy.frozen_state import digests_of
 from dpft.privacy.keys import secret_key

@@ -47,10 +47,9 @@ from dpft.files import (
 from dpft.models.loading import quiet_transformers
 from dpft.models.source import ModelConfig
 from dpft.parallel.processes import started
+from dpft.parallel.rank_environment import submitted_job, without_logging
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import WholeSums
-from dpft.parallel.silence import without_logging
-from dpft.parallel.submitted import submitted_job
 from dpft.privacy.accounting.curve import CurveInBackground
 from dpft.privacy.ledger import new_run_id
 from dpft.privacy.replay_log import knows_the_end

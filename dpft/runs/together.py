@@ -24,7 +24,7 @@ from dpft.config.keys import plain
 from dpft.config.load import from_values
 from dpft.config.schema import POLYMORPHIC, EvaluateConfig, GenerateConfig, TrainConfig
 from dpft.data.batches import Layout
-from dpft.data.token_rows import fingerprint
+from dpft.data.encoding import fingerprint
 from dpft.data.training_records import KEY_BYTES, new_key
 from dpft.devices import device_name
 from dpft.errors import InputError

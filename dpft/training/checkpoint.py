@@ -55,9 +55,8 @@ from dpft.files import (
     shard_name,
     sync_folder,
 )
-from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.ranks import ALONE, Ranks, in_turn
 from dpft.parallel.shards import ShardedModel
-from dpft.parallel.shares import in_turn
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import PrivacyPlan, read_plan

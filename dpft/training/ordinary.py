@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpft.files import CHECKPOINTS
 from dpft.head_losses import losses_added_up
-from dpft.parallel.local import local
+from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.reductions import STRETCH, finish_sums
 from dpft.parallel.shards import ShardedModel

@@ -19,7 +19,7 @@ from torch import Tensor
 from dpft.errors import SaidElsewhere
 from dpft.files import CHECKPOINTS, JOURNAL, LEDGER, private_path
 from dpft.head_losses import loss_head_of
-from dpft.parallel.gathering import whole_reader
+from dpft.parallel.shards import whole_reader
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.clipping.choices import LossScale
 from dpft.privacy.engine import PrivacyEngine

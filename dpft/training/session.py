@@ -22,10 +22,9 @@ from torch.optim import Optimizer
 from dpft.errors import RunError
 from dpft.files import CHECKPOINTS
 from dpft.methods.base import Method, MethodPhase
-from dpft.parallel.local import is_cut, local
-from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.cutting import is_cut, local
+from dpft.parallel.ranks import ALONE, Ranks, Share
 from dpft.parallel.shards import ShardedModel
-from dpft.parallel.shares import Share
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.witness import Handover
 from dpft.training.averaging import WeightAverage

@@ -30,7 +30,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dpft.errors import RunError, StateError
 from dpft.files import HISTORY, OPTIMIZER, WEIGHTS, shard_name
-from dpft.parallel.local import from_rows, is_cut, local, rows_here
+from dpft.parallel.cutting import from_rows, is_cut, local, rows_here
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.training.averaging import WeightAverage

@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from dpft.errors import InputError
 from dpft.methods.base import count_parameters
-from dpft.methods.reparametrized import ReparametrizedLinear
+from dpft.methods.layers import ReparametrizedLinear
 from dpft.methods.rgp import RGP
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint

@@ -9,12 +9,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, RobertaConfig, RobertaFo
 from dpft.data.batches import TextLayout
 from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED
 from dpft.methods.base import METHODS, Method
-from dpft.parallel.blocks import repeated_blocks
-from dpft.parallel.grid import make_grid
-from dpft.parallel.local import whole
-from dpft.parallel.ranks import Ranks
+from dpft.parallel.cutting import repeated_blocks, whole
+from dpft.parallel.ranks import Ranks, Share, make_grid
 from dpft.parallel.shards import ShardedModel
-from dpft.parallel.shares import Share
 from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import NoLedger

@@ -6,10 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dpft.parallel.blocks import repeated_blocks
-from dpft.parallel.grid import make_grid
-from dpft.parallel.local import cut_like, whole
-from dpft.parallel.ranks import Ranks
+from dpft.parallel.cutting import cut_like, repeated_blocks, whole
+from dpft.parallel.ranks import Ranks, make_grid
 from dpft.parallel.shards import ShardedModel
 from dpft.records.kept import BoundRun
 from dpft.training.averaging import WeightAverage

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dpft.methods.base import Method
-from dpft.parallel.local import whole
-from dpft.parallel.ranks import Ranks
-from dpft.parallel.shares import Share
+from dpft.parallel.cutting import whole
+from dpft.parallel.ranks import Ranks, Share
 from dpft.privacy.plan import ClippingPlan
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.training import loop as loop_module

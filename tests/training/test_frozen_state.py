@@ -14,7 +14,7 @@ from transformers import GPT2LMHeadModel
 from dpft.errors import InputError, RunError, SaidElsewhere
 from dpft.files import CHECKPOINTS
 from dpft.methods.base import METHODS
-from dpft.parallel.local import local
+from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.frozen_state import digests_of
