@@ -22,7 +22,7 @@ from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.reductions import STRETCH, finish_sums
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping.clipper import ClippingOptions
-from dpft.privacy.clipping.engines.base import LossFunction, check_losses
+from dpft.privacy.clipping.engine import LossFunction, check_losses
 from dpft.privacy.dropout import private_dropout
 from dpft.privacy.keys import AgingKey, secret_key
 from dpft.privacy.phased_clipper import PhasedClipper
