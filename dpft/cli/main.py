@@ -27,7 +27,7 @@ SUBCOMMANDS = {
     "list": "list tasks, models, methods, recipes or metrics, a line each",
     "doctor": "check what this machine lacks for dpft, and say what that costs",
 }
-"""Name to purpose; each is the module ``dpft.cli.<name>``."""
+"""Name to purpose; ``dpft.cli.commands`` has what each does."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

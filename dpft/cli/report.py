@@ -18,8 +18,6 @@ from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
 from dpft.reports.run_record import RunRecord, with_own_scores
 from dpft.runs.saved_run import read_finished_runs, rebuild_report
 
-CONFIG = ReportConfig
-TAKES_BARE_WORDS = True
 LISTS = ("runs", "ratings")
 """Keys whose value may be a list, and may be given several times."""
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import InputError
-from dpft.privacy.keys import AgingKey, secret_key
+from dpft.privacy.cipher import AgingKey, secret_key
 from dpft.privacy.noise import NoiseStream, add_noise
 from dpft.privacy.sampling import PoissonSampler, SamplingStream
 

@@ -12,10 +12,10 @@ from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.accounting.interpretation import noise_warnings
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.clipping.sums import rounding_headroom
-from dpft.privacy.dropout import DROPOUT_SOURCE
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER, ClippingPlan, PrivacyPlan
+from dpft.privacy.randomness import DROPOUT_SOURCE
 from dpft.records.form import joined
 from dpft.records.ledger import LedgerHead
 from dpft.records.promises import (

@@ -29,7 +29,7 @@ from dpft.data.training_records import KEY_BYTES, new_key
 from dpft.devices import device_name
 from dpft.errors import InputError
 from dpft.parallel.ranks import Ranks
-from dpft.privacy.keys import secret_key
+from dpft.privacy.cipher import secret_key
 from dpft.privacy.plan import PrivacyPlan, read_plan, write_plan
 from dpft.runs.folder import Secrets
 from dpft.runs.prepared_run import Prepared

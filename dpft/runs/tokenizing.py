@@ -42,8 +42,7 @@ from dpft.files import (
     write_text,
 )
 from dpft.privacy.accounting.summary import eps_text
-from dpft.privacy.histogram_config import NOT_PRIVATE
-from dpft.privacy.keys import secret_key
+from dpft.privacy.cipher import secret_key
 from dpft.privacy.ledger import Ledger, LedgerRecord, read_ledger
 from dpft.privacy.mechanisms.histogram import (
     GaussianHistogram,
@@ -53,6 +52,7 @@ from dpft.privacy.mechanisms.histogram import (
 )
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION, HistogramPlan, write_plan
+from dpft.privacy.privacy_config import NOT_PRIVATE
 from dpft.records.configuration import TaskSection, parse_configuration
 from dpft.records.form import keys_of, parse, write_record
 from dpft.records.ledger import GaussianHistogram as HistogramLine

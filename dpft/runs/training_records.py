@@ -20,7 +20,7 @@ from dpft.data.token_rows import encoded_rows
 from dpft.data.training_records import TOGETHER, batched, bounded_units, drained, units_of_chunks
 from dpft.errors import InputError
 from dpft.machine import return_freed_memory
-from dpft.privacy.keys import secret_key
+from dpft.privacy.cipher import secret_key
 from dpft.privacy.plan import EXAMPLE
 from dpft.runs.held_out import Division, TrainingData
 from dpft.tasks.base import REFUSED, Task

@@ -54,11 +54,10 @@ from dpft.files import (
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.parallel_config import ParallelConfig, check_start
 from dpft.privacy.accounting.selection import calibrate_trials
-from dpft.privacy.keys import secret_key
+from dpft.privacy.cipher import secret_key
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
-from dpft.privacy.trials import draw_count, draw_settings
-from dpft.privacy.uniform import UniformStream
+from dpft.privacy.trials import UniformStream, draw_count, draw_settings
 from dpft.records.costs import Search, Trial
 from dpft.records.form import read_record, write_record
 from dpft.records.promises import PrivateRun, read_privacy

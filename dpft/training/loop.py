@@ -20,7 +20,7 @@ from dpft.models.losses import per_example_losses
 from dpft.parallel.local import local
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shares import EVERYTHING, Share
-from dpft.privacy.signal_to_noise import SignalAndNoise
+from dpft.privacy.noise import SignalAndNoise
 from dpft.training.precision import autocast
 
 

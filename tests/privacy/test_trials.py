@@ -2,10 +2,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from dpft.privacy.accounting.selection import TrialCount
-from dpft.privacy.trials import draw_count, draw_settings
-from dpft.privacy.uniform import UniformStream
+from dpft.privacy.trials import UniformStream, draw_count, draw_settings
 from tests.slowness import slow_but
 
 DRAWS = 5_000
@@ -74,3 +74,20 @@ def test_settings_are_drawn_uniformly_independently_and_with_replacement() -> No
     assert len(together) == 6
     # 1000 of each, standard deviation sqrt(6000 * 1/6 * 5/6) = 28.9.
     assert all(abs(number - 1000) < 4 * 28.9 for number in together.values())
+
+
+def test_uniforms_are_uniform_with_53_bits():
+    draws = UniformStream(bytes(32)).draw(100_000)
+    assert stats.kstest(draws, "uniform").pvalue > 1e-3
+    assert (draws >= 0).all() and (draws < 1).all()
+    assert np.unique(draws * 2**53 % 2**21).size > 90_000, "the low bits vary too"
+
+
+def test_consecutive_draws_of_a_stream_share_no_number():
+    stream = UniformStream(bytes(32))
+    assert np.intersect1d(stream.draw(1000), stream.draw(1000)).size == 0
+
+
+def test_each_of_the_32_bytes_of_a_key_changes_the_numbers():
+    keys = [bytes(32), *(bytes(i) + b"\1" + bytes(31 - i) for i in range(32))]
+    assert len({UniformStream(key).draw(1)[0] for key in keys}) == len(keys)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from dpft.parallel.ranks import Ranks
     from dpft.parallel.reductions import StepSums
+    from dpft.privacy.noise import SignalMeter
     from dpft.privacy.randomness import Randomness
-    from dpft.privacy.signal_to_noise import SignalMeter
 
 STREAM = "stream"
 """Key of a ledger's line: how many steps were in the ledger when the step's stream began."""

@@ -272,7 +272,7 @@ def noisy_counts(
     """
     import torch
 
-    from dpft.privacy.keys import AgingKey
+    from dpft.privacy.cipher import AgingKey
     from dpft.privacy.noise import NoiseStream, add_noise
 
     if not len(counts):
