@@ -200,7 +200,7 @@ def _audit() -> Subcommand:
     from dpft.audit.base import POLYMORPHIC, AuditConfig
 
     def run(config: AuditConfig) -> None:
-        from dpft.audit.command import audit, show
+        from dpft.audit.audited_run import audit, show
 
         show(audit(config), config)
 
@@ -215,7 +215,7 @@ def _report() -> Subcommand:
 
 
 def _list() -> Subcommand:
-    from dpft.config.listing import ListConfig, listed
+    from dpft.config.composing import ListConfig, listed
     from dpft.records.form import as_json
     from dpft.records.plans import Listing
 

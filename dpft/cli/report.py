@@ -8,13 +8,20 @@ from pathlib import Path
 
 from dpft.config.account import LATEX, ReportConfig
 from dpft.config.keys import quoted
-from dpft.evaluation.ratings import Key, Ratings, read_key, read_ratings
+from dpft.evaluation.ratings import (
+    INDEPENDENT,
+    Key,
+    Ratings,
+    rating_record,
+    ratings_table,
+    read_key,
+    read_ratings,
+)
 from dpft.files import PAGE, PRIVATE, REPORT, SHEET_KEY, private_folder
 from dpft.records.form import json_text
 from dpft.records.scores import RatingsReport, split_note
 from dpft.reports.comparison import Comparison, compare
 from dpft.reports.comparison_page import FILES, latex, markdown, record, write_comparison
-from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
 from dpft.reports.run_record import RunRecord, with_own_scores
 from dpft.runs.saved_run import read_finished_runs, rebuild_report
 

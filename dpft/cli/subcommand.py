@@ -15,10 +15,9 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from dpft.config.composing import Composed, Words
+from dpft.config.composing import Composed, Words, naming_recipe
 from dpft.config.help_text import command_help, composed_command
 from dpft.config.keys import known_keys
-from dpft.config.listing import naming_recipe
 from dpft.config.load import ClassChoice, config_directory, load
 from dpft.errors import note_records_read
 from dpft.runs.exit_codes import crash_kept, exit_code_of_job

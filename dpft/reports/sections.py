@@ -17,7 +17,7 @@ from dpft.records.form import as_json
 from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy, Selection, guarantee
 from dpft.records.scores import ScoreEntry
 from dpft.reports.epsilon import delta_notes
-from dpft.reports.provenance import (
+from dpft.reports.privacy_record import (
     alarms,
     audited_rows,
     canary_sentences,

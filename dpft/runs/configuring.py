@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dpft.config.composing import Words, given_overrides, given_text
+from dpft.config.composing import Words, given_overrides, given_text, naming_recipe
 from dpft.config.keys import (
     WITNESS,
     configuration_fields,
@@ -25,7 +25,6 @@ from dpft.config.keys import (
     plain,
     refuse_witness_of_file,
 )
-from dpft.config.listing import naming_recipe
 from dpft.config.load import Config, config_directory, from_values, load, load_saved
 from dpft.config.schema import (
     CHANGEABLE,

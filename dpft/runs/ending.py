@@ -35,8 +35,8 @@ from dpft.privacy.plan import EXAMPLE
 from dpft.privacy.replay_log import NO_STEPS, read_journal
 from dpft.privacy.spending import Noise, steps_taken
 from dpft.privacy.witness import read_handed
+from dpft.records.configuration import StepEntry
 from dpft.records.form import joined, parse, write_record
-from dpft.records.kept import StepEntry
 from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy
 from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry
 from dpft.reports.comparison import LOWER_IS_BETTER
@@ -47,8 +47,10 @@ from dpft.reports.privacy_record import (
     no_promise,
     parameters_of,
     private_run,
+    processes_of,
+    started_from,
+    with_witness,
 )
-from dpft.reports.provenance import processes_of, started_from, with_witness
 from dpft.reports.report import write_report
 from dpft.reports.run_record import RunRecord, data_name, model_title, read_run, with_own_scores
 from dpft.reports.scores import ScoreTable, metric_words, score_tables

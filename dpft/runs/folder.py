@@ -86,9 +86,13 @@ from dpft.privacy.plan import PrivacyPlan, write_plan
 from dpft.privacy.planning import make_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.replay_log import read_journal
-from dpft.records.configuration import RunConfiguration, parse_configuration, read_saved
+from dpft.records.configuration import (
+    Fingerprint,
+    RunConfiguration,
+    parse_configuration,
+    read_saved,
+)
 from dpft.records.form import json_text, read_record, write_record
-from dpft.records.kept import Fingerprint
 from dpft.records.promises import BegunFile, Origin, StartingModel, Versions
 from dpft.reports.run_record import data_name, model_name, read_own_evaluations, with_kind
 from dpft.runs.composition import spent_before, tokenizer_of

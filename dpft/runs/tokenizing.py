@@ -66,9 +66,9 @@ from dpft.records.promises import (
     read_vocabulary,
 )
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
+from dpft.reports.report import table, write_tokenizer_report
 from dpft.reports.run_record import data_name
 from dpft.reports.terminal import Answer
-from dpft.reports.tokenizer_report import table, write_tokenizer_report
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import WriteRequest, read_begun, refuse_used_folder, start_anew, write_begun
 from dpft.runs.run_plan import PublicSize, size_of_data

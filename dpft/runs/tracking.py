@@ -41,8 +41,8 @@ from dpft.config.schema import TrainConfig
 from dpft.errors import DpftError, StateError
 from dpft.evaluation.answers import OnProgress
 from dpft.files import TRACKING
+from dpft.records.configuration import TrackerState
 from dpft.records.form import read_record, write_record
-from dpft.records.kept import TrackerState
 from dpft.records.promises import PrivateRun, RunPrivacy
 from dpft.records.scores import ScoreEntry
 from dpft.reports.report import public_configuration

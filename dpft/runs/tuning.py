@@ -53,17 +53,21 @@ from dpft.files import (
 )
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.parallel_config import ParallelConfig, check_start
-from dpft.privacy.accounting.selection import calibrate_trials
+from dpft.privacy.accounting.selection import (
+    UniformStream,
+    calibrate_trials,
+    draw_count,
+    draw_settings,
+)
 from dpft.privacy.cipher import secret_key
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
-from dpft.privacy.trials import UniformStream, draw_count, draw_settings
 from dpft.records.costs import Search, Trial
 from dpft.records.form import read_record, write_record
 from dpft.records.promises import PrivateRun, read_privacy
 from dpft.records.scores import Metrics, TrialScore
 from dpft.reports.epsilon import NOT_PRIVATE_SEED
-from dpft.reports.provenance import with_selection
+from dpft.reports.privacy_record import with_selection
 from dpft.reports.report import write_report
 from dpft.runs.exit_codes import FULL_OR_FORBIDDEN, crash_kept, exit_code_of_job
 from dpft.runs.folder import (

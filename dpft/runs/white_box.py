@@ -32,8 +32,8 @@ from dpft.errors import InputError, StateError
 from dpft.files import WHITE_BOX, write_text
 from dpft.generation.decoding import evaluation_mode
 from dpft.models.losses import per_example_losses
+from dpft.records.configuration import WhiteBoxLine
 from dpft.records.form import parse
-from dpft.records.kept import WhiteBoxLine
 from dpft.tasks.base import Task
 from dpft.training.listeners import PublicStep
 

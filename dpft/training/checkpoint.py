@@ -47,8 +47,8 @@ from dpft.files import (
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import ShardedModel
 from dpft.parallel.shares import in_turn
+from dpft.records.configuration import BoundRun, CheckpointState
 from dpft.records.form import as_json, read_record, write_record
-from dpft.records.kept import BoundRun, CheckpointState
 from dpft.training.averaging import check_averaging
 from dpft.training.checkpoint_tensors import (
     check_reachable,

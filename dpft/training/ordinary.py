@@ -29,8 +29,8 @@ from dpft.privacy.plan import ClippingPlan, write_plan
 from dpft.privacy.privacy_config import Clipping
 from dpft.privacy.randomness import ViewStream, make_randomness, private_dropout, restore_randomness
 from dpft.privacy.sampling import PoissonSampler
+from dpft.records.configuration import BoundRun, ShuffledState
 from dpft.records.form import parse
-from dpft.records.kept import BoundRun, ShuffledState
 from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.compiling import compilation_of, compiled_calls

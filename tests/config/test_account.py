@@ -35,7 +35,6 @@ def test_an_output_that_does_not_exist_is_refused() -> None:
 def test_the_doctor_is_configured_without_torch() -> None:
     """It examines the machines where torch is what does not work."""
     program = "import sys, dpft.config.account; sys.exit('torch' in sys.modules)"
-    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -16,8 +16,7 @@ from dpft.cli.main import SUBCOMMANDS
 from dpft.config import schema
 from dpft.config.account import POLYMORPHIC as ACCOUNT
 from dpft.config.account import AccountConfig, DoctorConfig, ReportConfig
-from dpft.config.composing import register_resolver
-from dpft.config.listing import ListConfig
+from dpft.config.composing import ListConfig, register_resolver
 from dpft.config.load import config_directory, load, load_saved, to_yaml
 from dpft.config.schema import TokenizerCommand
 from dpft.config.synthesize import POLYMORPHIC as SYNTHESIZE

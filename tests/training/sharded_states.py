@@ -11,7 +11,7 @@ from dpft.parallel.grid import make_grid
 from dpft.parallel.local import cut_like, whole
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
-from dpft.records.kept import BoundRun
+from dpft.records.configuration import BoundRun
 from dpft.training.averaging import WeightAverage
 from dpft.training.bias_corrected_adam import BiasCorrectedAdam, tell_noise
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
