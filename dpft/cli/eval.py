@@ -47,11 +47,6 @@ def show(config: EvaluateConfig, evaluations: "Sequence[Evaluation]", folder: Pa
 
     Of a private split it says where they are. Rounded to two digits they are shown where that was
     asked for, and in the table on a terminal, which its owner alone reads.
-
-    Args:
-        config: What was scored.
-        evaluations: Its scores.
-        folder: Where they were written.
     """
     from dpft.reports.pages import score
     from dpft.reports.run_record import shown

@@ -120,11 +120,7 @@ def refuse_bare_words(name: str, overrides: Sequence[str], keys: Keys) -> None:
 
 
 def _cut_word(words: Sequence[str]) -> tuple[str, str] | None:
-    """Returns what a shell has cut at blanks around the equals sign, as written and as meant.
-
-    Args:
-        words: Up to three in a row; the first of them is asked about.
-    """
+    """Returns what a shell has cut at blanks around the equals sign, as written and as meant."""
     first, second, third = [*words, "", ""][:3]
     key = first.removesuffix("=")
     if not key or "=" in key:

@@ -70,12 +70,7 @@ def run_noting_exit_code(job: Callable[[], int], command: str) -> int:
 
 
 def swept_jobs(sweep: Path, command: str) -> list[SweptJob]:
-    """Returns the jobs of a sweep that one command started, by number.
-
-    Args:
-        sweep: The sweep's folder.
-        command: As for ``run_noting_exit_code``.
-    """
+    """Returns the jobs of a sweep that one command started, by number."""
     paths = [path for path in (sweep / EXIT_CODES).glob("*.json") if path.stem.isdecimal()]
     ended = sorted(paths, key=lambda path: int(path.stem))
     return [

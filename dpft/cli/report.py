@@ -82,7 +82,12 @@ def report_runs(config: ReportConfig) -> None:
     folder = config.folder
     if folder is not None:
         if config.signal_to_noise:
-            draw_signal_to_noise(whole, folder)
+            from dpft.reports.signal_to_noise import OWNERS, write_signal_to_noise
+            from dpft.training.diagnostics import read_signal_to_noise
+
+            runs = [run.folder for setting in whole.settings for run in setting.runs]
+            ratios = {run: read_signal_to_noise(run) for run in runs}
+            logger.info("%s: %s", write_signal_to_noise(whole, ratios, folder), OWNERS)
         write_comparison(comparison, folder)
         logger.info("%s: %s", folder, ", ".join(FILES))
         if own != records:
@@ -113,20 +118,6 @@ def compared(
         metrics: Those of ``config.metrics`` that these records have.
     """
     return compare(records, unfinished=unfinished, over=config.keys, metrics=metrics)
-
-
-def draw_signal_to_noise(comparison: Comparison, folder: Path) -> None:
-    """Draws scores over signal to noise into the folder's ``private/``, and says whose that is.
-
-    Raises:
-        InputError: The first updates of a run were not measured.
-    """
-    from dpft.reports.signal_to_noise import OWNERS, write_signal_to_noise
-    from dpft.training.diagnostics import read_signal_to_noise
-
-    runs = [run.folder for setting in comparison.settings for run in setting.runs]
-    ratios = {run: read_signal_to_noise(run) for run in runs}
-    logger.info("%s: %s", write_signal_to_noise(comparison, ratios, folder), OWNERS)
 
 
 def describe(key: Key, ratings: Ratings) -> RatingsReport:

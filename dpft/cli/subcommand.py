@@ -51,11 +51,7 @@ def composed_job() -> Composed:
 
 
 def write_hydra_record(folder: Path) -> None:
-    """Write ``.hydra/`` of the running job into a run's folder.
-
-    Args:
-        folder: The run's folder; it exists.
-    """
+    """Write ``.hydra/`` of the running job into a run's folder."""
     composed_job().write_record(folder)
 
 
@@ -92,10 +88,6 @@ class Subcommand:
 
     def load(self, config: DictConfig, words: Words) -> Any:
         """Returns what ``run`` is given.
-
-        Args:
-            config: What Hydra composed.
-            words: Of which Hydra composed it.
 
         Raises:
             InputError: It is incomplete or wrong, in all these ways.

@@ -116,29 +116,27 @@ def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
     if isinstance(error, MissingConfigException):
         return InputError(_unknown_option(error))
     if isinstance(error, OverrideParseException):
-        return InputError(_unreadable_override(error))
+        reason = " ".join(error.message.split("\n")[0].split())
+        return InputError(
+            f"cannot read the argument {error.override!r} ({reason}); "
+            "write key=value, with both kinds of quotes, as in 'key=\"VALUE\"', around values that "
+            "hold spaces, commas, brackets or braces."
+        )
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
         if isinstance(cause.parent_node, DictConfig) and not cause.parent_node:
-            return InputError(_new_entry(cause.full_key))
+            mapping = cause.full_key.rpartition(".")[0]
+            return InputError(
+                f"{mapping} has no entry to change, got {cause.full_key}; add entries as"
+                f" '+{mapping}={{NAME: VALUE}}'."
+            )
         return InputError(unknown_key(cause.full_key, {*known, *_composed_keys(cause)}))
     if isinstance(cause, ValidationError) and cause.full_key:
         return InputError(f"{cause.full_key}: {_first_line(cause)}")
     return InputError(f"the configuration cannot be composed: {_one_line(error, cause)}")
 
 
-def refused_key(error: Exception) -> str | None:
-    """Returns the dotted key that one of OmegaConf's errors is of, also inside one of Hydra's."""
-    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
-    return cause.full_key or None if isinstance(cause, OmegaConfBaseException) else None
-
-
 def suggested_keys(error: Exception, known: Iterable[str]) -> list[str]:
-    """Returns the keys that an unknown key was probably meant to be; other errors have none.
-
-    Args:
-        error: As for ``as_input_error``.
-        known: As for ``as_input_error``.
-    """
+    """Returns the keys that an unknown key was probably meant to be; other errors have none."""
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if not (isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key):
         return []
@@ -170,23 +168,6 @@ def _unknown_option(error: MissingConfigException) -> str:
     hint = f"did you mean {group}={near}? Choose" if near else "choose"
     allowed = ", ".join(sorted(error.options))
     return f"{group}={option}: there is no such {group}; {hint} one of {allowed}."
-
-
-def _new_entry(key: str) -> str:
-    """Returns the sentence for an entry of an empty mapping, which Hydra wants a plus for."""
-    mapping = key.rpartition(".")[0]
-    return (
-        f"{mapping} has no entry to change, got {key}; add entries as '+{mapping}={{NAME: VALUE}}'."
-    )
-
-
-def _unreadable_override(error: OverrideParseException) -> str:
-    reason = " ".join(error.message.split("\n")[0].split())
-    return (
-        f"cannot read the argument {error.override!r} ({reason}); "
-        "write key=value, with both kinds of quotes, as in 'key=\"VALUE\"', around values that "
-        "hold spaces, commas, brackets or braces."
-    )
 
 
 def _composed_keys(cause: OmegaConfBaseException) -> list[str]:
@@ -310,7 +291,8 @@ def _mended(words: list[str], error: Exception, known: Sequence[str]) -> _Mended
     if isinstance(error, MissingConfigException):
         group = (error.missing_cfg_file or "").rpartition("/")[0]
         return _without(words, [w for w in words if key_of(w).partition(".")[0] == group])
-    key = refused_key(error)
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    key = cause.full_key or None if isinstance(cause, OmegaConfBaseException) else None
     wrong = [word for word in words if key_of(word) == key]
     near = suggested_keys(error, known)
     if not wrong or len(near) != 1 or near[0] in map(key_of, words):
@@ -335,11 +317,7 @@ class Composed:
     words: Words
 
     def write_record(self, folder: Path) -> None:
-        """Write ``.hydra/{config,hydra,overrides}.yaml`` into a run's folder, as Hydra does.
-
-        Args:
-            folder: The run's folder; it exists.
-        """
+        """Write ``.hydra/{config,hydra,overrides}.yaml`` into a run's folder, as Hydra does."""
         record = folder / HYDRA
         record.mkdir(exist_ok=True)
         shown = self.values.copy()
@@ -387,9 +365,7 @@ def compose(name: str, overrides: Sequence[str], root: type, load: Load | None =
     with open_dict(values):
         del values["hydra"]
     return Composed(
-        values=values,
-        hydra=own,
-        words=Words(job=tuple(own.overrides.task), typed=tuple(overrides)),
+        values=values, hydra=own, words=Words(job=tuple(own.overrides.task), typed=tuple(overrides))
     )
 
 
@@ -422,11 +398,7 @@ class ListConfig:
 
 
 def listed(what: str) -> dict[str, str]:
-    """Returns each name and what it is, in a line.
-
-    Args:
-        what: One of ``LISTED``.
-    """
+    """Returns each name and what it is, in a line."""
     return LISTED[what]()
 
 

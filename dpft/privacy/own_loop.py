@@ -89,11 +89,7 @@ class GaussianNoise:
     """
 
     def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        *,
-        noise_std: float,
-        expected_batch_size: float,
+        self, parameters: Iterable[nn.Parameter], *, noise_std: float, expected_batch_size: float
     ) -> None:
         """Takes a key from the operating system, for these parameters alone.
 

@@ -226,7 +226,15 @@ class DifferentialPrivacy(Clipping):
                 f"privacy.delta must be in (0, 1), got {self.delta}; null takes a small enough one."
             )
         check_num_examples(self.num_examples)
-        self._check_unit()
+        if not self.unit.strip():
+            raise InputError(
+                "privacy.unit must be example, or the name of a column such as customer_id, got"
+                f" {self.unit!r}."
+            )
+        if self.records_per_unit < 1:
+            raise InputError(
+                f"privacy.records_per_unit must be at least 1, got {self.records_per_unit}."
+            )
         if self.witness is not None and (not self.witness or not all(self.witness)):
             raise InputError(
                 "privacy.witness must be a file elsewhere, or a program as a list,"
@@ -273,17 +281,6 @@ class DifferentialPrivacy(Clipping):
             "are trained on"
         )
 
-    def _check_unit(self) -> None:
-        if not self.unit.strip():
-            raise InputError(
-                "privacy.unit must be example, or the name of a column such as customer_id, got"
-                f" {self.unit!r}."
-            )
-        if self.records_per_unit < 1:
-            raise InputError(
-                f"privacy.records_per_unit must be at least 1, got {self.records_per_unit}."
-            )
-
 
 def _one_of(known: tuple[str, ...], **values: str) -> None:
     for name, value in values.items():
@@ -305,10 +302,7 @@ def check_num_examples(num_examples: int | None) -> None:
 
 NOISE_KEYS = ("eps", "noise_multiplier", "total_eps")
 """Of which one says how much noise there is."""
-PRIVACY_CHOICES: dict[str, type[PrivacyConfig]] = {
-    "dp": DifferentialPrivacy,
-    "none": NoPrivacy,
-}
+PRIVACY_CHOICES: dict[str, type[PrivacyConfig]] = {"dp": DifferentialPrivacy, "none": NoPrivacy}
 
 
 def privacy_class(name: str) -> type[PrivacyConfig]:

@@ -227,11 +227,7 @@ def make_randomness(
 
 
 def restore_randomness(
-    device: torch.device,
-    state: Mapping[str, Any],
-    noise_seed: int | None = None,
-    *,
-    rank: int = 0,
+    device: torch.device, state: Mapping[str, Any], noise_seed: int | None = None, *, rank: int = 0
 ) -> Randomness:
     """Returns the sources as they were when ``Randomness.state`` was asked.
 

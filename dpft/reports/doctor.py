@@ -301,14 +301,7 @@ def extra_ranges(extra: str) -> dict[str, SpecifierSet]:
 
 
 def extra_check(name: str, extra: str, *, cost: str, other: str) -> Check:
-    """Returns whether a package of an extra is there, at a version it was made for.
-
-    Args:
-        name: Of the package, as pip calls it.
-        extra: Of dpft.
-        cost: What its lack costs.
-        other: What another version costs.
-    """
+    """Returns whether a package of an extra is there, at a version it was made for."""
     found, wanted = installed_version(name), extra_ranges(extra).get(name)
     remedy = f"pip install 'dpft[{extra}]'"
     if found is None:

@@ -63,9 +63,7 @@ def _line(name: str, value: str) -> str:
 
 
 def plan_table(
-    record: PrivatePlan | OpenPlan,
-    plan: PrivacyPlan | None,
-    accounting: AccountingReport | None,
+    record: PrivatePlan | OpenPlan, plan: PrivacyPlan | None, accounting: AccountingReport | None
 ) -> str:
     """Returns the plan as lines of text, 80 columns wide.
 

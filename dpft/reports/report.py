@@ -34,7 +34,7 @@ from dpft.files import (
     write_text,
 )
 from dpft.privacy.accounting.summary import delta_text, eps_text
-from dpft.records.configuration import ModelSection, RunConfiguration, TaskSection
+from dpft.records.configuration import RunConfiguration, TaskSection
 from dpft.records.form import joined, keys_of
 from dpft.records.promises import (
     GeneratedOpenly,
@@ -104,7 +104,9 @@ def _front_matter(
 ) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
-    base, data = _base(config.model), _dataset(config.task)
+    elsewhere = config.model.path or config.model.embedded or config.model.init == "random"
+    base = None if elsewhere else config.model.hub_name
+    data = _dataset(config.task)
     method, task = config.method.name, config.task.name
     results = [
         EvalResult(
@@ -131,12 +133,6 @@ def _front_matter(
         eval_results=results or None,
     )
     return str(card.to_yaml()).strip()
-
-
-def _base(model: ModelSection) -> str | None:
-    """Returns the base's name on the hub; None where its weights are not from there."""
-    elsewhere = model.path or model.embedded or model.init == "random"
-    return None if elsewhere else model.hub_name
 
 
 def _dataset(task: TaskSection) -> str | None:

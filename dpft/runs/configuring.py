@@ -158,10 +158,6 @@ def without_recipes_promise(composed: DictConfig, overrides: Sequence[str]) -> D
     gradients without noise where an override gives a clipping norm: then the recipe's other words
     on clipping stay, too. What an override sets stays, to be refused; so does whatever a recipe
     says that chooses privacy=none itself.
-
-    Args:
-        composed: The configuration; it is not changed.
-        overrides: Those of the job.
     """
     given = given_overrides(overrides)
     if given.get("privacy") != "none":
@@ -255,19 +251,12 @@ def tokenizer_configuration(composed: DictConfig, words: Words) -> TokenizerComm
         name: given["tokenizer"][name] for name in OF_PIECES if f"tokenizer.{name}" in words.keys
     }
     return replace(
-        saved,
-        tokenizer=replace(saved.tokenizer, **changed),
-        resume=folder,
-        output=given["output"],
+        saved, tokenizer=replace(saved.tokenizer, **changed), resume=folder, output=given["output"]
     )
 
 
 def _file_of_tokenizer_run(folder: str) -> Path:
-    """Returns the file of a tokenizer's run that says how it was asked for.
-
-    Raises:
-        InputError: The folder has none.
-    """
+    """Returns the file of a tokenizer's run that says how it was asked for."""
     path = Path(folder) / CONFIGURATION
     saved = read_saved(path)
     if saved is None or saved.tokenizer is None:
@@ -288,11 +277,7 @@ def plan_configuration(composed: DictConfig, words: Words) -> PlanConfig:
 
 
 def _of_recipe(composed: DictConfig, words: Words, root: type[Config]) -> Config:
-    """Returns what was composed; a refusal says which line of the recipe sets the key.
-
-    Raises:
-        InputError: It is incomplete or wrong.
-    """
+    """Returns what was composed; a refusal says which line of the recipe sets the key."""
     settled = without_recipes_promise(composed, words.job)
     with naming_recipe(words):
         return load(settled, root, polymorphic=POLYMORPHIC)

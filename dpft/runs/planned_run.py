@@ -74,13 +74,7 @@ from dpft.runs.run_plan import (
     warn_of_noise,
     with_batch_size,
 )
-from dpft.runs.task_model import (
-    encoding_of,
-    fitted_to,
-    layout_of,
-    prepare_model,
-    training_head,
-)
+from dpft.runs.task_model import encoding_of, fitted_to, layout_of, prepare_model, training_head
 from dpft.tasks.records import Record
 from dpft.training.compiling import check_compiler
 from dpft.training.precision import autocast

@@ -453,11 +453,7 @@ class NotCounted(Exception):
 
 @contextmanager
 def early_calibration(config: TrainConfig) -> Iterator[Calibrate]:
-    """Gives what a plan is calibrated by, begun now where a run that begins has a target epsilon.
-
-    Args:
-        config: Of a run that begins.
-    """
+    """Gives what a plan is calibrated by, begun now where a new run has a target epsilon."""
     guarantee = config.privacy.guarantee
     if guarantee is None or guarantee.eps is None:
         yield calibrate_noise_multiplier

@@ -199,11 +199,7 @@ def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
 
 
 def _refuse_different(known: Mapping[str, str], ranks: Ranks) -> None:
-    """Refuses processes of which one has other keyed hashes than the first.
-
-    Raises:
-        InputError: On the first one, naming what differs.
-    """
+    """Refuses processes of which one has other keyed hashes than the first."""
     everyones = [json.loads(each) for each in ranks.everyones(json.dumps(known).encode())]
     with ranks.settled():
         for other in everyones:

@@ -167,27 +167,6 @@ def write_outcome(command: TokenizerCommand, folder: Path, made: Made) -> None:
     write_tokenizer_report(folder)
 
 
-def write_open_outcome(
-    command: TokenizerCommand, folder: Path, made: Made, size: PublicSize
-) -> None:
-    """Writes privacy.json and the reports of a vocabulary that was made without privacy."""
-    assert made.vocab_size is not None and made.tokens is not None
-    assert made.tokenizer_sha256 is not None
-    record = OpenVocabulary(
-        num_examples=size.num_examples,
-        num_examples_source=size.source,
-        warnings=(),
-        algorithm=command.tokenizer.algorithm,
-        data=data_name(parse_configuration(plain(command.task), TaskSection)),
-        vocab_size=made.vocab_size,
-        tokens=made.tokens,
-        tokenizer_sha256=made.tokenizer_sha256,
-        **_begun(folder),
-    )
-    write_record(folder / PRIVACY, record)
-    write_tokenizer_report(folder)
-
-
 def answer(folder: Path) -> Answer:
     """Returns what the command prints of a run."""
     record = read_vocabulary(folder / PRIVACY)
@@ -276,30 +255,6 @@ DEFINITION = "tokenizer.json"
 """The file of a tokenizer that says everything of it."""
 
 
-def make_again(command: TokenizerCommand, folder: Path) -> Answer:
-    """Makes another vocabulary of the histogram that a run released.
-
-    Raises:
-        InputError: The run has none, or its words do not allow the vocabulary.
-        StateError: Its files are damaged.
-    """
-    if not command.privacy.promises:
-        raise InputError(
-            f"resume needs a run with a noisy histogram, got {str(folder)!r}, made with"
-            " privacy=none; make another vocabulary anew: it costs nothing."
-        )
-    close_ledger_of(folder)
-    closed_ledger(folder)
-    known = read_vocabulary(folder / PRIVACY) if (folder / PRIVACY).exists() else None
-    digest = hashlib.sha256(read_file(folder / HISTOGRAM)).hexdigest()
-    if isinstance(known, PrivateVocabulary) and known.histogram_sha256 != digest:
-        raise StateError(
-            f"{folder / HISTOGRAM} is not what the run released; put it back as it was."
-        )
-    dump(replace(command, resume=None), folder / CONFIGURATION)
-    return finish(command, folder)
-
-
 def finish(command: TokenizerCommand, folder: Path) -> Answer:
     """Reports what was released, makes the tokenizer, and reports that too.
 
@@ -347,7 +302,21 @@ def make_without_privacy(
         made = _saved(command, folder, histogram, private=False)
     except VocabularyError as error:
         raise InputError(f"{error}: the words of the records allow no other number.") from None
-    write_open_outcome(command, folder, made, size)
+    assert made.vocab_size is not None and made.tokens is not None
+    assert made.tokenizer_sha256 is not None
+    record = OpenVocabulary(
+        num_examples=size.num_examples,
+        num_examples_source=size.source,
+        warnings=(),
+        algorithm=command.tokenizer.algorithm,
+        data=data_name(parse_configuration(plain(command.task), TaskSection)),
+        vocab_size=made.vocab_size,
+        tokens=made.tokens,
+        tokenizer_sha256=made.tokenizer_sha256,
+        **_begun(folder),
+    )
+    write_record(folder / PRIVACY, record)
+    write_tokenizer_report(folder)
     return answer(folder)
 
 
@@ -357,10 +326,6 @@ def _saved(
     """Returns what was made of a histogram: the tokenizer's folder in the run's, whole or not.
 
     One that is not private says so in its own files: a copy of its folder has no run beside it.
-
-    Raises:
-        VocabularyError: The words do not allow so many pieces.
-        RunError: The process that makes the pieces failed.
     """
     tokenizer = command.tokenizer
     with tempfile.TemporaryDirectory(dir=folder) as place:
@@ -372,10 +337,7 @@ def _saved(
             algorithm=tokenizer.algorithm,
         )
         tokens = save_tokenizer(
-            fresh / TOKENIZER,
-            pieces,
-            algorithm=tokenizer.algorithm,
-            sentinels=tokenizer.sentinels,
+            fresh / TOKENIZER, pieces, algorithm=tokenizer.algorithm, sentinels=tokenizer.sentinels
         )
         if not private:
             own = fresh / TOKENIZER / TOKENIZER_CONFIG
@@ -387,13 +349,8 @@ def _saved(
     return Made(
         vocab_size=len(pieces.pieces),
         tokens=tokens,
-        tokenizer_sha256=tokenizer_digest(folder / TOKENIZER),
+        tokenizer_sha256=hashlib.sha256(read_file(folder / TOKENIZER / DEFINITION)).hexdigest(),
     )
-
-
-def tokenizer_digest(folder: Path) -> str:
-    """Returns the SHA-256 of what defines a tokenizer."""
-    return hashlib.sha256(read_file(folder / DEFINITION)).hexdigest()
 
 
 def _spent(folder: Path, fault: str, words: int) -> InputError:
@@ -436,7 +393,21 @@ def make_tokenizer(
     with crash_kept(folder):
         if command.resume is not None:
             with hold_run(folder):
-                return make_again(command, folder)
+                if not command.privacy.promises:
+                    raise InputError(
+                        f"resume needs a run with a noisy histogram, got {str(folder)!r}, made with"
+                        " privacy=none; make another vocabulary anew: it costs nothing."
+                    )
+                close_ledger_of(folder)
+                closed_ledger(folder)
+                known = read_vocabulary(folder / PRIVACY) if (folder / PRIVACY).exists() else None
+                digest = hashlib.sha256(read_file(folder / HISTOGRAM)).hexdigest()
+                if isinstance(known, PrivateVocabulary) and known.histogram_sha256 != digest:
+                    raise StateError(
+                        f"{folder / HISTOGRAM} is not what the run released; put it back as it was."
+                    )
+                dump(replace(command, resume=None), folder / CONFIGURATION)
+                return finish(command, folder)
         return _begin(command, folder, write_request)
 
 

@@ -269,6 +269,7 @@ def summarize(
     kept = len(division.kept)
     rows = len(training_set.examples) + (0 if grouped else training_set.excluded)
     chunks = rows - kept - canaries
+    places = np.fromiter(trained, np.int64, len(trained))
     return DataSummary(
         read=Count(
             records=len(data.examples) + len(data.faulty),
@@ -282,7 +283,7 @@ def summarize(
             records=len(trained),
             units=sum(map(bool, training_set.units or ())) if grouped else None,
         ),
-        truncated=_truncated(training_set, trained),
+        truncated=int(encoded_rows(training_set.examples).truncated[places].sum()),
         max_length=config.task.longest,
         canaries=canaries,
         chunks=chunks,
@@ -333,8 +334,3 @@ def _trained_on(training_set: TrainingSet) -> Sequence[int]:
     if training_set.units is None:
         return range(len(training_set.examples))
     return [at for unit in training_set.units for at in unit]
-
-
-def _truncated(training_set: TrainingSet, trained: Sequence[int]) -> int:
-    places = np.fromiter(trained, np.int64, len(trained))
-    return int(encoded_rows(training_set.examples).truncated[places].sum())

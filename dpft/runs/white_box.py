@@ -294,9 +294,6 @@ class WhiteBoxListener:
         backward while the clipper is at work. Other canaries' words are moved as well, which is
         nothing to a canary but where it might have said them.
 
-        Args:
-            noisy: What ``noisy_rows`` returned.
-
         Returns:
             Shape (m,), float64; 0 where there is no gradient.
         """

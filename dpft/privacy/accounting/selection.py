@@ -206,10 +206,6 @@ def draw_count(count: TrialCount, stream: UniformStream) -> int:
     The distribution is Definition 1's: P(1) = (1 - gamma) * eta / (gamma^-eta - 1), or
     (1 - gamma) / log(1/gamma) for eta=0, and P(k+1) = P(k) * (1 - gamma) * (k + eta) / (k + 1).
     Arithmetic in 70 digits keeps its far tail, too, within 1e-60 of what is accounted for.
-
-    Args:
-        count: Its distribution.
-        stream: Where randomness comes from.
     """
     eta, gamma, uniform = Decimal(count.eta), Decimal(count.gamma), _uniform(stream)
     with localcontext(_DIGITS):

@@ -1,0 +1,177 @@
+"""What reports and cards say of canaries and of audits, before anything else where it alarms."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpft.parallel.described import described, sharding
+from dpft.records.audits import GuessesInShort
+from dpft.records.form import parse
+from dpft.records.ledger import HandedCounts, HandedFile
+from dpft.records.promises import PrivateRun, Process
+from dpft.reports.privacy_record import (
+    is_another_mechanism,
+    network_sentences,
+    one_run_rows,
+    process_rows,
+    processes_of,
+    with_witness,
+    witness_rows,
+)
+from dpft.reports.report import render_card
+from dpft.reports.run_record import read_run
+from tests.reports.folders import write_run
+from tests.reports.plain import privacy_of, render
+from tests.reports.test_privacy_record import record as recorded
+from tests.reports.test_report import BOTH, CONFIG, non_private, private
+
+ALONE = Process(**described(1, on_one_node=True))
+HERE, ACROSS = (Process(**described(2, on_one_node=here)) for here in (True, False))
+
+
+def run(*sessions: Process) -> PrivateRun:
+    return replace(privacy_of(recorded()), processes=processes_of(sessions))
+
+
+def test_a_run_of_one_process_says_nothing_of_processes() -> None:
+    assert processes_of([ALONE, ALONE]) is None
+    assert process_rows(run()) == network_sentences(run()) == []
+
+
+def test_each_group_of_processes_that_took_steps_is_named_once() -> None:
+    assert processes_of([ALONE, HERE, HERE]) == (ALONE, HERE)
+    assert [name for name, _ in process_rows(run(ALONE, HERE, HERE))] == ["processes", "processes"]
+
+
+def test_what_epsilon_assumes_of_a_network_is_said_where_there_was_one() -> None:
+    assert network_sentences(run(ALONE, HERE)) == []
+    (sentence,) = network_sentences(run(HERE, ACROSS))
+    assert "trusted or encrypted network" in sentence
+    assert "loopback" in str(process_rows(run(HERE)))
+
+
+def test_what_each_process_held_is_said() -> None:
+    in_shards = replace(HERE, sharding=sharding(2, 1, accumulates_shards=True))
+    (_, whole), (_, cut) = process_rows(run(HERE, in_shards))
+    assert whole.startswith("2, each with the whole model (sharding: none);")
+    assert "2, each with a shard of the model (sharding: fsdp, 2 shards, sums" in cut
+
+
+NAME = "0" * 32
+
+
+def privacy(lines: int, *warnings: str) -> PrivateRun:
+    ledger = {"lines": lines, "head": "ab" * 32}
+    return privacy_of({**recorded(), "warnings": list(warnings), "ledger": ledger})
+
+
+def record(lines: int = 21, **count: int) -> PrivateRun:
+    counts = HandedCounts(**{"heads": 2, "lines": 21} | count)
+    handed = HandedFile(run=NAME, witnesses={"file heads": counts})
+    return with_witness(privacy(lines, "first"), handed)
+
+
+def test_a_witness_of_the_whole_ledger_is_named_and_warns_of_nothing() -> None:
+    found = record()
+    assert found.witness and found.witness.run == NAME and found.warnings == ("first",)
+    ((name, words),) = witness_rows(found)
+    assert name == "witness of the ledger"
+    assert words.startswith("file heads: 2 heads, the last after line 21 of 21, 0 not taken;")
+    assert NAME in words
+
+
+def test_a_witness_that_lacks_the_end_or_missed_a_head_is_warned_of() -> None:
+    behind, failed = record(lines=25).warnings, record(failed=1).warnings
+    assert "file heads, has a head of 21 of the ledger's 25 lines; lodge" in behind[1]
+    assert "21 of the ledger's 21 lines and 1 head was not taken; lodge" in failed[1]
+
+
+def test_a_run_without_a_witness_says_nothing_of_one() -> None:
+    assert with_witness(privacy(3), None) == privacy(3)
+    assert witness_rows(privacy(3)) == []
+
+
+WATCHED = {**CONFIG, "audit": {"canaries": 20, "exposure_canaries": 0, "white_box": True}}
+UNWATCHED = {**CONFIG, "audit": {**WATCHED["audit"], "white_box": False}}  # type: ignore[dict-item]
+FOUND = {
+    "view": "black box",
+    "threat_model": "black box",
+    "epsilon_lower": 3.5,
+    "epsilon": 2.99,
+    "delta": 0.001,
+    "canaries": 100,
+    "guesses": 100,
+    "correct": 100,
+    "confidence": 0.95,
+    "largest_epsilon_lower": 3.5,
+    "epsilon_lower_if_gaussian": 3.0,
+    "other_mechanism": False,
+    "p_value_of_plan": 0.5,
+    "mechanism_confidence": 0.995,
+    "choices": 1,
+    "assumes_no_mixing": False,
+    "views": [],
+}
+
+
+def audited(**changes: Any) -> dict[str, Any]:
+    return {**private(), "audited": {"one_run": {**FOUND, **changes}}}
+
+
+def test_steps_held_against_canaries_are_marked_whether_or_not_it_was_audited() -> None:
+    said = "White box: each step's noisy gradient was held against every canary's own"
+    assert said in render(WATCHED, private(), BOTH)
+    assert said not in render(UNWATCHED, private(), BOTH)
+    assert said not in render(CONFIG, private(), BOTH)
+
+
+def test_canaries_in_a_run_without_privacy_are_marked() -> None:
+    said = "Warning: canaries of audits are among the records of this run, which is not private"
+    assert said in render(UNWATCHED, non_private(), BOTH)
+    assert said not in render(CONFIG, non_private(), BOTH)
+    assert said not in render(UNWATCHED, private(), BOTH)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "**THE GUARANTEE IS CONTRADICTED: an audit found"),
+        ({"epsilon_lower": 1.0, "other_mechanism": True}, "**NOT THIS MECHANISM: an audit found"),
+    ],
+)
+def test_what_contradicts_the_guarantee_leads_the_report_and_travels_with_the_model(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    privacy = audited(**changes)
+    assert render(CONFIG, privacy, BOTH).startswith(says)
+    run = write_run(tmp_path / "run", privacy=privacy)
+    card = render_card(read_run(run), run)
+    assert card.index(says) < card.index("-differentially private")
+
+
+def test_an_audit_below_epsilon_alarms_nobody(tmp_path: Path) -> None:
+    privacy = audited(epsilon_lower=2.99)
+    run = write_run(tmp_path / "run", privacy=privacy)
+    for text in (render(CONFIG, privacy, BOTH), render_card(read_run(run), run)):
+        assert "CONTRADICTED" not in text and "NOT THIS MECHANISM" not in text
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_what_a_verdict_on_the_mechanism_assumes_is_said_where_it_rests_on_that(
+    others: bool,
+) -> None:
+    """White-box scores are tested as if canaries' signals did not mix; other views need not."""
+    short = {"view": "a", "epsilon_lower": 1.0}
+    views = [
+        {**short, "other_mechanism": True, "assumes_no_mixing": True},
+        {**short, "other_mechanism": others, "assumes_no_mixing": False},
+    ]
+    said = "by chance, if what is seen of one canary tells nothing of another's coin"
+    alarm = is_another_mechanism(
+        parse({**FOUND, "other_mechanism": True, "views": views}, GuessesInShort)
+    )
+    assert alarm is not None and (said in alarm) is not others
+    row = one_run_rows(parse({**FOUND, "assumes_no_mixing": True}, GuessesInShort))[-1]
+    assert row[1] == "yes (p = 0.5, if what is seen of one canary tells nothing of another's coin)"
