@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dpft.parallel.described import LOOPBACK_OF_ONE_MACHINE, NOT_SHARDED
+from dpft.parallel.parallel_config import LOOPBACK_OF_ONE_MACHINE, NOT_SHARDED
 from dpft.privacy.accounting.selection import TrialCount
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort

@@ -85,8 +85,8 @@ from dpft.runs.task_model import (
 )
 from dpft.tasks.records import Record
 from dpft.training.compiling import check_compiler
-from dpft.training.precision import autocast
 from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
+from dpft.training.training_config import autocast
 
 logger = logging.getLogger(__name__)
 
