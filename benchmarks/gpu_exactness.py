@@ -43,7 +43,7 @@ from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.gaussians import keystream_words
 from dpft.privacy.noise import BLOCK, BlockNoise, add_noise
 from dpft.privacy.randomness import make_randomness
-from dpft.training.precision import autocast
+from dpft.training.training_config import autocast
 
 VOCABULARY, CLASS_COUNT = 307, 3
 IDS = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

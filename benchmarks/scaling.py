@@ -28,7 +28,7 @@ from dpft.parallel.reductions import Piece
 from dpft.privacy.cipher import AgingKey
 from dpft.privacy.clipping.choices import DEFAULT_MEMORY_MB
 from dpft.privacy.noise import BLOCK, BlockNoise, NoiseStream
-from dpft.training.optimizers.adamw import AdamW
+from dpft.training.optimizers import AdamW
 
 RESULTS = Path(__file__).parent / "scaling.md"
 DEVICES = (1, 8, 64, 256, 1024)

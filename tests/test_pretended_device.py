@@ -31,7 +31,7 @@ from dpft.privacy.clipping.factors import Flat
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
 from dpft.training import loop
-from dpft.training.optimizers.adamw import AdamW
+from dpft.training.optimizers import AdamW
 from tests import pretended
 from tests.pretended import WAITS, Mismatch, on_pretended
 from tests.slowness import slow_but

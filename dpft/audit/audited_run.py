@@ -22,9 +22,8 @@ from dpft.audit.base import AuditConfig, AuditedRun, Finding
 from dpft.config.schema import TrainConfig
 from dpft.data.batches import EncodedRows
 from dpft.data.canaries import Canary, copies_of
-from dpft.data.encoding import Encoding
+from dpft.data.encoding import Encoding, fingerprint
 from dpft.data.sources import has_training_split_alone, load_examples
-from dpft.data.token_rows import fingerprint
 from dpft.data.training_records import split_held_out
 from dpft.errors import DpftError, InputError, StateError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split

@@ -45,7 +45,7 @@ from dpft.config.load import config_directory
 from dpft.errors import InputError
 from dpft.files import has_ledger_or_trials
 from dpft.parallel.parallel_config import refuse_several, world
-from dpft.parallel.silence import is_beside_first
+from dpft.parallel.rank_environment import is_beside_first
 from dpft.runs.exit_codes import exit_code_of_job
 
 Keys = Callable[[], Collection[str]]

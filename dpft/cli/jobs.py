@@ -30,8 +30,14 @@ from omegaconf import DictConfig
 
 from dpft.errors import DpftError, InputError, RunError
 from dpft.files import EXIT_CODES, PRIVATE, SWEEP_RECORD, private_path
-from dpft.parallel.silence import is_beside_first, silent_beside_first
-from dpft.parallel.submitted import SLURM, Task, joined, submitted_task
+from dpft.parallel.rank_environment import (
+    SLURM,
+    Task,
+    is_beside_first,
+    joined,
+    silent_beside_first,
+    submitted_task,
+)
 from dpft.records.configuration import EndedJob
 from dpft.records.form import read_record, write_record
 from dpft.runs.exit_codes import FAILED, say, termination_as_exit

@@ -9,7 +9,7 @@ from dpft import __version__
 from dpft.cli import SHELL_COMPLETION
 from dpft.errors import InputError
 from dpft.parallel.parallel_config import refuse_several
-from dpft.parallel.silence import silent_beside_first
+from dpft.parallel.rank_environment import silent_beside_first
 from dpft.runs.exit_codes import BAD_INPUT, exit_code_of_command
 
 SUBCOMMANDS = {

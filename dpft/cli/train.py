@@ -14,11 +14,11 @@ from dpft.config.keys import key_of, quoted
 from dpft.config.schema import TrainCommand
 from dpft.files import check_writable
 from dpft.parallel.parallel_config import check_start
-from dpft.parallel.silence import is_beside_first
+from dpft.parallel.rank_environment import is_beside_first
 from dpft.runs.run_plan import announce, early_calibration, plan_run
 from dpft.runs.saved_run import saved_run
 from dpft.startup import LIBRARIES, READING, doing, shown_startup
-from dpft.training.trackers.base import TrackerConfig
+from dpft.training.trackers import TrackerConfig
 
 OF_THE_COMMAND = ("launch", "hydra.run", "hydra.mode", "hydra.sweep", "hydra.job.name")
 """How the keys begin that are for the command that starts the processes, not for them."""
@@ -59,7 +59,7 @@ def _flags(words: Words) -> list[str]:
 def run(command: TrainCommand) -> None:
     """Trains in the folder that Hydra made, or goes on in the one that ``resume`` names."""
     if command.launch.name != "none":
-        from dpft.parallel.launching import launch
+        from dpft.parallel.processes import launch
 
         launch(command.launch, words_of_processes(command))
         return

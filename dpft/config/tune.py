@@ -15,13 +15,12 @@ from dpft.config.load import CrossCheck, from_values
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig, eval_split_is_public
-from dpft.parallel.launch_config import LaunchConfig
-from dpft.parallel.parallel_config import ParallelConfig
+from dpft.parallel.parallel_config import LaunchConfig, ParallelConfig
 from dpft.privacy.accounting.selection import TrialCount
 from dpft.privacy.mechanisms.base import MechanismConfig
 from dpft.privacy.privacy_config import PrivacyConfig
 from dpft.tasks.base import Task
-from dpft.training.trackers.base import TrackingConfig
+from dpft.training.trackers import TrackingConfig
 
 SECTIONS = ("train", "method", "optimizer", "scheduler", "model")
 """Sections whose keys a trial may draw; of privacy only the keys of ``CLIPPING``."""

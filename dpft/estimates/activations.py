@@ -22,10 +22,10 @@ from torch.overrides import TorchFunctionMode
 from dpft.data.batches import Layout
 from dpft.estimates.step_time import NUMBER_BYTES, ModelShapes
 from dpft.head_losses import LossHead, chunk_numbers, kept_numbers, token_losses
-from dpft.parallel.blocks import repeated_blocks
+from dpft.parallel.cutting import repeated_blocks
 from dpft.privacy.clipping.choices import ProductShape
-from dpft.training.precision import autocast
 from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
+from dpft.training.training_config import autocast
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from dpft.parallel.local import local
+from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping.clipper import ClippingOptions

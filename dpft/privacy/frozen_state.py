@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dpft.errors import DpftError, RunError
-from dpft.parallel.local import local
+from dpft.parallel.cutting import local
 
 PIECE = 2**26
 """Bytes that leave a device at once to be digested."""

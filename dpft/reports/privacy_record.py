@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from dpft.methods.base import ParameterCounts
-from dpft.parallel.described import LOOPBACK_OF_ONE_MACHINE, NOT_SHARDED
+from dpft.parallel.parallel_config import LOOPBACK_OF_ONE_MACHINE, NOT_SHARDED
 from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.accounting.interpretation import noise_warnings
 from dpft.privacy.accounting.selection import TrialCount

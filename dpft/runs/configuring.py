@@ -41,7 +41,7 @@ from dpft.files import CONFIGURATION, read_yaml, refuse_links
 from dpft.privacy.privacy_config import NoPrivacy, PrivacyConfig
 from dpft.records.configuration import read_saved
 from dpft.runs.saved_run import saved_run
-from dpft.tokenizers.histogram import OF_PIECES
+from dpft.tokenizers import OF_PIECES
 
 if TYPE_CHECKING:
     from dpft.config.tune import TuneCommand

@@ -61,7 +61,7 @@ from dpft.runs.evaluation import write_scores
 from dpft.runs.folder import origin, read_begun
 from dpft.runs.run_plan import RunPlan
 from dpft.tasks.base import Task
-from dpft.training.resume import ResumePoint
+from dpft.training.checkpoint import ResumePoint
 
 PLAIN = re.compile(r"[\w./ -]+")
 """Values that Hydra reads as they are."""

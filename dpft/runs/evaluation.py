@@ -43,8 +43,8 @@ from dpft.files import (
 )
 from dpft.models.architecture import read_architecture
 from dpft.parallel.processes import own_device, started
+from dpft.parallel.rank_environment import without_logging
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.parallel.silence import without_logging
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.records.form import read_record, write_record
 from dpft.records.scores import PRIVATE_SPLIT, STAGES, ScoresByStep, Stage, StepPoint, StepScores

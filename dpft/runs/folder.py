@@ -7,7 +7,7 @@ bit, dates its report alike. A day is enough: a finer time would tell how long s
 
 A run goes on (``resume=RUN``) as it was bound to: task, model, method, privacy, the steps and the
 records stay. What changes speed alone may be set anew; where it changes bits, steps are not
-replayed (``dpft.training.resume``).
+replayed (``dpft.training.checkpoint``).
 
 Processes that torchrun or Slurm start anew with the same words resume their run. torchrun's agent
 keeps the run's folder for the processes that it restarts. Whoever reaches the agent's port can
@@ -36,8 +36,8 @@ import dpft
 from dpft.config.keys import copy_key, plain, refuse_witness_of_file
 from dpft.config.load import from_values, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
+from dpft.data.encoding import fingerprint
 from dpft.data.raw_rows import held_splits
-from dpft.data.token_rows import fingerprint
 from dpft.errors import DpftError, InputError, StateError
 from dpft.files import (
     AUDIT_KEY,
@@ -79,7 +79,7 @@ from dpft.files import (
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import world
 from dpft.parallel.processes import is_restarted, remember, remembered
-from dpft.parallel.submitted import submitted_job
+from dpft.parallel.rank_environment import submitted_job
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.mechanisms.base import Chosen, Mechanism, MechanismConfig
 from dpft.privacy.plan import write_plan
@@ -98,9 +98,8 @@ from dpft.runs.composition import spent_before, tokenizer_of
 from dpft.runs.exit_codes import say
 from dpft.runs.held_out import held_out_key
 from dpft.runs.run_plan import RunPlan, method_phases, plan_without_noise, public_size
-from dpft.training.checkpoint import checkpoints
+from dpft.training.checkpoint import ResumePoint, checkpoints
 from dpft.training.loop import TrainingSet
-from dpft.training.resume import ResumePoint
 
 WriteRequest = Callable[[Path], None]
 """Writes into a new run's folder how the run was asked for, such as Hydra's record of a command."""

@@ -23,8 +23,8 @@ from dpft.files import GENERATED, PRIVACY, hold_run
 from dpft.generation.decoding import DecodeConfig, Draws
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.processes import own_device, started
+from dpft.parallel.rank_environment import without_logging
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.parallel.silence import without_logging
 from dpft.records.form import write_record
 from dpft.records.promises import RunPrivacy, run_privacy
 from dpft.records.scores import SheetDecoding

@@ -47,10 +47,9 @@ from dpft.files import (
 from dpft.models.loading import quiet_transformers
 from dpft.models.source import ModelConfig
 from dpft.parallel.processes import started
+from dpft.parallel.rank_environment import submitted_job, without_logging
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import WholeSums
-from dpft.parallel.silence import without_logging
-from dpft.parallel.submitted import submitted_job
 from dpft.privacy.accounting.curve import CurveInBackground
 from dpft.privacy.ledger import new_run_id
 from dpft.privacy.replay_log import knows_the_end
@@ -102,8 +101,7 @@ from dpft.runs.together import (
 from dpft.runs.tracking import Trackings, conclude, tracked
 from dpft.runs.training_records import render
 from dpft.runs.white_box import WhiteBoxListener, white_box
-from dpft.training.checkpoint import delete_generator_states
-from dpft.training.resume import ResumePoint, find_resume_point
+from dpft.training.checkpoint import ResumePoint, delete_generator_states, find_resume_point
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from dpft.config.schema import PlanConfig, TrainConfig
 from dpft.data.batches import Layout
-from dpft.data.token_rows import TokenRows
+from dpft.data.encoding import TokenRows
 from dpft.errors import InputError
 from dpft.estimates.activations import Activations, guessed_activations, trace_activations
 from dpft.estimates.rank_memory import (
@@ -39,11 +39,9 @@ from dpft.machine import usable_memory
 from dpft.methods.base import input_embeddings
 from dpft.models.architecture import Architecture
 from dpft.models.loading import checkpoint_activations, grow_as_planned, meta_model, new_names
-from dpft.parallel.blocks import repeated_blocks
-from dpft.parallel.cutting import ReadRows, check_can_be_sharded
-from dpft.parallel.grid import make_grid
+from dpft.parallel.cutting import ReadRows, check_can_be_sharded, repeated_blocks
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig, check_shards, world
-from dpft.parallel.ranks import Ranks
+from dpft.parallel.ranks import Ranks, make_grid
 from dpft.parallel.shards import ShardedModel
 from dpft.records.plans import EstimatedTime, PlannedProcesses, RankMemory
 from dpft.reports.plan_table import in_words

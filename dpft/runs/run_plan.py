@@ -19,7 +19,7 @@ from dpft.kinds import LABELS
 from dpft.methods.base import MethodPhase
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.models.source import ModelConfig
-from dpft.parallel.silence import is_beside_first
+from dpft.parallel.rank_environment import is_beside_first
 from dpft.privacy.accounting.calibration import (
     Calibrate,
     EarlyCalibration,
@@ -37,8 +37,7 @@ from dpft.reports.run_record import with_kind
 from dpft.runs.composition import noise_beside, spent_before, tokenizer_of
 from dpft.runs.saved_run import SpentRun
 from dpft.tasks.base import Task
-from dpft.training.learning_rates import learning_rate_factor
-from dpft.training.schedules import schedule_factors
+from dpft.training.schedules import learning_rate_factor, schedule_factors
 from dpft.training.training_config import LARGEST_DEFAULT_BATCH, TrainingConfig
 
 COUNTED = "counted in the data"

@@ -74,8 +74,16 @@ from dpft.runs.folder import WriteRequest, read_begun, refuse_used_folder, start
 from dpft.runs.run_plan import PublicSize, size_of_data
 from dpft.runs.training_records import NOTE
 from dpft.tasks.records import text_of
-from dpft.tokenizers.histogram import RESOLUTION, Caps, WordHistogram, count_words
-from dpft.tokenizers.pieces import VocabularyError, is_special, save_tokenizer, train_pieces
+from dpft.tokenizers import (
+    RESOLUTION,
+    Caps,
+    VocabularyError,
+    WordHistogram,
+    count_words,
+    is_special,
+    save_tokenizer,
+    train_pieces,
+)
 
 
 def as_lines(words: Iterable[tuple[str, int]]) -> str:

@@ -50,7 +50,7 @@ from dpft.reports.run_record import RunRecord, read_overrides
 from dpft.runs.run_plan import RunPlan
 from dpft.startup import end_startup
 from dpft.training.listeners import PublicStep, StepWindows, clock_time, draws_bars
-from dpft.training.trackers.base import Place, Tracker, TrackerConfig
+from dpft.training.trackers import Place, Tracker, TrackerConfig
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from dpft.config.schema import TrainConfig
 from dpft.data.batches import EncodedRows, Layout
 from dpft.data.canaries import Canary, copies_of
-from dpft.data.encoding import Encoding
+from dpft.data.encoding import Encoding, encoded_rows
 from dpft.data.sources import LETTERS_PER_TOKEN
-from dpft.data.token_rows import encoded_rows
 from dpft.data.training_records import TOGETHER, batched, bounded_units, drained, units_of_chunks
 from dpft.errors import InputError
 from dpft.machine import return_freed_memory

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpft.files import CHECKPOINTS
 from dpft.head_losses import losses_added_up
-from dpft.parallel.local import local
+from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.reductions import STRETCH, finish_sums
 from dpft.parallel.shards import ShardedModel
@@ -32,14 +32,14 @@ from dpft.privacy.sampling import PoissonSampler
 from dpft.records.configuration import BoundRun, ShuffledState
 from dpft.records.form import parse
 from dpft.training.averaging import WeightAverage
-from dpft.training.checkpoint import delete_generator_states
+from dpft.training.checkpoint import ResumePoint, delete_generator_states
 from dpft.training.compiling import compilation_of, compiled_calls
-from dpft.training.replicas import Start, share_start
-from dpft.training.resume import ResumePoint
 from dpft.training.session import (
     Session,
+    Start,
     prepare_training_state,
     put_released_in_place,
+    share_start,
     take_steps,
 )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpft.parallel.described import described, sharding
+from dpft.parallel.parallel_config import described, sharding
 from dpft.records.audits import GuessesInShort
 from dpft.records.form import parse
 from dpft.records.ledger import HandedCounts, HandedFile

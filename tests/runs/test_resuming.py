@@ -33,8 +33,7 @@ from dpft.runs.folder import (
 )
 from dpft.runs.held_out import Division
 from dpft.runs.run_plan import plan_run
-from dpft.training.checkpoint import Checkpoint
-from dpft.training.resume import ResumePoint
+from dpft.training.checkpoint import Checkpoint, ResumePoint
 from tests.config.test_conf import loaded
 from tests.reports.test_report import entry
 from tests.training.toy import training_set

@@ -15,8 +15,7 @@ from dpft.records.configuration import BoundRun
 from dpft.runs import prepared_run
 from dpft.runs.prepared_run import prove_clipper, train, warn
 from dpft.runs.run_plan import RunPlan, plan_run
-from dpft.training.checkpoint import Checkpoint
-from dpft.training.resume import ResumePoint, promises
+from dpft.training.checkpoint import Checkpoint, ResumePoint, promises
 from tests.config.test_conf import loaded
 from tests.training.toy import tiny_model, training_set
 

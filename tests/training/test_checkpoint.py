@@ -11,10 +11,7 @@ from dpft.training.checkpoint import (
     restore_checkpoint,
     save_checkpoint,
 )
-from dpft.training.optimizers import make_optimizer
-from dpft.training.optimizers.adafactor import Adafactor
-from dpft.training.optimizers.adamw import Adam, AdamW
-from dpft.training.optimizers.sgd import SGD
+from dpft.training.optimizers import SGD, Adafactor, Adam, AdamW, make_optimizer
 from dpft.training.schedules import SCHEDULES, SchedulerConfig, make_scheduler
 from dpft.training.training_state import TrainingState
 from tests.training.toy import tiny_model

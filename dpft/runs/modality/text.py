@@ -11,17 +11,18 @@ from transformers import PreTrainedTokenizerBase
 from dpft.data.batches import TextLayout
 from dpft.data.chat import ChatEncoding
 from dpft.data.classification_rows import LabelWordEncoding, SentenceEncoding, label_word_ids
-from dpft.data.corpus_rows import CorpusEncoding
+from dpft.data.corpora import CorpusEncoding
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.architecture import (
     Architecture,
+    language_kind,
     max_positions,
+    padding_id,
     takes_position_ids,
     takes_token_types,
 )
-from dpft.models.heads import language_kind, padding_id
 from dpft.models.loading import add_tokens, known_tokens, language_head, load_tokenizer, meta_model
 from dpft.runs.modality import MODALITIES, Modality
 from dpft.tasks.base import SeqToSeqTask, Task, TextualTask
