@@ -11,12 +11,10 @@ from hydra.core.hydra_config import HydraConfig
 from dpft.cli.subcommand import composed_job, run_folder, write_hydra_record
 from dpft.config.composing import Words
 from dpft.config.keys import key_of, quoted
-from dpft.config.schema import POLYMORPHIC, TrainCommand
+from dpft.config.schema import TrainCommand
 from dpft.files import check_writable
 from dpft.parallel.parallel_config import check_start
 from dpft.parallel.rank_environment import is_beside_first
-from dpft.runs.configuring import checked_overrides as expand
-from dpft.runs.configuring import train_configuration as configuration
 from dpft.runs.run_plan import announce, early_calibration, plan_run
 from dpft.runs.saved_run import saved_run
 from dpft.startup import LIBRARIES, READING, doing, shown_startup
@@ -56,12 +54,6 @@ def _flags(words: Words) -> list[str]:
     """Returns Hydra's flag that says where else configurations are."""
     folder = get_args_parser().parse_intermixed_args(list(words.typed)).config_dir
     return [] if folder is None else ["--config-dir", folder]
-
-
-CONFIG = TrainCommand
-READS_ROWS_ALONE = True
-
-__all__ = ["CONFIG", "POLYMORPHIC", "READS_ROWS_ALONE", "configuration", "expand", "run"]
 
 
 def run(command: TrainCommand) -> None:

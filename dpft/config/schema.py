@@ -18,11 +18,10 @@ from dpft.kinds import TEXTS
 from dpft.methods.base import METHODS, Method
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import LaunchConfig, ParallelConfig
-from dpft.privacy.histogram_config import HistogramPrivacy
 from dpft.privacy.mechanisms.base import MECHANISMS, MechanismConfig
 from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
 from dpft.privacy.plan import CHUNK, EXAMPLE
-from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
+from dpft.privacy.privacy_config import HistogramPrivacy, PrivacyConfig, privacy_class
 from dpft.reports.published import Reference, ReferenceMap
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.corpus import CHUNKS

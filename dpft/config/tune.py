@@ -186,10 +186,6 @@ class TuneCommand(TrainCommand):
 def with_setting(config: TrainConfig, setting: Mapping[str, Any]) -> TrainConfig:
     """Returns a configuration with some of its keys set.
 
-    Args:
-        config: Of every trial.
-        setting: Dotted key to value.
-
     Raises:
         InputError: A key is unknown, or the values do not fit.
     """

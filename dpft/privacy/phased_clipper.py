@@ -7,7 +7,6 @@ is checked here against the plan that was accounted for.
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from torch import Tensor, nn
@@ -64,12 +63,7 @@ class PhasedClipper:
         self._resources.enter_context(self._clipper)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._resources.close()
 
     @property

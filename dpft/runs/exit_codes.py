@@ -122,7 +122,8 @@ def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:
         print(f"dpft: error: {in_keys(str(error))}", file=error_stream(), flush=True)
         return error.exit_code
     except BrokenPipeError:
-        return _close_standard_output()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
     except OSError as error:
         if error.errno not in FULL_OR_FORBIDDEN:
             _show(error, withhold)
@@ -147,12 +148,6 @@ def _show(error: Exception, withhold: bool) -> None:
     print(text.rstrip("\n"), file=error_stream(), flush=True)
 
 
-def _close_standard_output() -> int:
-    """Ends quietly where nobody reads on (``dpft … | head``); the final flush must not fail too."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return READER_GONE
-
-
 INTERRUPTED = 130
 
 
@@ -167,7 +162,10 @@ def exit_code_of_command(command: Callable[[], int]) -> int:
         say("interrupted")
         return INTERRUPTED
     except SystemExit as exit_:
-        return exit_code_of_exit(exit_)
+        if exit_.code is None or isinstance(exit_.code, int):
+            return exit_.code or 0
+        say(str(exit_.code))
+        return FAILED
     return failed or codes[0]
 
 
@@ -176,14 +174,6 @@ def _flushed(command: Callable[[], int]) -> int:
     code = command()
     sys.stdout.flush()
     return code
-
-
-def exit_code_of_exit(exit_: SystemExit) -> int:
-    """Returns the code a ``SystemExit`` carries; a text counts as a failure and is said."""
-    if exit_.code is None or isinstance(exit_.code, int):
-        return exit_.code or 0
-    say(str(exit_.code))
-    return FAILED
 
 
 @contextmanager

@@ -82,13 +82,16 @@ from dpft.parallel.processes import is_restarted, remember, remembered
 from dpft.parallel.rank_environment import submitted_job
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.mechanisms.base import Chosen, Mechanism, MechanismConfig
-from dpft.privacy.plan import PrivacyPlan, write_plan
+from dpft.privacy.plan import write_plan
 from dpft.privacy.planning import make_plan
-from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.replay_log import read_journal
-from dpft.records.configuration import RunConfiguration, parse_configuration, read_saved
+from dpft.records.configuration import (
+    Fingerprint,
+    RunConfiguration,
+    parse_configuration,
+    read_saved,
+)
 from dpft.records.form import json_text, read_record, write_record
-from dpft.records.kept import Fingerprint
 from dpft.records.promises import BegunFile, Origin, StartingModel, Versions
 from dpft.reports.run_record import data_name, model_name, read_own_evaluations, with_kind
 from dpft.runs.composition import spent_before, tokenizer_of
@@ -359,32 +362,6 @@ def restored_plan(
         tokenizer=spent_before(tokenizer_of(config)),
         mechanism=_of_plan(config.mechanism, bound.mechanism),
     )
-    _check_asked(guarantee, bound)
-    if replace(bound, calibration=None, delta_source=own.delta_source) != own:
-        changed = [key for key, value in vars(own).items() if value != getattr(bound, key)]
-        names = ", ".join(key for key in changed if key != "calibration")
-        _refuse_edited("the plan that the run is bound to", f"another {names}")
-    return RunPlan(size=size, steps=steps, phases=phases, privacy=bound)
-
-
-def _of_plan(config: MechanismConfig, bound: Mechanism) -> MechanismConfig:
-    """Returns what chooses the mechanism of a plan: another machine may round it apart.
-
-    Raises:
-        InputError: The configuration is of another one.
-    """
-    same = type(bound) is config.makes
-    if not same or (config.is_settled and config.settled(bound) != config):
-        _refuse_edited(f"the mechanism of its plan, {bound.name}", f"{config}")
-    return Chosen(name=bound.name, mechanism=bound)
-
-
-def _check_asked(guarantee: DifferentialPrivacy, bound: PrivacyPlan) -> None:
-    """Refuses an epsilon or a noise multiplier that was edited since the noise was calibrated.
-
-    Raises:
-        InputError: One was.
-    """
     calibration = bound.calibration
     asked = None if calibration is None else calibration.target
     if asked is not None and guarantee.eps != asked:
@@ -393,6 +370,19 @@ def _check_asked(guarantee: DifferentialPrivacy, bound: PrivacyPlan) -> None:
     if given is not None and given != bound.noise_multiplier:
         expected = f"privacy.noise_multiplier={bound.noise_multiplier:g}, which the run began with"
         _refuse_edited(expected, f"{given:g}")
+    if replace(bound, calibration=None, delta_source=own.delta_source) != own:
+        changed = [key for key, value in vars(own).items() if value != getattr(bound, key)]
+        names = ", ".join(key for key in changed if key != "calibration")
+        _refuse_edited("the plan that the run is bound to", f"another {names}")
+    return RunPlan(size=size, steps=steps, phases=phases, privacy=bound)
+
+
+def _of_plan(config: MechanismConfig, bound: Mechanism) -> MechanismConfig:
+    """Returns what chooses the mechanism of a plan: another machine may round it apart."""
+    same = type(bound) is config.makes
+    if not same or (config.is_settled and config.settled(bound) != config):
+        _refuse_edited(f"the mechanism of its plan, {bound.name}", f"{config}")
+    return Chosen(name=bound.name, mechanism=bound)
 
 
 def _refuse_edited(expected: str, got: str) -> NoReturn:

@@ -29,8 +29,8 @@ from dpft.parallel.processes import own_device
 from dpft.parallel.ranks import ALONE, Ranks, Share
 from dpft.parallel.shards import ShardedModel, WholeSums, gathered, whole_reader
 from dpft.privacy.accounting.curve import CurveInBackground
+from dpft.privacy.cipher import secret_key
 from dpft.privacy.frozen_state import digests_of
-from dpft.privacy.keys import secret_key
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.witness import Handover
 from dpft.released import write_released

@@ -126,7 +126,11 @@ def run(
         RunError: Training failed, or the clipper is not exact on this model.
         StateError: What a run that goes on left is damaged.
     """
-    _refuse_launch(command)
+    if command.launch.name != "none":
+        raise InputError(
+            f"launch={command.launch.name} is for the command line, got it from Python; start the"
+            " program's processes by torchrun, and have each call dpft.train with parallel=ddp."
+        )
     check_sharding(command.settings())
     quiet_transformers()
     with ExitStack() as held:
@@ -144,21 +148,8 @@ def run(
             go_on(config, folder, witness=witness, ranks=ranks)
         else:
             begin(
-                config,
-                folder,
-                planner,
-                witness=witness,
-                write_request=write_request,
-                ranks=ranks,
+                config, folder, planner, witness=witness, write_request=write_request, ranks=ranks
             )
-
-
-def _refuse_launch(command: TrainCommand) -> None:
-    if command.launch.name != "none":
-        raise InputError(
-            f"launch={command.launch.name} is for the command line, got it from Python; start the"
-            " program's processes by torchrun, and have each call dpft.train with parallel=ddp."
-        )
 
 
 def _look(command: TrainCommand, folder: Path) -> tuple[Witness | None, TrainConfig, Path, bool]:

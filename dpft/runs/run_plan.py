@@ -28,11 +28,10 @@ from dpft.privacy.accounting.calibration import (
 )
 from dpft.privacy.accounting.curve import CurveInBackground, EpsilonCurve, EpsilonSoFar
 from dpft.privacy.accounting.interpretation import noise_warnings
-from dpft.privacy.histogram_config import HistogramPrivacy
 from dpft.privacy.mechanisms.base import Numbers
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
 from dpft.privacy.plan import CHUNK, ClippingPlan, PrivacyPlan, default_delta, planned_steps
-from dpft.privacy.privacy_config import DifferentialPrivacy, PrivacyConfig
+from dpft.privacy.privacy_config import DifferentialPrivacy, HistogramPrivacy, PrivacyConfig
 from dpft.reports.epsilon import delta_warnings
 from dpft.reports.run_record import with_kind
 from dpft.runs.composition import noise_beside, spent_before, tokenizer_of
@@ -453,11 +452,7 @@ class NotCounted(Exception):
 
 @contextmanager
 def early_calibration(config: TrainConfig) -> Iterator[Calibrate]:
-    """Gives what a plan is calibrated by, begun now where a run that begins has a target epsilon.
-
-    Args:
-        config: Of a run that begins.
-    """
+    """Gives what a plan is calibrated by, begun now where a new run has a target epsilon."""
     guarantee = config.privacy.guarantee
     if guarantee is None or guarantee.eps is None:
         yield calibrate_noise_multiplier

@@ -29,7 +29,7 @@ from dpft.data.training_records import KEY_BYTES, new_key
 from dpft.devices import device_name
 from dpft.errors import InputError
 from dpft.parallel.ranks import Ranks
-from dpft.privacy.keys import secret_key
+from dpft.privacy.cipher import secret_key
 from dpft.privacy.plan import PrivacyPlan, read_plan, write_plan
 from dpft.runs.folder import Secrets
 from dpft.runs.prepared_run import Prepared
@@ -199,11 +199,7 @@ def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
 
 
 def _refuse_different(known: Mapping[str, str], ranks: Ranks) -> None:
-    """Refuses processes of which one has other keyed hashes than the first.
-
-    Raises:
-        InputError: On the first one, naming what differs.
-    """
+    """Refuses processes of which one has other keyed hashes than the first."""
     everyones = [json.loads(each) for each in ranks.everyones(json.dumps(known).encode())]
     with ranks.settled():
         for other in everyones:

@@ -63,8 +63,8 @@ from dpft.privacy.plan import PrivacyPlan, read_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.replay_log import read_run_ledger
 from dpft.privacy.sampling import SAMPLING_SOURCE
+from dpft.records.configuration import BoundRun, CheckpointState
 from dpft.records.form import as_json, read_record, write_record
-from dpft.records.kept import BoundRun, CheckpointState
 from dpft.training.averaging import check_averaging
 from dpft.training.loop import TrainingSet
 from dpft.training.training_state import (

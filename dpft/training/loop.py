@@ -19,7 +19,7 @@ from dpft.errors import RunError
 from dpft.models.losses import per_example_losses
 from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, EVERYTHING, Ranks, Share
-from dpft.privacy.signal_to_noise import SignalAndNoise
+from dpft.privacy.noise import SignalAndNoise
 from dpft.training.training_config import autocast
 
 

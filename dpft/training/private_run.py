@@ -29,7 +29,7 @@ from dpft.privacy.plan import PrivacyPlan, write_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
 from dpft.privacy.replay_log import JournaledLedger, ReplayError
-from dpft.records.kept import BoundRun, KnownLedger
+from dpft.records.configuration import BoundRun, KnownLedger
 from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import (
     ResumePoint,

@@ -11,7 +11,7 @@ from dpft.records.audits import GuessesInShort
 from dpft.records.form import parse
 from dpft.records.ledger import HandedCounts, HandedFile
 from dpft.records.promises import PrivateRun, Process
-from dpft.reports.provenance import (
+from dpft.reports.privacy_record import (
     is_another_mechanism,
     network_sentences,
     one_run_rows,

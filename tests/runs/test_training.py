@@ -11,7 +11,7 @@ from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.data.batches import TextLayout
 from dpft.errors import InputError, StateError
 from dpft.privacy.plan import Phase
-from dpft.records.kept import BoundRun
+from dpft.records.configuration import BoundRun
 from dpft.runs import prepared_run
 from dpft.runs.prepared_run import prove_clipper, train, warn
 from dpft.runs.run_plan import RunPlan, plan_run

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dpft.parallel.cutting import cut_like, repeated_blocks, whole
 from dpft.parallel.ranks import Ranks, make_grid
 from dpft.parallel.shards import ShardedModel
-from dpft.records.kept import BoundRun
+from dpft.records.configuration import BoundRun
 from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
 from dpft.training.optimizer_steps import BiasCorrectedAdam, tell_noise

@@ -3,7 +3,7 @@ import torch
 
 from dpft.errors import InputError, StateError
 from dpft.files import KEYS, STATE, WEIGHTS
-from dpft.records.kept import BoundRun
+from dpft.records.configuration import BoundRun
 from dpft.training.checkpoint import (
     checkpoints,
     delete_generator_states,

@@ -18,7 +18,7 @@ from dpft.privacy import ledger as ledger_module
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, first_line, hash_of, read_ledger
 from dpft.privacy.replay_log import read_run_ledger
-from dpft.records.kept import KnownLedger
+from dpft.records.configuration import KnownLedger
 from dpft.training import checkpoint as checkpoint_module
 from dpft.training import loop as loop_module
 from dpft.training import training_state

@@ -11,7 +11,7 @@ import pytest
 from dpft.errors import DpftError, InputError, RunError, SaidElsewhere
 from dpft.files import KEYS, STATE
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.records.kept import BoundRun
+from dpft.records.configuration import BoundRun
 from dpft.training import training_state
 from dpft.training.checkpoint import checkpoints, read_checkpoint
 from dpft.training.optimizers import (

@@ -7,7 +7,7 @@ import pytest
 from dpft.errors import StateError
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.ledger import read_ledger
-from dpft.records.kept import TrackerState
+from dpft.records.configuration import TrackerState
 from dpft.runs.tracking import Tracking, open_tracking
 from dpft.training import private_run as private_run_module
 from dpft.training.listeners import PublicStep

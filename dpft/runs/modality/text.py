@@ -165,11 +165,7 @@ class TextModality(Modality):
 
 
 def _head(task: Task, architecture: Architecture) -> Head:
-    """Returns what the model must answer with to do the task.
-
-    Raises:
-        InputError: The model cannot do the task.
-    """
+    """Returns what the model must answer with to do the task."""
     kind, name = language_head(architecture).kind, architecture.model.name
     if isinstance(task, ClassificationTask):
         if task.objective != CLS:
@@ -245,8 +241,7 @@ def _encoding(
         # Padded with the model's own id, by which it finds a row's end.
         layout = text_layout(task, architecture, head, words=())
         return _fitting(
-            task,
-            SentenceEncoding(tokenizer=tokenizer, layout=layout, max_length=task.longest),
+            task, SentenceEncoding(tokenizer=tokenizer, layout=layout, max_length=task.longest)
         )
     if not isinstance(task, ClassificationTask):
         layout = text_layout(task, architecture, head, words=())
