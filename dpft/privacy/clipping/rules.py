@@ -439,11 +439,6 @@ def group_norm_forward(layer: nn.GroupNorm, recorder: Recorder) -> Callable[[Ten
 Convolution = nn.Conv1d | nn.Conv2d
 
 
-def is_plain(layer: Convolution) -> bool:
-    """Whether the layer convolves as its kind does, whatever it pads its input with."""
-    return type(layer)._conv_forward in (nn.Conv1d._conv_forward, nn.Conv2d._conv_forward)
-
-
 def convolution_forward(layer: Convolution, recorder: Recorder) -> Callable[[Tensor], Tensor]:
     """Returns the layer's forward, recording its uses; one-dimensional as two, of height one."""
     spatial = layer.weight.dim() - 2
@@ -581,7 +576,7 @@ def find_rule(module: nn.Module) -> Rule | None:
     own = {name for name, p in module.named_parameters(recurse=False) if p.requires_grad}
     if not own <= {"weight", "bias"} or is_parametrized(module):
         return None
-    if isinstance(module, nn.Conv1d | nn.Conv2d) and not is_plain(module):
+    if isinstance(module, nn.Conv1d | nn.Conv2d) and not (type(module)._conv_forward in (nn.Conv1d._conv_forward, nn.Conv2d._conv_forward)):
         return None
     for kind, rule in LAYER_RULES.items():
         if isinstance(module, kind) and type(module).forward is kind.forward:
