@@ -27,7 +27,7 @@ from dpft.data.batches import Batch, Bits, EncodedRows, Layout, View
 from dpft.data.encoding import Encoding
 from dpft.errors import InputError, RunError
 from dpft.kinds import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER
-from dpft.tasks.records import ImagePlace, LabeledImage
+from dpft.tasks.base import ImagePlace, LabeledImage
 
 Pixels = NDArray[np.uint8]
 Made = TypeVar("Made")
@@ -138,7 +138,11 @@ def _read(place: ImagePlace, form: ImageForm) -> tuple[Pixels, bool] | None:
             mode = "L" if form.channels == GRAY else "RGB"
             own = 1 if upright.mode in ("1", "L", "LA", "I", "F", "I;16") else COLOR
             if own == 1 and upright.mode in ("I", "F", "I;16"):
-                upright = Image.fromarray((np.clip(np.asarray(upright).astype(np.float64), 0, 65535) / 257).round().astype(np.uint8))
+                upright = Image.fromarray(
+                    (np.clip(np.asarray(upright).astype(np.float64), 0, 65535) / 257)
+                    .round()
+                    .astype(np.uint8)
+                )
             if "A" in upright.getbands() or "transparency" in upright.info:
                 layer = upright.convert("RGBA")
                 upright = Image.new("RGBA", layer.size, (0, 0, 0, 255))

@@ -25,8 +25,7 @@ from dpft.data.raw_rows import (
     memory_rows,
 )
 from dpft.errors import InputError
-from dpft.tasks.base import SKIPPED, SPLITS, Task, TextTask
-from dpft.tasks.records import Example, Record, is_unicode
+from dpft.tasks.base import SKIPPED, SPLITS, Example, Record, Task, TextTask, is_unicode
 
 Made = TypeVar("Made")
 TEMPLATES = ("text", "prompt", "target")

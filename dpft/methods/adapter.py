@@ -145,7 +145,11 @@ class BottleneckMethod(Method):
                 f"method.targets must be given for model type {model.config.model_type!r}, got"
                 f" none; name output projections by their endings, such as {_endings(linear)}."
             )
-        found = {n: m for n, m in linear.items() if any(f".{n}".endswith(f".{suffix}") for suffix in suffixes)}
+        found = {
+            n: m
+            for n, m in linear.items()
+            if any(f".{n}".endswith(f".{suffix}") for suffix in suffixes)
+        }
         if not found:
             raise InputError(
                 f"method.targets must match a linear module, got {', '.join(suffixes)}; the"

@@ -30,7 +30,7 @@ from string import Formatter
 from typing import Any
 
 from dpft.errors import InputError
-from dpft.tasks.records import Piece
+from dpft.tasks.base import Piece
 
 MASK = "[MASK]"
 _PLACES = re.compile(r"(<[^<>\s]*>|\[MASK\])")

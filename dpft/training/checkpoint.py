@@ -65,8 +65,8 @@ from dpft.privacy.replay_log import read_run_ledger
 from dpft.privacy.sampling import SAMPLING_SOURCE
 from dpft.records.configuration import BoundRun, CheckpointState
 from dpft.records.form import as_json, read_record, write_record
-from dpft.training.averaging import check_averaging
 from dpft.training.loop import TrainingSet
+from dpft.training.training_config import check_averaging
 from dpft.training.training_state import (
     TrainingState,
     check_reachable,

@@ -31,7 +31,6 @@ from dpft.privacy.randomness import ViewStream, make_randomness, private_dropout
 from dpft.privacy.sampling import PoissonSampler
 from dpft.records.configuration import BoundRun, ShuffledState
 from dpft.records.form import parse
-from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import ResumePoint, delete_generator_states
 from dpft.training.compiling import compilation_of, compiled_calls
 from dpft.training.session import (
@@ -42,6 +41,7 @@ from dpft.training.session import (
     share_start,
     take_steps,
 )
+from dpft.training.training_config import WeightAverage
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from dpft.files import HISTORY, OPTIMIZER, WEIGHTS, shard_name
 from dpft.parallel.cutting import from_rows, is_cut, local, rows_here
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
-from dpft.training.averaging import WeightAverage
+from dpft.training.training_config import WeightAverage
 
 AVERAGE = "average"
 ON_HOST = ("step", "noise_moment")

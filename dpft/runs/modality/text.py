@@ -25,11 +25,10 @@ from dpft.models.architecture import (
 )
 from dpft.models.loading import add_tokens, known_tokens, language_head, load_tokenizer, meta_model
 from dpft.runs.modality import MODALITIES, Modality
-from dpft.tasks.base import SeqToSeqTask, Task, TextualTask
+from dpft.tasks.base import LabeledExample, SeqToSeqTask, Task, TextualTask
 from dpft.tasks.classification import CLS, ClassificationTask
 from dpft.tasks.corpus import SPANS, CorpusTask
 from dpft.tasks.custom import CustomChats, CustomTexts
-from dpft.tasks.records import LabeledExample
 
 logger = logging.getLogger(__name__)
 
