@@ -95,11 +95,7 @@ def known_splits(task: Task) -> set[str]:
 
 
 def corpus_split(task: Task, split: str) -> list[Path]:
-    """Returns the files of one split.
-
-    Raises:
-        InputError: As ``corpus_files``, or the corpus has no such split.
-    """
+    """Returns the files of one split."""
     files = corpus_files(task)
     if split not in files:
         raise InputError(

@@ -100,12 +100,7 @@ class FaultyRows:
                 lines.append(number)
 
     def refused(self, *others: str, may_skip: bool) -> InputError:
-        """Returns one error for all faulty rows.
-
-        Args:
-            others: Faults that are not of one row.
-            may_skip: Whether leaving the rows out is a way out.
-        """
+        """Returns one error for all faulty rows."""
         faults = [_lines(*kind, lines) for kind, lines in self._lines.items()]
         if may_skip:
             way_out = f"; task.invalid={SKIPPED} leaves such rows out."
@@ -278,10 +273,6 @@ def _file_rows(file: str) -> Iterator[Row]:
 
 def refuse_records(task: Task, file: str) -> bool:
     """Refuses a file that a run's own records were read from, under whatever name.
-
-    Args:
-        task: The run's task, with its source.
-        file: The user's file of prompts.
 
     Returns:
         Whether it was known where the run's own records are: ``task.data_dir`` may be relative to

@@ -147,11 +147,6 @@ class ColumnTemplate:
     def parse(cls, text: str, *, key: str, needs_column: bool = True) -> "ColumnTemplate":
         """Returns the template that ``text`` spells.
 
-        Args:
-            text: What the user wrote.
-            key: The configuration key it stands under.
-            needs_column: Whether a text without a column is refused.
-
         Raises:
             InputError: Braces do not match, or hold something else than a column's name.
         """

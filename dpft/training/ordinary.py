@@ -282,9 +282,6 @@ class ClippedEngine:
             steps_taken: Steps it had taken then.
             ranks: The run's processes; each adds up its share of the first one's draw.
             shards: ``model``, where each rank has but a shard of it.
-
-        Raises:
-            InputError: As ``PerExampleClipper``.
         """
         self.steps, self.steps_taken = plan.steps, steps_taken
         self._model, self._plan, self._ranks, self._shards = model, plan, ranks, shards

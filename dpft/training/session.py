@@ -121,9 +121,6 @@ def read_signal_to_noise(run: Path) -> list[float]:
     Of an update that was taken again the last ratio counts, and what followed its first time does
     not: the weights never had it. A line that a crash tore is passed over; its step came again.
 
-    Args:
-        run: The run's folder.
-
     Returns:
         Private. Empty where one of these updates was not measured, as without privacy.
     """
@@ -244,11 +241,6 @@ def gathered(
 
 def check_equal(model: nn.Module, twins: Ranks, ranks: Ranks) -> None:
     """Ends the run where weights that should be the same bits are not.
-
-    Args:
-        model: The run's.
-        twins: The ranks that have what this one has of it.
-        ranks: All of the run.
 
     Raises:
         RunError: They differ, as where a processor or a device computes otherwise.

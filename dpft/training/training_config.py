@@ -84,13 +84,7 @@ class WeightAverage:
     """
 
     def __init__(self, averaging: Averaging, parameters: "Iterable[nn.Parameter]", steps: int):
-        """Begins before the first step.
-
-        Args:
-            averaging: How.
-            parameters: What the optimizer moves, in whichever phase.
-            steps: How many steps are planned.
-        """
+        """Begins before the first step."""
         self.averaging = averaging
         self.tensors: dict[nn.Parameter, Tensor] = {}
         """By parameter; none before the first step."""
@@ -448,11 +442,7 @@ class TrainingConfig(DeviceConfig):
         return self.expected_batch_size
 
     def planned_steps(self, num_examples: int, *, of: str = "examples") -> int:
-        """Returns the number of steps for a public number of examples.
-
-        Raises:
-            InputError: As ``batch_size``.
-        """
+        """Returns the number of steps for a public number of examples."""
         batch_size = self.batch_size(num_examples, of=of)
         if self.steps is not None:
             return self.steps

@@ -259,11 +259,6 @@ def write_history(folder: Path, history: Mapping[str, Tensor], ranks: Ranks) -> 
 def restore_tensors(path: Path, training_state: TrainingState, shards: int) -> None:
     """Puts a rank's part of weights and moments back to those of a checkpoint.
 
-    Args:
-        path: The checkpoint, its checksums right.
-        training_state: Whole, or in as many shards as it likes.
-        shards: How many the checkpoint was written in.
-
     Raises:
         StateError: It is of another model.
     """

@@ -89,11 +89,7 @@ class Recorder:
         self.counts.clear()
 
     def record(self, layer: nn.Module, attribute: str, use: Use) -> None:
-        """Takes one use of the parameter that a layer holds in one of its attributes.
-
-        Raises:
-            RunError: As ``record_as``.
-        """
+        """Takes one use of the parameter that a layer holds in one of its attributes."""
         self.record_as(self.trainable.name_at(layer, attribute), use)
 
     def record_as(self, name: str, use: Use) -> None:
