@@ -13,7 +13,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from dpft.cli.subcommand import Subcommand, run_folder, write_hydra_record
 from dpft.errors import RunError
@@ -262,7 +261,7 @@ def _folder(resume: str | None) -> Path:
     return run_folder() if resume is None else Path(resume)
 
 
-_SUBCOMMANDS: dict[str, Callable[[], Any]] = {
+_SUBCOMMANDS: dict[str, Callable[[], Subcommand]] = {
     "train": _train,
     "tokenizer": _tokenizer,
     "tune": _tune,

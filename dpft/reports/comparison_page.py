@@ -220,18 +220,11 @@ def _beside(one: ReferenceMap, pivot: Pivot, settings: Sequence[Setting]) -> Pub
         rows=rows,
         columns=columns,
         cells=[[found[row, column] for column in columns] for row in rows],
-        differences=_differences(one, pivot, settings),
+        differences=[
+            [_difference(one, cell, number, settings) for cell, number in zip(*row, strict=True)]
+            for row in zip(pivot.cells, pivot.settings, strict=True)
+        ],
     )
-
-
-def _differences(
-    one: ReferenceMap, pivot: Pivot, settings: Sequence[Setting]
-) -> list[list[float | None]]:
-    """Returns own mean less published score, for each cell of a table."""
-    return [
-        [_difference(one, cell, number, settings) for cell, number in zip(*row, strict=True)]
-        for row in zip(pivot.cells, pivot.settings, strict=True)
-    ]
 
 
 def _difference(
