@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from dpft.files import DIAGNOSTICS, private_path, read_file
-from dpft.privacy.noise import SIGNAL_STEPS
-from dpft.records.configuration import StepMeasured
+from dpft.records.configuration import SIGNAL_STEPS, StepMeasured
 from dpft.records.form import parse
 from dpft.training.loop import StepStatistics, TrainingSet
 
