@@ -39,7 +39,7 @@ from dpft.parallel.reductions import Piece
 from dpft.privacy.cipher import Address, Purpose, keystream
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.choices import ENGINE_NAMES
-from dpft.privacy.clipping.sums import rounding_headroom
+from dpft.privacy.clipping.engine import rounding_headroom
 from dpft.privacy.gaussians import keystream_words
 from dpft.privacy.noise import BLOCK, BlockNoise, add_noise
 from dpft.privacy.randomness import make_randomness

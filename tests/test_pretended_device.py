@@ -27,7 +27,7 @@ from dpft.models.losses import per_example_losses
 from dpft.privacy import gaussians, randomness
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.choices import ENGINE_NAMES
-from dpft.privacy.clipping.factors import Flat
+from dpft.privacy.clipping.engine import Flat
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
 from dpft.training import loop

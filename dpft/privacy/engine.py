@@ -20,7 +20,7 @@ from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping.clipper import ClippingOptions
-from dpft.privacy.clipping.engines.base import LossFunction
+from dpft.privacy.clipping.engine import LossFunction
 from dpft.privacy.ledger import StepLog
 from dpft.privacy.noise import SignalAndNoise, SignalMeter
 from dpft.privacy.phased_clipper import PhasedClipper

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from dpft.errors import RunError
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.clipper import ClippingOptions
-from dpft.privacy.clipping.engines.base import LossFunction
-from dpft.privacy.clipping.factors import clipping_style
-from dpft.privacy.clipping.sums import rounding_headroom
+from dpft.privacy.clipping.engine import LossFunction, clipping_style, rounding_headroom
 from dpft.privacy.frozen_state import Fingerprints, HeldParameters
 from dpft.privacy.plan import ClippingPlan, Phase
 

@@ -8,8 +8,7 @@ from typing import Protocol
 from dpft.errors import InputError
 from dpft.kinds import OWN_DATA
 from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multiplier
-from dpft.privacy.clipping.factors import MOST_HEADROOM, clipping_style
-from dpft.privacy.clipping.sums import rounding_headroom
+from dpft.privacy.clipping.engine import MOST_HEADROOM, clipping_style, rounding_headroom
 from dpft.privacy.gaussians import REACH
 from dpft.privacy.mechanisms.base import Mechanism, MechanismConfig, Numbers
 from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dpft.models.losses import per_example_losses
-from dpft.privacy.clipping.sums import rounding_headroom
+from dpft.privacy.clipping.engine import rounding_headroom
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger
 from dpft.privacy.noise import NoiseStream, SignalMeter, add_noise

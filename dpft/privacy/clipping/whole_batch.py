@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.separation.deterministic import in_deterministic_mode
+from dpft.privacy.clipping.separation.reexecution import in_deterministic_mode
 from dpft.privacy.clipping.uses import GradientUse
 
 LayerForward = Callable[[Tensor], Tensor]

@@ -15,10 +15,14 @@ from torch import Tensor, nn
 
 from dpft.devices import add_rows, sent
 from dpft.privacy.clipping.choices import Tuning, ghost_is_cheaper
-from dpft.privacy.clipping.engines.base import ClipDecision, ClippedBatch, Engine, LossFunction
-from dpft.privacy.clipping.engines.exactness import ExactnessCheck
-from dpft.privacy.clipping.engines.patches import Patches, watch_for_unrecorded_gradients
-from dpft.privacy.clipping.factors import ClippingStyle
+from dpft.privacy.clipping.engine import (
+    ClipDecision,
+    ClippedBatch,
+    ClippingStyle,
+    Engine,
+    LossFunction,
+)
+from dpft.privacy.clipping.exactness import ExactnessCheck
 from dpft.privacy.clipping.heads import WideUse, certain
 from dpft.privacy.clipping.norms import (
     CarefulSquares,
@@ -30,6 +34,7 @@ from dpft.privacy.clipping.norms import (
     squared_norms,
     unchecked_squares,
 )
+from dpft.privacy.clipping.patches import Patches, watch_for_unrecorded_gradients
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.squares import (
     GramPair,
@@ -43,7 +48,7 @@ from dpft.privacy.clipping.squares import (
     numbers_at_a_time,
     squares_of_grams,
 )
-from dpft.privacy.clipping.units import Units
+from dpft.privacy.clipping.trainable import Units
 from dpft.privacy.clipping.uses import GradientUse, OuterProduct, Use
 
 
