@@ -22,7 +22,6 @@ from dpft.privacy.accounting.selection import TrialCount
 from dpft.privacy.accounting.summary import AccountingReport, account, delta_text, eps_text
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER, ClippingPlan, PrivacyPlan
-from dpft.privacy.randomness import DROPOUT_SOURCE
 from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
 from dpft.records.configuration import RunConfiguration
 from dpft.records.form import joined
@@ -131,6 +130,7 @@ def private_run(
         curve: Of epsilon over the plan's steps; None leaves it out.
     """
     from dpft.privacy.noise import NOISE_SOURCE
+    from dpft.privacy.randomness import DROPOUT_SOURCE
 
     promise = promise_of(plan, accounting, trainable_parameters=counts.trainable)
     warnings = [NOT_PRIVATE_SEED, *promise.warnings] if reproducible else [*promise.warnings]
