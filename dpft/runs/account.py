@@ -278,7 +278,25 @@ def answer(config: AccountConfig) -> Answer:
     if config.run is not None:
         return one_run(config)
     if config.runs is not None:
-        return several_runs(config)
+        found = find_ledgers(
+            config.run_folders, leave_out=config.folders_left_out, data_id=config.data_id
+        )
+        runs = [read_spent(folder) for folder in found.folders]
+        if not runs:
+            raise InputError(
+                f"runs must hold a noisy step, got none in {', '.join(config.run_folders)}."
+            )
+        check_same_unit(runs)
+        with Accountants() as accountants:
+            own = [account_for_spent(run, accountants=accountants) for run in runs]
+            together = account_together(
+                runs, delta=config.delta, accountant=config.accountant, accountants=accountants
+            )
+        pairs = list(zip(runs, own, strict=True))
+        return Answer(
+            table=together_table(pairs, together, found.left_out),
+            record=together_record(pairs, together, found.left_out),
+        )
     if config.batch_sizes is not None:
         return over_batch_sizes(config)
     accounting = account_for_setting(config)
@@ -646,31 +664,3 @@ def _with_its_end(config: AccountConfig, run: SpentRun) -> tuple[SpentRun, int |
         if run.ledger.closed:
             run = replace(run, end="head")
     return run, witnessed
-
-
-def several_runs(config: AccountConfig) -> Answer:
-    """Returns what ``runs=`` asks for.
-
-    Raises:
-        InputError: They are no private runs, one is named twice, or they differ in their unit.
-        StateError: A ledger is damaged.
-    """
-    found = find_ledgers(
-        config.run_folders, leave_out=config.folders_left_out, data_id=config.data_id
-    )
-    runs = [read_spent(folder) for folder in found.folders]
-    if not runs:
-        raise InputError(
-            f"runs must hold a noisy step, got none in {', '.join(config.run_folders)}."
-        )
-    check_same_unit(runs)
-    with Accountants() as accountants:
-        own = [account_for_spent(run, accountants=accountants) for run in runs]
-        together = account_together(
-            runs, delta=config.delta, accountant=config.accountant, accountants=accountants
-        )
-    pairs = list(zip(runs, own, strict=True))
-    return Answer(
-        table=together_table(pairs, together, found.left_out),
-        record=together_record(pairs, together, found.left_out),
-    )

@@ -21,9 +21,9 @@ from dpft.privacy.accounting import Accountants, EpsilonBound, account, account_
 from dpft.privacy.accounting.calibration import smallest_noise
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
 from dpft.privacy.accounting.summary import delta_text, eps_text
+from dpft.privacy.ledger import Noise, added_up, as_mechanisms, thresholds_delta
 from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION, PrivacyPlan, SpentBefore
 from dpft.privacy.privacy_config import NOT_PRIVATE
-from dpft.privacy.spending import Noise, added_up, as_mechanisms, thresholds_delta
 from dpft.records.ledger import LedgerHead
 from dpft.records.promises import (
     OpenVocabulary,

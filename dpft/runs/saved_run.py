@@ -34,11 +34,10 @@ from dpft.files import (
 )
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
 from dpft.privacy.accounting.interpretation import shown_epsilon
-from dpft.privacy.ledger import LedgerRecord
+from dpft.privacy.ledger import LedgerRecord, Noise, steps_taken
 from dpft.privacy.mechanisms.histogram import histogram_of
 from dpft.privacy.plan import GIVEN, HistogramPlan, Plan, PrivacyPlan, write_plan
 from dpft.privacy.replay_log import check_lodged, knows_the_end, read_run_ledger
-from dpft.privacy.spending import Noise, steps_taken
 from dpft.records.configuration import PrivacySection, read_saved
 from dpft.records.costs import Interval, Search
 from dpft.records.form import as_json, read_record
