@@ -36,7 +36,7 @@ from dpft.kinds import (
     SEQ2SEQ,
     TEXT,
 )
-from dpft.parallel.shares import EVERYTHING, Share
+from dpft.parallel.ranks import EVERYTHING, Share
 
 Bits = Callable[[int], bytes]
 """Returns as many random bytes as it is asked for, once for each view."""

@@ -3,9 +3,11 @@
 Texts are grouped: one is written for each distinct input, and compared to all of its references.
 Labels and attributes are not: each record is scored apart. `ANSWERS` has the three kinds; their
 methods choose what is scored and return `Scored`, the predictions and the columns that metrics
-read.
+read. ``compute_metrics`` gives each metric
+a value or a reason why it has none.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +15,7 @@ from operator import eq
 from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
-from dpft.evaluation.eval_config import EvalConfig
+from dpft.evaluation.eval_config import EvalConfig, MetricsConfig
 from dpft.evaluation.metrics.base import (
     ATTRIBUTES,
     LABELS,
@@ -21,9 +23,10 @@ from dpft.evaluation.metrics.base import (
     NEXT_TOKENS,
     RANKINGS,
     TEXTS,
+    MetricSpec,
+    NotComputed,
     metric_specs,
 )
-from dpft.evaluation.scoring import Columns
 from dpft.generation.decoding import DecodeConfig
 from dpft.records.scores import Prediction
 from dpft.tasks.base import LabelTask, Task, TextTask
@@ -32,6 +35,59 @@ from dpft.tasks.records import Example, LabeledExample, LabeledImage, Record, ar
 
 if TYPE_CHECKING:
     from dpft.evaluation.outputs import ModelOutputs
+
+
+Columns = Mapping[str, Sequence[Any]]
+"""Column name to its values, all of one length."""
+
+_WHY_MISSING = {
+    TEXTS: "needs predictions, one text per input",
+    LIKELIHOODS: "needs the model's likelihoods; a predictions file holds texts only",
+    NEXT_TOKENS: "needs the model's likelihoods; a predictions file holds texts only",
+    LABELS: "needs labels, a predicted and a right one per input",
+    RANKINGS: "needs the model's probabilities; a predictions file holds one class per input",
+    ATTRIBUTES: "needs attributes, predicted and right ones per input",
+}
+
+
+def compute_metrics(
+    names: Sequence[str], columns: Mapping[str, Columns], settings: MetricsConfig | None = None
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Returns the metrics' values, and the reason of each that has none.
+
+    Args:
+        names: Names of metrics of ``dpft.evaluation.metrics``.
+        columns: Kind of columns (texts, likelihoods, labels) to the columns; a kind may be absent.
+        settings: Models of the metrics' own; None: no models.
+
+    Returns:
+        Finite values by key, and reasons by key; every metric is in one of the two.
+
+    Raises:
+        InputError: A metric is unknown, or two share a key.
+    """
+    values: dict[str, float] = {}
+    not_computed: dict[str, str] = {}
+    for spec in metric_specs(names):
+        try:
+            values[spec.reported_as] = _value(spec, columns, settings or MetricsConfig())
+        except NotComputed as reason:
+            not_computed[spec.reported_as] = str(reason)
+    return values, not_computed
+
+
+def _value(spec: MetricSpec, columns: Mapping[str, Columns], settings: MetricsConfig) -> float:
+    """Returns a metric's finite value."""
+    from dpft.evaluation.local_metric import compute
+
+    reason = spec.missing(settings) if spec.inputs in columns else _WHY_MISSING[spec.inputs]
+    if reason is not None:
+        raise NotComputed(reason)
+    value = compute(spec, columns[spec.inputs], settings)
+    if not math.isfinite(value):
+        raise NotComputed(f"not a finite number ({value})")
+    return value
+
 
 MOST_SHOWN = 40
 """Wrongly classed records in a picture."""

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
-from dpft.evaluation.answers import ANSWERS, OnProgress, Scored
+from dpft.evaluation.answers import ANSWERS, OnProgress, Scored, compute_metrics
 from dpft.evaluation.eval_config import EvalConfig, MetricsConfig
 from dpft.evaluation.predictions import sample_records
-from dpft.evaluation.scoring import compute_metrics
 from dpft.generation.decoding import DecodeConfig
 from dpft.records.scores import STAGES, ConfusedClasses, Prediction, ScoreEntry, Stage, split_note
 from dpft.tasks.base import Task

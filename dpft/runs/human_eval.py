@@ -135,11 +135,7 @@ def _check_runs(runs: Sequence[EvaluateConfig], systems: Sequence[str], place: P
 
 
 def _chosen_groups(runs: Sequence[EvaluateConfig]) -> list[list[Group]]:
-    """Returns the inputs of the sheet as each run knows them.
-
-    Raises:
-        InputError: A run's split has other inputs than the first's.
-    """
+    """Returns the inputs of the sheet as each run knows them."""
     first = runs[0]
     splits = [_groups(config, limit=first.eval.limit) for config in runs]
     names = [group.input for group in splits[0]]

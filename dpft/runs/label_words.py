@@ -96,11 +96,7 @@ def search_label_words(config: EvaluateConfig, *, shots: int = SHOTS) -> list[La
     labels = torch.tensor([int(record.label) for record in chosen])
     is_blank_before = task.blank_before_mask(causal=encoding.layout.kind != MASKED)
     return _ranked(
-        torch.cat(answers),
-        labels,
-        task.labels,
-        encoding.tokenizer,
-        after_blank=is_blank_before,
+        torch.cat(answers), labels, task.labels, encoding.tokenizer, after_blank=is_blank_before
     )
 
 

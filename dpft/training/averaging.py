@@ -81,7 +81,7 @@ class WeightAverage:
 
     def update(self, step: int) -> None:
         """Takes the weights in as they are after step ``step`` (counted from 1)."""
-        from dpft.parallel.local import local
+        from dpft.parallel.cutting import local
 
         share = self.averaging.share(step, self._steps)
         for parameter in self._parameters:
@@ -98,7 +98,7 @@ class WeightAverage:
 
         Before the first step there is no average, and the model stays as it is.
         """
-        from dpft.parallel.local import local
+        from dpft.parallel.cutting import local
 
         for parameter, tensor in self.tensors.items():
             mean, now = local(tensor), local(parameter.detach())

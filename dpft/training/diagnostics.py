@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from dpft.files import DIAGNOSTICS, private_path, read_file
-from dpft.privacy.signal_to_noise import SIGNAL_STEPS
+from dpft.privacy.noise import SIGNAL_STEPS
+from dpft.records.configuration import StepMeasured
 from dpft.records.form import parse
-from dpft.records.kept import StepMeasured
 from dpft.training.loop import StepStatistics, TrainingSet
 
 RATIO = "signal_to_noise"

@@ -12,7 +12,7 @@ from dpft.errors import RunError
 from dpft.head_losses import loss_head_of
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping.clipper import ClippingOptions, self_check
-from dpft.training.precision import autocast
+from dpft.training.training_config import autocast
 
 CAUSAL_TEXT = TextLayout()
 SHORT_LENGTH = 7

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpft.data.encoding import TokenEncoding
-from dpft.data.token_rows import TokenRows, encoded_rows, fingerprint
+from dpft.data.encoding import TokenEncoding, TokenRows, encoded_rows, fingerprint
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL, CLASSES, MASKED, SCORE, SEQ2SEQ
 from dpft.tasks.records import Example, LabeledExample

@@ -9,11 +9,11 @@ from dpft.evaluation.answers import (
     AttributeAnswers,
     LabelAnswers,
     TextAnswers,
+    compute_metrics,
     group_examples,
 )
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS
-from dpft.evaluation.scoring import compute_metrics
 from dpft.generation.decoding import DecodeConfig
 from dpft.tasks.celeba import CelebA
 from dpft.tasks.glue import GlueTask, GlueTexts

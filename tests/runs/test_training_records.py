@@ -10,8 +10,8 @@ import torch
 
 from dpft.config.schema import TrainConfig
 from dpft.data.canaries import COIN, Canary
+from dpft.data.encoding import TokenRows
 from dpft.data.sources import load_examples
-from dpft.data.token_rows import TokenRows
 from dpft.data.training_records import bounded_units
 from dpft.errors import InputError
 from dpft.runs import training_records

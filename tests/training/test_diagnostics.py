@@ -4,7 +4,7 @@ import stat
 import pytest
 import torch
 
-from dpft.privacy.signal_to_noise import SIGNAL_STEPS, SignalAndNoise
+from dpft.privacy.noise import SIGNAL_STEPS, SignalAndNoise
 from dpft.training.diagnostics import Diagnostics, read_signal_to_noise
 from dpft.training.loop import StepStatistics
 

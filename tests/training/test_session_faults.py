@@ -19,8 +19,8 @@ from dpft.privacy.replay_log import JournaledLedger
 from dpft.training import checkpoint as checkpoint_module
 from dpft.training import loop as loop_module
 from dpft.training import session as session_module
-from dpft.training.optimizers.adamw import AdamW
-from dpft.training.resume import find_resume_point
+from dpft.training.checkpoint import find_resume_point
+from dpft.training.optimizers import AdamW
 from dpft.training.termination import TERMINATED
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import RunError, is_out_of_memory
-from dpft.privacy.clipping.separation.deterministic import (
+from dpft.privacy.clipping.separation.reexecution import (
     DeterministicMode,
     Draws,
     RandomState,

@@ -33,19 +33,17 @@ from torch import Tensor, nn
 
 from dpft.batch_mixing import check_model
 from dpft.errors import InputError, RunError, is_out_of_memory
-from dpft.privacy.clipping.separation.deterministic import (
+from dpft.privacy.clipping.separation.reexecution import (
     BufferSnapshot,
     DeterministicMode,
     RandomState,
-    evaluating,
-    state_preserved,
-)
-from dpft.privacy.clipping.separation.nested_values import (
     batch_size_of,
+    evaluating,
     named_tensors,
     pick_rows,
     places_of_rows,
     sealed_types,
+    state_preserved,
 )
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpft.privacy.clipping.rules.whole_batch import WholeBatchAttention
-from dpft.privacy.clipping.separation.deterministic import (
+from dpft.privacy.clipping.separation.reexecution import (
     DeterministicMode,
     RandomState,
     evaluating,
@@ -15,6 +14,7 @@ from dpft.privacy.clipping.separation.deterministic import (
     random_state_restored_on_failure,
     state_preserved,
 )
+from dpft.privacy.clipping.whole_batch import WholeBatchAttention
 
 CPU = torch.device("cpu")
 
