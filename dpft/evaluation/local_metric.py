@@ -5,6 +5,7 @@ It stands apart because importing ``evaluate`` costs five seconds; import it onl
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import datasets
@@ -86,6 +87,11 @@ def compute(
         NotComputed: The metric has no value on these columns.
     """
     more = {"settings": settings} if spec.reads_settings else {}
-    with tempfile.TemporaryDirectory() as folder:
-        metric = LocalMetric(spec, keep_in_memory=True, cache_dir=folder)
-        return float(metric.compute(**columns, **more)[spec.name])
+    metric = LocalMetric(spec, keep_in_memory=True, cache_dir=_empty_folder().name)
+    return float(metric.compute(**columns, **more)[spec.name])
+
+
+@cache
+def _empty_folder() -> tempfile.TemporaryDirectory[str]:
+    """Returns the folder that every metric wants and none writes to; it goes with the process."""
+    return tempfile.TemporaryDirectory()

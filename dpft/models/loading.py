@@ -37,6 +37,7 @@ from dpft.models.heads import (
     fresh_model,
     language_kind,
     new_parameters,
+    without_storage,
 )
 from dpft.models.source import (
     ModelConfig,
@@ -75,7 +76,7 @@ def meta_model(architecture: Architecture, head: Head = CAUSAL_HEAD) -> PreTrain
         InputError: The architecture has no such head.
     """
     config = architecture.config(head)
-    with loading_errors(architecture.model, describe(head)), torch.device("meta"):
+    with loading_errors(architecture.model, describe(head)), without_storage():
         model = fresh_model(config, head, architecture.pooling)
     if architecture.model.is_quantized:
         model = _quantization(architecture.model).plan_quantized(

@@ -9,7 +9,8 @@ that bits depend on is written down, and a replay in another one draws new noise
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from dpft.privacy.sampling import SAMPLING_SOURCE
 from dpft.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
 from dpft.training.loop import TrainingSet
 
+version = cache(metadata.version)
+"""Of an installed package, read once: its metadata are a file."""
 PACKAGES = ("numpy", "peft", "transformers")
 """Packages besides torch that compute a part of a sum."""
 
