@@ -3,9 +3,7 @@
 It stands apart because importing ``evaluate`` costs five seconds; import it only to score.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import datasets
@@ -62,6 +60,11 @@ class LocalMetric(evaluate.Metric):  # type: ignore[misc]
         self.spec = spec
         super().__init__(**settings)
 
+    def _build_data_dir(self) -> str:
+        """Returns the folder of the columns, made only where they are not kept in memory."""
+        folder: str = self._data_dir_root if self.keep_in_memory else super()._build_data_dir()
+        return folder
+
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
             description=self.spec.description,
@@ -87,11 +90,5 @@ def compute(
         NotComputed: The metric has no value on these columns.
     """
     more = {"settings": settings} if spec.reads_settings else {}
-    metric = LocalMetric(spec, keep_in_memory=True, cache_dir=_empty_folder().name)
+    metric = LocalMetric(spec, keep_in_memory=True)
     return float(metric.compute(**columns, **more)[spec.name])
-
-
-@cache
-def _empty_folder() -> tempfile.TemporaryDirectory[str]:
-    """Returns the folder that every metric wants and none writes to; it goes with the process."""
-    return tempfile.TemporaryDirectory()
