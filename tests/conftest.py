@@ -505,6 +505,18 @@ def a_machine_of_known_speed() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_seed_for_devices_that_are_not_there() -> Iterator[None]:
+    """Spares each seed of torch three texts of the whole stack, kept for devices to come."""
+    import torch
+
+    kinds = [kind for kind in (torch.cuda, torch.xpu, torch.mtia) if not kind.is_available()]
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in kinds:
+            patch.setattr(kind, "manual_seed_all", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
     """Spares each tiny run some sixty waits for the disk; what they guard against is a power cut.
 
