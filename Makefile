@@ -101,8 +101,9 @@ $(VENV)/.docs: $(STAMP) requirements-docs.lock
 docs-outputs: setup ## Run the examples of pages and write what they print: make docs-outputs [PAGES=...]
 	$(BIN)/python -m docs.tools.examples write $(or $(PAGES),$(PAGES_WITH_EXAMPLES))
 
-tutorials: setup ## Run the examples of all tutorials, and check what they print (minutes).
+tutorials: setup ## Run the examples of all tutorials and the notebooks, and check what they print (minutes).
 	$(BIN)/python -m docs.tools.examples check docs/start/*.md docs/tutorials/*.md
+	$(BIN)/python -m docs.tools.notebooks
 
 lint: setup ## Check style, format and types.
 	$(BIN)/ruff check .

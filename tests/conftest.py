@@ -223,8 +223,8 @@ def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "SELF_CHECKS_EACH_RUN", False):
             from dpft.models import loading
-            from dpft.privacy.clipping.engines.exactness import ExactnessCheck as Check
-            from dpft.privacy.clipping.engines.patches import Patches
+            from dpft.privacy.clipping.exactness import ExactnessCheck as Check
+            from dpft.privacy.clipping.patches import Patches
             from dpft.runs import prepared_run
 
             patch.setattr(loading, "new_parameters", _compared_once(loading.new_parameters))

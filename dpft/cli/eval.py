@@ -10,21 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpft.cli.subcommand import run_folder, write_hydra_record
-from dpft.config.schema import TASK, EvaluateConfig
+from dpft.config.schema import EvaluateConfig
 from dpft.evaluation.eval_config import eval_split_is_public
 from dpft.files import PRIVATE_REPORT
 from dpft.records.form import json_text
 from dpft.records.scores import Metrics
-from dpft.runs.configuring import evaluate_configuration as configuration
-from dpft.runs.configuring import evaluate_overrides as expand
 
 if TYPE_CHECKING:
     from dpft.evaluation.evaluate import Evaluation
-
-CONFIG = EvaluateConfig
-POLYMORPHIC = TASK
-
-__all__ = ["CONFIG", "POLYMORPHIC", "configuration", "expand", "run"]
 
 
 def run(configs: Sequence[EvaluateConfig]) -> None:
@@ -54,11 +47,6 @@ def show(config: EvaluateConfig, evaluations: "Sequence[Evaluation]", folder: Pa
 
     Of a private split it says where they are. Rounded to two digits they are shown where that was
     asked for, and in the table on a terminal, which its owner alone reads.
-
-    Args:
-        config: What was scored.
-        evaluations: Its scores.
-        folder: Where they were written.
     """
     from dpft.reports.pages import score
     from dpft.reports.run_record import shown

@@ -11,16 +11,14 @@ from hydra.core.hydra_config import HydraConfig
 from dpft.cli.subcommand import composed_job, run_folder, write_hydra_record
 from dpft.config.composing import Words
 from dpft.config.keys import key_of, quoted
-from dpft.config.schema import POLYMORPHIC, TrainCommand
+from dpft.config.schema import TrainCommand
 from dpft.files import check_writable
 from dpft.parallel.parallel_config import check_start
-from dpft.parallel.silence import is_beside_first
-from dpft.runs.configuring import checked_overrides as expand
-from dpft.runs.configuring import train_configuration as configuration
+from dpft.parallel.rank_environment import is_beside_first
 from dpft.runs.run_plan import announce, early_calibration, plan_run
 from dpft.runs.saved_run import saved_run
 from dpft.startup import LIBRARIES, READING, doing, shown_startup
-from dpft.training.trackers.base import TrackerConfig
+from dpft.training.trackers import TrackerConfig
 
 OF_THE_COMMAND = ("launch", "hydra.run", "hydra.mode", "hydra.sweep", "hydra.job.name")
 """How the keys begin that are for the command that starts the processes, not for them."""
@@ -58,16 +56,10 @@ def _flags(words: Words) -> list[str]:
     return [] if folder is None else ["--config-dir", folder]
 
 
-CONFIG = TrainCommand
-READS_ROWS_ALONE = True
-
-__all__ = ["CONFIG", "POLYMORPHIC", "READS_ROWS_ALONE", "configuration", "expand", "run"]
-
-
 def run(command: TrainCommand) -> None:
     """Trains in the folder that Hydra made, or goes on in the one that ``resume`` names."""
     if command.launch.name != "none":
-        from dpft.parallel.launching import launch
+        from dpft.parallel.processes import launch
 
         launch(command.launch, words_of_processes(command))
         return

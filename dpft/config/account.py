@@ -65,8 +65,9 @@ class AccountConfig:
 
     def __post_init__(self) -> None:
         check_output(self.output)
-        if self.accountant is not None:
-            check_accountant(self.accountant)
+        if self.accountant is not None and self.accountant not in LEADING_ACCOUNTANTS:
+            known = ", ".join(LEADING_ACCOUNTANTS)
+            raise InputError(f"accountant must be one of {known}, got {self.accountant!r}.")
         if self.run is not None or self.runs is not None:
             self._check_runs()
         else:
@@ -219,17 +220,6 @@ def check_positive(**values: float | None) -> None:
     for name, value in values.items():
         if value is not None and value <= 0:
             raise InputError(f"{name} must be above 0, got {value}; raise it.")
-
-
-def check_accountant(accountant: str) -> None:
-    """Refuses an accountant that no guarantee may rest on.
-
-    Raises:
-        InputError: ``accountant`` is not one of prv, pld and rdp.
-    """
-    if accountant not in LEADING_ACCOUNTANTS:
-        known = ", ".join(LEADING_ACCOUNTANTS)
-        raise InputError(f"accountant must be one of {known}, got {accountant!r}.")
 
 
 def check_plot(to: str) -> None:

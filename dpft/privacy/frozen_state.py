@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dpft.errors import DpftError, RunError
-from dpft.parallel.local import local
+from dpft.parallel.cutting import local
 
 PIECE = 2**26
 """Bytes that leave a device at once to be digested."""
@@ -140,12 +140,7 @@ class ReleasedState:
 
 
 def not_the_same(name: str, change: str) -> RunError:
-    """Returns the refusal of a tensor that a forward wrote to.
-
-    Args:
-        name: Its name.
-        change: What was found.
-    """
+    """Returns the refusal of a tensor that a forward wrote to."""
     return RunError(
         f"{name} must be what it was before the model ran, but it {change}, and a state dict would"
         " release it with what it holds of the records, without noise; nothing is released. Take"
@@ -203,12 +198,7 @@ class HeldParameters:
     """Values of parameters at one moment, to be compared with later."""
 
     def __init__(self, fingerprints: Fingerprints, parameters: Mapping[str, Tensor]) -> None:
-        """Takes their fingerprints.
-
-        Args:
-            fingerprints: Where from.
-            parameters: By name.
-        """
+        """Takes their fingerprints."""
         self._fingerprints, self._parameters = fingerprints, dict(parameters)
         self._before = fingerprints.of(self._parameters)
 
@@ -407,11 +397,7 @@ def _parts(value: Any, name: str) -> Iterator[bytes | Tensor]:
 
 
 def _raw_bytes(tensor: Tensor, name: str) -> Tensor:
-    """Returns the bytes of a tensor's values that lie here, shape (n,), uint8; no copy as a rule.
-
-    Raises:
-        RunError: It is neither dense nor made of dense ones.
-    """
+    """Returns the bytes of a tensor's local values, shape (n,), uint8; no copy as a rule."""
     values = local(tensor.detach())
     if is_traceable_wrapper_subclass(values):
         inner, _ = values.__tensor_flatten__()

@@ -18,7 +18,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from dpft.errors import InputError, StateError
@@ -203,12 +202,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def _write(self, entry: dict[str, Any]) -> None:
@@ -319,7 +313,9 @@ def read_ledger(path: Path) -> LedgerRecord:
         closed = ends
         if ends:
             released = entry.released
-            if released is not None and not _is_digest(released):
+            if released is not None and not (
+                isinstance(released, str) and re.fullmatch("[0-9a-f]{64}", released)
+            ):
                 raise StateError(
                     f"{place}: expected the digest of what was released, got something else; it"
                     " was edited. Put the ledger back as it was."
@@ -353,10 +349,6 @@ def read_ledger(path: Path) -> LedgerRecord:
         torn_at=content.rfind(b"\n") + 1 if torn else None,
         torn_step=bool(torn) and not torn.startswith((CLOSING,) if lines else (CLOSING, FIRST)),
     )
-
-
-def _is_digest(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
 def _is_of_plan(

@@ -103,14 +103,7 @@ def _where(split: Split) -> str:
 def _table(
     caption: str, head: Sequence[str], rows: Sequence[Sequence[str | Cell]], *, words: int
 ) -> str:
-    """Returns a table.
-
-    Args:
-        caption: Below it.
-        head: Of each column.
-        rows: Cells; those of scores may be bold.
-        words: How many columns, the first ones, stand to the left.
-    """
+    """Returns a table."""
     columns = "l" * words + "r" * (len(head) - words)
     lines = [" & ".join(map(_escaped, row)) + r" \\" for row in (head, *rows)]
     return "\n".join(

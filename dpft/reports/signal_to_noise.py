@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from dpft.errors import InputError
 from dpft.files import DIAGNOSTICS, SIGNAL_TO_NOISE, private_path, write_text
-from dpft.privacy.signal_to_noise import SIGNAL_STEPS
+from dpft.privacy.noise import SIGNAL_STEPS
 from dpft.reports.comparison import Comparison, Setting, Split
 from dpft.reports.pages import render_html, scatter_plot
 from dpft.reports.run_record import RunRecord

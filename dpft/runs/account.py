@@ -153,20 +153,6 @@ def account_for_setting(config: AccountConfig) -> Accounting:
     )
 
 
-def account_over_batch_sizes(config: AccountConfig) -> BatchSizeSweep:
-    """Returns the noise for ``eps`` at each of the batch sizes.
-
-    Raises:
-        InputError: The budget is out of reach.
-    """
-    assert config.num_examples is not None
-    delta = delta_of(config)
-    with Accountants() as accountants:
-        sweeps = _sweeps(config, delta, accountants)
-    warnings = delta_warnings(delta, config.num_examples, source=delta_source(config))
-    return BatchSizeSweep(delta=delta, sweeps=sweeps, warnings=tuple(warnings))
-
-
 def resolve(config: AccountConfig) -> Setting:
     """Returns the numbers that follow from those given.
 
@@ -295,11 +281,6 @@ def answer(config: AccountConfig) -> Answer:
         return several_runs(config)
     if config.batch_sizes is not None:
         return over_batch_sizes(config)
-    return one_setting(config)
-
-
-def one_setting(config: AccountConfig) -> Answer:
-    """Returns what the numbers given cost, its curve drawn where ``to`` says so."""
     accounting = account_for_setting(config)
     if accounting.curve and config.to is not None:
         plot_epsilon_over_steps(accounting.curve, Path(config.to))
@@ -311,7 +292,12 @@ def one_setting(config: AccountConfig) -> Answer:
 
 def over_batch_sizes(config: AccountConfig) -> Answer:
     """Returns the noise for ``eps`` at each of the batch sizes, drawn where ``to`` says so."""
-    found = account_over_batch_sizes(config)
+    assert config.num_examples is not None
+    delta = delta_of(config)
+    with Accountants() as accountants:
+        sweeps = _sweeps(config, delta, accountants)
+    warnings = delta_warnings(delta, config.num_examples, source=delta_source(config))
+    found = BatchSizeSweep(delta=delta, sweeps=sweeps, warnings=tuple(warnings))
     assert config.eps is not None and config.num_examples is not None
     for warning in found.warnings:
         logger.warning(warning)
@@ -649,10 +635,6 @@ def _with_its_end(config: AccountConfig, run: SpentRun) -> tuple[SpentRun, int |
     """Returns the run, with what was lodged elsewhere showing its end, and its witnessed lines.
 
     A head shows the lines before it and nothing of those behind it, unless it is the closing one's.
-
-    Raises:
-        InputError: The witness is not of this run.
-        StateError: The ledger is not the one that was lodged.
     """
     witnessed = None
     if config.witness is not None:

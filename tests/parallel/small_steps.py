@@ -9,12 +9,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, RobertaConfig, RobertaFo
 from dpft.data.batches import TextLayout
 from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED
 from dpft.methods.base import METHODS, Method
-from dpft.parallel.blocks import repeated_blocks
-from dpft.parallel.grid import make_grid
-from dpft.parallel.local import whole
-from dpft.parallel.ranks import Ranks
+from dpft.parallel.cutting import repeated_blocks, whole
+from dpft.parallel.ranks import Ranks, Share, make_grid
 from dpft.parallel.shards import ShardedModel
-from dpft.parallel.shares import Share
 from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import NoLedger
@@ -24,7 +21,7 @@ from dpft.privacy.mechanisms.dp_sgd import DPSGD
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
 from dpft.training.loop import TrainingSet, compute_gradient
-from dpft.training.replicas import gathered
+from dpft.training.session import gathered
 from tests.privacy.test_methods_twin import BERT, IDS, RECIPES, SHAPES, WORDS, Shape, row
 
 NORM = 0.05

@@ -30,7 +30,7 @@ from dpft.kinds import (
     TEXT,
 )
 from dpft.methods.base import METHODS, Method
-from dpft.models.heads import PooledClassifier
+from dpft.models.architecture import PooledClassifier
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper
 from tests.privacy.clipping.oracle import total_norm

@@ -9,8 +9,7 @@ import torch
 from dpft.files import CHECKPOINTS, LEDGER
 from dpft.parallel.ranks import ALONE
 from dpft.privacy.ledger import read_ledger
-from dpft.training.checkpoint import checkpoints
-from dpft.training.resume import find_resume_point
+from dpft.training.checkpoint import checkpoints, find_resume_point
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
 from tests.slowness import slow_but
