@@ -17,10 +17,7 @@ and memory that is used again too early; the time and the memory that things tak
 kernel and other fused kernels; more than one device; torch.compile, which is not tried on it.
 """
 
-import io
-import multiprocessing
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -31,6 +28,8 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
+
+from tests.parallel.forked import on_its_own
 
 NAME, CPU = "pretend", torch.device("cpu")
 WAITS: Counter[str] = Counter()
@@ -374,8 +373,8 @@ def pretending() -> Iterator[Counter[str]]:
 def on_pretended(work: Callable[..., Any], *arguments: Any, limit: float = 60.0) -> Any:
     """Returns what some work gives in a process of its own that has the device.
 
-    The process is the child of one that has imported the work's module and done nothing more: once
-    autograd has run it knows of no further device.
+    The process is the child of one in which no test has run: once autograd has run it knows of no
+    further device.
 
     Args:
         work: A function of a module.
@@ -385,27 +384,9 @@ def on_pretended(work: Callable[..., Any], *arguments: Any, limit: float = 60.0)
     Raises:
         AssertionError: It failed, with its traceback.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([work.__module__])
-    answers, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(work, arguments, sender))
-    process.start()
-    sender.close()
-    said = answers.recv_bytes() if answers.poll(limit) else None
-    process.kill()
-    process.join()
-    assert said is not None, "it took too long"
-    failure, result = torch.load(io.BytesIO(said), weights_only=False)
-    assert failure is None, failure
-    return result
+    return on_its_own(_run, work, arguments, limit=limit)
 
 
-def _run(work: Callable[..., Any], arguments: Any, sender: Any) -> None:
-    try:
-        with pretending():
-            said = None, work(*arguments)
-    except BaseException:
-        said = traceback.format_exc(), None
-    written = io.BytesIO()  # whole: memory that is shared would go with the process
-    torch.save(said, written)
-    sender.send_bytes(written.getvalue())
+def _run(work: Callable[..., Any], arguments: Any) -> Any:
+    with pretending():
+        return work(*arguments)
