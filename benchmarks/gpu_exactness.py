@@ -36,14 +36,14 @@ from dpft.methods.base import METHODS, Method
 from dpft.models.loading import checkpoint_activations
 from dpft.models.losses import per_example_losses
 from dpft.parallel.reductions import Piece
-from dpft.privacy.chacha20 import keystream_words
 from dpft.privacy.cipher import Address, Purpose, keystream
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.choices import ENGINE_NAMES
-from dpft.privacy.clipping.sums import rounding_headroom
+from dpft.privacy.clipping.engine import rounding_headroom
+from dpft.privacy.gaussians import keystream_words
 from dpft.privacy.noise import BLOCK, BlockNoise, add_noise
 from dpft.privacy.randomness import make_randomness
-from dpft.training.precision import autocast
+from dpft.training.training_config import autocast
 
 VOCABULARY, CLASS_COUNT = 307, 3
 IDS = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

@@ -20,7 +20,7 @@ from dpft.head_losses import fuse_head, losses_added_up
 from dpft.kinds import CAUSAL
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.training.precision import autocast
+from dpft.training.training_config import autocast
 
 HUGGING_FACE, ORDINARY = "hugging_face", "ordinary"
 

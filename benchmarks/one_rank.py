@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from dpft.parallel.blocks import repeated_blocks
+from dpft.parallel.cutting import repeated_blocks
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.parallel.processes import current_ranks, started
 from dpft.parallel.reductions import STRETCH

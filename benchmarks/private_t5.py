@@ -20,8 +20,7 @@ from transformers import AutoTokenizer
 
 from benchmarks import tables
 from benchmarks.kept_runs import kept_run, score, seconds_of
-from dpft.tokenizers.histogram import UNIGRAM, Caps, count_words
-from dpft.tokenizers.pieces import save_tokenizer, train_pieces
+from dpft.tokenizers import UNIGRAM, Caps, count_words, save_tokenizer, train_pieces
 
 TITLE = "A private T5 in small"
 RESULTS = Path(__file__).parent / "results.md"

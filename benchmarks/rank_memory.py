@@ -27,7 +27,7 @@ from dpft.estimates.activations import trace_activations
 from dpft.estimates.rank_memory import StepShapes, memory_by_phase, peak_of, rank_shapes
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.privacy.clipping.choices import DEFAULT_MEMORY_MB
-from dpft.training.optimizers.adamw import AdamW
+from dpft.training.optimizers import AdamW
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results.md"

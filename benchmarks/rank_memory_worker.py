@@ -23,13 +23,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL
-from dpft.parallel.blocks import repeated_blocks
-from dpft.parallel.grid import make_grid
+from dpft.parallel.cutting import repeated_blocks
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.parallel.processes import started
-from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.ranks import ALONE, Ranks, Share, make_grid
 from dpft.parallel.shards import ShardedModel
-from dpft.parallel.shares import Share
 from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import NoLedger

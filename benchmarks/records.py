@@ -149,8 +149,8 @@ def configuration(file: Path, model: str | None) -> Any:
 
 def time_tokenizing(file: Path, model: str | None, *, pairs: int) -> tuple[list[float], float]:
     """Returns ratios of processor time, reading and tokenizing to bare batches; and mean tokens."""
+    from dpft.data.encoding import encoded_rows
     from dpft.data.sources import load_examples
-    from dpft.data.token_rows import encoded_rows
     from dpft.models.architecture import read_architecture
     from dpft.models.loading import load_tokenizer
     from dpft.runs.held_out import load_training_data

@@ -48,6 +48,7 @@ class Turns:
     records: int = 0
     """Drawn in the step so far."""
     _begun: float = 0.0
+    _begun_on_the_clock: float = 0.0
     _warm_up: list[dict[str, Any]] = field(default_factory=list)
 
     def begin(self, step: int) -> None:
@@ -60,7 +61,12 @@ class Turns:
         Raises:
             InputEnded: There is none.
         """
-        took = {"seconds": self.now() - self._begun, "records": self.records, "parts": self.seconds}
+        took = {
+            "seconds": self.now() - self._begun,
+            "wall": time.perf_counter() - self._begun_on_the_clock,
+            "records": self.records,
+            "parts": self.seconds,
+        }
         if public.step <= WARM_UP_STEPS:
             self._warm_up.append(took)
         else:
@@ -92,7 +98,7 @@ class Turns:
 
     def _start(self) -> None:
         self.seconds, self.records = {}, 0
-        self._begun = self.now()
+        self._begun, self._begun_on_the_clock = self.now(), time.perf_counter()
 
 
 def main() -> None:

@@ -25,10 +25,10 @@ from dpft.estimates.activations import Activations, trace_activations
 from dpft.estimates.rank_memory import RankShapes, StepShapes, memory_by_phase, peak_of, rank_shapes
 from dpft.parallel.parallel_config import SHARDED, WHOLE, ParallelConfig
 from dpft.parallel.reductions import Piece
+from dpft.privacy.cipher import AgingKey
 from dpft.privacy.clipping.choices import DEFAULT_MEMORY_MB
-from dpft.privacy.keys import AgingKey
 from dpft.privacy.noise import BLOCK, BlockNoise, NoiseStream
-from dpft.training.optimizers.adamw import AdamW
+from dpft.training.optimizers import AdamW
 
 RESULTS = Path(__file__).parent / "scaling.md"
 DEVICES = (1, 8, 64, 256, 1024)

@@ -27,7 +27,7 @@ import numpy as np
 import yaml
 
 from benchmarks import tables
-from dpft.privacy.keys import secret_key
+from dpft.privacy.cipher import secret_key
 from dpft.privacy.mechanisms.histogram import noise_for_counts, noisy_counts
 from dpft.synthesis.condition import shares
 from dpft.synthesis.measures import Tables, associations, marginals, usefulness

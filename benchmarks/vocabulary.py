@@ -18,11 +18,10 @@ from dpft.config.composing import compose
 from dpft.config.load import load
 from dpft.config.schema import TASK, TokenizerCommand
 from dpft.data.sources import read_examples
-from dpft.privacy.keys import secret_key
+from dpft.privacy.cipher import secret_key
 from dpft.privacy.mechanisms.histogram import GaussianHistogram, noise_std_for, released
-from dpft.tasks.base import Task
-from dpft.tasks.records import text_of
-from dpft.tokenizers.histogram import Caps, count_words
+from dpft.tasks.base import Task, text_of
+from dpft.tokenizers import Caps, count_words
 
 RESULTS = Path(__file__).parent / "results.md"
 TITLE = "Words that survive a private histogram"

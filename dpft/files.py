@@ -143,9 +143,6 @@ def refuse_links(folder: Path) -> None:
 
     The folder itself may be reached through links, as one on another disk is.
 
-    Args:
-        folder: The run's; it need not exist.
-
     Raises:
         InputError: There is one.
         OSError: A folder in it cannot be read.
@@ -276,30 +273,19 @@ def read_yaml(path: Path) -> Any:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        _check_nesting(text)
+        depth = 0
+        for event in yaml.parse(text, Loader=_LOADER):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MOST_NESTED:
+                raise yaml.YAMLError(f"it nests more than {MOST_NESTED} lists and groups of keys")
+            if isinstance(event, yaml.AliasEvent):
+                raise yaml.YAMLError("it has an alias (*NAME), which dpft does not write")
         return yaml.safe_load(text)
     # PyYAML lets pass what its constructors raise of a text that is no number or date after all.
     except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"cannot read {path}: {reason}; put it back as it was.") from error
-
-
-def _check_nesting(text: str) -> None:
-    """Refuses YAML that nests too deeply, or has aliases, before values are made of it.
-
-    By aliases a few lines stand for more values than memory holds, or for a list that holds itself.
-
-    Raises:
-        yaml.YAMLError: It does, or is no YAML.
-    """
-    depth = 0
-    for event in yaml.parse(text, Loader=_LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > MOST_NESTED:
-            raise yaml.YAMLError(f"it nests more than {MOST_NESTED} lists and groups of keys")
-        if isinstance(event, yaml.AliasEvent):
-            raise yaml.YAMLError("it has an alias (*NAME), which dpft does not write")
 
 
 def _whole_number(digits: str) -> int:

@@ -145,14 +145,7 @@ def chunk_numbers(rows: int, length: int, vocabulary: int, *, whole_examples: bo
 
 
 def kept_numbers(rows: int, length: int, vocabulary: int, *, room: int) -> int:
-    """Returns how many residuals of float32 stay, of whole examples, all of whose positions count.
-
-    Args:
-        rows: Examples.
-        length: Positions of each.
-        vocabulary: Tokens.
-        room: As ``chunks``.
-    """
+    """Returns how many residuals of float32 stay, of whole examples whose positions all count."""
     spans = list(_spans([length] * rows, _most_rows(vocabulary), True))
     staying = _staying(spans, 4 * vocabulary, room)
     return spans[staying - 1][0][1] * vocabulary if staying else 0
@@ -227,11 +220,7 @@ def losses_added_up() -> Iterator[None]:
 
 
 def token_losses(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    shares: Tensor,
-    watcher: Watcher | None = None,
+    hidden: Tensor, weight: Tensor, labels: Tensor, shares: Tensor, watcher: Watcher | None = None
 ) -> Tensor:
     """Returns the sum of each example's cross-entropies, times its share; shape (b,).
 
@@ -331,12 +320,7 @@ def _run(
 
 
 def add_weight_gradient(
-    found: Iterable[Chunk],
-    targets: Targets,
-    factors: Tensor,
-    total: Tensor,
-    *,
-    dtype: torch.dtype,
+    found: Iterable[Chunk], targets: Targets, factors: Tensor, total: Tensor, *, dtype: torch.dtype
 ) -> None:
     """Adds the gradient of a head's weight to ``total``, (v, d).
 

@@ -66,7 +66,7 @@ Entry = TypeVar("Entry")
 
 
 class Registry(Generic[Entry]):
-    """What the modules of one package offer, by name.
+    """What one module, or the modules of one package, offer by name.
 
     A module that registers nothing is one that others of the package share; no list need say so.
     """
@@ -75,7 +75,7 @@ class Registry(Generic[Entry]):
         """Begins without an entry.
 
         Args:
-            package: Dotted name of the package whose modules register themselves.
+            package: Dotted name of the module, or of the package whose modules register themselves.
             key: The configuration key that names an entry, for messages.
         """
         self._package, self._key = package, key
@@ -103,7 +103,7 @@ class Registry(Generic[Entry]):
 
     def _modules(self) -> list[str]:
         package = importlib.import_module(self._package)
-        return [module.name for module in pkgutil.iter_modules(package.__path__)]
+        return [module.name for module in pkgutil.iter_modules(getattr(package, "__path__", ()))]
 
     def entries(self) -> dict[str, Entry]:
         """Returns every entry by name, sorted, once all modules of the package are imported."""
@@ -119,7 +119,8 @@ class Registry(Generic[Entry]):
         Raises:
             InputError: There is none.
         """
-        self._import({name} & set(self._modules()))
+        if name not in self._entries:
+            self._import({name} & set(self._modules()))
         if name in self._entries:
             return self._entries[name]
         entries = self.entries()

@@ -85,11 +85,7 @@ COMPILERS = ("g++", "clang++", "c++", "cl")
 
 
 def missing_for_compile(device_type: str) -> str | None:
-    """Returns what torch.compile lacks on this machine for a kind of device, or None.
-
-    Args:
-        device_type: cpu, or the kind of an accelerator.
-    """
+    """Returns what torch.compile lacks on this machine for a kind of device, or None."""
     named = os.environ.get("CXX")
     if not any(shutil.which(name) for name in ((named,) if named else COMPILERS)):
         return f"the C++ compiler {named} (CXX)" if named else "a C++ compiler (g++ or clang++)"

@@ -40,11 +40,6 @@ def write_released(model: Path) -> str:
 def check_released(model: Path, released: str | None, *, ledger: Path) -> None:
     """Refuses a model that is not the one whose digest a ledger's closing line has.
 
-    Args:
-        model: The model's folder.
-        released: The digest; None is that of no model.
-        ledger: For the message.
-
     Raises:
         StateError: It is another one, or a file of it is damaged.
     """
@@ -89,11 +84,7 @@ def tensor_digests(model: Path) -> dict[str, str]:
 
 
 def _check_indexes(model: Path) -> None:
-    """Refuses an index of shards that leads elsewhere, which a loader would follow.
-
-    Raises:
-        StateError: A file that it names is not one beside it, or it is damaged.
-    """
+    """Refuses an index of shards that leads elsewhere, which a loader would follow."""
     for path in sorted(model.rglob(f"{WEIGHTS}.index.json")):
         try:
             names = set(json.loads(read_file(path))["weight_map"].values())

@@ -16,9 +16,9 @@ import transformers
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from dpft.cli.train import CONFIG, POLYMORPHIC
 from dpft.config.composing import register_resolver
 from dpft.config.load import config_directory, load
+from dpft.config.schema import POLYMORPHIC, TrainCommand
 from dpft.errors import InputError
 from dpft.estimates.step_time import model_shapes, operations_per_token
 from dpft.runs.configuring import without_recipes_promise
@@ -55,7 +55,7 @@ def hours(recipe: str, *words: str) -> float:
     with torch.device("meta"):
         model = _model(config)
     plain = without_recipes_promise(config, overrides)
-    loaded = load(plain, CONFIG, polymorphic=POLYMORPHIC)
+    loaded = load(plain, TrainCommand, polymorphic=POLYMORPHIC)
     prepared = loaded.method.prepare(model)
     length = PATCHES if "image_size" in config.task else loaded.task.typical
     operations = operations_per_token(model_shapes(prepared), private=private)

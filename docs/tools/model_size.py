@@ -18,7 +18,7 @@ from dpft.estimates.rank_memory import StepShapes, memory_by_phase, peak_of, ran
 from dpft.methods.base import METHODS
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.privacy.clipping.choices import DEFAULT_MEMORY_MB
-from dpft.training.optimizers.adamw import AdamW
+from dpft.training.optimizers import AdamW
 
 PAGE = Path(__file__).resolve().parents[1] / "how-to" / "model-size.md"
 LENGTH, MICRO_BATCHES = 512, 64

@@ -1,12 +1,13 @@
-"""The run under audit: log-likelihoods by its models, its training records, and unseen records.
+"""An audit from the command to its findings: the run's models, its training and its unseen records.
 
-An audit compares the last two, so each must be what it is called. Which records were held out is
-known by the run's own key alone, and whether the training records are still the same by its
-fingerprint, both in private/.
+An audit compares log-likelihoods of the last two, so each must be what it is called. Which records
+were held out is known by the run's own key alone, and whether the training records are still the
+same by its fingerprint, both in private/. Findings are written there, and printed.
 """
 
 import hmac
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,25 +15,45 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from markupsafe import Markup
 from transformers import PreTrainedModel
 
-from dpft.audit.base import AuditedRun
+from dpft.audit.base import AuditConfig, AuditedRun, Finding
 from dpft.config.schema import TrainConfig
 from dpft.data.batches import EncodedRows
 from dpft.data.canaries import Canary, copies_of
-from dpft.data.encoding import Encoding
+from dpft.data.encoding import Encoding, fingerprint
 from dpft.data.sources import has_training_split_alone, load_examples
-from dpft.data.token_rows import fingerprint
 from dpft.data.training_records import split_held_out
 from dpft.errors import DpftError, InputError, StateError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
-from dpft.files import CANARIES, FINGERPRINT, HELD_OUT_KEY, PRIVATE, UNIT_KEY
+from dpft.files import (
+    AUDIT,
+    CANARIES,
+    FINGERPRINT,
+    HELD_OUT_KEY,
+    PRIVACY,
+    PRIVATE,
+    PRIVATE_AUDIT,
+    UNIT_KEY,
+    audit_path,
+    hold_run,
+    private_audit_path,
+    write_text,
+)
 from dpft.generation.decoding import batches_by_tokens, evaluation_mode
 from dpft.kinds import TEXT
 from dpft.models.architecture import read_architecture
+from dpft.models.loading import quiet_transformers
 from dpft.models.losses import per_example_losses, token_nll
-from dpft.records.form import read_record
-from dpft.records.kept import Fingerprint
+from dpft.records.configuration import Fingerprint
+from dpft.records.form import joined, json_text, read_record, write_record
+from dpft.records.promises import Audited, RunPrivacy, run_privacy
+from dpft.reports import terminal
+from dpft.reports.pages import render_html
+from dpft.reports.report import write_report
+from dpft.reports.terminal import Grid
+from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import kept_here, read_secrets
 from dpft.runs.held_out import (
     HELD_OUT,
@@ -42,10 +63,10 @@ from dpft.runs.held_out import (
     load_training_data,
     read_canaries,
 )
+from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import fitted_to, prepare_model, trained_model_of_run, training_head
 from dpft.runs.training_records import encode_records
-from dpft.tasks.base import TextTask
-from dpft.tasks.records import Record
+from dpft.tasks.base import Record, TextTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,3 +322,91 @@ def _other_records() -> InputError:
         "run must be audited on the training records that it was given, in the same order, got"
         " others; put them back as they were."
     )
+
+
+def render_finding(finding: Finding, name: str, note: str) -> str:
+    """Returns the page of what an audit found."""
+    return render_html(
+        "audit.html.j2",
+        title=f"Audit: {name.replace('_', ' ')}",
+        note=note,
+        rows=finding.rows,
+        notes=finding.notes,
+        figures=[Markup(figure) for figure in finding.figures.values()],
+    )
+
+
+OWNERS_ALONE = "Private: for the owner of the run alone; epsilon does not cover it."
+WITHHELD = "audit={name}: what it found is private, and shown on a terminal alone."
+
+
+def audit(config: AuditConfig) -> Finding:
+    """Looks at a run and returns what it found, once it is written down.
+
+    Raises:
+        InputError: There is no such run, or the audit cannot look at it.
+        StateError: What it must know of the run is damaged.
+    """
+    quiet_transformers()
+    saved, folder = saved_run(config.run), Path(config.run)
+    run = AuditedRun(
+        folder=folder,
+        config=saved,
+        privacy=_privacy(folder),
+        device=config.train,
+        synthetic=None if config.synthetic is None else Path(config.synthetic),
+    )
+    with crash_kept(folder):
+        finding = config.audit.find(run)
+    with hold_run(folder):
+        if not finding.files:
+            finding = replace(finding, files=[keep(finding, config.audit.name, folder)])
+        if finding.released is not None:
+            release(finding, config.audit.name, folder)
+    return finding
+
+
+def keep(finding: Finding, name: str, folder: Path) -> str:
+    """Writes what was found into the run's private folder; returns a sentence that says where."""
+    path = private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.json")
+    write_record(path, replace(finding.record, note=OWNERS_ALONE), mode=0o600)
+    page = private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.html")
+    write_text(page, render_finding(finding, name, OWNERS_ALONE), mode=0o600)
+    return f"A page with plots, for the owner of the data alone: {page}"
+
+
+def release(finding: Finding, name: str, folder: Path) -> None:
+    """Adds to the run's report what follows from public things alone; epsilon stays as it is."""
+    privacy = _privacy(folder)
+    audited = joined(Audited, privacy.audited or Audited(), **{name: finding.released})
+    for label, figure in finding.figures.items():
+        write_text(audit_path(folder, f"{AUDIT}/{name}-{label}.svg"), figure)
+    write_record(folder / PRIVACY, replace(privacy, audited=audited))
+    write_report(folder)
+
+
+def show(finding: Finding, config: AuditConfig) -> None:
+    """Prints what was found and where it is kept; as JSON, one object on stdout.
+
+    What may not be released is shown on a terminal alone; a pipe, or the log of a job, is told
+    where it is (docs/design.md, rule 8). JSON is for a program of the owner's, who asks for it.
+    """
+    if config.output == "json":
+        for sentence in finding.files:
+            logger.info("%s", sentence)
+        print(json_text(finding.record))
+        return
+    if finding.released is None and not sys.stdout.isatty():
+        terminal.show([WITHHELD.format(name=config.audit.name), *finding.files])
+        return
+    terminal.show([*(finding.parts or [Grid(rows=finding.rows), *finding.notes]), *finding.files])
+
+
+def _privacy(folder: Path) -> RunPrivacy:
+    """Returns the promise in the run's privacy.json."""
+    if not (folder / PRIVACY).exists():
+        raise InputError(
+            f"{folder} has no {PRIVACY}, beside whose promise a finding would stand; go on with the"
+            f" run by dpft train resume={folder}."
+        )
+    return run_privacy(folder / PRIVACY)

@@ -32,7 +32,7 @@ from typing import Any
 from dpft.audit.audited_run import RunRecords, Unseen, check_writes_texts, read_run_records
 from dpft.audit.base import CONTINUATION, SPANS, import_extra
 from dpft.audit.text_overlap import METHOD, PromptSets, prompt_sets, whole_text
-from dpft.data.corpus_rows import (
+from dpft.data.corpora import (
     MEAN_SPAN,
     NOISE_DENSITY,
     CorpusEncoding,
@@ -42,11 +42,10 @@ from dpft.data.corpus_rows import (
 from dpft.data.encoding import TokenEncoding
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
-from dpft.evaluation.answers import OnProgress, counter
+from dpft.evaluation.evaluate import OnProgress, counter
 from dpft.evaluation.predictions import spread
 from dpft.files import MEMORIZATION, hold_run, private_audit_path
-from dpft.generation.continuations import Prefix, continuations
-from dpft.generation.decoding import batches_by_tokens, evaluation_mode
+from dpft.generation.decoding import Prefix, batches_by_tokens, continuations, evaluation_mode
 from dpft.kinds import IGNORED_LABEL, MASKED, SEQ2SEQ
 from dpft.models.loading import quiet_transformers
 from dpft.models.losses import token_logits
@@ -56,8 +55,7 @@ from dpft.reports.terminal import Grid
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
 from dpft.runs.tracking import batch_progress
-from dpft.tasks.base import TextTask
-from dpft.tasks.records import Example
+from dpft.tasks.base import Example, TextTask
 from dpft.training.training_config import DeviceConfig
 
 _NO_WORD = re.compile(r"[^\w]")

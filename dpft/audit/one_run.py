@@ -28,9 +28,8 @@ from dpft.files import CHECKPOINTS
 from dpft.privacy.replay_log import NO_STEPS, read_run_ledger
 from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
 from dpft.records.form import joined
-from dpft.reports.provenance import is_another_mechanism, is_contradicted, one_run_rows
-from dpft.training.checkpoint import checkpoints
-from dpft.training.resume import find_resume_point
+from dpft.reports.privacy_record import is_another_mechanism, is_contradicted, one_run_rows
+from dpft.training.checkpoint import checkpoints, find_resume_point
 
 logger = logging.getLogger(__name__)
 

@@ -55,8 +55,7 @@ from dpft.reports.scores import tone_of
 from dpft.reports.terminal import Grid
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import trained_model_of_run
-from dpft.tasks.base import TextTask
-from dpft.tasks.records import Example
+from dpft.tasks.base import Example, TextTask
 from dpft.training.training_config import DeviceConfig
 
 OWNERS = (
@@ -264,22 +263,17 @@ class Released:
     """What a classifier learns of the synthetic records, tested on that split."""
 
 
-def releasable(result: SyntheticResult) -> Released:
-    """Returns the findings that follow from the synthetic records and published ones alone."""
+def released_page(result: SyntheticResult) -> str:
+    """Returns the page that may be released."""
     quality = result.quality if result.quality is not None and result.quality.public else None
     utility = None if quality is None or isinstance(result.utility, str) else result.utility
-    return Released(
+    content = Released(
         file=result.file.path.name,
         notes=result.file.notes,
         shape=result.shape,
         quality=quality,
         scores={} if utility is None else {TAUGHT: utility.synthetic, COMMONEST: utility.commonest},
     )
-
-
-def released_page(result: SyntheticResult) -> str:
-    """Returns the page that may be released."""
-    content = releasable(result)
     return render_html(
         TEMPLATE,
         owners=None,

@@ -18,6 +18,7 @@ from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
 from dpft.cli import SHELL_COMPLETION
+from dpft.cli.commands import subcommand as subcommand_of
 from dpft.cli.jobs import (
     SweptJob,
     in_task,
@@ -30,7 +31,7 @@ from dpft.cli.jobs import (
     swept_jobs,
     until_preempted,
 )
-from dpft.cli.subcommand import Subcommand, recorded_job
+from dpft.cli.subcommand import recorded_job
 from dpft.config.composing import (
     NOT_COMPOSED,
     all_faults,
@@ -44,7 +45,7 @@ from dpft.config.load import config_directory
 from dpft.errors import InputError
 from dpft.files import has_ledger_or_trials
 from dpft.parallel.parallel_config import refuse_several, world
-from dpft.parallel.silence import is_beside_first
+from dpft.parallel.rank_environment import is_beside_first
 from dpft.runs.exit_codes import exit_code_of_job
 
 Keys = Callable[[], Collection[str]]
@@ -63,7 +64,7 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
     Raises:
         InputError: The configuration cannot be composed from these arguments.
     """
-    subcommand = Subcommand.of(name)
+    subcommand = subcommand_of(name)
     keys = partial(subcommand.keys, name)
     flags, overrides = split_arguments(name, arguments, keys)
     if {"--help", "-h"} & set(flags):
@@ -119,11 +120,7 @@ def refuse_bare_words(name: str, overrides: Sequence[str], keys: Keys) -> None:
 
 
 def _cut_word(words: Sequence[str]) -> tuple[str, str] | None:
-    """Returns what a shell has cut at blanks around the equals sign, as written and as meant.
-
-    Args:
-        words: Up to three in a row; the first of them is asked about.
-    """
+    """Returns what a shell has cut at blanks around the equals sign, as written and as meant."""
     first, second, third = [*words, "", ""][:3]
     key = first.removesuffix("=")
     if not key or "=" in key:

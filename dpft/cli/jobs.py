@@ -30,12 +30,18 @@ from omegaconf import DictConfig
 
 from dpft.errors import DpftError, InputError, RunError
 from dpft.files import EXIT_CODES, PRIVATE, SWEEP_RECORD, private_path
-from dpft.parallel.silence import is_beside_first, silent_beside_first
-from dpft.parallel.submitted import SLURM, Task, joined, submitted_task
+from dpft.parallel.rank_environment import (
+    SLURM,
+    TERMINATED,
+    Task,
+    is_beside_first,
+    joined,
+    silent_beside_first,
+    submitted_task,
+)
+from dpft.records.configuration import EndedJob
 from dpft.records.form import read_record, write_record
-from dpft.records.kept import EndedJob
 from dpft.runs.exit_codes import FAILED, say, termination_as_exit
-from dpft.training.termination import TERMINATED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +76,7 @@ def run_noting_exit_code(job: Callable[[], int], command: str) -> int:
 
 
 def swept_jobs(sweep: Path, command: str) -> list[SweptJob]:
-    """Returns the jobs of a sweep that one command started, by number.
-
-    Args:
-        sweep: The sweep's folder.
-        command: As for ``run_noting_exit_code``.
-    """
+    """Returns the jobs of a sweep that one command started, by number."""
     paths = [path for path in (sweep / EXIT_CODES).glob("*.json") if path.stem.isdecimal()]
     ended = sorted(paths, key=lambda path: int(path.stem))
     return [

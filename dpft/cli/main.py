@@ -9,7 +9,7 @@ from dpft import __version__
 from dpft.cli import SHELL_COMPLETION
 from dpft.errors import InputError
 from dpft.parallel.parallel_config import refuse_several
-from dpft.parallel.silence import silent_beside_first
+from dpft.parallel.rank_environment import silent_beside_first
 from dpft.runs.exit_codes import BAD_INPUT, exit_code_of_command
 
 SUBCOMMANDS = {
@@ -27,7 +27,7 @@ SUBCOMMANDS = {
     "list": "list tasks, models, methods, recipes or metrics, a line each",
     "doctor": "check what this machine lacks for dpft, and say what that costs",
 }
-"""Name to purpose; each is the module ``dpft.cli.<name>``."""
+"""Name to purpose; ``dpft.cli.commands`` has what each does."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,15 +109,10 @@ def run_subcommand(name: str, arguments: Sequence[str]) -> int:
         InputError: There is no such subcommand, or it is for one process and there are several.
     """
     if name not in SUBCOMMANDS:
-        raise InputError(unknown_subcommand(name))
+        near = difflib.get_close_matches(name, SUBCOMMANDS, n=1)
+        hint = f"did you mean {near[0]}? Choose" if near else "choose"
+        raise InputError(f"unknown subcommand {name!r}; {hint} one of {', '.join(SUBCOMMANDS)}.")
     refuse_several(name)
     from dpft.cli.hydra_app import run_hydra
 
     return run_hydra(name, arguments)
-
-
-def unknown_subcommand(name: str) -> str:
-    """Returns the sentence that refuses a subcommand and names the nearest one."""
-    near = difflib.get_close_matches(name, SUBCOMMANDS, n=1)
-    hint = f"did you mean {near[0]}? Choose" if near else "choose"
-    return f"unknown subcommand {name!r}; {hint} one of {', '.join(SUBCOMMANDS)}."

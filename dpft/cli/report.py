@@ -8,18 +8,23 @@ from pathlib import Path
 
 from dpft.config.account import LATEX, ReportConfig
 from dpft.config.keys import quoted
-from dpft.evaluation.ratings import Key, Ratings, read_key, read_ratings
+from dpft.evaluation.ratings import (
+    INDEPENDENT,
+    Key,
+    Ratings,
+    rating_record,
+    ratings_table,
+    read_key,
+    read_ratings,
+)
 from dpft.files import PAGE, PRIVATE, REPORT, SHEET_KEY, private_folder
 from dpft.records.form import json_text
 from dpft.records.scores import RatingsReport, split_note
 from dpft.reports.comparison import Comparison, compare
 from dpft.reports.comparison_page import FILES, latex, markdown, record, write_comparison
-from dpft.reports.ratings import INDEPENDENT, rating_record, ratings_table
 from dpft.reports.run_record import RunRecord, with_own_scores
 from dpft.runs.saved_run import read_finished_runs, rebuild_report
 
-CONFIG = ReportConfig
-TAKES_BARE_WORDS = True
 LISTS = ("runs", "ratings")
 """Keys whose value may be a list, and may be given several times."""
 logger = logging.getLogger(__name__)
@@ -77,7 +82,12 @@ def report_runs(config: ReportConfig) -> None:
     folder = config.folder
     if folder is not None:
         if config.signal_to_noise:
-            draw_signal_to_noise(whole, folder)
+            from dpft.reports.comparison_page import OWNERS, write_signal_to_noise
+            from dpft.training.session import read_signal_to_noise
+
+            runs = [run.folder for setting in whole.settings for run in setting.runs]
+            ratios = {run: read_signal_to_noise(run) for run in runs}
+            logger.info("%s: %s", write_signal_to_noise(whole, ratios, folder), OWNERS)
         write_comparison(comparison, folder)
         logger.info("%s: %s", folder, ", ".join(FILES))
         if own != records:
@@ -108,20 +118,6 @@ def compared(
         metrics: Those of ``config.metrics`` that these records have.
     """
     return compare(records, unfinished=unfinished, over=config.keys, metrics=metrics)
-
-
-def draw_signal_to_noise(comparison: Comparison, folder: Path) -> None:
-    """Draws scores over signal to noise into the folder's ``private/``, and says whose that is.
-
-    Raises:
-        InputError: The first updates of a run were not measured.
-    """
-    from dpft.reports.signal_to_noise import OWNERS, write_signal_to_noise
-    from dpft.training.diagnostics import read_signal_to_noise
-
-    runs = [run.folder for setting in comparison.settings for run in setting.runs]
-    ratios = {run: read_signal_to_noise(run) for run in runs}
-    logger.info("%s: %s", write_signal_to_noise(comparison, ratios, folder), OWNERS)
 
 
 def describe(key: Key, ratings: Ratings) -> RatingsReport:

@@ -1,14 +1,13 @@
-"""The interface of a subcommand's module, ``dpft.cli.<name>``, and the Hydra job that runs it.
+"""What a subcommand of the command line has to say, and the Hydra job that runs it.
 
 A job is started with words, and has a folder and Hydra's record of it; Hydra itself would write the
 record before the run has checked its configuration.
 """
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,10 +15,9 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from dpft.config.composing import Composed, Words
+from dpft.config.composing import Composed, Words, naming_recipe
 from dpft.config.help_text import command_help, composed_command
 from dpft.config.keys import known_keys
-from dpft.config.listing import naming_recipe
 from dpft.config.load import ClassChoice, config_directory, load
 from dpft.errors import note_records_read
 from dpft.runs.exit_codes import crash_kept, exit_code_of_job
@@ -53,11 +51,7 @@ def composed_job() -> Composed:
 
 
 def write_hydra_record(folder: Path) -> None:
-    """Write ``.hydra/`` of the running job into a run's folder.
-
-    Args:
-        folder: The run's folder; it exists.
-    """
+    """Write ``.hydra/`` of the running job into a run's folder."""
     composed_job().write_record(folder)
 
 
@@ -66,47 +60,27 @@ def run_folder() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
-def _unchanged(overrides: list[str]) -> list[str]:
-    return overrides
-
-
 @dataclass(frozen=True, kw_only=True)
 class Subcommand:
-    """What ``dpft.cli.<name>`` says of its subcommand, whose YAML is ``conf/<name>.yaml``."""
+    """A subcommand, whose YAML is ``conf/<name>.yaml``."""
 
     config: type
-    """``CONFIG``: the root dataclass."""
+    """The root dataclass."""
     run: Callable[[Any], None]
-    """``run(config)``: the work, given an instance of the root dataclass."""
-    polymorphic: Mapping[str, ClassChoice]
-    """``POLYMORPHIC``, optional: dotted key to the function from its values to its dataclass."""
-    expand: Callable[[list[str]], list[str]]
-    """``expand(overrides)``, optional: applied to the override arguments before Hydra."""
+    """The work, given an instance of the root dataclass."""
+    polymorphic: Mapping[str, ClassChoice] = field(default_factory=dict)
+    """Dotted key to the function from its values to its dataclass."""
+    expand: Callable[[list[str]], list[str]] = list
+    """Applied to the override arguments before Hydra."""
     reads_records: bool = True
-    """``READS_RECORDS``, optional: whether an error that nobody foresaw may quote a record."""
+    """Whether an error that nobody foresaw may quote a record."""
     reads_rows_alone: bool = False
-    """``READS_ROWS_ALONE``, optional: whether it reads nothing of records but rows, by
+    """Whether it reads nothing of records but rows, by
     ``dpft.data``, which notes that; any other command counts as reading them when it begins."""
     takes_bare_words: bool = False
-    """``TAKES_BARE_WORDS``, optional: whether ``expand`` makes overrides of words without a key."""
+    """Whether ``expand`` makes overrides of words without a key."""
     configuration: Callable[[DictConfig, Words], Any] | None = None
-    """``configuration(composed, words)``, optional: what is run, in place of the composed values.
-    """
-
-    @classmethod
-    def of(cls, name: str) -> "Subcommand":
-        """Returns the subcommand of that name, its module imported now."""
-        module = importlib.import_module(f"dpft.cli.{name}")
-        return cls(
-            config=module.CONFIG,
-            run=module.run,
-            polymorphic=vars(module).get("POLYMORPHIC", {}),
-            expand=vars(module).get("expand", _unchanged),
-            reads_records=vars(module).get("READS_RECORDS", True),
-            reads_rows_alone=vars(module).get("READS_ROWS_ALONE", False),
-            takes_bare_words=vars(module).get("TAKES_BARE_WORDS", False),
-            configuration=vars(module).get("configuration"),
-        )
+    """Makes of what was composed, and of the words, what is run; None: the composed values are."""
 
     def run_job(self, config: DictConfig) -> int:
         """Run the subcommand on one composed configuration and return its exit code."""
@@ -114,10 +88,6 @@ class Subcommand:
 
     def load(self, config: DictConfig, words: Words) -> Any:
         """Returns what ``run`` is given.
-
-        Args:
-            config: What Hydra composed.
-            words: Of which Hydra composed it.
 
         Raises:
             InputError: It is incomplete or wrong, in all these ways.

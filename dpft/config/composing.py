@@ -1,13 +1,15 @@
-"""Hydra: the words of a command, what they compose to, and its errors in one sentence each.
+"""Hydra: the words of a command, what they compose to, its errors, and what there is to choose.
 
 The command line proper starts from ``hydra.main``, which runs sweeps too; what it hands on is the
 same ``Composed`` that ``compose`` gives to a call from Python, so that words mean one thing
 wherever they are written.
 
-A sentence names the key or group, the value, what is allowed, and the nearest known name. Hydra
-ends at the first word that it cannot take. Where it does, the words are composed again without that
-word, until what is left can be composed, and then checked as a job's configuration is: all faults
-are said at once.
+A sentence of an error names the key or group, the value, what is allowed, and the nearest known
+name. Hydra ends at the first word that it cannot take. Where it does, the words are composed again
+without that word, until what is left can be composed, and then checked as a job's configuration is:
+all faults are said at once.
+
+A YAML begins with a line of what it is and where it is from; ``listed`` gives that line of each.
 """
 
 import itertools
@@ -21,6 +23,7 @@ from threading import RLock
 from typing import Any, NamedTuple
 
 import hydra
+import yaml
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -34,6 +37,7 @@ from omegaconf.errors import (
 )
 from yaml import YAMLError
 
+from dpft.config.account import check_output
 from dpft.config.keys import (
     WITNESS,
     join_key,
@@ -112,29 +116,27 @@ def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
     if isinstance(error, MissingConfigException):
         return InputError(_unknown_option(error))
     if isinstance(error, OverrideParseException):
-        return InputError(_unreadable_override(error))
+        reason = " ".join(error.message.split("\n")[0].split())
+        return InputError(
+            f"cannot read the argument {error.override!r} ({reason}); "
+            "write key=value, with both kinds of quotes, as in 'key=\"VALUE\"', around values that "
+            "hold spaces, commas, brackets or braces."
+        )
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
         if isinstance(cause.parent_node, DictConfig) and not cause.parent_node:
-            return InputError(_new_entry(cause.full_key))
+            mapping = cause.full_key.rpartition(".")[0]
+            return InputError(
+                f"{mapping} has no entry to change, got {cause.full_key}; add entries as"
+                f" '+{mapping}={{NAME: VALUE}}'."
+            )
         return InputError(unknown_key(cause.full_key, {*known, *_composed_keys(cause)}))
     if isinstance(cause, ValidationError) and cause.full_key:
         return InputError(f"{cause.full_key}: {_first_line(cause)}")
     return InputError(f"the configuration cannot be composed: {_one_line(error, cause)}")
 
 
-def refused_key(error: Exception) -> str | None:
-    """Returns the dotted key that one of OmegaConf's errors is of, also inside one of Hydra's."""
-    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
-    return cause.full_key or None if isinstance(cause, OmegaConfBaseException) else None
-
-
 def suggested_keys(error: Exception, known: Iterable[str]) -> list[str]:
-    """Returns the keys that an unknown key was probably meant to be; other errors have none.
-
-    Args:
-        error: As for ``as_input_error``.
-        known: As for ``as_input_error``.
-    """
+    """Returns the keys that an unknown key was probably meant to be; other errors have none."""
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if not (isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key):
         return []
@@ -166,23 +168,6 @@ def _unknown_option(error: MissingConfigException) -> str:
     hint = f"did you mean {group}={near}? Choose" if near else "choose"
     allowed = ", ".join(sorted(error.options))
     return f"{group}={option}: there is no such {group}; {hint} one of {allowed}."
-
-
-def _new_entry(key: str) -> str:
-    """Returns the sentence for an entry of an empty mapping, which Hydra wants a plus for."""
-    mapping = key.rpartition(".")[0]
-    return (
-        f"{mapping} has no entry to change, got {key}; add entries as '+{mapping}={{NAME: VALUE}}'."
-    )
-
-
-def _unreadable_override(error: OverrideParseException) -> str:
-    reason = " ".join(error.message.split("\n")[0].split())
-    return (
-        f"cannot read the argument {error.override!r} ({reason}); "
-        "write key=value, with both kinds of quotes, as in 'key=\"VALUE\"', around values that "
-        "hold spaces, commas, brackets or braces."
-    )
 
 
 def _composed_keys(cause: OmegaConfBaseException) -> list[str]:
@@ -306,7 +291,8 @@ def _mended(words: list[str], error: Exception, known: Sequence[str]) -> _Mended
     if isinstance(error, MissingConfigException):
         group = (error.missing_cfg_file or "").rpartition("/")[0]
         return _without(words, [w for w in words if key_of(w).partition(".")[0] == group])
-    key = refused_key(error)
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    key = cause.full_key or None if isinstance(cause, OmegaConfBaseException) else None
     wrong = [word for word in words if key_of(word) == key]
     near = suggested_keys(error, known)
     if not wrong or len(near) != 1 or near[0] in map(key_of, words):
@@ -331,11 +317,7 @@ class Composed:
     words: Words
 
     def write_record(self, folder: Path) -> None:
-        """Write ``.hydra/{config,hydra,overrides}.yaml`` into a run's folder, as Hydra does.
-
-        Args:
-            folder: The run's folder; it exists.
-        """
+        """Write ``.hydra/{config,hydra,overrides}.yaml`` into a run's folder, as Hydra does."""
         record = folder / HYDRA
         record.mkdir(exist_ok=True)
         shown = self.values.copy()
@@ -383,7 +365,115 @@ def compose(name: str, overrides: Sequence[str], root: type, load: Load | None =
     with open_dict(values):
         del values["hydra"]
     return Composed(
-        values=values,
-        hydra=own,
-        words=Words(job=tuple(own.overrides.task), typed=tuple(overrides)),
+        values=values, hydra=own, words=Words(job=tuple(own.overrides.task), typed=tuple(overrides))
     )
+
+
+GROUPS = {"tasks": "task", "models": "model", "methods": "method", "recipes": "experiment"}
+"""What can be asked for, and the folder of conf/ that has it."""
+PACKAGE, RUN = "# @package", " Run: "
+"""How a line of Hydra's own begins, and what follows the words of the first line."""
+
+
+CHECKED = "run by make recipes"
+"""How each recipe is checked: trained, scored and reported in small, from the list on disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListConfig:
+    """``dpft list``, conf/list.yaml."""
+
+    what: str = ""
+    """tasks, models, methods, recipes or metrics."""
+    output: str = "table"
+    """table for people, or json: one object on stdout."""
+
+    def __post_init__(self) -> None:
+        check_output(self.output)
+        if self.what not in LISTED:
+            raise InputError(
+                f"dpft list needs one of {', '.join(LISTED)}, as in dpft list tasks, got"
+                f" {self.what!r}."
+            )
+
+
+def listed(what: str) -> dict[str, str]:
+    """Returns each name and what it is, in a line."""
+    return LISTED[what]()
+
+
+def _of_group(folder: str) -> Callable[[], dict[str, str]]:
+    def found() -> dict[str, str]:
+        files = sorted((config_directory() / folder).glob("*.yaml"))
+        return {file.stem: first_line(file) for file in files}
+
+    return found
+
+
+def _recipes() -> dict[str, str]:
+    """Returns the recipes, each with how it is checked: ``make recipes`` reads this very folder."""
+    return {name: f"{CHECKED}  {line}" for name, line in _of_group("experiment")().items()}
+
+
+@contextmanager
+def naming_recipe(words: Words) -> Iterator[None]:
+    """Has a refusal inside the block say which line of a recipe sets the key that it begins with.
+
+    Args:
+        words: Of which ``experiment`` is a file of conf/experiment; those that it builds on are
+            looked through after it.
+    """
+    try:
+        yield
+    except InputError as error:
+        recipe = given_text(words.job, "experiment")
+        if recipe is None:
+            raise
+        raise InputError(*(_naming_recipe(fault, recipe) for fault in error.faults)) from None
+
+
+def _naming_recipe(fault: str, recipe: str) -> str:
+    key = fault.partition(" ")[0]
+    found = _line_of(key.split("."), recipe) if "." in key else None
+    if found is None:
+        return fault
+    return f"{fault.removesuffix('.')}; {found[0]}, line {found[1]}, sets it to {found[2]}."
+
+
+def _line_of(keys: list[str], recipe: str) -> tuple[str, int, str] | None:
+    """Returns file, line and value of a recipe's own setting of a key; None where it has none."""
+    file = config_directory() / "experiment" / f"{recipe}.yaml"
+    if not file.is_file():
+        return None
+    root = node = yaml.compose(file.read_text(encoding="utf-8"))
+    for key in keys:
+        held = node.value if isinstance(node, yaml.MappingNode) else ()
+        node = next((value for name, value in held if name.value == key), None)
+    if isinstance(node, yaml.ScalarNode):
+        return f"conf/experiment/{recipe}.yaml", node.start_mark.line + 1, node.value
+    bases = next((value for name, value in root.value if name.value == "defaults"), None)
+    for base in () if bases is None else bases.value:
+        if isinstance(base, yaml.ScalarNode) and base.value != "_self_":
+            return _line_of(keys, base.value)
+    return None
+
+
+def first_line(file: Path) -> str:
+    """Returns what a YAML says of itself: its first line, without the command that follows."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    said = next(line for line in lines if not line.startswith(PACKAGE))
+    return said.removeprefix("# ").partition(RUN)[0]
+
+
+def _metrics() -> dict[str, str]:
+    from dpft.evaluation.metrics.base import METRICS
+
+    return {name: spec.description for name, spec in METRICS.entries().items()}
+
+
+LISTED: dict[str, Callable[[], dict[str, str]]] = {
+    **{name: _of_group(folder) for name, folder in GROUPS.items()},
+    "recipes": _recipes,
+    "metrics": _metrics,
+}
+"""What can be listed."""

@@ -118,12 +118,7 @@ def purpose(file: Path) -> str:
 
 
 def options(folders: list[Path], group: str) -> dict[str, str]:
-    """Returns the options of a group and what each is for.
-
-    Args:
-        folders: Where YAMLs are looked for.
-        group: A folder of theirs.
-    """
+    """Returns the options of a group and what each is for."""
     files = [file for folder in folders for file in (folder / group).glob("*.yaml")]
     return {file.stem: purpose(file) for file in sorted(files, key=lambda file: file.stem)}
 

@@ -192,7 +192,14 @@ def _convert_member(value: Any, hint: Any, key: str, schema: Schema) -> Any:
             return build(value, hint, key=key, schema=schema)
         if _is_group(hint):
             return _convert_dict(value, hint, key, schema)
-    return _convert_scalar(value, hint)
+    if hint is Any or type(value) is hint:
+        return value
+    if hint is float and type(value) is int:
+        return float(value)
+    # Hydra reads `task.data_dir=2024` as a number; the user meant a name.
+    if hint is str and type(value) in (int, float):
+        return str(value)
+    return _NO_MATCH
 
 
 def _convert_list(
@@ -214,21 +221,6 @@ def _convert_dict(values: Mapping[str, Any], hint: Any, key: str, schema: Schema
         str(name): convert(value, of_entry, key=join_key(key, name), schema=schema)
         for name, value in values.items()
     }
-
-
-def _convert_scalar(value: Any, hint: Any) -> Any:
-    """Returns a value as a type without parts, or ``_NO_MATCH``.
-
-    A whole number is taken for a number, and a number for a text.
-    """
-    if hint is Any or type(value) is hint:
-        return value
-    if hint is float and type(value) is int:
-        return float(value)
-    # Hydra reads `task.data_dir=2024` as a number; the user meant a name.
-    if hint is str and type(value) in (int, float):
-        return str(value)
-    return _NO_MATCH
 
 
 def _is_list(hint: Any) -> bool:
@@ -265,11 +257,7 @@ def _chosen_class(values: Mapping[str, Any], key: str, schema: Schema) -> type:
 def _refuse_unknown(
     values: Mapping[str, Any], fields: Mapping[str, Any], key: str, schema: Schema
 ) -> None:
-    """Refuses values under a key whose names are no fields.
-
-    Raises:
-        InputError: It names each of them, and the known key nearest to it.
-    """
+    """Refuses values under a key whose names are no fields."""
     known = {*schema.known_keys, *(join_key(key, field) for field in fields)}
     unknown = [join_key(key, name) for name in values if name not in fields]
     if unknown:
@@ -287,10 +275,7 @@ VOCABULARY = "tokenizer"
 
 
 def load(
-    cfg: DictConfig,
-    root: type[Config],
-    *,
-    polymorphic: Mapping[str, ClassChoice] | None = None,
+    cfg: DictConfig, root: type[Config], *, polymorphic: Mapping[str, ClassChoice] | None = None
 ) -> Config:
     """Returns the dataclasses a composed configuration stands for, its interpolations resolved.
 
@@ -330,10 +315,7 @@ def load(
 
 
 def from_values(
-    values: Any,
-    root: type[Config],
-    *,
-    polymorphic: Mapping[str, ClassChoice] | None = None,
+    values: Any, root: type[Config], *, polymorphic: Mapping[str, ClassChoice] | None = None
 ) -> Config:
     """Returns the dataclasses that plain values stand for, each text as it is written.
 
@@ -356,10 +338,7 @@ def from_values(
 
 
 def load_saved(
-    path: Path,
-    root: type[Config],
-    *,
-    polymorphic: Mapping[str, ClassChoice] | None = None,
+    path: Path, root: type[Config], *, polymorphic: Mapping[str, ClassChoice] | None = None
 ) -> Config:
     """Returns the configuration that ``dump`` wrote to a file; nothing in it is resolved.
 
@@ -418,9 +397,6 @@ def config_directory() -> Path:
 
 def published_size(task: str) -> int:
     """Returns the published number of training examples of a task, from conf/task.
-
-    Args:
-        task: Name of a YAML in conf/task.
 
     Raises:
         InputError: There is no such task, or it states no size.

@@ -17,20 +17,18 @@ from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import TEXTS
 from dpft.methods.base import METHODS, Method
 from dpft.models.source import ModelConfig
-from dpft.parallel.launch_config import LaunchConfig
-from dpft.parallel.parallel_config import ParallelConfig
-from dpft.privacy.histogram_config import HistogramPrivacy
+from dpft.parallel.parallel_config import LaunchConfig, ParallelConfig
 from dpft.privacy.mechanisms.base import MECHANISMS, MechanismConfig
 from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
 from dpft.privacy.plan import CHUNK, EXAMPLE
-from dpft.privacy.privacy_config import PrivacyConfig, privacy_class
+from dpft.privacy.privacy_config import HistogramPrivacy, PrivacyConfig, privacy_class
 from dpft.reports.published import Reference, ReferenceMap
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.corpus import CHUNKS
-from dpft.tokenizers.histogram import OF_PIECES, TokenizerConfig
+from dpft.tokenizers import OF_PIECES, TokenizerConfig
 from dpft.training.optimizers import OptimizerConfig, optimizer_class
 from dpft.training.schedules import SchedulerConfig
-from dpft.training.trackers.base import TRACKING, NoTracking, TrackingConfig
+from dpft.training.trackers import TRACKING, NoTracking, TrackingConfig
 from dpft.training.training_config import DeviceConfig, TrainingConfig
 
 TASK: dict[str, ClassChoice] = {"task": chosen_task_class}

@@ -238,15 +238,6 @@ def configuration(composed: DictConfig, words: Words) -> SynthesizeConfig:
             f"dpft synthesize resume=RUN goes on as it was begun, got {others[0]} too; drop it."
         )
     folder = str(composed.resume)
-    return replace(saved_synthesis(folder), resume=folder, output=str(composed.output))
-
-
-def saved_synthesis(folder: str) -> SynthesizeConfig:
-    """Returns the configuration that a synthesis was begun with.
-
-    Raises:
-        InputError: The folder is of none.
-    """
     path = Path(folder) / SYNTHESIS
     if not path.is_file():
         raise InputError(
@@ -254,4 +245,4 @@ def saved_synthesis(folder: str) -> SynthesizeConfig:
             f" {SYNTHESIS}; give the folder that it named."
         )
     found: SynthesizeConfig = load_saved(path, SynthesizeConfig, polymorphic=POLYMORPHIC)
-    return found
+    return replace(found, resume=folder, output=str(composed.output))

@@ -15,13 +15,12 @@ from dpft.config.load import CrossCheck, from_values
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig, eval_split_is_public
-from dpft.parallel.launch_config import LaunchConfig
-from dpft.parallel.parallel_config import ParallelConfig
+from dpft.parallel.parallel_config import LaunchConfig, ParallelConfig
 from dpft.privacy.accounting.selection import TrialCount
 from dpft.privacy.mechanisms.base import MechanismConfig
 from dpft.privacy.privacy_config import PrivacyConfig
 from dpft.tasks.base import Task
-from dpft.training.trackers.base import TrackingConfig
+from dpft.training.trackers import TrackingConfig
 
 SECTIONS = ("train", "method", "optimizer", "scheduler", "model")
 """Sections whose keys a trial may draw; of privacy only the keys of ``CLIPPING``."""
@@ -186,10 +185,6 @@ class TuneCommand(TrainCommand):
 
 def with_setting(config: TrainConfig, setting: Mapping[str, Any]) -> TrainConfig:
     """Returns a configuration with some of its keys set.
-
-    Args:
-        config: Of every trial.
-        setting: Dotted key to value.
 
     Raises:
         InputError: A key is unknown, or the values do not fit.

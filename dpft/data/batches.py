@@ -37,7 +37,7 @@ from dpft.kinds import (
     SEQ2SEQ,
     TEXT,
 )
-from dpft.parallel.shares import EVERYTHING, Share
+from dpft.parallel.ranks import EVERYTHING, Share
 
 Bits = Callable[[int], bytes]
 """Returns as many random bytes as it is asked for, once for each view."""
@@ -141,14 +141,7 @@ class Layout(ABC):
     def synthetic(
         self, model: nn.Module, count: int, longest: int, *, ragged: bool = True
     ) -> Sequence[Any]:
-        """Returns random rows, the same ones every time, to try a model on before any record is.
-
-        Args:
-            model: That will read them.
-            count: How many.
-            longest: Length of the longest.
-            ragged: Whether the others are shorter.
-        """
+        """Returns random rows, the same ones every time, to try a model on before any record is."""
 
 
 class EncodedRows(Sequence[Any]):

@@ -13,11 +13,10 @@ from typing import Any, cast
 
 from jinja2.exceptions import TemplateError
 
-from dpft.data.encoding import TextEncoding
-from dpft.data.token_rows import TokenRows
+from dpft.data.encoding import TextEncoding, TokenRows
 from dpft.data.tokenization import Prompt, TokenizedExample, joined, start_id, token_ids
 from dpft.errors import InputError
-from dpft.tasks.records import Example
+from dpft.tasks.base import Example
 
 PLACE = "dpftplaceholder"
 """Stands for a message while the template's own words around it are looked up."""

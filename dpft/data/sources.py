@@ -37,8 +37,7 @@ from dpft.data.raw_rows import (
 from dpft.data.rows import FaultyRows, examples_of, unit_of, with_unique_groups
 from dpft.errors import InputError, note_records_read
 from dpft.machine import hub_is_reachable
-from dpft.tasks.base import MISSING, REFUSED, SPLITS, OwnRows, Task
-from dpft.tasks.records import Record, shortened
+from dpft.tasks.base import MISSING, REFUSED, SPLITS, OwnRows, Record, Task, shortened
 
 TIMEOUT_SECONDS = 20
 OFFLINE_WAYS_OUT = (
@@ -111,11 +110,11 @@ Public. The longest tokens of the vocabularies in use have 128, so that what is 
 
 
 _FORMS = {
-    "celeba": "dpft.data.images.files:CELEBA_FORM",
-    "cifar": "dpft.data.images.files:CIFAR_FORM",
+    "celeba": "dpft.data.image_files:CELEBA_FORM",
+    "cifar": "dpft.data.image_files:CIFAR_FORM",
     "corpus": "dpft.data.corpora:FORM",
-    "digits": "dpft.data.images.files:DIGITS_FORM",
-    "images": "dpft.data.images.files:IMAGES_FORM",
+    "digits": "dpft.data.image_files:DIGITS_FORM",
+    "images": "dpft.data.image_files:IMAGES_FORM",
 }
 """Data on disk in a form of their own, not a table a split (``Task.local_form``): where each is."""
 

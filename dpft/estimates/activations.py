@@ -22,10 +22,10 @@ from torch.overrides import TorchFunctionMode
 from dpft.data.batches import Layout
 from dpft.estimates.step_time import NUMBER_BYTES, ModelShapes
 from dpft.head_losses import LossHead, chunk_numbers, kept_numbers, token_losses
-from dpft.parallel.blocks import repeated_blocks
+from dpft.parallel.cutting import repeated_blocks
 from dpft.privacy.clipping.choices import ProductShape
-from dpft.training.precision import autocast
 from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
+from dpft.training.training_config import autocast
 
 CPU = torch.device("cpu")
 
@@ -155,7 +155,14 @@ class _Trace(TorchFunctionMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._names = _largest_trainable(model)
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        found = {}
+        for module in model.modules():
+            own = [p for p in module.parameters(recurse=False) if p.requires_grad]
+            if own:
+                largest = max(own, key=lambda parameter: parameter.numel())
+                found[module] = names[largest], tuple(largest.shape)
+        self._names = found
         self._blocks = repeated_blocks(model)
         self._block: int | None = None
         self._given = [0] * len(self._blocks)
@@ -300,18 +307,6 @@ class _FusedLosses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
         raise NotImplementedError
-
-
-def _largest_trainable(model: nn.Module) -> dict[nn.Module, tuple[str, tuple[int, ...]]]:
-    """Returns the largest parameter that trains of each layer that has one, and its shape."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    found = {}
-    for module in model.modules():
-        own = [p for p in module.parameters(recurse=False) if p.requires_grad]
-        if own:
-            largest = max(own, key=lambda parameter: parameter.numel())
-            found[module] = names[largest], tuple(largest.shape)
-    return found
 
 
 def _storage(tensor: Tensor) -> int:

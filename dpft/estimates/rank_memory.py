@@ -17,8 +17,7 @@ from torch import nn
 
 from dpft.estimates.activations import Activations
 from dpft.methods.base import layer_numbers, quantized_layers
-from dpft.parallel.blocks import repeated_blocks
-from dpft.parallel.cutting import blocks_apart
+from dpft.parallel.cutting import blocks_apart, repeated_blocks
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.parallel.reductions import owned_places, pieces_between, turn_lengths
 from dpft.parallel.shard_sums import Cut, owned_stretches

@@ -23,7 +23,7 @@ from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
 from dpft.records.plans import EstimatedTime
-from dpft.training.precision import autocast
+from dpft.training.training_config import autocast
 
 SECONDS = 0.1
 """Of each of the four parts, at least one repetition."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dpft.data.batches import Batch
-from dpft.data.corpus_rows import CorpusEncoding
+from dpft.data.corpora import CorpusEncoding
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.errors import InputError
 from dpft.generation.decoding import (
@@ -24,9 +24,8 @@ from dpft.generation.decoding import (
 from dpft.kinds import SEQ2SEQ
 from dpft.models.architecture import max_positions
 from dpft.models.losses import answer_values, token_hits, token_nll
-from dpft.parallel.ranks import ALONE, Ranks
-from dpft.parallel.shares import in_turn, put_together
-from dpft.tasks.records import Example, LabeledExample, LabeledImage, Record
+from dpft.parallel.ranks import ALONE, Ranks, in_turn, put_together
+from dpft.tasks.base import Example, LabeledExample, LabeledImage, Record
 
 
 class Likelihoods(NamedTuple):

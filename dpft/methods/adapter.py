@@ -3,16 +3,163 @@
 With ``bottleneck=48`` and the norms frozen they are 1.435 % of RoBERTa-base, where the Adapter
 column of Bu et al. 2022, table 4, says 1.4 % and not what was used. Of RoBERTa-large they are
 1.34 %, where the table says 1.4 %.
+
+``BottleneckMethod`` is the base of this method and of ``compacter``. A block's output projections,
+after attention and after the feed-forward layer, are wrapped, so that an adapter acts before the
+residual is added (Houlsby et al. 2019, figure 2).
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
-from dpft.methods.base import METHODS
-from dpft.methods.bottleneck import AdapterMaker, BottleneckMethod
+from dpft.errors import InputError
+from dpft.methods.base import METHODS, Method, is_new, norm_parameters, train_only
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from dpft.methods.layers import Projection
+
+
+BERT = ("attention.output.dense", "output.dense")
+GPT2 = ("attn.c_proj", "mlp.c_proj")
+BART = ("self_attn.out_proj", "fc2")
+LLAMA = ("self_attn.o_proj", "mlp.down_proj")
+T5 = ("SelfAttention.o", "DenseReluDense.wo")
+PLACES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("bert", "roberta", "xlm-roberta", "deberta", "deberta-v2", "electra", "longformer"), BERT
+    ),
+    "albert": ("attention.dense", "ffn_output"),
+    "distilbert": ("attention.out_lin", "ffn.lin2"),
+    "gpt2": GPT2,
+    "gpt_neo": ("attention.out_proj", "mlp.c_proj"),
+    "gpt_neox": ("attention.dense", "mlp.dense_4h_to_h"),
+    **dict.fromkeys(("opt", "bart", "mbart"), BART),
+    **dict.fromkeys(
+        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), LLAMA
+    ),
+    **dict.fromkeys(("t5", "mt5"), T5),
+}
+"""Suffixes of the projections' names, by the architecture's ``model_type``."""
+
+AdapterMaker: TypeAlias = "Callable[[int], nn.Module]"
+"""Width of a projection's output to a new adapter, which maps (…, width) to the same shape."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BottleneckMethod(Method):
+    """Base of the methods that put adapters behind a block's output projections."""
+
+    bottleneck: int | None
+    """Width in the middle of an adapter."""
+    targets: tuple[str, ...] | None = None
+    """Suffixes of the names of the linear modules to adapt; None takes the architecture's own."""
+    train_norms: bool = False
+    """Train the normalization layers as well, as Houlsby et al. 2019 do."""
+
+    saves_whole_model: ClassVar[bool] = False
+    trains_beside: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.bottleneck is not None and self.bottleneck < 1:
+            raise InputError(f"method.bottleneck must be at least 1, got {self.bottleneck}.")
+        if self.targets is not None and not self.targets:
+            raise InputError("method.targets must name a layer, got none; null takes the default.")
+
+    @abstractmethod
+    def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
+        """Returns the maker of adapters of one model, on its device."""
+
+    def check_width(self, width: int) -> None:
+        """Refuses a projection that the adapters do not fit.
+
+        Raises:
+            InputError: The bottleneck is wider than the projection's output.
+        """
+        if self.bottleneck is not None and self.bottleneck > width:
+            raise InputError(
+                f"method.bottleneck must be at most the hidden size {width}, got"
+                f" {self.bottleneck}; lower it."
+            )
+
+    def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
+        """Returns the model with trainable adapters in it, all else frozen.
+
+        Raises:
+            InputError: There is nowhere to put them, or they do not fit.
+        """
+        norms = norm_parameters(model) if self.train_norms else set()
+        train_only(model, lambda name, p: p in norms and not is_new(name, new))
+        return self.insert(model)
+
+    def insert(self, model: "PreTrainedModel") -> "PreTrainedModel":
+        """Returns the model with adapters in it."""
+        from dpft.methods.layers import AdaptedProjection, output_width
+
+        projections = self._projections(model)
+        for layer in projections.values():
+            self.check_width(output_width(layer))
+        make = self.adapter_maker(next(model.parameters()).device)
+        for name, layer in projections.items():
+            adapter = make(output_width(layer)).to(model.dtype)
+            model.set_submodule(name, AdaptedProjection(layer, adapter))
+        return model
+
+    def save(self, model: "PreTrainedModel", folder: Path) -> None:
+        """Writes what was trained and the settings, and the base where no other place holds it."""
+        from dpft.methods.adapter_files import save_base, save_trained
+
+        save_trained(model, folder, asdict(self))
+        save_base(model, folder, is_added=lambda name: ".adapter." in name)
+
+    def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
+        """Returns a fresh base model with the adapters that ``save`` wrote, by their settings."""
+        from dpft.methods.adapter_files import load_settings, load_trained
+
+        settings = load_settings(folder)
+        if settings.get("name") != self.name:
+            raise InputError(
+                f"{folder} must be of method={self.name}, got {settings.get('name')!r}; restore it"
+                " with its own method."
+            )
+        targets = settings.get("targets")
+        settings["targets"] = None if targets is None else tuple(targets)
+        type(self)(**settings).insert(model)
+        load_trained(model, folder)
+        return model
+
+    def _projections(self, model: "PreTrainedModel") -> "dict[str, Projection]":
+        """Returns the modules to wrap, by name; one that blocks share, once."""
+        from dpft.methods.layers import Projection
+
+        suffixes = self.targets or PLACES.get(model.config.model_type)
+        linear = {n: m for n, m in model.named_modules() if isinstance(m, Projection)}
+        if suffixes is None:
+            raise InputError(
+                f"method.targets must be given for model type {model.config.model_type!r}, got"
+                f" none; name output projections by their endings, such as {_endings(linear)}."
+            )
+        found = {
+            n: m
+            for n, m in linear.items()
+            if any(f".{n}".endswith(f".{suffix}") for suffix in suffixes)
+        }
+        if not found:
+            raise InputError(
+                f"method.targets must match a linear module, got {', '.join(suffixes)}; the"
+                f" model's are called {_endings(linear)}."
+            )
+        return found
+
+
+def _endings(linear: "dict[str, Projection]") -> str:
+    return ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
 
 
 @METHODS.register("adapter")
@@ -25,6 +172,6 @@ class Adapter(BottleneckMethod):
 
     def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
         """Returns a maker of adapters on a device."""
-        from dpft.methods.adapter_layers import Bottleneck
+        from dpft.methods.layers import Bottleneck
 
         return lambda width: Bottleneck(width, self.bottleneck, device)

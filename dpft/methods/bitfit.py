@@ -9,8 +9,7 @@ with them its share would be 0.109 %, not the published 0.088 %. They stay froze
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpft.methods.base import METHODS, Method, is_bias
-from dpft.methods.parts import train_only
+from dpft.methods.base import METHODS, Method, is_bias, train_only
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
+from dpft.methods.adapter import AdapterMaker, BottleneckMethod
 from dpft.methods.base import METHODS
-from dpft.methods.bottleneck import AdapterMaker, BottleneckMethod
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,7 @@ class Compacter(BottleneckMethod):
         """Returns a maker of adapters on a device, which share the matrices ``A_k``."""
         from torch import nn
 
-        from dpft.methods.adapter_layers import CompactBottleneck
+        from dpft.methods.layers import CompactBottleneck
 
         layers = [nn.Linear(self.n, self.n, bias=False, device=device) for _ in range(self.n)]
         for layer in layers:

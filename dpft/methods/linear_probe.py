@@ -4,8 +4,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
-from dpft.methods.base import METHODS, Method, is_new
-from dpft.methods.parts import head_parameters, is_tied, train_only, untie_head
+from dpft.methods.base import (
+    METHODS,
+    Method,
+    head_parameters,
+    is_new,
+    is_tied,
+    train_only,
+    untie_head,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

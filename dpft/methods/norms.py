@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpft.methods.base import METHODS, Method, is_new
-from dpft.methods.parts import norm_parameters, train_only
+from dpft.methods.base import METHODS, Method, is_new, norm_parameters, train_only
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

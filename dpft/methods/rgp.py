@@ -52,7 +52,7 @@ class RGP(Method):
         Raises:
             InputError: A layer has fewer inputs or outputs than ``rank``, or shares its weight.
         """
-        from dpft.methods.reparametrized import ReparametrizedLinear, dense_layers
+        from dpft.methods.layers import ReparametrizedLinear, dense_layers
 
         model.requires_grad_(False)
         wrapped: dict[nn.Module, ReparametrizedLinear] = {}
@@ -73,21 +73,21 @@ class RGP(Method):
 
     def begin_step(self, model: "nn.Module", step: int) -> None:
         """Chooses the carriers of the step from the weights as they are."""
-        from dpft.methods.reparametrized import reparametrized
+        from dpft.methods.layers import reparametrized
 
         for layer in reparametrized(model):
             layer.choose_carriers(self.power_iterations)
 
     def finish_gradient(self, model: "nn.Module") -> None:
         """Gives each weight its gradient from those of its carriers."""
-        from dpft.methods.reparametrized import reparametrized
+        from dpft.methods.layers import reparametrized
 
         for layer in reparametrized(model):
             layer.project_gradient()
 
     def moved_parameters(self, model: "nn.Module") -> "list[nn.Parameter]":
         """Returns the weights in the place of their carriers, and what else trains."""
-        from dpft.methods.reparametrized import reparametrized
+        from dpft.methods.layers import reparametrized
 
         layers = reparametrized(model)
         weights = {layer.base_layer.weight for layer in layers}
@@ -100,7 +100,7 @@ class RGP(Method):
 
     def save(self, model: "PreTrainedModel", folder: Path) -> None:
         """Writes the model as one that was never reparametrized."""
-        from dpft.methods.reparametrized import CARRIERS, ReparametrizedLinear
+        from dpft.methods.layers import CARRIERS, ReparametrizedLinear
 
         names = [name for name, m in model.named_modules() if isinstance(m, ReparametrizedLinear)]
         state: dict[str, Any] = model.state_dict()

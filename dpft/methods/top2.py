@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
-from dpft.methods.base import METHODS, Method, is_new
-from dpft.methods.parts import (
+from dpft.methods.base import (
+    METHODS,
+    Method,
     block_list,
     final_norm_parameters,
     head_parameters,
+    is_new,
     output_embeddings,
     train_only,
 )

@@ -27,17 +27,20 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from dpft.batch_mixing import check_model
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, IMAGE_CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
-from dpft.models.architecture import Architecture, load_own_tokenizer, own_tokenizer_folder
-from dpft.models.batch_norm import replace_batch_norm, standardize_weights
-from dpft.models.checkpoint_rows import CheckpointRows, NotInShards
-from dpft.models.heads import (
+from dpft.models.architecture import (
     AUTO_CLASSES,
+    Architecture,
     PooledClassifier,
     describe,
     fresh_model,
     language_kind,
+    load_own_tokenizer,
     new_parameters,
+    own_tokenizer_folder,
+    without_storage,
 )
+from dpft.models.batch_norm import replace_batch_norm, standardize_weights
+from dpft.models.checkpoint_rows import CheckpointRows, NotInShards
 from dpft.models.source import (
     ModelConfig,
     check_tokenizer_files,
@@ -75,7 +78,7 @@ def meta_model(architecture: Architecture, head: Head = CAUSAL_HEAD) -> PreTrain
         InputError: The architecture has no such head.
     """
     config = architecture.config(head)
-    with loading_errors(architecture.model, describe(head)), torch.device("meta"):
+    with loading_errors(architecture.model, describe(head)), without_storage():
         model = fresh_model(config, head, architecture.pooling)
     if architecture.model.is_quantized:
         model = _quantization(architecture.model).plan_quantized(

@@ -63,10 +63,6 @@ def per_example_losses(model: nn.Module, batch: Batch) -> Tensor:
     score's is the squared error; attributes' the binary cross-entropy, summed over them (Bu et al.
     2022, the authors' code). A weight multiplies it.
 
-    Args:
-        model: A model of the batch's kind.
-        batch: The examples.
-
     Returns:
         Losses, shape (b,), in nats (a score's: its own unit squared); float32, or float64 for a
         float64 model. An example without target tokens has loss 0 (and gradient 0), never NaN.
@@ -94,10 +90,6 @@ def _losses(model: nn.Module, batch: Batch) -> Tensor:
 
 def answer_logits(model: nn.Module, batch: Batch) -> Tensor:
     """Returns the logits of label words or classes, or a score.
-
-    Args:
-        model: A model of the batch's kind.
-        batch: Its answers are no texts.
 
     Returns:
         Shape (b, k); float32, or float64 for a float64 model.

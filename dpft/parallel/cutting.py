@@ -1,13 +1,73 @@
-"""What of a model can be cut into shards, in which groups, and what its shards are filled with."""
+"""What of a model is cut into shards: its blocks, its parameters, and the rows that lie here.
 
-from collections.abc import Callable, Sequence
+``local``, ``whole`` and their kin read a tensor that may be cut into shards; ``repeated_blocks``
+finds the layers of one kind that follow each other, which shards are made of; ``fill`` gives shards
+their values.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dpft.errors import InputError
-from dpft.parallel.local import local, rows_here
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Returns this process's shard of a tensor, or the tensor where it is whole; no copy."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def is_cut(tensor: Tensor) -> bool:
+    """Returns whether a tensor is cut into shards, of which one lies here."""
+    return isinstance(tensor, DTensor)
+
+
+def rows_here(tensor: Tensor) -> tuple[int, int] | None:
+    """Returns from and up to which row a tensor lies here; None: it is whole."""
+    if not isinstance(tensor, DTensor):
+        return None
+    mesh = tensor.device_mesh
+    place = mesh.get_coordinate()
+    assert place is not None, "every process of a run is in its mesh"
+    length = -(-tensor.shape[0] // mesh.size(-1))
+    first, last = place[-1] * length, (place[-1] + 1) * length
+    return min(first, tensor.shape[0]), min(last, tensor.shape[0])
+
+
+def from_rows(parameter: Tensor, rows: Tensor) -> Tensor:
+    """Returns this process's rows of a tensor of a parameter's shape, cut as the parameter is.
+
+    Nothing passes between processes. Rows for a parameter that is whole are returned as they are.
+    """
+    if not isinstance(parameter, DTensor):
+        return rows
+    return DTensor.from_local(
+        rows.to(parameter.to_local().device),
+        parameter.device_mesh,
+        parameter.placements,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+        run_check=False,
+    )
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Returns all of a tensor that is cut into shards; collective, on every rank that has one.
+
+    One that is whole is returned as it is.
+    """
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def cut_like(parameter: Tensor, values: Tensor) -> Tensor:
+    """Returns values of a parameter's shape, the same on every rank, cut as the parameter is."""
+    if not isinstance(parameter, DTensor):
+        return values
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return distribute_tensor(values, mesh, placements, src_data_rank=None)
+
 
 ReadRows = Callable[[str, int, int], Tensor]
 """From a parameter's name, and the rows from the one up to the other, to their values."""
@@ -65,3 +125,28 @@ def check_can_be_sharded(model: nn.Module) -> None:
                 f"parallel=fsdp cannot shard the parameter {name} of {type(model).__name__}:"
                 f" {reason}; choose parallel=ddp or another model."
             )
+
+
+def block_lists(model: nn.Module) -> list[nn.ModuleList]:
+    """Returns the outermost lists of modules of one class that hold parameters.
+
+    A seq2seq model has two: the layers of its encoder, and those of its decoder.
+    """
+    lists = [
+        m
+        for m in model.modules()
+        if isinstance(m, nn.ModuleList)
+        and (len({type(module) for module in m}) == 1 and size_of(m.parameters()) > 0)
+    ]
+    inner = {module for outer in lists for module in outer.modules() if module is not outer}
+    return [module for module in lists if module not in inner]
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """Returns the modules of a model's block lists, in the model's order."""
+    return [block for blocks in block_lists(model) for block in blocks]
+
+
+def size_of(parameters: Iterable[nn.Parameter]) -> int:
+    """Returns how many numbers parameters have."""
+    return sum(parameter.numel() for parameter in parameters)

@@ -1,7 +1,12 @@
-"""The ``parallel`` section: how many processes share a run, and how they find each other."""
+"""The sections ``parallel`` and ``launch``, and how reports describe a run's processes.
+
+``parallel``: how many processes share a run, and how they find each other. ``launch``: whether
+``dpft train`` starts them itself. Nothing here imports torch.
+"""
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from dpft.errors import InputError
 
@@ -200,3 +205,59 @@ def _number(name: str, otherwise: int | None = None) -> int:
             f" the processes by {HOW_TO_START}."
         )
     return int(text)
+
+
+LAUNCHERS = ("none", "local")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """How the processes of a run are started."""
+
+    name: str = "none"
+    """none: they are there already, or there is one; local: dpft starts them on this machine."""
+    processes: int | None = None
+    """How many to start; null: one for each CUDA device."""
+    max_restarts: int = 0
+    """How often all of them are started anew once one has ended, whatever the reason."""
+
+    def __post_init__(self) -> None:
+        if self.name not in LAUNCHERS:
+            raise InputError(f"launch must be one of {', '.join(LAUNCHERS)}, got {self.name!r}.")
+        if self.processes is not None and self.processes < 1:
+            raise InputError(f"launch.processes must be at least 1, got {self.processes}.")
+        if self.max_restarts < 0:
+            raise InputError(f"launch.max_restarts must be at least 0, got {self.max_restarts}.")
+
+
+LOOPBACK_OF_ONE_MACHINE = "loopback of one machine"
+NOT_SHARDED = "none"
+ASSUMED_TRUSTED = "a network between machines, assumed trusted or encrypted"
+
+
+def described(size: int, *, on_one_node: bool) -> dict[str, Any]:
+    """Returns how many processes there are, what each holds and what is between them.
+
+    That each holds the whole model is for a run with shards to correct: ``sharding``.
+
+    >>> described(1, on_one_node=True)
+    {'world_size': 1}
+    """
+    if size == 1:
+        return {"world_size": 1}
+    network = LOOPBACK_OF_ONE_MACHINE if on_one_node else ASSUMED_TRUSTED
+    return {"world_size": size, "sharding": NOT_SHARDED, "network": network}
+
+
+def sharding(
+    shards: int, replicas: int, *, accumulates_shards: bool = False, offload: bool = False
+) -> str:
+    """Returns what each process holds of a model that is cut into shards.
+
+    >>> sharding(2, 2)
+    'fsdp, 2 shards x 2 replicas, sums kept whole'
+    """
+    copies = f" x {replicas} replicas" if replicas > 1 else ""
+    kept = "sums kept in shards" if accumulates_shards else "sums kept whole"
+    where = ", shards in the processor's memory" if offload else ""
+    return f"fsdp, {shards} shards{copies}, {kept}{where}"

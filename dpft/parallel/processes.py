@@ -1,8 +1,16 @@
-"""How the processes of a run meet: torch's process group, as long as a block lasts."""
+"""How the processes of a run start and meet: torch's elastic agent, and torch's process group.
+
+``launch`` (``launch=local``) starts the processes on this machine by torch's own elastic agent, of
+which torchrun is made: it watches the processes, ends all of them once one has ended, and starts
+them anew as often as it may. Here it says nothing and writes nothing; the processes do. In each of
+them ``started`` joins the process group, as long as a block lasts.
+"""
 
 import os
+import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -10,17 +18,22 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher import api
 from torch.distributed.rendezvous import rendezvous
 
 from dpft.devices import accelerator, group_backends
-from dpft.errors import InputError
+from dpft.errors import DpftError, InputError, RunError, SaidElsewhere
 from dpft.parallel.parallel_config import (
     RECORDER,
+    LaunchConfig,
     ParallelConfig,
     World,
     check_start,
     world,
 )
+from dpft.parallel.rank_environment import LOOPBACK_ADDRESS, without_logging
 from dpft.parallel.ranks import ALONE, Ranks
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -66,10 +79,6 @@ def started(config: ParallelConfig) -> Iterator[Ranks]:
 
 def own_device(device: torch.device, ranks: Ranks) -> torch.device:
     """Returns the device of a rank among those of its machine.
-
-    Args:
-        device: What every rank computes on.
-        ranks: The run's processes.
 
     Raises:
         InputError: The machine has fewer devices than ranks.
@@ -177,3 +186,97 @@ def _store(there: World) -> Store:
     store, _, _ = next(iter(rendezvous("env://", there.rank, there.size, timeout=MEETING)))
     _store_of_agent = store
     return PrefixStore(f"dpft/{there.restarts}", store)
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+THREADS = "OMP_NUM_THREADS"
+TOGETHER = 1
+"""Seconds within which processes count as ended at once."""
+
+
+def launch(config: LaunchConfig, words: Sequence[str]) -> None:
+    """Starts ``dpft`` of some words in several processes, and waits until all have ended.
+
+    Raises:
+        InputError: There are other processes already, or it cannot be said how many to start.
+        SaidElsewhere: One has failed, and has said why.
+        RunError: One was killed.
+        SystemExit: This process was told to end; no process is left.
+    """
+    processes = number_of_processes(config)
+    agent = api.LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id=f"dpft-{os.getpid()}",
+        max_restarts=config.max_restarts,
+        local_addr=LOOPBACK_ADDRESS,
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+    )
+    with _as_before(processes):
+        try:
+            api.elastic_launch(agent, sys.executable)("-m", "dpft", *words)
+        except ChildFailedError as error:
+            raise ended(error.failures) from None
+        except SignalException as error:
+            raise SystemExit(128 + error.sigval) from None
+
+
+def number_of_processes(config: LaunchConfig) -> int:
+    """Returns how many processes to start.
+
+    Raises:
+        InputError: There are others already, or there is no accelerator to count by.
+    """
+    if world() is not None:
+        raise InputError(
+            "launch=local starts processes itself, got those of torchrun; drop one of the two."
+        )
+    processes = config.processes or torch.accelerator.device_count()
+    if not processes:
+        raise InputError(
+            "launch.processes must say how many processes to start where there is no accelerator,"
+            " got null; give launch.processes=2, say."
+        )
+    return processes
+
+
+def ended(failures: Mapping[int, ProcessFailure]) -> DpftError:
+    """Returns how processes have ended that the agent has found to fail.
+
+    Those that failed later were ended by the agent, or because the others were gone.
+    """
+    first = min(failure.timestamp for failure in failures.values())
+    early = {
+        rank: failure.exitcode
+        for rank, failure in sorted(failures.items())
+        if failure.timestamp <= first + TOGETHER
+    }
+    for rank, code in early.items():
+        if code < 0 and code != -signal.SIGTERM:
+            name = signal.Signals(-code).name
+            return RunError(
+                f"process {rank} of the run was killed by {name}; where a run has taken a step it"
+                " goes on with resume=RUN, and by itself with launch.max_restarts=N."
+            )
+    codes = [code for code in early.values() if code > 0]
+    return SaidElsewhere("an error", codes[0] if codes else 128 + signal.SIGTERM)
+
+
+@contextmanager
+def _as_before(processes: int) -> Iterator[None]:
+    """Gives the processes their share of the cores; the agent's doings end with the block."""
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    variables = dict(os.environ)
+    cores = len(os.sched_getaffinity(0))
+    os.environ.setdefault(THREADS, str(max(1, cores // processes)))
+    try:
+        with without_logging():
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(variables)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -5,8 +5,12 @@ file, is said where it happens: by ``Ranks.first``, which gives its error to all
 of them waits for one that failed. A run of one process has one rank, and every method here then
 returns at once. What passes between ranks is as private as a run's private/ folder: it holds keys,
 the places of drawn records and sums without noise.
+
+A ``Grid`` arranges the ranks of a sharded model in rows, each of which holds all of it; a ``Share``
+is one rank's part of a work that is cut in pieces which every rank knows.
 """
 
+import heapq
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +22,10 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dpft.errors import DpftError, SaidElsewhere
-from dpft.parallel.described import described
+from dpft.parallel.parallel_config import described
 
 LENGTH_OF_PIECE = 2**26
 """Bytes that are broadcast at once."""
@@ -257,3 +262,115 @@ def first_numbers(numbers: Sequence[int], ranks: Ranks) -> list[int]:
     if not received:
         return []
     return [int(each) for each in torch.frombuffer(bytearray(received), dtype=torch.int64)]
+
+
+REPLICAS, SHARDS = "replicas", "shards"
+"""The mesh's dimensions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The ranks in rows: each row holds the whole model, and each rank of it one shard."""
+
+    mesh: DeviceMesh
+    """(replicas, shards)."""
+    words: dist.ProcessGroup
+    """The ranks of this row, through the processor's memory."""
+    device: torch.device
+    """What this rank computes on."""
+
+    @property
+    def shard_size(self) -> int:
+        """Into how many shards the model is cut."""
+        return self.mesh.size(1)
+
+    @property
+    def replicas(self) -> int:
+        """How many times there is the whole model."""
+        return self.mesh.size(0)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Row of this rank, and the place of its shard."""
+        row, column = self.mesh.get_coordinate() or (0, 0)
+        return row, column
+
+
+def make_grid(ranks: Ranks, shard_size: int | None, device: torch.device) -> Grid:
+    """Arranges the ranks; every rank calls it.
+
+    Args:
+        ranks: All of the run.
+        shard_size: Into how many shards to cut the model; None: one for each rank.
+        device: What the ranks compute on.
+
+    Raises:
+        ValueError: The ranks do not make whole rows.
+    """
+    size = ranks.size if shard_size is None else shard_size
+    if ranks.size % size:
+        raise ValueError(f"shard_size must divide {ranks.size}, got {size}.")
+    shape = (ranks.size // size, size)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=(REPLICAS, SHARDS))
+    words = [
+        dist.new_group(list(range(first, first + size)), backend="gloo")
+        for first in range(0, ranks.size, size)
+    ]
+    return Grid(mesh=mesh, words=words[ranks.rank // size], device=device)
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's share of pieces that every rank knows.
+
+    >>> [Share(rank, 2).of([5, 3, 3, 1]) for rank in (0, 1)]
+    [[0, 3], [1, 2]]
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def of(self, weights: Sequence[int]) -> list[int]:
+        """Returns the places of this rank's pieces, ascending.
+
+        The heaviest are dealt first, each to the rank that has least: shares differ by no more
+        than the heaviest piece, and every rank comes to the same shares by itself.
+
+        Args:
+            weights: What each piece is to do, at least 0.
+        """
+        if self.size == 1:
+            return list(range(len(weights)))
+        loads = [(0, rank) for rank in range(self.size)]
+        mine = []
+        for place in sorted(range(len(weights)), key=lambda at: (-weights[at], at)):
+            load, rank = heapq.heappop(loads)
+            heapq.heappush(loads, (load + weights[place], rank))
+            if rank == self.rank:
+                mine.append(place)
+        return sorted(mine)
+
+
+EVERYTHING = Share()
+"""Of a run of one process."""
+
+
+def in_turn(count: int, ranks: Ranks) -> range:
+    """Returns the places, of so many, that are this rank's where they are dealt one by one."""
+    return range(ranks.rank, count, ranks.size)
+
+
+def put_together(answers: Sequence[Any], ranks: Ranks) -> list[Any]:
+    """Returns what all ranks answered to what ``in_turn`` dealt them, in order, on each of them.
+
+    Args:
+        answers: This rank's, ready for JSON, one for each of its places.
+        ranks: Who answers.
+    """
+    if ranks.size == 1:
+        return list(answers)
+    heard = [json.loads(each) for each in ranks.everyones(json.dumps(list(answers)).encode())]
+    found: list[Any] = [None] * sum(map(len, heard))
+    for rank, each in enumerate(heard):
+        found[rank :: ranks.size] = each
+    return found

@@ -16,17 +16,17 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from dpft.parallel.local import local
+from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping.clipper import ClippingOptions
-from dpft.privacy.clipping.engines.base import LossFunction
-from dpft.privacy.dropout import private_dropout
+from dpft.privacy.clipping.engine import LossFunction
 from dpft.privacy.ledger import StepLog
+from dpft.privacy.noise import SignalAndNoise, SignalMeter
 from dpft.privacy.phased_clipper import PhasedClipper
 from dpft.privacy.plan import PrivacyPlan
-from dpft.privacy.randomness import Randomness
-from dpft.privacy.signal_to_noise import SIGNAL_STEPS, SignalAndNoise, SignalMeter
+from dpft.privacy.randomness import Randomness, private_dropout
+from dpft.records.configuration import SIGNAL_STEPS
 
 
 class PrivacyEngine:

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dpft.errors import DpftError, RunError
-from dpft.parallel.local import local
+from dpft.parallel.cutting import local
 
 PIECE = 2**26
 """Bytes that leave a device at once to be digested."""
@@ -140,12 +140,7 @@ class ReleasedState:
 
 
 def not_the_same(name: str, change: str) -> RunError:
-    """Returns the refusal of a tensor that a forward wrote to.
-
-    Args:
-        name: Its name.
-        change: What was found.
-    """
+    """Returns the refusal of a tensor that a forward wrote to."""
     return RunError(
         f"{name} must be what it was before the model ran, but it {change}, and a state dict would"
         " release it with what it holds of the records, without noise; nothing is released. Take"
@@ -176,32 +171,34 @@ class Fingerprints:
         is_aligned = len(content) % 4 == 0 and content.storage_offset() % 4 == 0
         words, level = content.view(torch.int32) if is_aligned else content, 0
         while True:
-            key = self._key(words.device, level)
-            pieces = words.split(len(key))
+            pieces = words.split(KEYS_ON_CPU if words.device.type == "cpu" else KEYS_ELSEWHERE)
+            key = self._key(words.device, level, len(pieces[0]))
             sums = [piece.to(torch.int64).mul(key[: len(piece)]).sum() for piece in pieces]
             words, level = torch.stack(sums), level + 1
             if len(sums) == 1:
                 return words[0]
 
-    def _key(self, device: torch.device, level: int) -> Tensor:
-        """Returns the secret numbers that words are multiplied by; others for sums of sums."""
-        if (device, level) not in self._keys:
-            length = KEYS_ON_CPU if device.type == "cpu" else KEYS_ELSEWHERE
-            drawn = bytearray(secrets.token_bytes(8 * length))
-            self._keys[device, level] = torch.frombuffer(drawn, dtype=torch.int64).to(device)
-        return self._keys[device, level]
+    def _key(self, device: torch.device, level: int, length: int) -> Tensor:
+        """Returns secret numbers that words are multiplied by; others for sums of sums.
+
+        Args:
+            device: Where.
+            level: How often sums were summed.
+            length: How many are needed at least. What is drawn stays, and more is drawn behind it.
+        """
+        key = self._keys.get((device, level), torch.zeros(0, dtype=torch.int64, device=device))
+        if len(key) < length:
+            more = (1 << (length - 1).bit_length()) - len(key)
+            drawn = torch.frombuffer(bytearray(secrets.token_bytes(8 * more)), dtype=torch.int64)
+            key = self._keys[device, level] = torch.cat([key, drawn.to(device)])
+        return key
 
 
 class HeldParameters:
     """Values of parameters at one moment, to be compared with later."""
 
     def __init__(self, fingerprints: Fingerprints, parameters: Mapping[str, Tensor]) -> None:
-        """Takes their fingerprints.
-
-        Args:
-            fingerprints: Where from.
-            parameters: By name.
-        """
+        """Takes their fingerprints."""
         self._fingerprints, self._parameters = fingerprints, dict(parameters)
         self._before = fingerprints.of(self._parameters)
 
@@ -400,11 +397,7 @@ def _parts(value: Any, name: str) -> Iterator[bytes | Tensor]:
 
 
 def _raw_bytes(tensor: Tensor, name: str) -> Tensor:
-    """Returns the bytes of a tensor's values that lie here, shape (n,), uint8; no copy as a rule.
-
-    Raises:
-        RunError: It is neither dense nor made of dense ones.
-    """
+    """Returns the bytes of a tensor's local values, shape (n,), uint8; no copy as a rule."""
     values = local(tensor.detach())
     if is_traceable_wrapper_subclass(values):
         inner, _ = values.__tensor_flatten__()

@@ -21,32 +21,93 @@ r = 1 less than 1 + 2^-30. Below r = 2^-21 there are only 512 radii, of which a 
 a probability of 2^-43 a pair. All of it is for one angle, and some 2^29 / r angles share a cell and
 average. Rounding of logarithm, root and cosine (2^-50, relative) moves noises across the edges of
 cells by as little. Noises beyond 18.8 standard deviations are not counted on: see ``planning``.
+
+``CorrelatedNoise`` is that of which b steps hang together, by the recursion of
+``mechanisms.banded``. Each stretch of a block keeps its last b - 1 vectors x in float64, on the
+rank that adds its noise. The recursion is of these, and never of rounded sums: what is released is
+rounded once, as independent noise is, and rounding a released sum is post-processing. Each number
+is computed by the same operations in the same order wherever it lies, so that it has the same bits
+at any number of ranks.
+
+``SignalMeter`` measures how long a step's signal and noise are, block by block before the two are
+added: afterwards the noise is known only up to the rounding. Li et al. 2022 (arXiv 2110.05679),
+section 3.1.1 and Figure 3, right: with g the mean of the clipped gradients and z the noise on it,
+the average of ``r = ||g|| / ||z||`` over the first updates goes with the score at the end. It reads
+the records, and epsilon does not cover it: it is for a run's private/ folder alone.
 """
 
 import math
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.parallel.reductions import (
-    FinishPieces,
-    Piece,
-    StepSums,
-    finish_sums,
-    pieces_between,
-)
-from dpft.privacy.chacha20 import keystream_words
-from dpft.privacy.cipher import Address, Purpose, fill_with_keystream, keystream
-from dpft.privacy.gaussians import REFINING_WORDS, WORD_BYTES, BoxMuller
-from dpft.privacy.keys import AgingKey
-from dpft.privacy.signal_to_noise import SignalMeter
+from dpft.parallel.reductions import FinishPieces, Piece, StepSums, finish_sums, pieces_between
+from dpft.privacy.cipher import Address, AgingKey, Purpose, fill_with_keystream, keystream
+from dpft.privacy.gaussians import REFINING_WORDS, WORD_BYTES, BoxMuller, keystream_words
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignalAndNoise:
+    """The lengths of a step's mean clipped gradient and of the noise on it. Private."""
+
+    signal: float
+    """Norm of the clipped sum over the expected batch size; 0 where nobody was drawn."""
+    noise: float
+    """Norm of the noise over the expected batch size; above 0."""
+
+    @property
+    def ratio(self) -> float:
+        """Signal to noise."""
+        return self.signal / self.noise
+
+
+class SignalMeter:
+    """Adds up the squares of a step's clipped sum and of its noise, in float64.
+
+    The noise counts in units of its standard deviation, so that no such unit overflows or vanishes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Starts with nothing measured, on the device of what is to be measured."""
+        self._signal = torch.zeros((), dtype=torch.float64, device=device)
+        self._noise = torch.zeros((), dtype=torch.float64, device=device)
+
+    def add(self, clipped_sum: Tensor, gaussians: Tensor) -> None:
+        """Adds a block's squares; takes memory of one block, and changes neither tensor.
+
+        Args:
+            clipped_sum: The block of the sum before its noise, any dtype.
+            gaussians: What its noise is ``noise_std`` times of, float64, of the same shape.
+        """
+        self._signal += vector_norm(clipped_sum, dtype=torch.float64).square()
+        self._noise += vector_norm(gaussians).square()
+
+    def share(self, ranks: Ranks) -> None:
+        """Adds what the other ranks measured of theirs."""
+        both = ranks.total(torch.stack((self._signal, self._noise)))
+        self._signal, self._noise = both[0], both[1]
+
+    def mean(self, noise_std: float, expected_batch_size: float) -> SignalAndNoise:
+        """Returns what was measured of the mean gradient.
+
+        Args:
+            noise_std: Standard deviation of the noise on the sum.
+            expected_batch_size: What the noisy sum is divided by.
+        """
+        return SignalAndNoise(
+            signal=math.sqrt(float(self._signal)) / expected_batch_size,
+            noise=math.sqrt(float(self._noise)) * noise_std / expected_batch_size,
+        )
+
 
 NOISE_SOURCE = (
     "ChaCha20 (RFC 8439), keyed by the operating system; float64 Gaussians, rounded once, with the"
@@ -308,3 +369,64 @@ def _overlaps(
         if first < last:
             yield total[first - offset : last - offset], half[first - start : last - start], first
         start += len(half)
+
+
+class CorrelatedNoise:
+    """The noise of one stream's steps, and what it must remember of them.
+
+    Guarantees:
+        With x the noise over ``noise_std``, ``c_0 x_t + ... + c_(b-1) x_(t-b+1)`` are independent
+        standard Gaussians, those of ``NoiseStream``, over all steps since the stream began.
+    """
+
+    def __init__(
+        self, stream: NoiseStream, coefficients: Sequence[float], history: Mapping[str, Tensor]
+    ) -> None:
+        """Begins a stream, or goes on with one.
+
+        Args:
+            stream: Where fresh Gaussians come from.
+            coefficients: c_0 to c_(b-1).
+            history: As ``history`` returned it; empty: a stream begins.
+        """
+        self._stream = stream
+        self._first, *self._others = coefficients
+        self._earlier = {
+            name: deque(rows.to(stream.device, copy=True).unbind(), maxlen=len(self._others))
+            for name, rows in history.items()
+        }
+        """Of each stretch the vectors x of the steps before, the last one first."""
+
+    def add(
+        self,
+        sums: Mapping[str, nn.Parameter] | Iterable[nn.Parameter] | StepSums,
+        noise_std: float,
+        *,
+        step: int,
+        meter: SignalMeter | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """As ``add_noise``, of noise that hangs together; once for each step, in their order."""
+        add_noise(
+            sums, noise_std, self._stream, step, meter=meter, ranks=ranks, correlate=self._correlate
+        )
+
+    def history(self) -> dict[str, Tensor]:
+        """Returns each stretch's vectors x, float64, shape (steps, numbers), the last one first."""
+        return {
+            name: torch.stack(tuple(kept)).cpu() for name, kept in self._earlier.items() if kept
+        }
+
+    def _correlate(self, piece: Piece, first: int, fresh: Tensor) -> Tensor:
+        """Turns fresh Gaussians of a stretch into x, in place, and remembers it."""
+        name = f"{piece.place}.{piece.block}.{first}.{len(fresh)}"
+        most = len(self._others)
+        earlier = self._earlier.setdefault(name, deque(maxlen=most))
+        for coefficient, x in zip(self._others, earlier, strict=False):
+            # two roundings, never a fused one, which would depend on a number's place
+            fresh.sub_(x * coefficient)
+        fresh.div_(self._first)
+        if most:
+            oldest = earlier.pop() if len(earlier) == most else fresh.new_empty(len(fresh))
+            earlier.appendleft(oldest.copy_(fresh))
+        return fresh

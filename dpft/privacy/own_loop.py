@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import InputError
-from dpft.privacy.keys import AgingKey, secret_key
+from dpft.privacy.cipher import AgingKey, secret_key
 from dpft.privacy.noise import NoiseStream, add_noise
 from dpft.privacy.sampling import PoissonSampler, SamplingStream
 
@@ -89,11 +89,7 @@ class GaussianNoise:
     """
 
     def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        *,
-        noise_std: float,
-        expected_batch_size: float,
+        self, parameters: Iterable[nn.Parameter], *, noise_std: float, expected_batch_size: float
     ) -> None:
         """Takes a key from the operating system, for these parameters alone.
 

@@ -7,7 +7,6 @@ is checked here against the plan that was accounted for.
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from torch import Tensor, nn
@@ -15,9 +14,7 @@ from torch import Tensor, nn
 from dpft.errors import RunError
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.clipper import ClippingOptions
-from dpft.privacy.clipping.engines.base import LossFunction
-from dpft.privacy.clipping.factors import clipping_style
-from dpft.privacy.clipping.sums import rounding_headroom
+from dpft.privacy.clipping.engine import LossFunction, clipping_style, rounding_headroom
 from dpft.privacy.frozen_state import Fingerprints, HeldParameters
 from dpft.privacy.plan import ClippingPlan, Phase
 
@@ -66,12 +63,7 @@ class PhasedClipper:
         self._resources.enter_context(self._clipper)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._resources.close()
 
     @property

@@ -8,8 +8,7 @@ from typing import Protocol
 from dpft.errors import InputError
 from dpft.kinds import OWN_DATA
 from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multiplier
-from dpft.privacy.clipping.factors import MOST_HEADROOM, clipping_style
-from dpft.privacy.clipping.sums import rounding_headroom
+from dpft.privacy.clipping.engine import MOST_HEADROOM, clipping_style, rounding_headroom
 from dpft.privacy.gaussians import REACH
 from dpft.privacy.mechanisms.base import Mechanism, MechanismConfig, Numbers
 from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
@@ -46,11 +45,7 @@ class PhaseRequest(Protocol):
 
 
 def make_clipping_plan(
-    config: Clipping,
-    *,
-    num_examples: int,
-    expected_batch_size: int,
-    phases: Sequence[PhaseRequest],
+    config: Clipping, *, num_examples: int, expected_batch_size: int, phases: Sequence[PhaseRequest]
 ) -> ClippingPlan:
     """Returns the plan of a run that clips and adds no noise; as ``make_plan``, without epsilon.
 
@@ -161,11 +156,7 @@ def check_one_phase(mechanism: Mechanism, phases: Sequence[str]) -> None:
 
 
 def _check_headroom(expected_batch_size: int) -> None:
-    """Refuses a batch so large that rounding could move its sum by half of the clipping norm.
-
-    Raises:
-        InputError: It is.
-    """
+    """Refuses a batch so large that rounding could move its sum by half of the clipping norm."""
     headroom = rounding_headroom(expected_batch_size)
     if headroom > MOST_HEADROOM:
         raise InputError(
@@ -181,9 +172,6 @@ def _check_reach(noise_multiplier: float, *, sample_rate: float, steps: int, del
     Noise ends at ``REACH`` standard deviations. A unit that joins a step moves the sum by at most
     ``1 / noise_multiplier`` of them, so an outcome that only one of two data sets can have is seen
     in a run with a probability of at most ``q * T * Phi(1 / noise_multiplier - REACH)``.
-
-    Raises:
-        InputError: That is more than a thousandth of ``delta``.
     """
     beyond = 1 / noise_multiplier - REACH
     missing = sample_rate * steps * math.erfc(-beyond / math.sqrt(2)) / 2

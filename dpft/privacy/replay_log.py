@@ -24,7 +24,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dpft.errors import DpftError, StateError
@@ -285,17 +284,14 @@ class JournaledLedger:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         self._file = os.fdopen(descriptor, "r+", encoding="utf-8", newline="\n")
         sync_folder(path.parent)
-        _end_torn_line(descriptor)
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            os.write(descriptor, b"\n")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def record_step(self, mechanism: Mapping[str, Any], gradients: Released) -> None:
@@ -360,10 +356,3 @@ def _fingerprint(gradients: "Sequence[Tensor]") -> dict[str, str]:
     for own, square in torch.stack(found).tolist():  # one look at the device
         total, squares = total + own, squares + square
     return {"sum": total.hex(), "sum_of_squares": squares.hex()}
-
-
-def _end_torn_line(descriptor: int) -> None:
-    """Ends a line that broke off, so that the next one does not join it."""
-    size = os.fstat(descriptor).st_size
-    if size and os.pread(descriptor, 1, size - 1) != b"\n":
-        os.write(descriptor, b"\n")

@@ -42,9 +42,6 @@ class Witness(Protocol):
     def check(self, folder: Path) -> None:
         """Refuses, before a step is taken, what cannot work.
 
-        Args:
-            folder: The run's, which is not elsewhere.
-
         Raises:
             InputError: It cannot.
         """
@@ -134,11 +131,6 @@ class Handover:
     def __init__(self, witness: Witness, folder: Path, *, run_id: str) -> None:
         """Goes on counting the heads of a run.
 
-        Args:
-            witness: Who takes the heads.
-            folder: The run's; it exists.
-            run_id: What the ledger names the run by.
-
         Raises:
             StateError: What was handed over before cannot be read.
         """
@@ -150,12 +142,7 @@ class Handover:
         self._write()
 
     def hand_over(self, lines: int, head: str) -> None:
-        """Hands over one head; a witness that fails, or a full disk, costs a warning.
-
-        Args:
-            lines: Lines of the ledger.
-            head: Hash of the last of them.
-        """
+        """Hands over one head; a witness that fails, or a full disk, costs a warning."""
         name = self._witness.name
         count = self._witnesses[name]
         line = WitnessLine(run=self.run_id, lines=lines, head=head)
@@ -200,11 +187,6 @@ def read_handed(folder: Path) -> HandedFile | None:
 
 def check_witnessed(ledger: LedgerRecord, folder: Path, file: Path) -> int:
     """Holds a ledger against the heads that a file of a witness has of its run.
-
-    Args:
-        ledger: What it says.
-        folder: The run's.
-        file: As ``privacy.witness=FILE`` wrote it.
 
     Returns:
         The most lines that the file has a head of: so many the ledger had, and still has.

@@ -21,28 +21,9 @@ from dpft.records.form import (
 )
 from dpft.records.ledger import Calibration, LedgerHead
 
-DeltaSource = Annotated[
-    str,
-    Limits(
-        choices=(
-            "given",
-            "own_data",
-            "published",
-        )
-    ),
-]
+DeltaSource = Annotated[str, Limits(choices=("given", "own_data", "published"))]
 Relation = Annotated[str, Limits(choices=("add_or_remove_one",))]
-Sampler = Annotated[
-    str,
-    Limits(
-        choices=(
-            "poisson",
-            "cyclic_poisson",
-            "mixed",
-            "none",
-        )
-    ),
-]
+Sampler = Annotated[str, Limits(choices=("poisson", "cyclic_poisson", "mixed", "none"))]
 
 
 @dataclass(frozen=True, kw_only=True)

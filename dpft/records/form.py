@@ -239,11 +239,7 @@ class Ruled:
     RULES: ClassVar[Rules] = ()
 
     def __post_init__(self) -> None:
-        """Refuses keys that do not go together.
-
-        Raises:
-            ValueError: Some do not; it says which.
-        """
+        """Refuses keys that do not go together."""
         for rule in rules_of(type(self)):
             said = rule.broken(self)
             if said is not None:

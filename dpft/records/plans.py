@@ -145,6 +145,22 @@ class PlannedDivision:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedSaturation:
+    """Private pre-training where compute is no limit (McKenna et al. 2025, Table 2)."""
+
+    parameters: AtLeastOne
+    """Of the model."""
+    steps: AtLeastOne
+    """Noisy steps."""
+    expected_batch_size: AtLeastOne
+    """Of each."""
+    tokens: Positive
+    """That all steps read together; more are of no use."""
+    is_measured: bool
+    """Whether the number of units and epsilon lie within the table; else its edge is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlannedCompute:
     """A budget of compute and what to do with it, with compute=."""
 
@@ -159,6 +175,12 @@ class PlannedCompute:
     parameters_without_privacy: AtLeastOne
     """Of the model that as much compute is best spent on when pre-training without privacy, at 20
     tokens a parameter (Hoffmann et al. 2022); with privacy a smaller one is."""
+    least_parameters: AtLeastOne
+    """Of the model that the tokens are best spent on in private pre-training, at least."""
+    most_parameters: AtLeastOne
+    """The same, at most: the size where compute is no limit."""
+    saturation: PlannedSaturation
+    """What private pre-training is best spent on where compute is no limit."""
     divisions: tuple[PlannedDivision, ...]
     """By steps."""
     advised: PlannedDivision

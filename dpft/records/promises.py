@@ -638,9 +638,7 @@ def has_noise(privacy: RunPrivacy | Vocabulary) -> TypeGuard[PrivateRun | Privat
     return isinstance(privacy, PrivateRun | PrivateVocabulary)
 
 
-def is_promised(
-    privacy: RunPrivacy | Vocabulary,
-) -> TypeGuard[PrivateRun | PrivateVocabulary]:
+def is_promised(privacy: RunPrivacy | Vocabulary) -> TypeGuard[PrivateRun | PrivateVocabulary]:
     """Returns whether there is an epsilon, read by ``read_privacy``, that is one to rely on.
 
     Not without privacy, nor of a test's seed, nor where the noise can be computed.

@@ -168,12 +168,7 @@ BOLD_NOTE = (
 
 
 def best(scores: Mapping[int, Sequence[float]], metric: str) -> set[int]:
-    """Returns the settings whose scores are best; none where the test tells none apart.
-
-    Args:
-        scores: Setting to its runs' scores.
-        metric: What the scores are of.
-    """
+    """Returns the settings whose scores are best; none where the test tells none apart."""
     if metric in NEITHER_IS_BETTER or len(scores) < 2 or min(map(len, scores.values())) < 2:
         return set()
     sign = -1 if metric in LOWER_IS_BETTER else 1
@@ -438,10 +433,6 @@ def composed_costs(records: Sequence[RunRecord], unfinished: int) -> list[str]:
     """Returns what the runs on each data set cost together, a sentence each.
 
     That runs of one task from one source share their records is assumed, and said.
-
-    Args:
-        records: The finished runs.
-        unfinished: How many more runs have begun.
     """
     data: dict[tuple[str, ...], list[RunRecord]] = {}
     for record in records:

@@ -31,6 +31,27 @@ WARNING: Final = "warning"
 MISSING: Final = "missing"
 
 
+def examine(metrics: object) -> list[Check]:
+    """Returns all checks, what is essential first.
+
+    Args:
+        metrics: A dataclass of the folders of metrics' models, ``metrics.KEY``.
+    """
+    models = {f"metrics.{name}": folder for name, folder in vars(metrics).items()}
+    return [
+        *package_checks(),
+        device_check(),
+        compiler_check(),
+        outputs_check(),
+        memory_check(),
+        *disk_checks(),
+        embedded_model_check(),
+        hub_check(),
+        *metric_checks(models),
+        *tracker_checks(),
+    ]
+
+
 def can_train(checks: Sequence[Check]) -> bool:
     """Returns whether nothing essential is missing."""
     return not any(check.essential and check.state == MISSING for check in checks)
@@ -280,14 +301,7 @@ def extra_ranges(extra: str) -> dict[str, SpecifierSet]:
 
 
 def extra_check(name: str, extra: str, *, cost: str, other: str) -> Check:
-    """Returns whether a package of an extra is there, at a version it was made for.
-
-    Args:
-        name: Of the package, as pip calls it.
-        extra: Of dpft.
-        cost: What its lack costs.
-        other: What another version costs.
-    """
+    """Returns whether a package of an extra is there, at a version it was made for."""
     found, wanted = installed_version(name), extra_ranges(extra).get(name)
     remedy = f"pip install 'dpft[{extra}]'"
     if found is None:

@@ -108,13 +108,7 @@ def warning_lines(warnings: Iterable[str], *, label: str = "warning") -> list[st
 
 
 def headline_of(
-    epsilon: float,
-    *,
-    delta: float,
-    accountant: str,
-    steps: str,
-    unit: str,
-    sampler: str = SAMPLER,
+    epsilon: float, *, delta: float, accountant: str, steps: str, unit: str, sampler: str = SAMPLER
 ) -> str:
     """Returns epsilon with all that it depends on, as lines of text of ``WIDTH`` columns.
 
@@ -358,12 +352,7 @@ Panels = Sequence[tuple[str, Sequence[BatchSizeNoise]]]
 
 
 def plot_epsilon_over_steps(reports: Sequence[AccountingReport], path: Path) -> None:
-    """Draws every accountant's epsilon over steps; gdp, which bounds nothing, is dotted.
-
-    Args:
-        reports: The points, ascending.
-        path: File to write; its suffix says what.
-    """
+    """Draws every accountant's epsilon over steps; gdp, which bounds nothing, is dotted."""
     figure, (axes,) = _figure(1)
     for name, style in STYLES.items():
         points = [(report.mechanism.steps, _value(report, name)) for report in reports]

@@ -52,10 +52,6 @@ def digits(value: float, rounded: int | None = None) -> str:
 
     >>> digits(60.5321), digits(0.6512), digits(1234.5), digits(9.999), digits(0.0)
     ('60.5', '0.651', '1234', '10.0', '0')
-
-    Args:
-        value: The score.
-        rounded: As ``score``.
     """
     if value == 0 or rounded is not None:
         return f"{value:g}"

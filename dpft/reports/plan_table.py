@@ -63,9 +63,7 @@ def _line(name: str, value: str) -> str:
 
 
 def plan_table(
-    record: PrivatePlan | OpenPlan,
-    plan: PrivacyPlan | None,
-    accounting: AccountingReport | None,
+    record: PrivatePlan | OpenPlan, plan: PrivacyPlan | None, accounting: AccountingReport | None
 ) -> str:
     """Returns the plan as lines of text, 80 columns wide.
 
@@ -106,11 +104,16 @@ NOT_FITTED = (
     " the losses that McKenna et al. 2025 (arXiv 2501.18914) interpolate from pre-training are not"
     " in dpft"
 )
-SMALLER = (
-    "of that compute, pre-training without privacy is best spent on a model of {size}"
-    " parameters (Hoffmann et al. 2022), and with privacy on a smaller one (McKenna et al. 2025);"
-    " neither speaks of fine-tuning"
+MODEL_SIZE = (
+    "so many tokens are best spent on a model of {sizes} parameters when it is pre-trained with"
+    " privacy (McKenna et al. 2025, Table 2, BERT at delta = 1e-8); without privacy, the FLOPs are"
+    " on one of {size} (Hoffmann et al. 2022); neither speaks of fine-tuning"
 )
+SATURATED = (
+    "at this epsilon and number of units more than {tokens} tokens are of no use to private"
+    " pre-training: {steps} steps of {batch} with a model of {size} parameters (Table 2)"
+)
+OUTSIDE = "number of units or epsilon lie outside of Table 2, whose edge is given"
 
 
 def _compute_lines(record: PrivatePlan | OpenPlan) -> list[str]:
@@ -130,11 +133,30 @@ def _compute_lines(record: PrivatePlan | OpenPlan) -> list[str]:
             f"{row.steps:>10}{row.expected_batch_size:>12}{row.noise_multiplier:>10.4g}"
             f"{row.noise_batch_ratio:>13.3g}{row.strength:>10.3g}{mark}"
         )
-    size = float(f"{compute.parameters_without_privacy:.2g}")
-    notes = [NOT_FITTED, SMALLER.format(size=f"{size:,.0f}")]
+    sizes = sorted({_rounded(compute.least_parameters), _rounded(compute.most_parameters)})
+    end = compute.saturation
+    notes = [
+        NOT_FITTED,
+        MODEL_SIZE.format(
+            sizes=" to ".join(f"{size:,.0f}" for size in sizes),
+            size=f"{_rounded(compute.parameters_without_privacy):,.0f}",
+        ),
+        SATURATED.format(
+            tokens=f"{end.tokens:.2g}",
+            steps=f"{_rounded(end.steps):,.0f}",
+            batch=f"{_rounded(end.expected_batch_size):,.0f}",
+            size=f"{_rounded(end.parameters):,.0f}",
+        ),
+    ]
+    if not end.is_measured:
+        notes.append(OUTSIDE)
     if not best.is_measured:
         notes.append("the advised steps and ratio are outside of what they measured")
     return [*lines, *warning_lines(notes, label="note")]
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.2g}")
 
 
 def summary_line(record: PrivatePlan | OpenPlan) -> str:

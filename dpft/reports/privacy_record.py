@@ -1,23 +1,31 @@
-"""The content of privacy.json: what a run guarantees, by whose accounting, and what it assumes.
+"""The content of privacy.json: what a run guarantees, by whose accounting, and where it comes from.
 
 The headline is a proven upper bound with everything it depends on beside it (docs/design.md,
 rule 6). It is rebuilt from the plan and the ledger: steps that the ledger holds are the steps
 that are accounted for.
+
+Beside it stand the processes that took the steps, with what passed between them; the model that
+the run started from, where that one was private already; of the best of a search, the bound of
+choosing it; who has heads of its ledger; and what audits found, lower bounds beside epsilon, which
+they never change.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from dpft.methods.base import ParameterCounts
+from dpft.parallel.parallel_config import LOOPBACK_OF_ONE_MACHINE, NOT_SHARDED
 from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.accounting.interpretation import noise_warnings
-from dpft.privacy.accounting.summary import AccountingReport, account
-from dpft.privacy.clipping.sums import rounding_headroom
-from dpft.privacy.dropout import DROPOUT_SOURCE
+from dpft.privacy.accounting.selection import TrialCount
+from dpft.privacy.accounting.summary import AccountingReport, account, delta_text, eps_text
 from dpft.privacy.ledger import LedgerRecord
-from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER, ClippingPlan, PrivacyPlan
+from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
+from dpft.records.configuration import RunConfiguration
 from dpft.records.form import joined
-from dpft.records.ledger import LedgerHead
+from dpft.records.ledger import Calibration, Handed, HandedFile, LedgerHead
 from dpft.records.promises import (
     NoPromise,
     Origin,
@@ -25,7 +33,12 @@ from dpft.records.promises import (
     Phase,
     PlanPromise,
     PrivateRun,
+    Process,
+    RunPrivacy,
+    Selection,
     SpentCurve,
+    StartingModel,
+    guarantee,
 )
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 
@@ -52,6 +65,8 @@ def promise_of(
         accounting: Of its steps.
         trainable_parameters: How many numbers get noise; 1 where that is not known.
     """
+    from dpft.privacy.clipping.engine import rounding_headroom
+
     epsilon, accountant = _headline(plan, accounting)
     return PlanPromise(
         epsilon=epsilon,
@@ -114,6 +129,9 @@ def private_run(
         steps_kept: Steps of the plan that the released model has taken; None: those in the ledger.
         curve: Of epsilon over the plan's steps; None leaves it out.
     """
+    from dpft.privacy.noise import NOISE_SOURCE
+    from dpft.privacy.randomness import DROPOUT_SOURCE
+
     promise = promise_of(plan, accounting, trainable_parameters=counts.trainable)
     warnings = [NOT_PRIVATE_SEED, *promise.warnings] if reproducible else [*promise.warnings]
     if not self_check:
@@ -148,11 +166,7 @@ def _taken_again(taken: int, kept: int) -> str:
 
 
 def no_promise(
-    *,
-    num_examples: int,
-    expected_batch_size: int,
-    steps: int,
-    clipping: ClippingPlan | None = None,
+    *, num_examples: int, expected_batch_size: int, steps: int, clipping: ClippingPlan | None = None
 ) -> NoPromise:
     """Returns what privacy.json and ``dpft plan`` say with ``privacy=none``; there is no epsilon.
 
@@ -163,6 +177,8 @@ def no_promise(
         steps: Steps planned.
         clipping: Of a run that clips and adds no noise; None of any other.
     """
+    from dpft.privacy.clipping.engine import rounding_headroom
+
     nothing = NoPromise(
         num_examples=num_examples, expected_batch_size=expected_batch_size, steps=steps, warnings=()
     )
@@ -199,3 +215,286 @@ def _headline(plan: PrivacyPlan, accounting: AccountingReport) -> tuple[float, s
     if calibration is not None and accounting.mechanism == plan.event():
         return calibration.epsilon, calibration.accountant
     return accounting.epsilon, accounting.accountant
+
+
+NETWORK_ASSUMED = (
+    "Assumed: a trusted or encrypted network between the run's machines. Keys and sums without"
+    " noise crossed it, and gloo and NCCL neither encrypt nor authenticate."
+)
+
+
+def processes_of(sessions: Iterable[Process]) -> tuple[Process, ...] | None:
+    """Returns what privacy.json says of a run's processes; None where it had one all along.
+
+    Args:
+        sessions: Each process group that took steps, as ``Ranks.described`` has it.
+    """
+    distinct: list[Process] = []
+    for session in sessions:
+        if session not in distinct:
+            distinct.append(session)
+    return tuple(distinct) if any(each.world_size > 1 for each in distinct) else None
+
+
+def process_rows(privacy: RunPrivacy) -> list[tuple[str, str]]:
+    """Returns the rows of the report's table."""
+    return [("processes", _words(session)) for session in privacy.processes or ()]
+
+
+def network_sentences(privacy: RunPrivacy) -> list[str]:
+    """Returns what epsilon rests on beside the arithmetic, where machines spoke to each other."""
+    networks = [session.network for session in privacy.processes or ()]
+    return [] if set(networks) <= {None, LOOPBACK_OF_ONE_MACHINE} else [NETWORK_ASSUMED]
+
+
+def _words(session: Process) -> str:
+    if session.world_size == 1:
+        return "1"
+    held = "the whole model" if session.sharding == NOT_SHARDED else "a shard of the model"
+    return (
+        f"{session.world_size}, each with {held} (sharding: {session.sharding});"
+        f" between them: {session.network}"
+    )
+
+
+def started_from(privacy: RunPrivacy) -> str:
+    """Returns what is still promised to the records that made the starting model; or nothing."""
+    return "".join(f" {_promised(entry)}" for entry in privacy.starting_models or ())
+
+
+def starting_sentences(privacy: RunPrivacy) -> list[str]:
+    """Returns what the epsilons of a run and of the model that it started from are together."""
+    promised = [entry for entry in privacy.starting_models or () if entry.private]
+    if not promised:
+        return []
+    costs = [guarantee(entry) for entry in promised]
+    if isinstance(privacy, PrivateRun):
+        costs.append(guarantee(privacy))
+    if len(costs) == 1:
+        return []
+    total, delta = (sum(each) for each in zip(*costs, strict=True))
+    return [
+        "Each ε is for the records of its own training. For somebody whose records are in all of"
+        f" them the costs add up: at most ε = {eps_text(total)} at δ = {delta_text(delta)} (simple"
+        " composition)."
+    ]
+
+
+def _promised(entry: StartingModel) -> str:
+    what = f"the records of {entry.data or 'its training'}"
+    if not entry.private:
+        return (
+            f"It started from a model that promises nothing to {what}: its noise was predictable."
+        )
+    epsilon, delta = guarantee(entry)
+    relation = str(entry.neighboring_relation).replace("_", " ")
+    promise = f"(ε = {eps_text(epsilon)}, δ = {delta_text(delta)})-differentially private"
+    return (
+        f"It started from a model that is **{promise}** for {what} ({relation} {entry.unit}), as"
+        " the privacy.json beside that model states; what is done to it without those records"
+        " changes nothing of that."
+    )
+
+
+def with_witness(privacy: PrivateRun, handed: HandedFile | None) -> PrivateRun:
+    """Returns what a run promises with its witness among it.
+
+    Args:
+        privacy: Without it.
+        handed: What ``read_handed`` says; None: the run has no witness.
+    """
+    if handed is None:
+        return privacy
+    lines, warnings = privacy.ledger.lines, [*privacy.warnings]
+    for name, count in handed.witnesses.items():
+        if count.failed or count.lines < lines:
+            were = "was" if count.failed == 1 else "were"
+            failed = f" and {_heads(count.failed)} {were} not taken" if count.failed else ""
+            warnings.append(
+                f"the witness, {name}, has a head of {count.lines} of the ledger's {lines}"
+                f" lines{failed}; lodge the head with someone else"
+            )
+    witness = Handed(run=handed.run, witnesses=handed.witnesses)
+    return replace(privacy, witness=witness, warnings=tuple(warnings))
+
+
+def witness_rows(privacy: PrivateRun) -> list[tuple[str, str]]:
+    """Returns each witness in words, quantity and value; none where there was none."""
+    known = privacy.witness
+    if known is None:
+        return []
+    return [
+        (
+            "witness of the ledger",
+            f"{name}: {_heads(count.heads)}, the last after line {count.lines} of"
+            f" {privacy.ledger.lines}, {count.failed} not taken; the run's name there is"
+            f" `{known.run}`",
+        )
+        for name, count in known.witnesses.items()
+    ]
+
+
+def _heads(number: int) -> str:
+    return f"{number} head{'' if number == 1 else 's'}"
+
+
+NOT_OF_A_SEARCH = ("gave no bound", "is refused", "disagree.", "not a numerical composition.")
+"""How warnings of a single run's accountants end or go on; they say nothing of a search's bound."""
+
+
+def with_selection(
+    record: PrivateRun,
+    calibration: Calibration,
+    count: TrialCount,
+    *,
+    space: Mapping[str, Sequence[Any]],
+) -> PrivateRun:
+    """Returns the winner's record under the bound of the whole search.
+
+    What accountants say of the winner's steps alone is left out: lower than what was spent, it
+    would be read as epsilon.
+
+    Args:
+        record: The winner's privacy.json, as if it had been trained alone.
+        calibration: Of the search.
+        count: How the number of trials was drawn.
+        space: What each trial drew its setting from.
+    """
+    warnings = [
+        text for text in record.warnings if not any(part in text for part in NOT_OF_A_SEARCH)
+    ]
+    if record.tokenizer is not None:
+        # The choice among the trials has no mechanism to compose with the tokenizer's, and the
+        # winner's own steps cost less than the search: the sum of both epsilons holds.
+        both = calibration.epsilon + record.tokenizer.epsilon
+        tokenizer = replace(record.tokenizer, simple_composition=both)
+        record = replace(record, epsilon_with_tokenizer=both, tokenizer=tokenizer)
+    return replace(
+        record,
+        epsilon_curve=None,
+        epsilon=calibration.epsilon,
+        accountant=calibration.accountant,
+        epsilons={calibration.accountant: calibration.epsilon},
+        warnings=tuple(warnings),
+        selection=Selection(
+            theorem="Papernot and Steinke 2022 (arXiv 2110.03620), Theorem 2",
+            eta=count.eta,
+            gamma=count.gamma,
+            expected_trials=count.expected,
+            search_space={key: tuple(values) for key, values in space.items()},
+        ),
+    )
+
+
+Row = tuple[str, str]
+NO_MIXING = "if what is seen of one canary tells nothing of another's coin"
+"""What a test of the mechanism by white-box scores assumes (``dpft.audit.guessing``)."""
+
+
+def is_contradicted(entry: Guesses) -> str | None:
+    """Returns what to say where a lower bound is above the report's epsilon; None where not."""
+    if entry.epsilon is None or entry.epsilon_lower <= entry.epsilon:
+        return None
+    return (
+        f"**THE GUARANTEE IS CONTRADICTED: an audit found ε to be at least"
+        f" {entry.epsilon_lower:.2f}, and the report says {eps_text(entry.epsilon)}.** Of audits of"
+        f" a right guarantee {_chance(entry.confidence)} say so by chance; audit another run,"
+        " and do not release this model."
+    )
+
+
+def is_another_mechanism(entry: Guesses) -> str | None:
+    """Returns what to say where the mechanism is not the plan's; None where nothing shows it."""
+    if not entry.other_mechanism:
+        return None
+    views: Sequence[Guesses | ViewInShort] = [entry]
+    if isinstance(entry, GuessesInShort | OneRunAudit):
+        views = entry.views
+    telling = [view for view in views if view.other_mechanism]
+    assumed = f", {NO_MIXING}," if all(view.assumes_no_mixing for view in telling) else ""
+    return (
+        "**NOT THIS MECHANISM: an audit found more canaries than the planned noise and sampling"
+        " allow, so something else was carried out than what was accounted for.** Of audits of a"
+        f" right run {_chance(entry.mechanism_confidence)} say so by chance{assumed}; audit"
+        " another run, and do not release this model."
+    )
+
+
+def canary_sentences(config: RunConfiguration) -> list[str]:
+    """Returns what canaries among the records do to epsilon and delta; nothing where none are."""
+    if not _has_canaries(config):
+        return []
+    counted = (
+        "Canaries: the number of examples counts canaries of audits, those with a coin whatever it"
+        " said, so the sample rate, and a δ that follows from the number, are of records and"
+        " canaries together; ε holds for each record, and for each canary, as for any other."
+    )
+    watched = (
+        "White box: each step's noisy gradient was held against every canary's own"
+        " (`audit.white_box=true`). ε covers what that shows of records; of canaries it tells the"
+        " coins, and stands under `private/`."
+    )
+    is_watched = config.audit is not None and config.audit.white_box
+    return [counted, watched] if is_watched else [counted]
+
+
+def unprotected_canaries(config: RunConfiguration, privacy: RunPrivacy) -> list[str]:
+    """Returns what to say of canaries in a run without privacy; nothing where none are."""
+    if isinstance(privacy, PrivateRun) or not _has_canaries(config):
+        return []
+    return [
+        "Warning: canaries of audits are among the records of this run, which is not private: a"
+        " lower bound of ε has nothing to stand beside."
+    ]
+
+
+def alarms(privacy: RunPrivacy) -> list[str]:
+    """Returns what stands before everything else in a report, as found by audits."""
+    if privacy.audited is None or privacy.audited.one_run is None:
+        return []
+    entry = privacy.audited.one_run
+    return [said for said in (is_contradicted(entry), is_another_mechanism(entry)) if said]
+
+
+def audited_rows(privacy: RunPrivacy) -> list[Row]:
+    """Returns quantity and value of what audits found; none where none was made."""
+    found = privacy.audited
+    if found is None:
+        return []
+    rows = [] if found.one_run is None else one_run_rows(found.one_run)
+    return rows + ([] if found.exposure is None else list(found.exposure.rows))
+
+
+def one_run_rows(entry: Guesses) -> list[Row]:
+    """Returns what an audit in one run found, quantity and value in words."""
+    promised = "none: this run is not private" if entry.epsilon is None else eps_text(entry.epsilon)
+    sure = f"{100 * entry.confidence:g} %"
+    return [
+        ("threat model", entry.threat_model),
+        (f"ε is at least, with {sure} confidence", f"{entry.epsilon_lower:.2f}"),
+        ("ε is at most, by the accountant", promised),
+        ("δ of both", f"{entry.delta:.3g}"),
+        ("canaries, each trained on by a secret coin", str(entry.canaries)),
+        ("coins guessed, and rightly", f"{entry.guesses}, {entry.correct}"),
+        ("the most that so many canaries could show", f"{entry.largest_epsilon_lower:.2f}"),
+        ("ε is at least, if the noise is Gaussian", f"{entry.epsilon_lower_if_gaussian:.2f}"),
+        *_against_plan(entry),
+    ]
+
+
+def _has_canaries(config: RunConfiguration) -> bool:
+    asked = config.audit
+    return asked is not None and bool(asked.canaries or asked.exposure_canaries)
+
+
+def _against_plan(entry: Guesses) -> list[Row]:
+    if entry.p_value_of_plan is None:
+        return []
+    verdict = "no" if entry.other_mechanism else "yes"
+    assumed = f", {NO_MIXING}" if entry.assumes_no_mixing else ""
+    value = f"{verdict} (p = {entry.p_value_of_plan:.2g}{assumed})"
+    return [("possible under the planned mechanism", value)]
+
+
+def _chance(confidence: float) -> str:
+    return f"at most {100 * (1 - confidence):.2g} %"

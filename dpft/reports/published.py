@@ -91,12 +91,7 @@ def value_at(config: Mapping[str, Any], key: str) -> Any:
 
 
 def agrees(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Returns whether a run has all of a published result's settings; 3 and 3.0 are one number.
-
-    Args:
-        settings: Dotted key to value.
-        config: Content of the run's config.yaml.
-    """
+    """Returns whether a run has all of a published result's settings; 3 and 3.0 are one number."""
     return all(value_at(config, key) == value for key, value in settings.items())
 
 
@@ -112,11 +107,7 @@ class MapAxis:
     """Whose the values are, in words, where they are not the paper's; None: the paper's."""
 
     def place(self, config: Mapping[str, Any]) -> int | None:
-        """Returns in which row, or column, a run's value of the key is; None: in none.
-
-        Args:
-            config: Content of the run's config.yaml.
-        """
+        """Returns in which row, or column, a run's value of the key is; None: in none."""
         value = value_at(config, self.key)
         return self.values.index(value) if value in self.values else None
 
@@ -173,11 +164,7 @@ class ReferenceMap:
         return [axis.remark for axis in (self.rows, self.columns) if axis.remark]
 
     def fits(self, config: Mapping[str, Any]) -> bool:
-        """Returns whether a run is as every cell is, but for the two keys of the map.
-
-        Args:
-            config: Content of the run's config.yaml.
-        """
+        """Returns whether a run is as every cell is, but for the two keys of the map."""
         private = value_at(config, "privacy.name") != "none"
         return (
             value_at(config, "task.name") == self.task
@@ -188,22 +175,14 @@ class ReferenceMap:
         )
 
     def score_of(self, config: Mapping[str, Any]) -> float | None:
-        """Returns the published score of a run's settings; None where there is none.
-
-        Args:
-            config: Content of the run's config.yaml.
-        """
+        """Returns the published score of a run's settings; None where there is none."""
         row, column = self.rows.place(config), self.columns.place(config)
         if row is None or column is None or not self.fits(config):
             return None
         return self.cells[row][column]
 
     def row_of(self, config: Mapping[str, Any]) -> Reference | None:
-        """Returns the cell that has a run's settings, as a published row; None where none has.
-
-        Args:
-            config: Content of the run's config.yaml.
-        """
+        """Returns the cell that has a run's settings, as a published row; None where none has."""
         value = self.score_of(config)
         if value is None:
             return None
@@ -255,11 +234,7 @@ def _from_saved(saved: Mapping[str, Any]) -> ReferenceMap:
 
 
 def _check_axes(of: ReferenceMap) -> None:
-    """Refuses keys and values that do not tell the cells apart.
-
-    Raises:
-        InputError: An axis has no value, or one twice, or both have one key.
-    """
+    """Refuses keys and values that do not tell the cells apart."""
     for name, axis in (("rows", of.rows), ("columns", of.columns)):
         if not axis.values or len(set(axis.values)) < len(axis.values):
             raise InputError(
@@ -274,11 +249,7 @@ def _check_axes(of: ReferenceMap) -> None:
 
 
 def _check_shape(of: ReferenceMap) -> None:
-    """Refuses cells that are not a score for each row and column.
-
-    Raises:
-        InputError: There are too many or too few.
-    """
+    """Refuses cells that are not a score for each row and column."""
     shape = [len(of.columns.values)] * len(of.rows.values)
     found = [len(row) for row in of.cells]
     if found != shape:
@@ -312,11 +283,6 @@ def published_table(
 
     Of a published map it has the cell of the run's own settings alone. Of rows it has those for the
     run's model, or all where none is.
-
-    Args:
-        record: Of the run.
-        evaluations: Entries of metrics.json.
-        epsilon: The run's own, as printed.
     """
     maps = saved_maps(record.config.reference_maps)
     rows = [row for row in (one.row_of(record.values) for one in maps) if row is not None]

@@ -86,9 +86,6 @@ def read_evaluations(folder: Path) -> list[ScoreEntry]:
 
     Of a private split that an earlier dpft wrote there whole, nothing more is returned.
 
-    Args:
-        folder: A run's, or that of an evaluation.
-
     Raises:
         InputError: It is of another schema version.
         StateError: It is damaged.
@@ -100,9 +97,6 @@ def read_own_evaluations(folder: Path) -> list[ScoreEntry]:
     """Returns all entries, those of private splits as private/metrics.json has them.
 
     Where that is gone, as from a folder that was handed on, they are as metrics.json has them.
-
-    Args:
-        folder: As there.
 
     Raises:
         InputError: One of the files is of another schema version.

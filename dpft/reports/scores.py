@@ -224,10 +224,6 @@ def metric_words(config: RunConfiguration, keys: Iterable[str]) -> dict[str, Met
 def main_metric(config: RunConfiguration, keys: Sequence[str]) -> str | None:
     """Returns the key of the score to lead with: the task's first that is there.
 
-    Args:
-        config: Content of config.yaml.
-        keys: Keys of ``metrics`` of an evaluation.
-
     Returns:
         None where no metric says which of two values is better.
     """
@@ -275,13 +271,7 @@ class Figure:
 def figures(
     config: RunConfiguration, privacy: RunPrivacy, tables: Sequence[ScoreTable]
 ) -> list[Figure]:
-    """Returns epsilon, delta, the unit and the main score, or that nothing is promised.
-
-    Args:
-        config: Content of config.yaml.
-        privacy: Content of privacy.json.
-        tables: The run's scores.
-    """
+    """Returns epsilon, delta, the unit and the main score, or that nothing is promised."""
     return [*_promise(privacy), *_main_score(config, tables)]
 
 
@@ -289,7 +279,8 @@ def meaning(privacy: RunPrivacy) -> str | None:
     """Returns in a sentence what epsilon means to who is in the data; None without a promise."""
     if not is_promised(privacy):
         return None
-    whose = _whose(privacy.unit)
+    unit = privacy.unit
+    whose = "one example was" if unit == EXAMPLE else f"the rows of one `{unit}` were"
     right = most_right(*guarantee(privacy))
     if right is None:
         return (
@@ -322,10 +313,6 @@ def tone_of(promise: tuple[float, float] | None) -> Tone:
     if right is None:
         return "bad"
     return "good" if float(right) <= MOSTLY_GUESSING else "fair"
-
-
-def _whose(unit: str) -> str:
-    return "one example was" if unit == EXAMPLE else f"the rows of one `{unit}` were"
 
 
 def _promise(privacy: RunPrivacy) -> list[Figure]:
@@ -478,9 +465,7 @@ class Series:
 
 
 def series_of(
-    by_step: ScoresByStep | None,
-    privacy: RunPrivacy,
-    evaluations: Sequence[ScoreEntry],
+    by_step: ScoresByStep | None, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
 ) -> list[Series]:
     """Returns a series for each task and split that is public; none where nothing was scheduled.
 
@@ -515,13 +500,7 @@ def series_of(
 
 
 def series_plot(series: Series, config: RunConfiguration, name: str) -> Markup | None:
-    """Returns the main score against steps, epsilon above them; None where no metric leads.
-
-    Args:
-        series: Its points.
-        config: Content of config.yaml.
-        name: Of the figure.
-    """
+    """Returns the main score against steps, epsilon above them; None where no metric leads."""
     metric = main_metric(config, series.metrics)
     if metric is None:
         return None
@@ -552,9 +531,7 @@ def series_plot(series: Series, config: RunConfiguration, name: str) -> Markup |
 
 
 def _points(
-    by_step: ScoresByStep,
-    privacy: RunPrivacy,
-    evaluations: Sequence[ScoreEntry],
+    by_step: ScoresByStep, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
 ) -> list[tuple[int, float | None, Sequence[StepScores | ScoreEntry]]]:
     """Returns step, epsilon and entries of each point, before and after training among them."""
     ends: dict[str, tuple[int, float | None]]

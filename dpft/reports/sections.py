@@ -17,7 +17,7 @@ from dpft.records.form import as_json
 from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy, Selection, guarantee
 from dpft.records.scores import ScoreEntry
 from dpft.reports.epsilon import delta_notes
-from dpft.reports.provenance import (
+from dpft.reports.privacy_record import (
     alarms,
     audited_rows,
     canary_sentences,
@@ -47,13 +47,8 @@ Row = tuple[str, str]
 def sections(
     config: RunConfiguration, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
 ) -> dict[str, Any]:
-    """Returns every part by the name that templates have for it.
-
-    Args:
-        config: What config.yaml says.
-        privacy: What privacy.json says.
-        evaluations: Scores that are shown beside it.
-    """
+    """Returns every part by the name that templates have for it."""
+    answers = privacy.epsilons if isinstance(privacy, PrivateRun) else {}
     return {
         "title": title(config, privacy),
         "alarms": alarms(privacy),
@@ -61,7 +56,7 @@ def sections(
         "warnings": warnings(config, privacy),
         "training": training_rows(config, privacy),
         "mechanism": mechanism_rows(config, privacy),
-        "accountants": accountant_rows(privacy),
+        "accountants": [(name, *_answer(name, value)) for name, value in answers.items()],
         "audited": audited_rows(privacy),
         "ledger_note": LEDGER_NOTE,
         "coverage": coverage(config, privacy, evaluations),
@@ -273,12 +268,6 @@ def _tokenizer_rows(privacy: PrivateRun) -> list[Row]:
         ("tokenizer's ledger", f"{own.ledger.lines} lines, head `{own.ledger.head}`"),
         ("training and tokenizer", both),
     ]
-
-
-def accountant_rows(privacy: RunPrivacy) -> list[tuple[str, str, str]]:
-    """Returns each accountant's name, epsilon and kind of answer."""
-    answers = privacy.epsilons if isinstance(privacy, PrivateRun) else {}
-    return [(name, *_answer(name, value)) for name, value in answers.items()]
 
 
 def coverage(

@@ -160,20 +160,6 @@ def account_for_setting(config: AccountConfig) -> Accounting:
     )
 
 
-def account_over_batch_sizes(config: AccountConfig) -> BatchSizeSweep:
-    """Returns the noise for ``eps`` at each of the batch sizes.
-
-    Raises:
-        InputError: The budget is out of reach.
-    """
-    assert config.num_examples is not None
-    delta = delta_of(config)
-    with Accountants() as accountants:
-        sweeps = _sweeps(config, delta, accountants)
-    warnings = delta_warnings(delta, config.num_examples, source=delta_source(config))
-    return BatchSizeSweep(delta=delta, sweeps=sweeps, warnings=tuple(warnings))
-
-
 def resolve(config: AccountConfig) -> Setting:
     """Returns the numbers that follow from those given.
 
@@ -299,14 +285,27 @@ def answer(config: AccountConfig) -> Answer:
     if config.run is not None:
         return one_run(config)
     if config.runs is not None:
-        return several_runs(config)
+        found = find_ledgers(
+            config.run_folders, leave_out=config.folders_left_out, data_id=config.data_id
+        )
+        runs, counted = without_counted([read_spent(folder) for folder in found.folders])
+        if not runs:
+            raise InputError(
+                f"runs must hold a noisy step, got none in {', '.join(config.run_folders)}."
+            )
+        check_same_unit(runs)
+        with Accountants() as accountants:
+            own = [account_for_spent(run, accountants=accountants) for run in runs]
+            together = account_together(
+                runs, delta=config.delta, accountant=config.accountant, accountants=accountants
+            )
+        pairs = list(zip(runs, own, strict=True))
+        return Answer(
+            table=together_table(pairs, together, (*found.left_out, *counted)),
+            record=together_record(pairs, together, (*found.left_out, *counted)),
+        )
     if config.batch_sizes is not None:
         return over_batch_sizes(config)
-    return one_setting(config)
-
-
-def one_setting(config: AccountConfig) -> Answer:
-    """Returns what the numbers given cost, its curve drawn where ``to`` says so."""
     accounting = account_for_setting(config)
     if accounting.curve and config.to is not None:
         plot_epsilon_over_steps(accounting.curve, Path(config.to))
@@ -318,7 +317,12 @@ def one_setting(config: AccountConfig) -> Answer:
 
 def over_batch_sizes(config: AccountConfig) -> Answer:
     """Returns the noise for ``eps`` at each of the batch sizes, drawn where ``to`` says so."""
-    found = account_over_batch_sizes(config)
+    assert config.num_examples is not None
+    delta = delta_of(config)
+    with Accountants() as accountants:
+        sweeps = _sweeps(config, delta, accountants)
+    warnings = delta_warnings(delta, config.num_examples, source=delta_source(config))
+    found = BatchSizeSweep(delta=delta, sweeps=sweeps, warnings=tuple(warnings))
     assert config.eps is not None and config.num_examples is not None
     for warning in found.warnings:
         logger.warning(warning)
@@ -660,10 +664,6 @@ def _with_its_end(config: AccountConfig, run: SpentRun) -> tuple[SpentRun, int |
     """Returns the run, with what was lodged elsewhere showing its end, and its witnessed lines.
 
     A head shows the lines before it and nothing of those behind it, unless it is the closing one's.
-
-    Raises:
-        InputError: The witness is not of this run.
-        StateError: The ledger is not the one that was lodged.
     """
     witnessed = None
     if config.witness is not None:
@@ -675,31 +675,3 @@ def _with_its_end(config: AccountConfig, run: SpentRun) -> tuple[SpentRun, int |
         if run.ledger.closed:
             run = replace(run, end="head")
     return run, witnessed
-
-
-def several_runs(config: AccountConfig) -> Answer:
-    """Returns what ``runs=`` asks for.
-
-    Raises:
-        InputError: They are no private runs, one is named twice, or they differ in their unit.
-        StateError: A ledger is damaged.
-    """
-    found = find_ledgers(
-        config.run_folders, leave_out=config.folders_left_out, data_id=config.data_id
-    )
-    runs, counted = without_counted([read_spent(folder) for folder in found.folders])
-    if not runs:
-        raise InputError(
-            f"runs must hold a noisy step, got none in {', '.join(config.run_folders)}."
-        )
-    check_same_unit(runs)
-    with Accountants() as accountants:
-        own = [account_for_spent(run, accountants=accountants) for run in runs]
-        together = account_together(
-            runs, delta=config.delta, accountant=config.accountant, accountants=accountants
-        )
-    pairs = list(zip(runs, own, strict=True))
-    return Answer(
-        table=together_table(pairs, together, (*found.left_out, *counted)),
-        record=together_record(pairs, together, (*found.left_out, *counted)),
-    )

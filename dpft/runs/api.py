@@ -21,9 +21,16 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config.account import POLYMORPHIC, AccountConfig
-from dpft.config.composing import Composed, Load, Words, compose, given_overrides, given_text
+from dpft.config.composing import (
+    Composed,
+    Load,
+    Words,
+    compose,
+    given_overrides,
+    given_text,
+    naming_recipe,
+)
 from dpft.config.keys import in_keys, quoted
-from dpft.config.listing import naming_recipe
 from dpft.config.load import from_values, load
 from dpft.config.schema import EvaluateConfig, GenerateConfig, PlanConfig, TrainCommand
 from dpft.config.tune import TuneCommand

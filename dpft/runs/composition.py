@@ -21,9 +21,9 @@ from dpft.privacy.accounting import Accountants, EpsilonBound, account, account_
 from dpft.privacy.accounting.calibration import smallest_noise
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
 from dpft.privacy.accounting.summary import delta_text, eps_text
-from dpft.privacy.histogram_config import NOT_PRIVATE
+from dpft.privacy.ledger import Noise, added_up, as_mechanisms, thresholds_delta
 from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION, PrivacyPlan, SpentBefore
-from dpft.privacy.spending import Noise, added_up, as_mechanisms, thresholds_delta
+from dpft.privacy.privacy_config import NOT_PRIVATE
 from dpft.records.ledger import LedgerHead
 from dpft.records.promises import (
     OpenVocabulary,
@@ -317,7 +317,13 @@ def tokenizer_of(config: TrainConfig) -> SpentRun | None:
         _check_public(config)
         return None
     spent = read_spent(str(folder))
-    _check_files(folder)
+    known = read_vocabulary(folder / PRIVACY).tokenizer_sha256
+    found = hashlib.sha256(read_file(folder / TOKENIZER / "tokenizer.json")).hexdigest()
+    if known != found:
+        raise StateError(
+            f"{folder / TOKENIZER} is not the tokenizer that {folder / PRIVACY} names; put it back"
+            " as it was."
+        )
     if spent.plan.reproducible and guarantee.noise_seed is None:
         raise InputError(
             f"model.tokenizer must be private, got {given!r}, whose noise was predictable"
@@ -345,10 +351,6 @@ def _run_of(given: str) -> Path | None:
 
     The tokenizer's own folder in the run's is the run's tokenizer too: what it cost must not be
     left out by naming it.
-
-    Raises:
-        InputError: There is nothing of that name.
-        StateError: It is such a run's, whose ledger is gone.
     """
     place = Path(given).expanduser()
     if not place.exists():
@@ -405,16 +407,6 @@ def _says_not_private(tokenizer: Path) -> bool:
     return isinstance(content, dict) and NOT_PRIVATE in content
 
 
-def _check_files(folder: Path) -> None:
-    known = read_vocabulary(folder / PRIVACY).tokenizer_sha256
-    found = hashlib.sha256(read_file(folder / TOKENIZER / "tokenizer.json")).hexdigest()
-    if known != found:
-        raise StateError(
-            f"{folder / TOKENIZER} is not the tokenizer that {folder / PRIVACY} names; put it back"
-            " as it was."
-        )
-
-
 def spent_before(tokenizer: SpentRun | None) -> SpentBefore | None:
     """Returns what a plan says of a tokenizer's cost, so that it is known without its folder."""
     if tokenizer is None or not tokenizer.ledger.mechanisms:
@@ -436,14 +428,7 @@ def delta_with(delta: float, tokenizer: SpentRun) -> float:
 def cost_together(
     taken: Mapping[Noise, int], *, epsilon: float, delta: float, tokenizer: SpentRun
 ) -> WithTokenizer:
-    """Returns what a run and its tokenizer cost together.
-
-    Args:
-        taken: The run's own noisy steps.
-        epsilon: That the run reports by itself.
-        delta: At which it does.
-        tokenizer: What its tokenizer cost.
-    """
+    """Returns what a run and its tokenizer cost together."""
     at = delta_with(delta, tokenizer)
     with Accountants() as accountants:
         both = account_taken(added_up(taken, tokenizer.taken), at, "pld", accountants)
@@ -463,13 +448,7 @@ def cost_together(
 def planned_with_tokenizer(
     config: TrainConfig, plan: PrivacyPlan, promise: PlanPromise
 ) -> WithTokenizer:
-    """Returns what ``dpft plan`` says of a run and its tokenizer together; nothing without one.
-
-    Args:
-        config: Of the run.
-        plan: Of its steps.
-        promise: What the plan says of them alone.
-    """
+    """Returns what ``dpft plan`` says of a run and its tokenizer together; nothing without one."""
     tokenizer = tokenizer_of(config)
     if tokenizer is None:
         return WithTokenizer()
@@ -483,13 +462,6 @@ def noise_beside(
     tokenizer: SpentRun, *, total_eps: float, delta: float, sample_rate: float, steps: int
 ) -> float:
     """Returns the least noise with which a training and its tokenizer keep within one epsilon.
-
-    Args:
-        tokenizer: What was spent already.
-        total_eps: Of both, at the sum of their deltas.
-        delta: Of the training.
-        sample_rate: Of the training.
-        steps: Of the training.
 
     Raises:
         InputError: The tokenizer leaves too little.

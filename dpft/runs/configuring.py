@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dpft.config.composing import Words, given_overrides, given_text
+from dpft.config.composing import Words, given_overrides, given_text, naming_recipe
 from dpft.config.keys import (
     WITNESS,
     configuration_fields,
@@ -25,7 +25,6 @@ from dpft.config.keys import (
     plain,
     refuse_witness_of_file,
 )
-from dpft.config.listing import naming_recipe
 from dpft.config.load import Config, config_directory, from_values, load, load_saved
 from dpft.config.schema import (
     CHANGEABLE,
@@ -42,7 +41,7 @@ from dpft.files import CONFIGURATION, read_yaml, refuse_links
 from dpft.privacy.privacy_config import NoPrivacy, PrivacyConfig
 from dpft.records.configuration import read_saved
 from dpft.runs.saved_run import saved_run
-from dpft.tokenizers.histogram import OF_PIECES
+from dpft.tokenizers import OF_PIECES
 
 if TYPE_CHECKING:
     from dpft.config.tune import TuneCommand
@@ -159,10 +158,6 @@ def without_recipes_promise(composed: DictConfig, overrides: Sequence[str]) -> D
     gradients without noise where an override gives a clipping norm: then the recipe's other words
     on clipping stay, too. What an override sets stays, to be refused; so does whatever a recipe
     says that chooses privacy=none itself.
-
-    Args:
-        composed: The configuration; it is not changed.
-        overrides: Those of the job.
     """
     given = given_overrides(overrides)
     if given.get("privacy") != "none":
@@ -256,19 +251,12 @@ def tokenizer_configuration(composed: DictConfig, words: Words) -> TokenizerComm
         name: given["tokenizer"][name] for name in OF_PIECES if f"tokenizer.{name}" in words.keys
     }
     return replace(
-        saved,
-        tokenizer=replace(saved.tokenizer, **changed),
-        resume=folder,
-        output=given["output"],
+        saved, tokenizer=replace(saved.tokenizer, **changed), resume=folder, output=given["output"]
     )
 
 
 def _file_of_tokenizer_run(folder: str) -> Path:
-    """Returns the file of a tokenizer's run that says how it was asked for.
-
-    Raises:
-        InputError: The folder has none.
-    """
+    """Returns the file of a tokenizer's run that says how it was asked for."""
     path = Path(folder) / CONFIGURATION
     saved = read_saved(path)
     if saved is None or saved.tokenizer is None:
@@ -289,11 +277,7 @@ def plan_configuration(composed: DictConfig, words: Words) -> PlanConfig:
 
 
 def _of_recipe(composed: DictConfig, words: Words, root: type[Config]) -> Config:
-    """Returns what was composed; a refusal says which line of the recipe sets the key.
-
-    Raises:
-        InputError: It is incomplete or wrong.
-    """
+    """Returns what was composed; a refusal says which line of the recipe sets the key."""
     settled = without_recipes_promise(composed, words.job)
     with naming_recipe(words):
         return load(settled, root, polymorphic=POLYMORPHIC)

@@ -30,13 +30,12 @@ from dpft.files import (
 from dpft.kinds import NOTHING, PROMPTS
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve
-from dpft.privacy.ledger import check_ledger
+from dpft.privacy.ledger import Noise, check_ledger, steps_taken
 from dpft.privacy.plan import EXAMPLE
 from dpft.privacy.replay_log import NO_STEPS, read_journal
-from dpft.privacy.spending import Noise, steps_taken
 from dpft.privacy.witness import read_handed
+from dpft.records.configuration import StepEntry
 from dpft.records.form import joined, parse, write_record
-from dpft.records.kept import StepEntry
 from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy
 from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry
 from dpft.reports.comparison import LOWER_IS_BETTER
@@ -47,23 +46,21 @@ from dpft.reports.privacy_record import (
     no_promise,
     parameters_of,
     private_run,
+    processes_of,
+    started_from,
+    with_witness,
 )
-from dpft.reports.provenance import processes_of, started_from, with_witness
 from dpft.reports.report import write_report
 from dpft.reports.run_record import RunRecord, data_name, model_title, read_run, with_own_scores
 from dpft.reports.scores import ScoreTable, metric_words, score_tables
 from dpft.reports.sections import headline, with_tokenizer
 from dpft.reports.terminal import Grid, show
-from dpft.runs.composition import (
-    PUBLIC_TOKENIZER,
-    cost_together,
-    tokenizer_of,
-)
+from dpft.runs.composition import PUBLIC_TOKENIZER, cost_together, tokenizer_of
 from dpft.runs.evaluation import write_scores
 from dpft.runs.folder import origin, read_begun
 from dpft.runs.run_plan import RunPlan
 from dpft.tasks.base import Task
-from dpft.training.resume import ResumePoint
+from dpft.training.checkpoint import ResumePoint
 
 PLAIN = re.compile(r"[\w./ -]+")
 """Values that Hydra reads as they are."""
@@ -121,7 +118,10 @@ def ending_lines(folder: Path, task: Task) -> list[str]:
         InputError: A public file of the run is missing.
         StateError: One is damaged.
     """
-    record, short = read_run(folder), _short(folder)
+    here = Path.cwd()
+    whole = Path(os.path.abspath(folder))
+    short = whole.relative_to(here) if whole.is_relative_to(here) else folder
+    record = read_run(folder)
     tables = score_tables(record.evaluations)
     return [
         f"trained: {_trained(record)}",
@@ -130,8 +130,7 @@ def ending_lines(folder: Path, task: Task) -> list[str]:
         *_summary(folder, short),
         f"report: {short / REPORT}, {short / PAGE}",
         *_if_nothing_was_learned(
-            [entry for entry in record.evaluations if entry.split_is_public],
-            folder / PREDICTIONS,
+            [entry for entry in record.evaluations if entry.split_is_public], folder / PREDICTIONS
         ),
         *(f"next: {shlex.join(['dpft', *words])}" for words in _next(short, task, tables)),
     ]
@@ -180,12 +179,6 @@ def _majority(predictions: Path) -> float | None:
             return None
         answers[str(references[0])] += 1
     return max(answers.values()) / answers.total() if answers else None
-
-
-def _short(folder: Path) -> Path:
-    here = Path.cwd()
-    whole = Path(os.path.abspath(folder))
-    return whole.relative_to(here) if whole.is_relative_to(here) else folder
 
 
 def _trained(record: RunRecord) -> str:

@@ -43,8 +43,8 @@ from dpft.files import (
 )
 from dpft.models.architecture import read_architecture
 from dpft.parallel.processes import own_device, started
+from dpft.parallel.rank_environment import without_logging
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.parallel.silence import without_logging
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.records.form import read_record, write_record
 from dpft.records.scores import PRIVATE_SPLIT, STAGES, ScoresByStep, Stage, StepPoint, StepScores
@@ -59,9 +59,9 @@ from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run, written_tokens
 from dpft.runs.together import check_alike, check_same_model
 from dpft.runs.tracking import batch_progress
-from dpft.tasks.records import Record
-from dpft.training.averaging import WeightAverage
+from dpft.tasks.base import Record
 from dpft.training.listeners import WINDOW, StepWindows
+from dpft.training.training_config import WeightAverage
 
 logger = logging.getLogger(__name__)
 
@@ -115,11 +115,7 @@ def evaluate(
 
 
 def _known_to_read(encoding: Encoding, part: str, records: Sequence[Record]) -> Sequence[Record]:
-    """Returns the records to score: of those held out, as of those trained on, the readable ones.
-
-    Raises:
-        InputError: None of those held out can be read.
-    """
+    """Returns the records to score: of those held out, as of those trained on, the readable."""
     if part != HELD_OUT:
         return records
     readable = encoding.readable(records)
@@ -156,7 +152,23 @@ def score_and_write(
                 folder.mkdir(parents=True, exist_ok=True)
                 if write_request is not None:
                     write_request(folder)
-            write_anew(config, folder, evaluations)
+            fresh = {(one.task, one.split, one.stage) for one in evaluations}
+            known = [(e.task, e.split, e.stage) for e in read_evaluations(folder)]
+            for split in sorted({key[1] for key in known if key in fresh}):
+                logger.warning(
+                    "the run's scores and texts of split %s, and its report, are replaced;"
+                    " scores of other records, or made with other settings of eval or decode, are"
+                    " not comparable with those before training",
+                    split,
+                )
+            alarm = None if config.run is None else saved_run(config.run).privacy.alarm
+            if alarm is not None:
+                logger.warning("%s", alarm)
+            write_scores(config, folder, evaluations)
+            if (folder / PRIVACY).exists() and (folder / CONFIGURATION).exists():
+                write_report(folder)
+            public = eval_split_is_public(config.task, config.eval)
+            logger.info("scores and predictions: %s", folder if public else folder / PRIVATE)
     return evaluations
 
 
@@ -171,25 +183,15 @@ def _open_folder(config: EvaluateConfig, folder: Path, held: ExitStack) -> None:
     held.enter_context(crash_kept(folder))
     if config.run is not None:
         held.enter_context(hold_run(folder))
-        check_readable(folder)
+        # Files that could not be written anew are refused before anything is scored.
+        read_own_evaluations(folder)
+        if (folder / PRIVACY).exists():
+            read_run(folder)
     elif (folder / CONFIGURATION).exists():
         raise InputError(
             f"{folder} is a run's folder, whose scores another model's would replace; choose"
             " another folder, or score the run's own model with run=RUN."
         )
-
-
-def write_anew(config: EvaluateConfig, folder: Path, evaluations: Sequence[Evaluation]) -> None:
-    """Writes the scores, the texts and, where there is one, the report anew."""
-    warn_of_replaced(folder, evaluations)
-    alarm = None if config.run is None else saved_run(config.run).privacy.alarm
-    if alarm is not None:
-        logger.warning("%s", alarm)
-    write_scores(config, folder, evaluations)
-    if (folder / PRIVACY).exists() and (folder / CONFIGURATION).exists():
-        write_report(folder)
-    public = eval_split_is_public(config.task, config.eval)
-    logger.info("scores and predictions: %s", folder if public else folder / PRIVATE)
 
 
 def evaluate_saved(config: EvaluateConfig, ranks: Ranks = ALONE) -> list[Evaluation]:
@@ -251,12 +253,7 @@ def score_file(config: EvaluateConfig, predictions: str, parts: Sequence[str]) -
         limit=config.eval.limit,
     )
     return score_predictions(
-        config.task,
-        examples,
-        texts,
-        config=config.eval,
-        metrics=config.metrics,
-        split=parts[0],
+        config.task, examples, texts, config=config.eval, metrics=config.metrics, split=parts[0]
     )
 
 
@@ -266,31 +263,6 @@ def trained_model_of(config: EvaluateConfig) -> TrainedModel:
         architecture = read_architecture(config.model)
         return TrainedModel(architecture=architecture, tokens=config.task.special_tokens)
     return trained_model_of_run(Path(config.run), saved_run(config.run))
-
-
-def check_readable(folder: Path) -> None:
-    """Refuses, before anything is scored, files of a run that could not be written anew.
-
-    Raises:
-        InputError: One is of another schema version.
-        StateError: One is damaged.
-    """
-    read_own_evaluations(folder)
-    if (folder / PRIVACY).exists():
-        read_run(folder)
-
-
-def warn_of_replaced(folder: Path, evaluations: Sequence[Evaluation]) -> None:
-    """Says which scores of a run give way to new ones, which other settings may have made."""
-    fresh = {(one.task, one.split, one.stage) for one in evaluations}
-    known = [(e.task, e.split, e.stage) for e in read_evaluations(folder)]
-    for split in sorted({key[1] for key in known if key in fresh}):
-        logger.warning(
-            "the run's scores and texts of split %s, and its report, are replaced; scores of other"
-            " records, or made with other settings of eval or decode, are not comparable with"
-            " those before training",
-            split,
-        )
 
 
 def not_evaluated(config: TrainConfig) -> list[Evaluation]:
@@ -484,22 +456,18 @@ class ScheduledScores:
         )
         if not self._ranks.is_first:
             return
-        self._points[step] = _point(step, epsilon, scores)
+        self._points[step] = StepPoint(
+            step=step,
+            epsilon=None if epsilon is None else epsilon.epsilon,
+            accountant=None if epsilon is None else epsilon.accountant,
+            evaluations=tuple(
+                StepScores(
+                    task=each.task, split=each.split, examples=each.examples, metrics=each.metrics
+                )
+                for each in scores
+            ),
+        )
         self._write(private_path(self._folder, PRIVATE_SCORES_BY_STEP), mode=0o600)
-
-
-def _point(step: int, epsilon: SpentEpsilon | None, scores: list[Evaluation]) -> StepPoint:
-    return StepPoint(
-        step=step,
-        epsilon=None if epsilon is None else epsilon.epsilon,
-        accountant=None if epsilon is None else epsilon.accountant,
-        evaluations=tuple(
-            StepScores(
-                task=each.task, split=each.split, examples=each.examples, metrics=each.metrics
-            )
-            for each in scores
-        ),
-    )
 
 
 def _in_words(point: StepPoint) -> str:

@@ -24,8 +24,12 @@ from types import FrameType
 from dpft.config.keys import in_keys
 from dpft.errors import DpftError, InputError, SaidElsewhere, records_were_read
 from dpft.files import TRACEBACK, private_path, write_text
-from dpft.parallel.silence import is_beside_first, let_first_speak, voice
-from dpft.training.termination import TERMINATED
+from dpft.parallel.rank_environment import (
+    TERMINATED,
+    error_stream,
+    is_beside_first,
+    wait_for_rank_0,
+)
 
 FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """What a user can mend, and no crash: a full disk, or a folder that may not be written to."""
@@ -113,16 +117,17 @@ def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:
         job()
     except SaidElsewhere as error:
         if error.to_say is None:
-            let_first_speak()
+            wait_for_rank_0()
         else:
             say(f"error: {in_keys(error.to_say)}")
         return error.exit_code
     except DpftError as error:
-        let_first_speak()
-        print(f"dpft: error: {in_keys(str(error))}", file=voice(), flush=True)
+        wait_for_rank_0()
+        print(f"dpft: error: {in_keys(str(error))}", file=error_stream(), flush=True)
         return error.exit_code
     except BrokenPipeError:
-        return _close_standard_output()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
     except OSError as error:
         if error.errno not in FULL_OR_FORBIDDEN:
             _show(error, withhold)
@@ -144,13 +149,7 @@ def _show(error: Exception, withhold: bool) -> None:
     # Records reach the processes beside the first by other ways than ``dpft.data``.
     withheld = withhold and (records_were_read() or is_beside_first())
     text = where(error) if withheld else "".join(traceback.format_exception(error))
-    print(text.rstrip("\n"), file=voice(), flush=True)
-
-
-def _close_standard_output() -> int:
-    """Ends quietly where nobody reads on (``dpft … | head``); the final flush must not fail too."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return READER_GONE
+    print(text.rstrip("\n"), file=error_stream(), flush=True)
 
 
 INTERRUPTED = 130
@@ -167,7 +166,10 @@ def exit_code_of_command(command: Callable[[], int]) -> int:
         say("interrupted")
         return INTERRUPTED
     except SystemExit as exit_:
-        return exit_code_of_exit(exit_)
+        if exit_.code is None or isinstance(exit_.code, int):
+            return exit_.code or 0
+        say(str(exit_.code))
+        return FAILED
     return failed or codes[0]
 
 
@@ -176,14 +178,6 @@ def _flushed(command: Callable[[], int]) -> int:
     code = command()
     sys.stdout.flush()
     return code
-
-
-def exit_code_of_exit(exit_: SystemExit) -> int:
-    """Returns the code a ``SystemExit`` carries; a text counts as a failure and is said."""
-    if exit_.code is None or isinstance(exit_.code, int):
-        return exit_.code or 0
-    say(str(exit_.code))
-    return FAILED
 
 
 @contextmanager

@@ -7,7 +7,7 @@ bit, dates its report alike. A day is enough: a finer time would tell how long s
 
 A run goes on (``resume=RUN``) as it was bound to: task, model, method, privacy, the steps and the
 records stay. What changes speed alone may be set anew; where it changes bits, steps are not
-replayed (``dpft.training.resume``).
+replayed (``dpft.training.checkpoint``).
 
 Processes that torchrun or Slurm start anew with the same words resume their run. torchrun's agent
 keeps the run's folder for the processes that it restarts. Whoever reaches the agent's port can
@@ -36,8 +36,8 @@ import dpft
 from dpft.config.keys import copy_key, plain, refuse_witness_of_file
 from dpft.config.load import from_values, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
+from dpft.data.encoding import fingerprint
 from dpft.data.raw_rows import held_splits
-from dpft.data.token_rows import fingerprint
 from dpft.errors import DpftError, InputError, StateError
 from dpft.files import (
     AUDIT_KEY,
@@ -79,25 +79,27 @@ from dpft.files import (
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import world
 from dpft.parallel.processes import is_restarted, remember, remembered
-from dpft.parallel.submitted import submitted_job
+from dpft.parallel.rank_environment import submitted_job
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.mechanisms.base import Chosen, Mechanism, MechanismConfig
-from dpft.privacy.plan import PrivacyPlan, write_plan
+from dpft.privacy.plan import write_plan
 from dpft.privacy.planning import make_plan
-from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.replay_log import read_journal
-from dpft.records.configuration import RunConfiguration, parse_configuration, read_saved
+from dpft.records.configuration import (
+    Fingerprint,
+    RunConfiguration,
+    parse_configuration,
+    read_saved,
+)
 from dpft.records.form import json_text, read_record, write_record
-from dpft.records.kept import Fingerprint
 from dpft.records.promises import BegunFile, Origin, StartingModel, Versions
 from dpft.reports.run_record import data_name, model_name, read_own_evaluations, with_kind
 from dpft.runs.composition import spent_before, tokenizer_of
 from dpft.runs.exit_codes import say
 from dpft.runs.held_out import held_out_key
 from dpft.runs.run_plan import RunPlan, method_phases, plan_without_noise, public_size
-from dpft.training.checkpoint import checkpoints
+from dpft.training.checkpoint import ResumePoint, checkpoints
 from dpft.training.loop import TrainingSet
-from dpft.training.resume import ResumePoint
 
 WriteRequest = Callable[[Path], None]
 """Writes into a new run's folder how the run was asked for, such as Hydra's record of a command."""
@@ -361,32 +363,6 @@ def restored_plan(
         mechanism=_of_plan(config.mechanism, bound.mechanism),
     )
     own = replace(own, counts=bound.counts)  # What began it, a synthesis, knows of them.
-    _check_asked(guarantee, bound)
-    if replace(bound, calibration=None, delta_source=own.delta_source) != own:
-        changed = [key for key, value in vars(own).items() if value != getattr(bound, key)]
-        names = ", ".join(key for key in changed if key != "calibration")
-        _refuse_edited("the plan that the run is bound to", f"another {names}")
-    return RunPlan(size=size, steps=steps, phases=phases, privacy=bound)
-
-
-def _of_plan(config: MechanismConfig, bound: Mechanism) -> MechanismConfig:
-    """Returns what chooses the mechanism of a plan: another machine may round it apart.
-
-    Raises:
-        InputError: The configuration is of another one.
-    """
-    same = type(bound) is config.makes
-    if not same or (config.is_settled and config.settled(bound) != config):
-        _refuse_edited(f"the mechanism of its plan, {bound.name}", f"{config}")
-    return Chosen(name=bound.name, mechanism=bound)
-
-
-def _check_asked(guarantee: DifferentialPrivacy, bound: PrivacyPlan) -> None:
-    """Refuses an epsilon or a noise multiplier that was edited since the noise was calibrated.
-
-    Raises:
-        InputError: One was.
-    """
     calibration = bound.calibration
     asked = None if calibration is None else calibration.target
     if asked is not None and guarantee.eps != asked:
@@ -395,6 +371,19 @@ def _check_asked(guarantee: DifferentialPrivacy, bound: PrivacyPlan) -> None:
     if given is not None and given != bound.noise_multiplier:
         expected = f"privacy.noise_multiplier={bound.noise_multiplier:g}, which the run began with"
         _refuse_edited(expected, f"{given:g}")
+    if replace(bound, calibration=None, delta_source=own.delta_source) != own:
+        changed = [key for key, value in vars(own).items() if value != getattr(bound, key)]
+        names = ", ".join(key for key in changed if key != "calibration")
+        _refuse_edited("the plan that the run is bound to", f"another {names}")
+    return RunPlan(size=size, steps=steps, phases=phases, privacy=bound)
+
+
+def _of_plan(config: MechanismConfig, bound: Mechanism) -> MechanismConfig:
+    """Returns what chooses the mechanism of a plan: another machine may round it apart."""
+    same = type(bound) is config.makes
+    if not same or (config.is_settled and config.settled(bound) != config):
+        _refuse_edited(f"the mechanism of its plan, {bound.name}", f"{config}")
+    return Chosen(name=bound.name, mechanism=bound)
 
 
 def _refuse_edited(expected: str, got: str) -> NoReturn:

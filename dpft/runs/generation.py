@@ -17,14 +17,14 @@ from dpft.config.schema import GenerateConfig, TrainConfig
 from dpft.data.raw_rows import MEMORY, WRITERS, write_rows
 from dpft.data.rows import load_prompts, refuse_records
 from dpft.errors import InputError, RunError
-from dpft.evaluation.answers import OnProgress, counter
+from dpft.evaluation.evaluate import OnProgress, counter
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.files import GENERATED, PRIVACY, hold_run
 from dpft.generation.decoding import DecodeConfig, Draws
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.processes import own_device, started
+from dpft.parallel.rank_environment import without_logging
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.parallel.silence import without_logging
 from dpft.records.form import write_record
 from dpft.records.promises import RunPrivacy, run_privacy
 from dpft.records.scores import SheetDecoding
@@ -35,9 +35,8 @@ from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
 from dpft.runs.together import check_alike, check_same_model
 from dpft.runs.tracking import batch_progress
-from dpft.tasks.base import Task, TextTask
+from dpft.tasks.base import Example, Task, TextTask
 from dpft.tasks.custom import CustomTexts
-from dpft.tasks.records import Example
 
 Prompt = tuple[Mapping[str, Any], Example]
 """A row in the task's format without its answer, and what the model goes on from."""
@@ -161,23 +160,19 @@ def new_files(folder: Path, to: str | None, task: TextTask) -> Target:
         candidates = [_target(folder / GENERATED / f"{number}.jsonl") for number in numbers]
         return next(target for target in candidates if not _existing(target))
     target = _target(Path(to).expanduser())
-    _check_format(target.records.suffix, to, task)
+    if target.records.suffix not in WRITERS:
+        raise InputError(f"to must end in {', '.join(WRITERS)}, got {to!r}.")
+    if target.records.suffix == ".csv" and task.holds_lists:
+        raise InputError(
+            f"to must end in .jsonl or .parquet for task={task.name}, whose rows hold lists, got"
+            f" {to!r}; .csv has no place for them."
+        )
     for path in _existing(target):
         raise InputError(f"to must be a new file, got {to!r}, but {path} exists; choose another.")
     above = next(parent for parent in target.records.parents if parent.exists())
     if not above.is_dir():
         raise InputError(f"to must be a new file, got {to!r}, but {above} is a file.")
     return target
-
-
-def _check_format(ending: str, to: str, task: TextTask) -> None:
-    if ending not in WRITERS:
-        raise InputError(f"to must end in {', '.join(WRITERS)}, got {to!r}.")
-    if ending == ".csv" and task.holds_lists:
-        raise InputError(
-            f"to must end in .jsonl or .parquet for task={task.name}, whose rows hold lists, got"
-            f" {to!r}; .csv has no place for them."
-        )
 
 
 def write(
@@ -345,17 +340,13 @@ def written_task(config: GenerateConfig, trained: Task) -> TextTask:
             f" {instead[1]}."
         )
     for key in ("learn_prompt", "objective"):
-        _refuse_other_learning(key, task, trained)
+        was, given = (str(vars(each).get(key)).lower() for each in (trained, task))
+        if type(task) is type(trained) and was != given:
+            raise InputError(
+                f"task.{key} must be what the run was trained with, {was}, got {given}; drop it,"
+                " or train anew with it."
+            )
     return task if config.num is None else _whole(task)
-
-
-def _refuse_other_learning(key: str, task: Task, trained: Task) -> None:
-    was, given = (str(vars(each).get(key)).lower() for each in (trained, task))
-    if type(task) is type(trained) and was != given:
-        raise InputError(
-            f"task.{key} must be what the run was trained with, {was}, got {given}; drop it,"
-            " or train anew with it."
-        )
 
 
 def _whole(task: TextTask) -> TextTask:

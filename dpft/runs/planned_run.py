@@ -32,6 +32,7 @@ from dpft.privacy.accounting.batch_sizes import (
     advised,
     divisions,
     ratio_curve,
+    saturation,
 )
 from dpft.privacy.accounting.interpretation import signal_share
 from dpft.privacy.accounting.summary import AccountingReport, account
@@ -45,6 +46,7 @@ from dpft.records.plans import (
     OpenPlan,
     PlannedCompute,
     PlannedDivision,
+    PlannedSaturation,
     PrivatePlan,
     RankMemory,
     RunCosts,
@@ -74,17 +76,11 @@ from dpft.runs.run_plan import (
     warn_of_noise,
     with_batch_size,
 )
-from dpft.runs.task_model import (
-    encoding_of,
-    fitted_to,
-    layout_of,
-    prepare_model,
-    training_head,
-)
-from dpft.tasks.records import Record
+from dpft.runs.task_model import encoding_of, fitted_to, layout_of, prepare_model, training_head
+from dpft.tasks.base import Record
 from dpft.training.compiling import check_compiler
-from dpft.training.precision import autocast
 from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
+from dpft.training.training_config import autocast
 
 logger = logging.getLogger(__name__)
 
@@ -122,12 +118,23 @@ def plan_compute(
             plot_noise_batch_ratio(curves, found, best, budget, Path(config.to))
             logger.info("plot: %s", config.to)
     flops = 6 * parameters * config.compute
+    best_spent = saturation(plan.num_examples, guarantee.eps)
+    least, most = best_spent.parameters_for(config.compute)
     return PlannedCompute(
         tokens=config.compute,
         tokens_per_example=tokens_per_example,
         model_parameters=parameters,
         flops=flops,
         parameters_without_privacy=round(math.sqrt(flops / (6 * TOKENS_PER_PARAMETER))),
+        least_parameters=round(least),
+        most_parameters=round(most),
+        saturation=PlannedSaturation(
+            parameters=round(best_spent.parameters),
+            steps=round(best_spent.steps),
+            expected_batch_size=round(best_spent.expected_batch_size),
+            tokens=best_spent.tokens,
+            is_measured=best_spent.is_measured,
+        ),
         divisions=tuple(_record(each) for each in found),
         advised=_record(best),
     )

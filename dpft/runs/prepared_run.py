@@ -25,14 +25,12 @@ from dpft.kinds import Head
 from dpft.methods.base import Method, ParameterCounts, count_parameters
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.checkpoint_rows import RowsOfModel
-from dpft.parallel.gathering import gathered, whole_reader
 from dpft.parallel.processes import own_device
-from dpft.parallel.ranks import ALONE, Ranks
-from dpft.parallel.shards import ShardedModel, WholeSums
-from dpft.parallel.shares import Share
+from dpft.parallel.ranks import ALONE, Ranks, Share
+from dpft.parallel.shards import ShardedModel, WholeSums, gathered, whole_reader
 from dpft.privacy.accounting.curve import CurveInBackground
+from dpft.privacy.cipher import secret_key
 from dpft.privacy.frozen_state import digests_of
-from dpft.privacy.keys import secret_key
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.witness import Handover
 from dpft.released import write_released
@@ -67,18 +65,21 @@ from dpft.runs.training_records import (
 )
 from dpft.runs.white_box import check_white_box
 from dpft.startup import CHECKING, ENCODING, LOADING, PLANNING, doing
-from dpft.training.averaging import WeightAverage
-from dpft.training.checkpoint import delete_generator_states
+from dpft.training.checkpoint import ResumePoint, check_promises, delete_generator_states
 from dpft.training.compiling import check_compiler, check_first_step_compiles
 from dpft.training.listeners import StepEvaluation, StepListener
 from dpft.training.loop import TrainingSet
 from dpft.training.ordinary import Clipped, train_ordinarily
-from dpft.training.precision import warn_if_slow
 from dpft.training.private_run import train_privately
-from dpft.training.replicas import Start, share_start
-from dpft.training.resume import ResumePoint, check_promises
 from dpft.training.self_check import check_clipper
-from dpft.training.session import Session, prepare_training_state, put_released_in_place
+from dpft.training.session import (
+    Session,
+    Start,
+    prepare_training_state,
+    put_released_in_place,
+    share_start,
+)
+from dpft.training.training_config import WeightAverage, warn_if_slow
 
 logger = logging.getLogger(__name__)
 

@@ -47,10 +47,9 @@ from dpft.files import (
 from dpft.models.loading import quiet_transformers
 from dpft.models.source import ModelConfig
 from dpft.parallel.processes import started
+from dpft.parallel.rank_environment import submitted_job, without_logging
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import WholeSums
-from dpft.parallel.silence import without_logging
-from dpft.parallel.submitted import submitted_job
 from dpft.privacy.accounting.curve import CurveInBackground
 from dpft.privacy.ledger import new_run_id
 from dpft.privacy.replay_log import knows_the_end
@@ -102,8 +101,7 @@ from dpft.runs.together import (
 from dpft.runs.tracking import Trackings, conclude, tracked
 from dpft.runs.training_records import render
 from dpft.runs.white_box import WhiteBoxListener, white_box
-from dpft.training.checkpoint import delete_generator_states
-from dpft.training.resume import ResumePoint, find_resume_point
+from dpft.training.checkpoint import ResumePoint, delete_generator_states, find_resume_point
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +126,11 @@ def run(
         RunError: Training failed, or the clipper is not exact on this model.
         StateError: What a run that goes on left is damaged.
     """
-    _refuse_launch(command)
+    if command.launch.name != "none":
+        raise InputError(
+            f"launch={command.launch.name} is for the command line, got it from Python; start the"
+            " program's processes by torchrun, and have each call dpft.train with parallel=ddp."
+        )
     check_sharding(command.settings())
     quiet_transformers()
     with ExitStack() as held:
@@ -146,21 +148,8 @@ def run(
             go_on(config, folder, witness=witness, ranks=ranks)
         else:
             begin(
-                config,
-                folder,
-                planner,
-                witness=witness,
-                write_request=write_request,
-                ranks=ranks,
+                config, folder, planner, witness=witness, write_request=write_request, ranks=ranks
             )
-
-
-def _refuse_launch(command: TrainCommand) -> None:
-    if command.launch.name != "none":
-        raise InputError(
-            f"launch={command.launch.name} is for the command line, got it from Python; start the"
-            " program's processes by torchrun, and have each call dpft.train with parallel=ddp."
-        )
 
 
 def _look(command: TrainCommand, folder: Path) -> tuple[Witness | None, TrainConfig, Path, bool]:

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from dpft.config.schema import PlanConfig, TrainConfig
 from dpft.data.batches import Layout
-from dpft.data.token_rows import TokenRows
+from dpft.data.encoding import TokenRows
 from dpft.errors import InputError
 from dpft.estimates.activations import Activations, guessed_activations, trace_activations
 from dpft.estimates.rank_memory import (
@@ -33,22 +33,15 @@ from dpft.estimates.rank_memory import (
     rank_shapes,
     shard_size,
 )
-from dpft.estimates.step_time import (
-    ModelShapes,
-    estimate,
-    model_shapes,
-    probe_machine,
-)
+from dpft.estimates.step_time import ModelShapes, estimate, model_shapes, probe_machine
 from dpft.kinds import Head
 from dpft.machine import usable_memory
 from dpft.methods.base import input_embeddings
 from dpft.models.architecture import Architecture
 from dpft.models.loading import checkpoint_activations, grow_as_planned, meta_model, new_names
-from dpft.parallel.blocks import repeated_blocks
-from dpft.parallel.cutting import ReadRows, check_can_be_sharded
-from dpft.parallel.grid import make_grid
+from dpft.parallel.cutting import ReadRows, check_can_be_sharded, repeated_blocks
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig, check_shards, world
-from dpft.parallel.ranks import Ranks
+from dpft.parallel.ranks import Ranks, make_grid
 from dpft.parallel.shards import ShardedModel
 from dpft.records.plans import EstimatedTime, PlannedProcesses, RankMemory
 from dpft.reports.plan_table import in_words
@@ -233,7 +226,11 @@ def foretell(
         taken: Steps of earlier sessions.
     """
     doing(PROBING)
-    is_owners = _is_said_to_owner_alone()
+    handlers = [*logging.getLogger().handlers, *logging.getLogger("dpft").handlers]
+    is_owners = sys.stderr.isatty() and all(
+        isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr
+        for handler in handlers
+    )
     found = estimated_cost(
         config,
         plan,
@@ -251,15 +248,6 @@ def foretell(
         *(in_words(seconds), plan.steps - taken, length, epsilon),
     )
     return seconds
-
-
-def _is_said_to_owner_alone() -> bool:
-    """Returns whether log lines go to a terminal and nowhere else, as to a program's log file."""
-    handlers = [*logging.getLogger().handlers, *logging.getLogger("dpft").handlers]
-    return sys.stderr.isatty() and all(
-        isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr
-        for handler in handlers
-    )
 
 
 def taken_length(task: Task, measured: int | None) -> int:
@@ -417,11 +405,7 @@ def with_micro_batch_size(
 def _fitting(
     config: TrainConfig, architecture: Architecture, head: Head, device: torch.device
 ) -> int:
-    """Returns the largest micro-batch that fits, at most a step's records.
-
-    Raises:
-        InputError: As ``with_micro_batch_size``.
-    """
+    """Returns the largest micro-batch that fits, at most a step's records."""
     least, train, longest = least_rows(config), config.train, config.task.longest
     assert train.expected_batch_size is not None
     most = train.expected_batch_size * least

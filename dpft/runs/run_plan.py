@@ -19,7 +19,7 @@ from dpft.kinds import LABELS
 from dpft.methods.base import MethodPhase
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.models.source import ModelConfig
-from dpft.parallel.silence import is_beside_first
+from dpft.parallel.rank_environment import is_beside_first
 from dpft.privacy.accounting.calibration import (
     Calibrate,
     EarlyCalibration,
@@ -28,18 +28,16 @@ from dpft.privacy.accounting.calibration import (
 )
 from dpft.privacy.accounting.curve import CurveInBackground, EpsilonCurve, EpsilonSoFar
 from dpft.privacy.accounting.interpretation import noise_warnings
-from dpft.privacy.histogram_config import HistogramPrivacy
 from dpft.privacy.mechanisms.base import Numbers
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
 from dpft.privacy.plan import CHUNK, ClippingPlan, PrivacyPlan, default_delta, planned_steps
-from dpft.privacy.privacy_config import DifferentialPrivacy, PrivacyConfig
+from dpft.privacy.privacy_config import DifferentialPrivacy, HistogramPrivacy, PrivacyConfig
 from dpft.reports.epsilon import delta_warnings
 from dpft.reports.run_record import with_kind
 from dpft.runs.composition import noise_beside, spent_before, tokenizer_of
 from dpft.runs.saved_run import SpentRun
 from dpft.tasks.base import Task
-from dpft.training.learning_rates import learning_rate_factor
-from dpft.training.schedules import schedule_factors
+from dpft.training.schedules import learning_rate_factor, schedule_factors
 from dpft.training.training_config import LARGEST_DEFAULT_BATCH, TrainingConfig
 
 COUNTED = "counted in the data"
@@ -454,11 +452,7 @@ class NotCounted(Exception):
 
 @contextmanager
 def early_calibration(config: TrainConfig) -> Iterator[Calibrate]:
-    """Gives what a plan is calibrated by, begun now where a run that begins has a target epsilon.
-
-    Args:
-        config: Of a run that begins.
-    """
+    """Gives what a plan is calibrated by, begun now where a new run has a target epsilon."""
     guarantee = config.privacy.guarantee
     if guarantee is None or guarantee.eps is None:
         yield calibrate_noise_multiplier

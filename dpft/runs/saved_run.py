@@ -36,11 +36,10 @@ from dpft.files import (
 )
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
 from dpft.privacy.accounting.interpretation import shown_epsilon
-from dpft.privacy.ledger import LedgerRecord
+from dpft.privacy.ledger import LedgerRecord, Noise, added_up, steps_taken
 from dpft.privacy.mechanisms.histogram import histogram_of
 from dpft.privacy.plan import GIVEN, HistogramPlan, Plan, PrivacyPlan, SpentBefore, write_plan
 from dpft.privacy.replay_log import check_lodged, knows_the_end, read_run_ledger
-from dpft.privacy.spending import Noise, added_up, steps_taken
 from dpft.records.configuration import PrivacySection, read_saved
 from dpft.records.costs import Interval, Search
 from dpft.records.form import as_json, read_record
@@ -91,16 +90,7 @@ def _stated(folder: Path) -> RunPrivacy | Vocabulary | None:
 
 
 def _beside(folder: Path, privacy: RunPrivacy | Vocabulary | None) -> Beside:
-    """Returns what a run's folder says beside its ledger.
-
-    Args:
-        folder: The run's.
-        privacy: Its privacy.json, read.
-
-    Raises:
-        InputError: A file is of another schema version.
-        StateError: One is damaged.
-    """
+    """Returns what a run's folder says beside its ledger."""
     config, trials = read_saved(folder / CONFIGURATION), folder / TRIALS
     stated = privacy is not None and has_noise(privacy)
     return Beside(
@@ -112,12 +102,7 @@ def _beside(folder: Path, privacy: RunPrivacy | Vocabulary | None) -> Beside:
 
 
 def differences(beside: Beside, ledger: LedgerRecord) -> Iterator[str]:
-    """Yields what files beside a ledger say otherwise, a sentence each, without its full stop.
-
-    Args:
-        beside: What they say.
-        ledger: The run's.
-    """
+    """Yields what files beside a ledger say otherwise, a sentence each, without its full stop."""
     path, privacy, plan = beside.folder / PRIVACY, beside.privacy, ledger.plan
     if plan is None:
         return
@@ -129,16 +114,11 @@ def differences(beside: Beside, ledger: LedgerRecord) -> Iterator[str]:
     elif privacy is not None:
         facts = [*_of_ledger(privacy, ledger), *_of_plan(privacy, ledger)]
         yield from _words(path, facts)
-        if not facts_differ(facts):
+        if all(_same(stated, known) for _, stated, known in facts):
             yield from _words(path, _of_accountants(beside.search, privacy, ledger))
             yield from _impossible(beside.folder, privacy, ledger)
     asked = [] if beside.asked is None else _of_configuration(beside.asked, plan)
     yield from _words(beside.folder / CONFIGURATION, asked, section="privacy.")
-
-
-def facts_differ(facts: list[Fact]) -> bool:
-    """Returns whether any of some facts is not what the ledger says."""
-    return any(not _same(stated, known) for _, stated, known in facts)
 
 
 def _words(path: Path, facts: Any, *, section: str = "") -> Iterator[str]:
@@ -461,11 +441,7 @@ def check_model(folder: Path, ledger: LedgerRecord | None) -> None:
 def _check_not_cut(
     folder: Path, known: RunPrivacy | Vocabulary | None, ledger: LedgerRecord
 ) -> None:
-    """Refuses a ledger that has not ended and lacks lines which privacy.json names.
-
-    Raises:
-        StateError: It does.
-    """
+    """Refuses a ledger that has not ended and lacks lines which privacy.json names."""
     if known is None or not has_noise(known) or ledger.closed:
         return
     if known.ledger.lines > ledger.lines:
@@ -524,7 +500,11 @@ def find_ledgers(
         below, links = _runs_below(Path(name))
         notes += links
         if not below:
-            raise InputError(_nothing(name))
+            lacks = f"has no {LEDGER} in it or below" if Path(name).is_dir() else "does not exist"
+            raise InputError(
+                f"runs must be folders of runs, or of many of them, got {name!r}, which {lacks};"
+                " give what `dpft train` named, such as outputs/DATE/TIME, or outputs."
+            )
         for run in below:
             if run.resolve() in to_leave:
                 unused.pop(run.resolve(), None)
@@ -583,14 +563,6 @@ def _by_numbers(run: Path) -> list[tuple[int, str]]:
     return [(int(part) if part.isdecimal() else -1, part) for part in run.parts]
 
 
-def _nothing(name: str) -> str:
-    lacks = f"has no {LEDGER} in it or below" if Path(name).is_dir() else "does not exist"
-    return (
-        f"runs must be folders of runs, or of many of them, got {name!r}, which {lacks}; give what"
-        " `dpft train` named, such as outputs/DATE/TIME, or outputs."
-    )
-
-
 def saved_run(folder: str) -> TrainConfig:
     """Returns the configuration of a run whose training has ended.
 
@@ -634,9 +606,6 @@ def _has_ended(folder: Path, config: TrainConfig) -> bool:
 def read_finished_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[Path]]:
     """Returns the records of the finished runs in some folders, and the folders of the others.
 
-    Args:
-        folders: Of runs, or of sweeps of them.
-
     Raises:
         InputError: A folder holds none, or none of them has a report, or one has a symbolic link.
         StateError: A run's files are damaged.
@@ -660,9 +629,6 @@ def rebuild_report(record: RunRecord) -> None:
 
     In the folder of a search every file keeps its time, which is that of the search's beginning:
     another would tell how long the search took at most.
-
-    Args:
-        record: As ``read_finished_runs`` gives it.
     """
     public = [path for path in record.folder.glob("*") if path.name != PRIVATE]
     below = [path for top in public for path in top.rglob("*")]

@@ -191,11 +191,7 @@ def prepare_in_shards(
 
 
 def _rows_of(architecture: Architecture) -> CheckpointRows:
-    """Returns the checkpoint of a model.
-
-    Raises:
-        NotInShards: There is none.
-    """
+    """Returns the checkpoint of a model."""
     if architecture.model.init != "pretrained":
         raise NotInShards("it starts at random")
     with loading_errors(architecture.model):
@@ -355,10 +351,6 @@ class TrainedModel:
 def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
     """Returns the trained model of a run.
 
-    Args:
-        folder: The run's folder.
-        config: The run's configuration.
-
     Raises:
         InputError: The model, or the base of what trained, cannot be found or understood.
     """
@@ -371,8 +363,5 @@ def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
         # saved with the rows that it had been given
         model, tokens = replace(model, path=str(base), init="pretrained", tokenizer=None), ()
     return TrainedModel(
-        architecture=read_architecture(model),
-        method=config.method,
-        folder=saved,
-        tokens=tokens,
+        architecture=read_architecture(model), method=config.method, folder=saved, tokens=tokens
     )

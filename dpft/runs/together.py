@@ -24,18 +24,18 @@ from dpft.config.keys import plain
 from dpft.config.load import from_values
 from dpft.config.schema import POLYMORPHIC, EvaluateConfig, GenerateConfig, TrainConfig
 from dpft.data.batches import Layout
-from dpft.data.token_rows import fingerprint
+from dpft.data.encoding import fingerprint
 from dpft.data.training_records import KEY_BYTES, new_key
 from dpft.devices import device_name
 from dpft.errors import InputError
 from dpft.parallel.ranks import Ranks
-from dpft.privacy.keys import secret_key
+from dpft.privacy.cipher import secret_key
 from dpft.privacy.plan import PrivacyPlan, read_plan, write_plan
 from dpft.runs.folder import Secrets
 from dpft.runs.prepared_run import Prepared
 from dpft.runs.training_records import unit_key
-from dpft.training.precision import autocast
 from dpft.training.self_check import SHORT_LENGTH, synthetic_losses
+from dpft.training.training_config import autocast
 from dpft.training.training_state import model_state
 
 ROWS = 3
@@ -199,11 +199,7 @@ def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
 
 
 def _refuse_different(known: Mapping[str, str], ranks: Ranks) -> None:
-    """Refuses processes of which one has other keyed hashes than the first.
-
-    Raises:
-        InputError: On the first one, naming what differs.
-    """
+    """Refuses processes of which one has other keyed hashes than the first."""
     everyones = [json.loads(each) for each in ranks.everyones(json.dumps(known).encode())]
     with ranks.settled():
         for other in everyones:

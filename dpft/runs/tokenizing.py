@@ -42,8 +42,7 @@ from dpft.files import (
     write_text,
 )
 from dpft.privacy.accounting.summary import eps_text
-from dpft.privacy.histogram_config import NOT_PRIVATE
-from dpft.privacy.keys import secret_key
+from dpft.privacy.cipher import secret_key
 from dpft.privacy.ledger import Ledger, LedgerRecord, read_ledger
 from dpft.privacy.mechanisms.histogram import (
     GaussianHistogram,
@@ -53,6 +52,7 @@ from dpft.privacy.mechanisms.histogram import (
 )
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION, HistogramPlan, write_plan
+from dpft.privacy.privacy_config import NOT_PRIVATE
 from dpft.records.configuration import TaskSection, parse_configuration
 from dpft.records.form import keys_of, parse, write_record
 from dpft.records.ledger import GaussianHistogram as HistogramLine
@@ -66,16 +66,24 @@ from dpft.records.promises import (
     read_vocabulary,
 )
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
+from dpft.reports.report import table, write_tokenizer_report
 from dpft.reports.run_record import data_name
 from dpft.reports.terminal import Answer
-from dpft.reports.tokenizer_report import table, write_tokenizer_report
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import WriteRequest, read_begun, refuse_used_folder, start_anew, write_begun
 from dpft.runs.run_plan import PublicSize, size_of_data
 from dpft.runs.training_records import NOTE
-from dpft.tasks.records import text_of
-from dpft.tokenizers.histogram import RESOLUTION, Caps, WordHistogram, count_words
-from dpft.tokenizers.pieces import VocabularyError, is_special, save_tokenizer, train_pieces
+from dpft.tasks.base import text_of
+from dpft.tokenizers import (
+    RESOLUTION,
+    Caps,
+    VocabularyError,
+    WordHistogram,
+    count_words,
+    is_special,
+    save_tokenizer,
+    train_pieces,
+)
 
 
 def as_lines(words: Iterable[tuple[str, int]]) -> str:
@@ -167,27 +175,6 @@ def write_outcome(command: TokenizerCommand, folder: Path, made: Made) -> None:
     write_tokenizer_report(folder)
 
 
-def write_open_outcome(
-    command: TokenizerCommand, folder: Path, made: Made, size: PublicSize
-) -> None:
-    """Writes privacy.json and the reports of a vocabulary that was made without privacy."""
-    assert made.vocab_size is not None and made.tokens is not None
-    assert made.tokenizer_sha256 is not None
-    record = OpenVocabulary(
-        num_examples=size.num_examples,
-        num_examples_source=size.source,
-        warnings=(),
-        algorithm=command.tokenizer.algorithm,
-        data=data_name(parse_configuration(plain(command.task), TaskSection)),
-        vocab_size=made.vocab_size,
-        tokens=made.tokens,
-        tokenizer_sha256=made.tokenizer_sha256,
-        **_begun(folder),
-    )
-    write_record(folder / PRIVACY, record)
-    write_tokenizer_report(folder)
-
-
 def answer(folder: Path) -> Answer:
     """Returns what the command prints of a run."""
     record = read_vocabulary(folder / PRIVACY)
@@ -276,30 +263,6 @@ DEFINITION = "tokenizer.json"
 """The file of a tokenizer that says everything of it."""
 
 
-def make_again(command: TokenizerCommand, folder: Path) -> Answer:
-    """Makes another vocabulary of the histogram that a run released.
-
-    Raises:
-        InputError: The run has none, or its words do not allow the vocabulary.
-        StateError: Its files are damaged.
-    """
-    if not command.privacy.promises:
-        raise InputError(
-            f"resume needs a run with a noisy histogram, got {str(folder)!r}, made with"
-            " privacy=none; make another vocabulary anew: it costs nothing."
-        )
-    close_ledger_of(folder)
-    closed_ledger(folder)
-    known = read_vocabulary(folder / PRIVACY) if (folder / PRIVACY).exists() else None
-    digest = hashlib.sha256(read_file(folder / HISTOGRAM)).hexdigest()
-    if isinstance(known, PrivateVocabulary) and known.histogram_sha256 != digest:
-        raise StateError(
-            f"{folder / HISTOGRAM} is not what the run released; put it back as it was."
-        )
-    dump(replace(command, resume=None), folder / CONFIGURATION)
-    return finish(command, folder)
-
-
 def finish(command: TokenizerCommand, folder: Path) -> Answer:
     """Reports what was released, makes the tokenizer, and reports that too.
 
@@ -347,7 +310,21 @@ def make_without_privacy(
         made = _saved(command, folder, histogram, private=False)
     except VocabularyError as error:
         raise InputError(f"{error}: the words of the records allow no other number.") from None
-    write_open_outcome(command, folder, made, size)
+    assert made.vocab_size is not None and made.tokens is not None
+    assert made.tokenizer_sha256 is not None
+    record = OpenVocabulary(
+        num_examples=size.num_examples,
+        num_examples_source=size.source,
+        warnings=(),
+        algorithm=command.tokenizer.algorithm,
+        data=data_name(parse_configuration(plain(command.task), TaskSection)),
+        vocab_size=made.vocab_size,
+        tokens=made.tokens,
+        tokenizer_sha256=made.tokenizer_sha256,
+        **_begun(folder),
+    )
+    write_record(folder / PRIVACY, record)
+    write_tokenizer_report(folder)
     return answer(folder)
 
 
@@ -357,10 +334,6 @@ def _saved(
     """Returns what was made of a histogram: the tokenizer's folder in the run's, whole or not.
 
     One that is not private says so in its own files: a copy of its folder has no run beside it.
-
-    Raises:
-        VocabularyError: The words do not allow so many pieces.
-        RunError: The process that makes the pieces failed.
     """
     tokenizer = command.tokenizer
     with tempfile.TemporaryDirectory(dir=folder) as place:
@@ -372,10 +345,7 @@ def _saved(
             algorithm=tokenizer.algorithm,
         )
         tokens = save_tokenizer(
-            fresh / TOKENIZER,
-            pieces,
-            algorithm=tokenizer.algorithm,
-            sentinels=tokenizer.sentinels,
+            fresh / TOKENIZER, pieces, algorithm=tokenizer.algorithm, sentinels=tokenizer.sentinels
         )
         if not private:
             own = fresh / TOKENIZER / TOKENIZER_CONFIG
@@ -387,13 +357,8 @@ def _saved(
     return Made(
         vocab_size=len(pieces.pieces),
         tokens=tokens,
-        tokenizer_sha256=tokenizer_digest(folder / TOKENIZER),
+        tokenizer_sha256=hashlib.sha256(read_file(folder / TOKENIZER / DEFINITION)).hexdigest(),
     )
-
-
-def tokenizer_digest(folder: Path) -> str:
-    """Returns the SHA-256 of what defines a tokenizer."""
-    return hashlib.sha256(read_file(folder / DEFINITION)).hexdigest()
 
 
 def _spent(folder: Path, fault: str, words: int) -> InputError:
@@ -436,7 +401,21 @@ def make_tokenizer(
     with crash_kept(folder):
         if command.resume is not None:
             with hold_run(folder):
-                return make_again(command, folder)
+                if not command.privacy.promises:
+                    raise InputError(
+                        f"resume needs a run with a noisy histogram, got {str(folder)!r}, made with"
+                        " privacy=none; make another vocabulary anew: it costs nothing."
+                    )
+                close_ledger_of(folder)
+                closed_ledger(folder)
+                known = read_vocabulary(folder / PRIVACY) if (folder / PRIVACY).exists() else None
+                digest = hashlib.sha256(read_file(folder / HISTOGRAM)).hexdigest()
+                if isinstance(known, PrivateVocabulary) and known.histogram_sha256 != digest:
+                    raise StateError(
+                        f"{folder / HISTOGRAM} is not what the run released; put it back as it was."
+                    )
+                dump(replace(command, resume=None), folder / CONFIGURATION)
+                return finish(command, folder)
         return _begin(command, folder, write_request)
 
 

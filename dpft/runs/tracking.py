@@ -39,10 +39,10 @@ from rich.progress import (
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
 from dpft.errors import DpftError, StateError
-from dpft.evaluation.answers import OnProgress
+from dpft.evaluation.evaluate import OnProgress
 from dpft.files import TRACKING
+from dpft.records.configuration import TrackerState
 from dpft.records.form import read_record, write_record
-from dpft.records.kept import TrackerState
 from dpft.records.promises import PrivateRun, RunPrivacy
 from dpft.records.scores import ScoreEntry
 from dpft.reports.report import public_configuration
@@ -50,7 +50,7 @@ from dpft.reports.run_record import RunRecord, read_overrides
 from dpft.runs.run_plan import RunPlan
 from dpft.startup import end_startup
 from dpft.training.listeners import PublicStep, StepWindows, clock_time, draws_bars
-from dpft.training.trackers.base import Place, Tracker, TrackerConfig
+from dpft.training.trackers import Place, Tracker, TrackerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -119,12 +119,7 @@ class Tracking:
         self._guard(lambda: self._write(values))
 
     def conclude(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes what is known at the end, once in a run; all of it must be public.
-
-        Args:
-            step: Steps that the weights have taken.
-            values: Tag to value.
-        """
+        """Writes what is known at the end, once in a run; all of it must be public."""
         if self._at_boundary:
             self._marked_time = self._clock()
         # else: of so few steps it shows when they began, not when they ended
@@ -268,12 +263,7 @@ def conclude(trackings: Trackings, step: int, record: RunRecord) -> None:
 
 
 def results(privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]) -> dict[str, float]:
-    """Returns the numbers a tracker is told at the end, by tag.
-
-    Args:
-        privacy: Content of privacy.json.
-        evaluations: Entries of metrics.json.
-    """
+    """Returns the numbers a tracker is told at the end, by tag."""
     found: dict[str, float] = {}
     if isinstance(privacy, PrivateRun):
         found["privacy/epsilon_reported"] = float(privacy.epsilon)

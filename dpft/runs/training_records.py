@@ -14,17 +14,15 @@ from numpy.typing import NDArray
 from dpft.config.schema import TrainConfig
 from dpft.data.batches import EncodedRows, Layout
 from dpft.data.canaries import Canary, copies_of
-from dpft.data.encoding import Encoding
+from dpft.data.encoding import Encoding, encoded_rows
 from dpft.data.sources import LETTERS_PER_TOKEN
-from dpft.data.token_rows import encoded_rows
 from dpft.data.training_records import TOGETHER, batched, bounded_units, drained, units_of_chunks
 from dpft.errors import InputError
 from dpft.machine import return_freed_memory
-from dpft.privacy.keys import secret_key
+from dpft.privacy.cipher import secret_key
 from dpft.privacy.plan import EXAMPLE
 from dpft.runs.held_out import Division, TrainingData
-from dpft.tasks.base import REFUSED, Task
-from dpft.tasks.records import Record
+from dpft.tasks.base import REFUSED, Record, Task
 from dpft.training.loop import TrainingSet
 
 
@@ -269,6 +267,7 @@ def summarize(
     kept = len(division.kept)
     rows = len(training_set.examples) + (0 if grouped else training_set.excluded)
     chunks = rows - kept - canaries
+    places = np.fromiter(trained, np.int64, len(trained))
     return DataSummary(
         read=Count(
             records=len(data.examples) + len(data.faulty),
@@ -282,7 +281,7 @@ def summarize(
             records=len(trained),
             units=sum(map(bool, training_set.units or ())) if grouped else None,
         ),
-        truncated=_truncated(training_set, trained),
+        truncated=int(encoded_rows(training_set.examples).truncated[places].sum()),
         max_length=config.task.longest,
         canaries=canaries,
         chunks=chunks,
@@ -333,8 +332,3 @@ def _trained_on(training_set: TrainingSet) -> Sequence[int]:
     if training_set.units is None:
         return range(len(training_set.examples))
     return [at for unit in training_set.units for at in unit]
-
-
-def _truncated(training_set: TrainingSet, trained: Sequence[int]) -> int:
-    places = np.fromiter(trained, np.int64, len(trained))
-    return int(encoded_rows(training_set.examples).truncated[places].sum())

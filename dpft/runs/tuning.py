@@ -53,18 +53,21 @@ from dpft.files import (
 )
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.parallel_config import ParallelConfig, check_start
-from dpft.privacy.accounting.selection import calibrate_trials
-from dpft.privacy.keys import secret_key
+from dpft.privacy.accounting.selection import (
+    UniformStream,
+    calibrate_trials,
+    draw_count,
+    draw_settings,
+)
+from dpft.privacy.cipher import secret_key
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
-from dpft.privacy.trials import draw_count, draw_settings
-from dpft.privacy.uniform import UniformStream
 from dpft.records.costs import Search, Trial
 from dpft.records.form import read_record, write_record
 from dpft.records.promises import PrivateRun, read_privacy
 from dpft.records.scores import Metrics, TrialScore
 from dpft.reports.epsilon import NOT_PRIVATE_SEED
-from dpft.reports.provenance import with_selection
+from dpft.reports.privacy_record import with_selection
 from dpft.reports.report import write_report
 from dpft.runs.exit_codes import FULL_OR_FORBIDDEN, crash_kept, exit_code_of_job
 from dpft.runs.folder import (
@@ -225,11 +228,7 @@ STANDARD = (1, 2)
 
 @contextmanager
 def everything_to(path: Path) -> Iterator[None]:
-    """Appends what is printed and logged inside the block, by C code too, to a file of mode 0600.
-
-    Args:
-        path: The file; its folder exists.
-    """
+    """Appends what is printed and logged in the block, by C code too, to a file of mode 0600."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "a", encoding="utf-8", buffering=1) as log, ExitStack() as stack:
         stack.enter_context(_descriptors_to(log))
@@ -377,7 +376,12 @@ def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> 
     )
     write_record(folder / PRIVACY, won)
     write_report(folder)
-    _hide_duration(folder)
+    # Another time of a public file would tell how long the search took at most.
+    began = (folder / TRIALS).stat().st_mtime_ns
+    public = [path for path in folder.iterdir() if path.name != PRIVATE]
+    below = [path for top in public for path in top.rglob("*")]
+    for path in (*below, *public, folder):
+        os.utime(path, ns=(began, began))
 
 
 def check_spent(search: Search, folder: Path) -> None:
@@ -397,14 +401,6 @@ def check_spent(search: Search, folder: Path) -> None:
                 f" {spent.plan.steps} planned, so that the bound of the search does not hold;"
                 " begin a new search."
             )
-
-
-def _hide_duration(folder: Path) -> None:
-    began = (folder / TRIALS).stat().st_mtime_ns
-    public = [path for path in folder.iterdir() if path.name != PRIVATE]
-    below = [path for top in public for path in top.rglob("*")]
-    for path in (*below, *public, folder):
-        os.utime(path, ns=(began, began))
 
 
 def _released(trial: Path) -> list[Path]:
@@ -450,30 +446,23 @@ def run(command: TuneCommand, folder: Path, *, write_request: WriteRequest | Non
     refuse_links(folder)
     with crash_kept(folder):
         if command.resume is None:
-            begin_search(command, folder, write_request)
+            refuse_used_folder(folder)
+            search = draw_search(command)
+            if command.privacy.noise_seed is not None:
+                logger.warning(NOT_PRIVATE_SEED)
+            folder.mkdir(parents=True, exist_ok=True)
+            with hold_run(folder):
+                refuse_used_folder(folder)
+                start_anew(folder)
+                write_begun(folder)
+                if write_request is not None:
+                    write_request(folder)
+                (folder / TUNING).mkdir(mode=0o700)
+                write_text(folder / TUNE_CONFIGURATION, to_yaml(command), mode=0o600)
+                write_search(folder, search)
+                finish(command, search, folder, write_request)
         else:
             go_on_search(command, folder, write_request)
-
-
-def begin_search(
-    command: TuneCommand, folder: Path, write_request: WriteRequest | None = None
-) -> None:
-    """Draws a search and carries it out."""
-    refuse_used_folder(folder)
-    search = draw_search(command)
-    if command.privacy.noise_seed is not None:
-        logger.warning(NOT_PRIVATE_SEED)
-    folder.mkdir(parents=True, exist_ok=True)
-    with hold_run(folder):
-        refuse_used_folder(folder)
-        start_anew(folder)
-        write_begun(folder)
-        if write_request is not None:
-            write_request(folder)
-        (folder / TUNING).mkdir(mode=0o700)
-        write_text(folder / TUNE_CONFIGURATION, to_yaml(command), mode=0o600)
-        write_search(folder, search)
-        finish(command, search, folder, write_request)
 
 
 def go_on_search(
@@ -498,10 +487,7 @@ def go_on_search(
 
 
 def finish(
-    command: TuneCommand,
-    search: Search,
-    folder: Path,
-    write_request: WriteRequest | None = None,
+    command: TuneCommand, search: Search, folder: Path, write_request: WriteRequest | None = None
 ) -> None:
     """Runs the trials that have not ended and publishes the best.
 

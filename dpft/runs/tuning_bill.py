@@ -182,11 +182,7 @@ def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> EpsilonBoun
 
 
 def _cost(spending: EpsilonBound) -> dict[str, Any]:
-    return {
-        "epsilon": spending.epsilon,
-        "delta": spending.delta,
-        "accountant": spending.accountant,
-    }
+    return {"epsilon": spending.epsilon, "delta": spending.delta, "accountant": spending.accountant}
 
 
 def _words(bill: Bill) -> str:

@@ -32,8 +32,8 @@ from dpft.errors import InputError, StateError
 from dpft.files import WHITE_BOX, write_text
 from dpft.generation.decoding import evaluation_mode
 from dpft.models.losses import per_example_losses
+from dpft.records.configuration import WhiteBoxLine
 from dpft.records.form import parse
-from dpft.records.kept import WhiteBoxLine
 from dpft.tasks.base import Task
 from dpft.training.listeners import PublicStep
 
@@ -293,9 +293,6 @@ class WhiteBoxListener:
         these embeddings moved along the noisy gradient, there and back, so that nothing runs
         backward while the clipper is at work. Other canaries' words are moved as well, which is
         nothing to a canary but where it might have said them.
-
-        Args:
-            noisy: What ``noisy_rows`` returned.
 
         Returns:
             Shape (m,), float64; 0 where there is no gradient.

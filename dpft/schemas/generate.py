@@ -1,7 +1,7 @@
 """JSON Schemas made of the records of ``dpft.records``.
 
-``python -m dpft.schemas`` writes them anew, beside this file, after a record was changed; a test
-holds what lies here against what the records say.
+``python -m dpft.schemas.generate`` writes them anew, beside this file, after a record was changed;
+a test holds what lies here against what the records say.
 """
 
 import json
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
+from dpft.files import write_text
 from dpft.records import (
     audits,
     costs,
@@ -31,6 +32,7 @@ from dpft.records.form import (
     rules_of,
     texts_of,
 )
+from dpft.schemas import path_of
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
@@ -293,3 +295,8 @@ def made_schemas() -> dict[str, dict[str, Any]]:
         name: make_schema(record, title=title, description=text)
         for name, (record, title, text) in FORMS.items()
     }
+
+
+if __name__ == "__main__":
+    for _name, _schema in made_schemas().items():
+        write_text(path_of(_name), schema_text(_schema))

@@ -43,7 +43,7 @@ from dpft.files import (
     write_text,
 )
 from dpft.models.loading import quiet_transformers
-from dpft.privacy.keys import secret_key
+from dpft.privacy.cipher import secret_key
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.mechanisms.histogram import noisy_counts
 from dpft.privacy.plan import (

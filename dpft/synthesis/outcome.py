@@ -17,10 +17,9 @@ from dpft.evaluation.predictions import spread
 from dpft.files import LEDGER, PAGE, PRIVATE_PAGE, TRAINING, private_path, read_file, write_text
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.mechanism import Composition
-from dpft.privacy.ledger import read_ledger
+from dpft.privacy.ledger import Noise, as_mechanisms, read_ledger
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import NEIGHBORING_RELATION, PrivacyPlan
-from dpft.privacy.spending import Noise, as_mechanisms
 from dpft.records import synthesis as records
 from dpft.records.form import read_record, write_record
 from dpft.records.ledger import LedgerHead

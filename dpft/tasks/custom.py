@@ -12,9 +12,17 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.tasks.base import TASKS, OwnRows, Task, TextTask
+from dpft.tasks.base import (
+    TASKS,
+    Example,
+    LabeledExample,
+    OwnRows,
+    Record,
+    Task,
+    TextTask,
+    is_unicode,
+)
 from dpft.tasks.classification import CLS, ClassificationTask, as_number, but_is_empty, class_number
-from dpft.tasks.records import Example, LabeledExample, Record, is_unicode
 from dpft.tasks.templates import ColumnTemplate, spelled
 
 FORM_KEYS = ("prompt", "target", "text", "messages", "label")

@@ -23,7 +23,7 @@ from dpft.errors import InputError
 from dpft.files import COMPILED, private_path
 from dpft.machine import missing_for_compile
 from dpft.privacy.clipping.choices import Compilation
-from dpft.privacy.clipping.engines.patches import compiled, shape_of
+from dpft.privacy.clipping.patches import compiled, shape_of
 from dpft.training.loop import TrainingSet
 
 UNLIKELY = 1e-6

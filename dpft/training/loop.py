@@ -17,11 +17,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from dpft.data.batches import Batch, Layout, View, ViewBits, ViewedRows, micro_batches
 from dpft.errors import RunError
 from dpft.models.losses import per_example_losses
-from dpft.parallel.local import local
-from dpft.parallel.ranks import ALONE, Ranks
-from dpft.parallel.shares import EVERYTHING, Share
-from dpft.privacy.signal_to_noise import SignalAndNoise
-from dpft.training.precision import autocast
+from dpft.parallel.cutting import local
+from dpft.parallel.ranks import ALONE, EVERYTHING, Ranks, Share
+from dpft.privacy.noise import SignalAndNoise
+from dpft.training.training_config import autocast
 
 
 class StepEngine(Protocol):

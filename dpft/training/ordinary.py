@@ -17,33 +17,31 @@ from torch import Tensor, nn
 
 from dpft.files import CHECKPOINTS
 from dpft.head_losses import losses_added_up
-from dpft.parallel.local import local
+from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.reductions import STRETCH, finish_sums
 from dpft.parallel.shards import ShardedModel
+from dpft.privacy.cipher import AgingKey, secret_key
 from dpft.privacy.clipping.clipper import ClippingOptions
-from dpft.privacy.clipping.engines.base import LossFunction, check_losses
-from dpft.privacy.dropout import private_dropout
-from dpft.privacy.keys import AgingKey, secret_key
+from dpft.privacy.clipping.engine import LossFunction, check_losses
 from dpft.privacy.phased_clipper import PhasedClipper
 from dpft.privacy.plan import ClippingPlan, write_plan
 from dpft.privacy.privacy_config import Clipping
-from dpft.privacy.randomness import make_randomness, restore_randomness
+from dpft.privacy.randomness import ViewStream, make_randomness, private_dropout, restore_randomness
 from dpft.privacy.sampling import PoissonSampler
-from dpft.privacy.views import ViewStream
+from dpft.records.configuration import BoundRun, ShuffledState
 from dpft.records.form import parse
-from dpft.records.kept import BoundRun, ShuffledState
-from dpft.training.averaging import WeightAverage
-from dpft.training.checkpoint import delete_generator_states
+from dpft.training.checkpoint import ResumePoint, delete_generator_states
 from dpft.training.compiling import compilation_of, compiled_calls
-from dpft.training.replicas import Start, share_start
-from dpft.training.resume import ResumePoint
 from dpft.training.session import (
     Session,
+    Start,
     prepare_training_state,
     put_released_in_place,
+    share_start,
     take_steps,
 )
+from dpft.training.training_config import WeightAverage
 
 
 @dataclass(frozen=True)
@@ -284,9 +282,6 @@ class ClippedEngine:
             steps_taken: Steps it had taken then.
             ranks: The run's processes; each adds up its share of the first one's draw.
             shards: ``model``, where each rank has but a shard of it.
-
-        Raises:
-            InputError: As ``PerExampleClipper``.
         """
         self.steps, self.steps_taken = plan.steps, steps_taken
         self._model, self._plan, self._ranks, self._shards = model, plan, ranks, shards

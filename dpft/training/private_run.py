@@ -19,7 +19,7 @@ from torch import Tensor
 from dpft.errors import SaidElsewhere
 from dpft.files import CHECKPOINTS, JOURNAL, LEDGER, private_path
 from dpft.head_losses import loss_head_of
-from dpft.parallel.gathering import whole_reader
+from dpft.parallel.shards import whole_reader
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.clipping.choices import LossScale
 from dpft.privacy.engine import PrivacyEngine
@@ -29,27 +29,29 @@ from dpft.privacy.plan import PrivacyPlan, write_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
 from dpft.privacy.replay_log import JournaledLedger, ReplayError
-from dpft.records.kept import BoundRun, KnownLedger
-from dpft.training.averaging import WeightAverage
-from dpft.training.checkpoint import delete_generator_states, read_history
-from dpft.training.compiling import compilation_of
-from dpft.training.listeners import HeadWitness
-from dpft.training.loss_scale import AdaptiveLossScale, scaled
-from dpft.training.replicas import Start, share_start
-from dpft.training.resume import (
+from dpft.records.configuration import BoundRun, KnownLedger
+from dpft.training.checkpoint import (
     ResumePoint,
     check_promises,
+    delete_generator_states,
     environment,
     find_resume_point,
     frozen_digests,
     promises,
+    read_history,
 )
+from dpft.training.compiling import compilation_of
+from dpft.training.listeners import HeadWitness
+from dpft.training.loss_scale import AdaptiveLossScale, scaled
 from dpft.training.session import (
     Session,
+    Start,
     prepare_training_state,
     put_released_in_place,
+    share_start,
     take_steps,
 )
+from dpft.training.training_config import WeightAverage
 from dpft.training.training_state import TrainingState, moved_while_frozen, optimized_parameters
 
 logger = logging.getLogger(__name__)

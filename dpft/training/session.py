@@ -4,12 +4,19 @@ Every process of a run takes its steps through here, at the same time, each with
 records. Diagnostics, progress, listeners and, of a whole model, checkpoints are those of the first.
 What a private run adds, and in which order, is in ``private_run``; what one without noise adds, in
 ``ordinary``.
+
+``Diagnostics`` are what training shows of its records, written where only the owner of the data
+looks: none of it is covered by epsilon (docs/design.md, rule 7).
 """
 
+import hashlib
+import json
 import logging
+import math
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +24,245 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dpft.files import CHECKPOINTS
+from dpft.errors import RunError
+from dpft.files import CHECKPOINTS, DIAGNOSTICS, private_path, read_file
 from dpft.methods.base import Method, MethodPhase
-from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.cutting import is_cut, local
+from dpft.parallel.rank_environment import TERMINATED, termination_requests
+from dpft.parallel.ranks import ALONE, Ranks, Share
 from dpft.parallel.shards import ShardedModel
-from dpft.parallel.shares import Share
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.witness import Handover
-from dpft.training.averaging import WeightAverage
-from dpft.training.bias_corrected_adam import tell_noise
-from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
+from dpft.records.configuration import SIGNAL_STEPS, StepMeasured
+from dpft.records.form import parse
+from dpft.training.checkpoint import ResumePoint, restore_checkpoint, save_checkpoint
 from dpft.training.compiling import private_cache
-from dpft.training.diagnostics import Diagnostics
-from dpft.training.learning_rates import learning_rate_factor, learning_rate_of
 from dpft.training.listeners import PublicStep, StepEvaluation, StepListener, StepProgress
 from dpft.training.loop import StepEngine, StepStatistics, TrainingSet, train
+from dpft.training.optimizer_steps import tell_noise
 from dpft.training.optimizers import OptimizerConfig, check_works_on_shards, make_optimizer
-from dpft.training.replicas import check_equal, gathered
-from dpft.training.resume import ResumePoint
-from dpft.training.schedules import SchedulerConfig, make_scheduler
-from dpft.training.termination import TERMINATED, termination_requests
-from dpft.training.training_config import TrainingConfig
-from dpft.training.training_state import TrainingState, optimized_parameters
+from dpft.training.schedules import (
+    SchedulerConfig,
+    learning_rate_factor,
+    learning_rate_of,
+    make_scheduler,
+)
+from dpft.training.training_config import TrainingConfig, WeightAverage
+from dpft.training.training_state import (
+    TrainingState,
+    model_state,
+    optimized_parameters,
+    optimizer_state,
+    restore_optimizer,
+    restore_scheduler,
+)
+
+RATIO = "signal_to_noise"
+"""Key of a step's signal-to-noise ratio, in the lines of the first ``SIGNAL_STEPS``."""
+
+
+class Diagnostics:
+    """Appends one line a step to private/diagnostics.jsonl."""
+
+    def __init__(self, run: Path, *, max_grad_norm: float | None, goes_on: bool = False) -> None:
+        """Opens the file, mode 0600.
+
+        Args:
+            run: The run's folder.
+            max_grad_norm: Norm above which a gradient counts as clipped; None where the style
+                has no such norm.
+            goes_on: Whether what is in the file stays.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if goes_on else os.O_TRUNC)
+        descriptor = os.open(private_path(run, DIAGNOSTICS), flags, 0o600)
+        self._file = os.fdopen(descriptor, "w", encoding="utf-8")
+        self._max_grad_norm = max_grad_norm
+
+    def write_size(self, training_set: TrainingSet, *, num_examples: int) -> None:
+        """Writes how many records and units there really are beside the public number."""
+        size = {
+            "num_records": training_set.num_records,
+            "num_units": training_set.num_units,
+            "excluded_records": training_set.excluded,
+            "public_num_examples": num_examples,
+        }
+        self._file.write(json.dumps(size, sort_keys=True) + "\n")
+
+    def write(self, statistics: StepStatistics, *, non_finite: int) -> None:
+        """Writes one step's losses, norms, clip fraction, batch size, and signal to noise."""
+        line = {**self._summary(statistics), "non_finite_examples_so_far": non_finite}
+        self._file.write(json.dumps(line, sort_keys=True) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _summary(self, statistics: StepStatistics) -> dict[str, Any]:
+        summary: dict[str, Any] = {"step": statistics.step, "batch_size": statistics.batch_size}
+        if statistics.losses:
+            summary["mean_loss"] = float(torch.cat(statistics.losses).mean())
+        if statistics.norms:
+            norms = torch.cat(statistics.norms)
+            summary["median_gradient_norm"] = float(norms.median())
+            if self._max_grad_norm is not None:
+                summary["clipped_fraction"] = float((norms > self._max_grad_norm).float().mean())
+        measured = statistics.signal_and_noise
+        if measured is not None:
+            summary["signal_norm"], summary["noise_norm"] = measured.signal, measured.noise
+            summary[RATIO] = measured.ratio
+        return summary
+
+
+def read_signal_to_noise(run: Path) -> list[float]:
+    """Returns the signal-to-noise ratios of a run's first updates, as far as ``SIGNAL_STEPS``.
+
+    Of an update that was taken again the last ratio counts, and what followed its first time does
+    not: the weights never had it. A line that a crash tore is passed over; its step came again.
+
+    Returns:
+        Private. Empty where one of these updates was not measured, as without privacy.
+    """
+    path = run / DIAGNOSTICS
+    ratios: list[object] = []
+    for line in read_file(path).split(b"\n") if path.exists() else []:
+        step, ratio = _measured(line)
+        if 1 <= step <= SIGNAL_STEPS:
+            ratios = [*ratios[: step - 1], ratio]
+            if len(ratios) < step:  # a line before it is gone
+                return []
+    known = [ratio for ratio in ratios if isinstance(ratio, float) and 0 <= ratio < math.inf]
+    return known if len(known) == len(ratios) else []
+
+
+def _measured(line: bytes) -> tuple[int, object]:
+    """Returns a line's step and its ratio; step 0 where it is no step's, or is torn."""
+    try:
+        measured = parse(json.loads(line), StepMeasured)
+    except (ValueError, RecursionError):
+        return 0, None
+    return measured.step, measured.signal_to_noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where all processes begin to take steps; secret, since it holds keys."""
+
+    done: int
+    """Steps that the weights have taken."""
+    last_step: int
+    """The step to end at."""
+    secrets: Mapping[str, Any]
+    """Keys of the next step, or generator states; ready for JSON."""
+    goes_on: bool = False
+    """Whether the checkpoint to begin with is there already."""
+    stream: int = 0
+    """Steps that were in the ledger when the stream of noise began which goes on."""
+    history: str | None = None
+    """The checkpoint that holds the noise which that of the next steps hangs together with; None:
+    the stream begins."""
+    loss_scale: Mapping[str, Any] | None = None
+    """Where an adaptive loss scale stands; None: where it starts, or there is none."""
+
+
+def share_start(start: Start | None, training_state: TrainingState, ranks: Ranks) -> Start:
+    """Returns the first process's start on each, its weights and optimizer in place of their own.
+
+    What is cut into shards stays: each rank has its own, and the moments that go with it.
+
+    Args:
+        start: The first one's; None on the others.
+        training_state: Of the same model and optimizer everywhere; moments may be missing, where
+            the model is whole.
+        ranks: The processes.
+    """
+    if ranks.size == 1:
+        assert start is not None
+        return start
+    weights = model_state(training_state.model).values()
+    in_shards = any(is_cut(tensor) for tensor in weights)
+    moments = {} if start is None or in_shards else optimizer_state(training_state)
+    said = ranks.broadcast(
+        json.dumps(
+            {
+                "start": None if start is None else asdict(start),
+                "moments": {
+                    name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+                    for name, tensor in moments.items()
+                },
+                "schedule": training_state.scheduler.last_epoch,
+            }
+        ).encode()
+    )
+    heard = json.loads(said)
+    with torch.no_grad():
+        ranks.copy_first([tensor for tensor in weights if not is_cut(tensor)])
+    received = _received(moments, heard["moments"], ranks)
+    if not ranks.is_first and not in_shards:
+        restore_optimizer(training_state, received)
+        restore_scheduler(training_state, int(heard["schedule"]))
+    return Start(**heard["start"])
+
+
+def _received(
+    own: Mapping[str, Tensor], layout: Mapping[str, tuple[list[int], str]], ranks: Ranks
+) -> dict[str, Tensor]:
+    """Returns the first process's tensors, in the processor's memory."""
+    received = {}
+    for name, (shape, dtype) in layout.items():
+        blank = torch.empty(shape, dtype=getattr(torch, dtype))
+        received[name] = own[name].detach().cpu() if name in own else blank
+        ranks.copy_first([received[name]])
+    return received
+
+
+def gathered(
+    statistics: StepStatistics, non_finite: int, ranks: Ranks
+) -> tuple[StepStatistics, int]:
+    """Returns the losses and norms of all processes, and what they left out together."""
+    if ranks.size == 1:
+        return statistics, non_finite
+    losses, norms = _flat(statistics.losses), _flat(statistics.norms)
+    counts = torch.tensor([non_finite, len(losses)], dtype=torch.float64)
+    sent = torch.cat((counts, losses, norms)).numpy().tobytes()
+    heard = [
+        torch.frombuffer(bytearray(each), dtype=torch.float64) for each in ranks.everyones(sent)
+    ]
+    everyones_losses = [each[2 : 2 + int(each[1])].float() for each in heard]
+    everyones_norms = [each[2 + int(each[1]) :].float() for each in heard]
+    together = replace(
+        statistics,
+        losses=[each for each in everyones_losses if len(each)],
+        norms=[each for each in everyones_norms if len(each)],
+    )
+    return together, sum(int(each[0]) for each in heard)
+
+
+def check_equal(model: nn.Module, twins: Ranks, ranks: Ranks) -> None:
+    """Ends the run where weights that should be the same bits are not.
+
+    Raises:
+        RunError: They differ, as where a processor or a device computes otherwise.
+    """
+    if twins.size == 1:
+        return
+    digest = hashlib.sha256()
+    for tensor in model_state(model).values():
+        values = local(tensor.detach()).cpu().contiguous().view(-1).view(torch.uint8)
+        digest.update(values.numpy().data)
+    is_apart = len(set(twins.everyones(digest.digest()))) > 1
+    with ranks.settled():
+        if is_apart:
+            raise RunError(
+                "the weights of the run's processes are no longer the same, as where their"
+                " processors or devices differ; go on from the last checkpoint on machines of one"
+                " kind."
+            )
+
+
+def _flat(parts: list[Tensor]) -> Tensor:
+    return torch.cat([torch.empty(0, dtype=torch.float64), *(p.double().cpu() for p in parts)])
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,14 +1,39 @@
-"""Model, optimizer and schedule: what a step moves, and how it is read and put back."""
+"""Model, optimizer and schedule: what a step moves, and how a checkpoint keeps it in safetensors.
 
-from collections.abc import Mapping
+Where the model is in shards, each rank of the first row of the grid writes the shard that it has;
+the other rows have the same. What is whole on every rank, such as a buffer or Adam's ``step``, is
+written once, with the first shard. A tensor may be cut over several files, each with a stretch of
+its rows, in the files' order, so that a checkpoint may be read by any number of ranks, each of
+which reads the rows that are its own and no others.
+
+``torch.distributed.checkpoint`` does as much, but its ranks send each other pickled objects (rule
+11), and where a file of safetensors is gone it may leave tensors as they were, without a word.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from dpft.training.averaging import WeightAverage
+from dpft.errors import RunError, StateError
+from dpft.files import HISTORY, OPTIMIZER, WEIGHTS, shard_name
+from dpft.parallel.cutting import from_rows, is_cut, local, rows_here
+from dpft.parallel.ranks import Ranks
+from dpft.parallel.shards import ShardedModel
+from dpft.training.training_config import WeightAverage
 
 AVERAGE = "average"
 ON_HOST = ("step", "noise_moment")
@@ -92,3 +117,223 @@ def restore_scheduler(training_state: TrainingState, step: int) -> None:
     ]
     for group, rate in zip(training_state.optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes tensors to disk, mode 0600, and waits until they are there.
+
+    Raises:
+        RunError: The disk is full, or the folder may not be written to.
+    """
+    written = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(written, path)
+        path.chmod(0o600)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    except (SafetensorError, OSError) as error:
+        raise RunError(
+            f"{path} could not be written ({error}); a checkpoint before it is whole. Make room,"
+            " then go on with the run, or begin it anew if it had none."
+        ) from None
+
+
+def checksum(path: Path) -> str:
+    """Returns the SHA-256 of a file's content, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """What one file has of a tensor."""
+
+    file: Any
+    shape: tuple[int, ...]
+
+
+class TensorFiles:
+    """The tensors of some files, each opened as long as the block lasts and read where asked."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        """Names the files, in the order of their rows."""
+        self._paths = list(paths)
+        self._opened = ExitStack()
+        self._stretches: dict[str, list[_Stretch]] = {}
+
+    def __enter__(self) -> Self:
+        for path in self._paths:
+            file = self._opened.enter_context(safe_open(path, framework="pt"))
+            for name in file.keys():  # noqa: SIM118 (no mapping)
+                shape = tuple(file.get_slice(name).get_shape())
+                self._stretches.setdefault(name, []).append(_Stretch(file, shape))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._opened.close()
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each tensor, all of its rows together."""
+        return {
+            name: first.shape
+            if not others
+            else (sum(each.shape[0] for each in (first, *others)), *first.shape[1:])
+            for name, (first, *others) in self._stretches.items()
+        }
+
+    def read(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
+        """Returns rows of a tensor, from one and up to another; None: all of it.
+
+        No more than these rows are read from disk.
+        """
+        stretches = self._stretches[name]
+        if rows is None and len(stretches) == 1:
+            whole: Tensor = stretches[0].file.get_tensor(name)
+            return whole
+        first, last = rows or (0, self.shapes[name][0])
+        parts, before = [], 0
+        for stretch in stretches:
+            length = stretch.shape[0]
+            start, end = max(first - before, 0), min(last - before, length)
+            if start < end:
+                parts.append(stretch.file.get_slice(name)[start:end])
+            before += length
+        return torch.cat(parts) if parts else stretches[0].file.get_slice(name)[0:0]
+
+
+def write_tensors(
+    folder: Path, training_state: TrainingState, shards: ShardedModel | None
+) -> dict[str, str]:
+    """Writes weights and moments to a checkpoint's folder; returns each file's checksum.
+
+    Every rank of a model in shards calls it, and learns all checksums.
+
+    Args:
+        folder: Empty, and the same on every rank.
+        training_state: This rank's.
+        shards: The model, where this rank has a shard of it.
+
+    Raises:
+        RunError: The disk is full, or a rank cannot reach the folder.
+        SaidElsewhere: On another rank, where the first one says so.
+    """
+    if shards is None:
+        return _write_own(folder, training_state, 0, 1)
+    ranks, (row, place) = shards.ranks, shards.grid.place
+    own: dict[str, str] = {}
+    with ranks.settled():
+        if row == 0:
+            check_reachable(folder, ranks)
+            own = _write_own(folder, training_state, place, shards.grid.shard_size)
+    everyones = [json.loads(each) for each in ranks.everyones(json.dumps(own).encode())]
+    return {name: written for each in everyones for name, written in each.items()}
+
+
+def write_history(folder: Path, history: Mapping[str, Tensor], ranks: Ranks) -> dict[str, str]:
+    """Writes each rank's noise that later noise hangs together with; returns each file's checksum.
+
+    Every rank calls it. One that has none writes no file.
+
+    Raises:
+        RunError: The disk is full, or a rank cannot reach the folder.
+        SaidElsewhere: On another rank, where the first one says so.
+    """
+    own: dict[str, str] = {}
+    with ranks.settled():
+        if history:
+            if ranks.size > 1:
+                check_reachable(folder, ranks)
+            path = folder / shard_name(HISTORY, ranks.rank, ranks.size)
+            save_tensors(path, history)
+            own[path.name] = checksum(path)
+    everyones = [json.loads(each) for each in ranks.everyones(json.dumps(own).encode())]
+    return {name: written for each in everyones for name, written in each.items()}
+
+
+def restore_tensors(path: Path, training_state: TrainingState, shards: int) -> None:
+    """Puts a rank's part of weights and moments back to those of a checkpoint.
+
+    Raises:
+        StateError: It is of another model.
+    """
+    own = model_state(training_state.model)
+    with TensorFiles(_shard_paths(path, WEIGHTS, shards)) as weights:
+        if {name: tuple(tensor.shape) for name, tensor in own.items()} != weights.shapes:
+            raise _of_another_model(path)
+        with torch.no_grad():
+            for name, tensor in own.items():
+                local(tensor).copy_(weights.read(name, rows_here(tensor)))
+    with TensorFiles(_shard_paths(path, OPTIMIZER, shards)) as moments:
+        own_moments = _own_moments(moments, training_state)
+        if own_moments is None:
+            raise _of_another_model(path)
+        restore_optimizer(training_state, own_moments)
+
+
+def check_reachable(folder: Path, ranks: Ranks) -> None:
+    """Refuses a checkpoint's folder that is on another machine's disk.
+
+    Raises:
+        RunError: It is not there for this rank.
+    """
+    if not folder.is_dir():
+        raise RunError(
+            f"process {ranks.rank} of the run cannot see {folder}: all processes read and write"
+            " checkpoints of parallel=fsdp, and of mechanism=banded; put the run's folder on a file"
+            " system that its machines share."
+        )
+
+
+def _write_own(
+    folder: Path, training_state: TrainingState, place: int, shards: int
+) -> dict[str, str]:
+    """Writes the files of one shard; returns their checksums."""
+    written = {}
+    tensors = {
+        WEIGHTS: model_state(training_state.model),
+        OPTIMIZER: optimizer_state(training_state),
+    }
+    for name, named in tensors.items():
+        path = folder / shard_name(name, place, shards)
+        own = {label: local(t.detach()) for label, t in named.items() if place == 0 or is_cut(t)}
+        save_tensors(path, own)
+        written[path.name] = checksum(path)
+    return written
+
+
+def _own_moments(moments: TensorFiles, training_state: TrainingState) -> dict[str, Tensor] | None:
+    """Returns this rank's part of the optimizer's tensors, by ``<parameter name>/<key>``.
+
+    One of its parameter's shape is cut as the parameter is; any other is whole on every rank, and
+    of a parameter that is cut it is one number. None: they are of another model.
+    """
+    parameters = dict(training_state.model.named_parameters())
+    own = {}
+    for label, shape in moments.shapes.items():
+        name = label.rsplit("/", 1)[0]
+        if name not in parameters:
+            return None
+        parameter = parameters[name].detach()
+        if is_cut(parameter) and shape == tuple(parameter.shape):
+            own[label] = from_rows(parameter, moments.read(label, rows_here(parameter)))
+        elif is_cut(parameter) and math.prod(shape) != 1:
+            return None
+        else:
+            own[label] = moments.read(label)
+    return own
+
+
+def _of_another_model(path: Path) -> StateError:
+    return StateError(
+        f"{path} is a checkpoint of another model; put the model that the run began with back."
+    )
+
+
+def _shard_paths(path: Path, name: str, shards: int) -> list[Path]:
+    return [path / shard_name(name, place, shards) for place in range(shards)]

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from dpft.privacy import engine, noise, sampling
-from dpft.privacy.binomial import BinomialBlocks
-from dpft.privacy.clipping import norms
-from dpft.privacy.clipping.engines import recording
-from dpft.privacy.clipping.factors import Flat
+from dpft.privacy.clipping import norms, recording
+from dpft.privacy.clipping.engine import Flat
 from dpft.privacy.clipping.squares import Squares
 from dpft.privacy.clipping.uses import Use
+from dpft.privacy.sampling import BinomialBlocks
 
 SquaresOf = Callable[[Sequence[Use]], Squares]
 

@@ -30,13 +30,13 @@ from dpft.audit.memorization import (
     t5_words,
 )
 from dpft.data.batches import TextLayout
-from dpft.data.corpus_rows import CorpusEncoding
+from dpft.data.corpora import CorpusEncoding
 from dpft.data.encoding import TextEncoding
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, MASKED, SEQ2SEQ, TEXT
 from dpft.records.form import as_json
-from dpft.tasks.records import Example
-from dpft.tokenizers.pieces import Pieces, save_tokenizer
+from dpft.tasks.base import Example
+from dpft.tokenizers import Pieces, save_tokenizer
 from dpft.training.training_config import DeviceConfig
 from tests.models import small
 from tests.slowness import slow_but

@@ -16,11 +16,11 @@ from dpft.data.canaries import (
     check_suffixes_learned,
     make_canaries,
 )
-from dpft.data.corpus_rows import CorpusEncoding
+from dpft.data.corpora import CorpusEncoding
 from dpft.errors import InputError
 from dpft.kinds import SEQ2SEQ
 from dpft.tasks.corpus import CorpusTask
-from dpft.tokenizers.pieces import Pieces, save_tokenizer
+from dpft.tokenizers import Pieces, save_tokenizer
 
 ROOM = Path(dpft.audit.__file__).parent
 ASKED = "about the words of dpft audit itself, which it refuses before it looks at the run"

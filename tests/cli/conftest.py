@@ -5,16 +5,15 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
-from dpft.cli import hydra_app, main, subcommand
+from dpft.cli import commands, hydra_app, main, subcommand
 from dpft.cli.subcommand import run_folder, write_hydra_record
 from dpft.config import composing
 from dpft.config.load import by_name, config_directory
@@ -86,7 +85,7 @@ def _raise(error: BaseException) -> None:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """A subcommand ``fake`` with configurations of its own, in an empty working directory."""
     conf = tmp_path / "conf"
     (conf / "method").mkdir(parents=True)
@@ -94,15 +93,14 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     (conf / "fake.yaml").write_text(PRIMARY.format(hydra="run_folder"))
     (conf / "method" / "full.yaml").write_text("name: full\n")
     (conf / "method" / "lora.yaml").write_text("name: lora\nrank: 4\n")
-    module = ModuleType("dpft.cli.fake")
-    vars(module).update(CONFIG=Fake, POLYMORPHIC={"method": by_name(method_class)}, run=run_fake)
-    monkeypatch.setitem(sys.modules, "dpft.cli.fake", module)
+    own = SimpleNamespace(config=Fake, polymorphic={"method": by_name(method_class)}, run=run_fake)
+    monkeypatch.setitem(commands._SUBCOMMANDS, "fake", lambda: subcommand.Subcommand(**vars(own)))
     monkeypatch.setitem(main.SUBCOMMANDS, "fake", "stand in for a subcommand")
     for user in (hydra_app, subcommand, composing):
         monkeypatch.setattr(user, "config_directory", lambda: conf)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    return module
+    return own
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpft.cli import doctor
+from dpft.reports import doctor
 from dpft.reports.doctor import MISSING
 from tests.stories.tiny import Workspace
 

@@ -3,12 +3,12 @@ import os
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
+from dpft.cli.commands import subcommand
 from dpft.cli.main import main
-from dpft.cli.subcommand import Subcommand
 from tests.slowness import slow_but
 
 
@@ -17,18 +17,18 @@ def files_left() -> list[str]:
 
 
 def test_overrides_reach_the_subcommand_as_dataclasses(
-    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fake", "privacy.eps=3", "method=lora", "method.rank=2"]) == 0
     assert json.loads(capsys.readouterr().out) == {"eps": 3.0, "name": "lora"}
 
 
-def test_a_number_in_scientific_notation_is_a_number(fake: ModuleType) -> None:
+def test_a_number_in_scientific_notation_is_a_number(fake: SimpleNamespace) -> None:
     assert main(["fake", "privacy.eps=3", "privacy.delta=1e-5"]) == 0
 
 
 def test_a_failing_job_does_not_stop_its_sweep_and_the_worst_code_is_returned(
-    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["fake", "--multirun", "privacy.eps=3", "outcome=corrupt,crash,done"]
     assert main(arguments) == 3
@@ -37,7 +37,7 @@ def test_a_failing_job_does_not_stop_its_sweep_and_the_worst_code_is_returned(
 
 @pytest.mark.slow
 def test_flags_may_stand_anywhere_among_the_overrides(
-    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fake", "method=full,lora", "--multirun", "privacy.eps=3"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -45,7 +45,7 @@ def test_flags_may_stand_anywhere_among_the_overrides(
 
 
 def test_log_lines_go_to_stderr_and_into_no_file(
-    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fake", "privacy.eps=3", "outcome=log"]) == 0
     captured = capsys.readouterr()
@@ -55,7 +55,7 @@ def test_log_lines_go_to_stderr_and_into_no_file(
 
 @pytest.mark.slow
 def test_a_subcommand_without_a_folder_leaves_none(
-    fake: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fake: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     primary = tmp_path / "conf" / "fake.yaml"
     primary.write_text(primary.read_text().replace("hydra: run_folder", "hydra: no_folder"))
@@ -67,7 +67,7 @@ def test_a_subcommand_without_a_folder_leaves_none(
 
 
 def test_cfg_job_prints_the_composition_and_runs_nothing(
-    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fake", "--cfg", "job", "privacy.eps=3"]) == 0
     assert "eps: 3" in capsys.readouterr().out
@@ -75,7 +75,7 @@ def test_cfg_job_prints_the_composition_and_runs_nothing(
 
 
 def test_help_of_a_subcommand_lists_groups_and_keys(
-    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fake", "--help"]) == 0
     text = capsys.readouterr().out
@@ -92,7 +92,7 @@ LONG = ("train", "tune", "plan", "eval", "generate", "audit", "tokenizer")
 def test_help_fits_two_screens_and_names_every_key_that_its_sections_explain(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = Subcommand.of(name)
+    command = subcommand(name)
 
     def shown(*words: str) -> str:
         return command.help(name, words, ())
@@ -115,7 +115,7 @@ def test_help_fits_two_screens_and_names_every_key_that_its_sections_explain(
 
 
 def test_help_of_an_option_lists_its_own_keys_and_no_others(
-    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fake", "--help", "method=lora"]) == 0
     text = capsys.readouterr().out
@@ -124,14 +124,14 @@ def test_help_of_an_option_lists_its_own_keys_and_no_others(
 
 
 def test_help_of_what_there_is_not_says_what_it_may_have_been(
-    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fake", "privacy", "--help", "privcy"]) == 2
     assert "there is no such group or key; did you mean privacy?" in capsys.readouterr().err
 
 
 def test_help_counts_a_configuration_folder_of_the_users_own(
-    fake: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fake: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "extra" / "method").mkdir(parents=True)
     (tmp_path / "extra" / "method" / "mine.yaml").write_text("# My own. Run: dpft\nname: mine\n")
@@ -141,7 +141,7 @@ def test_help_counts_a_configuration_folder_of_the_users_own(
 
 
 def test_a_configuration_folder_of_the_users_own_is_searched(
-    fake: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fake: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "extra" / "method").mkdir(parents=True)
     (tmp_path / "extra" / "method" / "mine.yaml").write_text("name: mine\n")
@@ -151,7 +151,7 @@ def test_a_configuration_folder_of_the_users_own_is_searched(
 
 
 def test_expand_sees_the_overrides_before_hydra_does(
-    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     vars(fake)["expand"] = lambda overrides: [*overrides, "method=lora"]
     assert main(["fake", "privacy.eps=3"]) == 0
@@ -159,14 +159,14 @@ def test_expand_sees_the_overrides_before_hydra_does(
 
 
 def test_trust_rule_11_unpickling_an_earlier_job_is_refused(
-    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fake", "--experimental-rerun", "job.pickle"]) == 2
     assert "pickle" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_environment_and_the_arguments_are_restored(fake: ModuleType) -> None:
+def test_the_environment_and_the_arguments_are_restored(fake: SimpleNamespace) -> None:
     before = (dict(os.environ), list(sys.argv))
     assert main(["fake", "privacy.eps=3"]) == 0
     assert main(["fake", "privacy.epz=3"]) == 2

@@ -1,7 +1,7 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,7 +63,7 @@ OTHER_NOTATIONS: list[tuple[list[str], str]] = [
     ],
 )
 def test_bad_configuration_is_one_sentence_code_2_and_leaves_nothing(
-    fake: ModuleType,
+    fake: SimpleNamespace,
     capsys: pytest.CaptureFixture[str],
     overrides: list[str],
     sentence: str,
@@ -78,13 +78,15 @@ def test_bad_configuration_is_one_sentence_code_2_and_leaves_nothing(
 
 @pytest.mark.parametrize(("arguments", "sentence"), slow_but_every(2, OTHER_NOTATIONS))
 def test_the_notation_of_another_program_is_written_as_ours(
-    fake: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
     assert main(["fake", *arguments]) == 2
     assert capsys.readouterr().err == f"dpft: error: {sentence}\n"
 
 
-def test_an_empty_text_is_a_value(fake: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_text_is_a_value(
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["fake", "outcome=", "privacy.eps=-1"]) == 2
     assert "privacy.eps must be positive" in capsys.readouterr().err
 
@@ -117,7 +119,10 @@ def test_an_empty_text_is_a_value(fake: ModuleType, capsys: pytest.CaptureFixtur
     ids=["values-too", "no-values-where-a-group-is-lacking", "unreadable"],
 )
 def test_all_that_is_wrong_is_said_at_once(
-    fake: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str], faults: list[str]
+    fake: SimpleNamespace,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    faults: list[str],
 ) -> None:
     assert main(["fake", *arguments]) == 2
     head, *lines = capsys.readouterr().err.splitlines()
@@ -148,7 +153,7 @@ def test_a_refused_training_says_all_its_faults_before_torch_is_imported() -> No
 
 @pytest.mark.parametrize("argument", ["foo", "a=[1", "privacy.eps=1,2"])
 def test_an_unreadable_argument_is_one_line_with_code_2(
-    fake: ModuleType, capsys: pytest.CaptureFixture[str], argument: str
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str], argument: str
 ) -> None:
     assert main(["fake", argument]) == 2
     error = capsys.readouterr().err
@@ -157,7 +162,7 @@ def test_an_unreadable_argument_is_one_line_with_code_2(
 
 
 def test_a_key_the_yaml_leaves_out_is_not_called_unknown(
-    fake: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fake: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     primary = tmp_path / "conf" / "fake.yaml"
     primary.write_text(primary.read_text().replace("outcome: done\n", ""))

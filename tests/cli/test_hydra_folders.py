@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -57,26 +57,26 @@ def test_a_sweep_of_nothing_leaves_not_even_its_own_record(tmp_path: Path) -> No
     assert sweep_folder() is None
 
 
-def test_a_folder_that_stood_before_is_kept(fake: ModuleType) -> None:
+def test_a_folder_that_stood_before_is_kept(fake: SimpleNamespace) -> None:
     Path("mine").mkdir()
     assert main(["fake", "privacy.eps=-1", "hydra.run.dir=mine"]) == 2
     assert main(["fake", "privacy.eps=-1", "hydra.run.dir=mine/run"]) == 2
     assert files_left() == ["mine"]
 
 
-def test_a_sweep_that_cannot_be_composed_leaves_nothing(fake: ModuleType) -> None:
+def test_a_sweep_that_cannot_be_composed_leaves_nothing(fake: SimpleNamespace) -> None:
     assert main(["fake", "--multirun", "privacy.epz=1,2"]) == 2
     assert files_left() == []
 
 
-def test_jobs_of_a_sweep_have_folders_of_their_own(fake: ModuleType) -> None:
+def test_jobs_of_a_sweep_have_folders_of_their_own(fake: SimpleNamespace) -> None:
     assert main(["fake", "-m", "privacy.eps=3,8", "outcome=record"]) == 0
     (sweep,) = Path("outputs/multirun").glob("*/*")
     assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "multirun.yaml", "private"]
 
 
 @pytest.mark.slow
-def test_runs_within_one_second_have_folders_of_their_own(fake: ModuleType) -> None:
+def test_runs_within_one_second_have_folders_of_their_own(fake: SimpleNamespace) -> None:
     for _ in range(3):
         assert main(["fake", "privacy.eps=3", "outcome=record"]) == 0
     assert len(list(Path("outputs").glob("*/*"))) == 3

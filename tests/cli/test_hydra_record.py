@@ -1,7 +1,7 @@
 """Hydra's record of a run says how it was composed, and names no machine and no witness."""
 
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -12,7 +12,7 @@ from dpft.cli.main import main
 from dpft.cli.subcommand import composed_job, recorded_job, write_hydra_record
 
 
-def test_a_run_records_its_composition_and_nothing_else(fake: ModuleType) -> None:
+def test_a_run_records_its_composition_and_nothing_else(fake: SimpleNamespace) -> None:
     assert main(["fake", "privacy.eps=3", "outcome=record"]) == 0
     (folder,) = Path("outputs").glob("*/*")
     record = [".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml"]

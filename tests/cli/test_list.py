@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dpft.cli.main import main
-from dpft.config.listing import GROUPS, LISTED, first_line, listed
+from dpft.config.composing import GROUPS, LISTED, first_line, listed
 from dpft.config.load import config_directory
 from tests.slowness import slow_but
 

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from dpft.cli import hydra_app
+from dpft.cli.commands import passed_on
 from dpft.cli.hydra_app import run_hydra
 from dpft.cli.main import SUBCOMMANDS, main
-from dpft.cli.train import passed_on
-from dpft.parallel import launching, silence
-from dpft.parallel.launch_config import LaunchConfig
-from dpft.parallel.parallel_config import SHARED
+from dpft.parallel import processes, rank_environment
+from dpft.parallel.parallel_config import SHARED, LaunchConfig
 
 TRAIN = ("train", "task=e2e", "model=tiny", "task.source=embedded", "privacy.eps=8")
 
@@ -54,11 +53,11 @@ def test_wrong_words_are_refused_by_the_other_process_a_moment_later(
     torchrun: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited = list[float]()
-    monkeypatch.setattr(silence.time, "sleep", waited.append)
+    monkeypatch.setattr(rank_environment.time, "sleep", waited.append)
     monkeypatch.setenv("RANK", "1")
     assert main([*TRAIN, "trian.steps=1"]) == 2
     assert capfd.readouterr().err.startswith("dpft: error: unknown configuration key trian")
-    assert waited == [silence.PATIENCE]
+    assert waited == [rank_environment.PATIENCE]
     assert not list(Path.cwd().iterdir())
 
 
@@ -76,7 +75,7 @@ def test_the_processes_have_the_words_and_the_folder_of_the_command_that_starts_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = list[tuple[LaunchConfig, list[str]]]()
-    monkeypatch.setattr(launching, "launch", lambda *given: started.append(given))
+    monkeypatch.setattr(processes, "launch", lambda *given: started.append(given))
     monkeypatch.chdir(tmp_path)
     assert main([*TRAIN, "launch=local", "launch.processes=3", "hydra.run.dir=a b"]) == 0
     ((config, words),) = started

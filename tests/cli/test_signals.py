@@ -3,7 +3,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +20,7 @@ from tests.slowness import slow
     ],
 )
 def test_every_outcome_has_its_exit_code_and_leaves_no_empty_folder(
-    fake: ModuleType, capsys: pytest.CaptureFixture[str], outcome: str, code: int, error: str
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str], outcome: str, code: int, error: str
 ) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     assert main(["fake", "privacy.eps=3", f"outcome={outcome}"]) == code

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import distributions
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
@@ -50,7 +50,7 @@ def launch_by(launcher: type[BasicLauncher], monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 def test_jobs_in_other_processes_give_the_sweep_its_exit_code(
-    fake: ModuleType, other_processes: None
+    fake: SimpleNamespace, other_processes: None
 ) -> None:
     assert main(["fake", "-m", "privacy.eps=3", "outcome=corrupt,done"]) == 3
     assert main(["fake", "-m", "privacy.eps=-1,3"]) == 2
@@ -60,7 +60,7 @@ def test_jobs_in_other_processes_give_the_sweep_its_exit_code(
 
 @pytest.mark.slow
 def test_a_later_sweep_into_the_same_folder_has_an_exit_code_of_its_own(
-    fake: ModuleType, other_processes: None
+    fake: SimpleNamespace, other_processes: None
 ) -> None:
     words = ["fake", "-m", "hydra.sweep.dir=mine", "privacy.eps=3"]
     assert main([*words, "outcome=record,corrupt"]) == 3
@@ -68,7 +68,7 @@ def test_a_later_sweep_into_the_same_folder_has_an_exit_code_of_its_own(
 
 
 def test_runs_in_other_processes_are_on_the_bill(
-    fake: ModuleType, other_processes: None, monkeypatch: pytest.MonkeyPatch
+    fake: SimpleNamespace, other_processes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     billed = []
     monkeypatch.setattr(
@@ -81,7 +81,7 @@ def test_runs_in_other_processes_are_on_the_bill(
 
 
 def test_how_jobs_ended_is_the_owners_and_not_written_through_a_link(
-    fake: ModuleType, capsys: pytest.CaptureFixture[str]
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["fake", "-m", "privacy.eps=3", "outcome=record"]
     assert main([*words, "hydra.sweep.dir=mine"]) == 0
@@ -106,7 +106,7 @@ class BreakingLauncher(ForkingLauncher):
 
 @pytest.mark.slow
 def test_a_launcher_that_loses_a_process_is_one_sentence_and_the_bill_is_written(
-    fake: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     launch_by(BreakingLauncher, monkeypatch)
     monkeypatch.setattr(

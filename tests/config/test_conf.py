@@ -11,13 +11,12 @@ from omegaconf import OmegaConf
 from docs.tools.pages import all_pages, named_commands
 from dpft.audit.base import POLYMORPHIC as AUDIT
 from dpft.audit.base import AuditConfig
-from dpft.cli.list import expand
+from dpft.cli.commands import subcommand
 from dpft.cli.main import SUBCOMMANDS
 from dpft.config import schema
 from dpft.config.account import POLYMORPHIC as ACCOUNT
 from dpft.config.account import AccountConfig, DoctorConfig, ReportConfig
-from dpft.config.composing import register_resolver
-from dpft.config.listing import ListConfig
+from dpft.config.composing import ListConfig, register_resolver
 from dpft.config.load import config_directory, load, load_saved, to_yaml
 from dpft.config.schema import TokenizerCommand
 from dpft.config.synthesize import POLYMORPHIC as SYNTHESIZE
@@ -169,7 +168,7 @@ def test_the_command_composes_and_loads(command: str) -> None:
         words += NEEDED[name][:1]  # which the run itself has
     if name == "synthesize" and any(word.startswith("resume=") for word in words):
         words += NEEDED[name]
-    words = expand(words) if name == "list" else words
+    words = subcommand("list").expand(words) if name == "list" else words
     assert isinstance(loaded(name, words), ROOTS[name])
 
 

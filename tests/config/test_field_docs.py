@@ -11,7 +11,7 @@ from dpft.privacy.privacy_config import PRIVACY_CHOICES
 from dpft.tasks.base import TASKS
 from dpft.tasks.custom import CustomFields
 from dpft.training.optimizers import OPTIMIZERS
-from dpft.training.trackers.base import TRACKING
+from dpft.training.trackers import TRACKING
 from tests.config.test_conf import ROOTS
 
 

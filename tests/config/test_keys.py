@@ -17,7 +17,7 @@ from dpft.methods.lora import Lora
 from dpft.privacy import clipping
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.tasks.custom import CustomFields
-from dpft.training.optimizers.adamw import AdamW
+from dpft.training.optimizers import AdamW
 
 KNOWN = {
     "privacy",

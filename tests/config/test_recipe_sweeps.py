@@ -10,11 +10,11 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
-from dpft.cli.train import CONFIG, POLYMORPHIC
 from dpft.config.account import POLYMORPHIC as ACCOUNT
 from dpft.config.account import AccountConfig, ReportConfig
 from dpft.config.composing import register_resolver
 from dpft.config.load import config_directory, load
+from dpft.config.schema import POLYMORPHIC, TrainCommand
 from dpft.privacy.plan import planned_steps
 from dpft.runs.configuring import without_recipes_promise
 from tests.slowness import slow_but_every
@@ -82,7 +82,7 @@ def test_a_sweep_composes_and_says_how_many_runs_it_is(path: Path) -> None:
     assert set(config.hydra.sweeper.params) == set(values)
     with open_dict(config):
         del config.hydra
-    load(without_recipes_promise(config, words), CONFIG, polymorphic=POLYMORPHIC)
+    load(without_recipes_promise(config, words), TrainCommand, polymorphic=POLYMORPHIC)
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)

@@ -14,10 +14,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 from transformers import T5Config, T5ForConditionalGeneration
 
-from dpft.cli.train import CONFIG, POLYMORPHIC
 from dpft.config.composing import register_resolver
 from dpft.config.load import config_directory, load
-from dpft.config.schema import TrainCommand
+from dpft.config.schema import POLYMORPHIC, TrainCommand
 from dpft.errors import InputError
 from dpft.methods.two_phase import TwoPhase
 from dpft.privacy.privacy_config import NoPrivacy
@@ -54,7 +53,7 @@ def recipe(name: str) -> DictConfig:
 # Every eighth: what is wrong in a file is mostly wrong in its family.
 @pytest.mark.parametrize("name", slow_but(RECIPES[::8], RECIPES))
 def test_the_command_of_a_recipe_composes_and_loads(name: str) -> None:
-    assert isinstance(load(composed(name), CONFIG, polymorphic=POLYMORPHIC), CONFIG)
+    assert isinstance(load(composed(name), TrainCommand, polymorphic=POLYMORPHIC), TrainCommand)
 
 
 def ordinary(*words: str) -> TrainCommand:
@@ -63,7 +62,7 @@ def ordinary(*words: str) -> TrainCommand:
     register_resolver()
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
         composed = compose("train", overrides=list(words))
-    return load(without_recipes_promise(composed, words), CONFIG, polymorphic=POLYMORPHIC)
+    return load(without_recipes_promise(composed, words), TrainCommand, polymorphic=POLYMORPHIC)
 
 
 @pytest.mark.parametrize(

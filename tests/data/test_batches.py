@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dpft.data.batches import TextLayout, micro_batches, synthetic_rows
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT
-from dpft.parallel.shares import Share
+from dpft.parallel.ranks import Share
 
 SHORT = TokenizedExample(input_ids=[5, 6], labels=[-100, 6])
 LONG = TokenizedExample(input_ids=[7, 8, 9], labels=[-100, 8, 9])

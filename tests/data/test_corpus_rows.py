@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dpft.data.batches import TextLayout, ViewedRows
-from dpft.data.corpus_rows import (
+from dpft.data.corpora import (
     CorpusEncoding,
     MaskedTokens,
     SpanCorruption,
@@ -19,8 +19,8 @@ from dpft.data.corpus_rows import (
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, IGNORED_LABEL, MASKED, SEQ2SEQ
-from dpft.tasks.records import Example
-from dpft.tokenizers.pieces import Pieces, save_tokenizer
+from dpft.tasks.base import Example
+from dpft.tokenizers import Pieces, save_tokenizer
 from tests.models import small
 
 LETTERS = "abcdefghij"

@@ -1,6 +1,5 @@
 """Pages of the documentation: their examples are read as they stand, and none is a stub."""
 
-import json
 import re
 import subprocess
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from docs.tools.examples import Failed, run_page
-from docs.tools.made import NOTEBOOKS, notebook
 from docs.tools.pages import (
     DOCS,
     NEEDS,
@@ -92,24 +90,6 @@ def test_a_block_of_commands_is_run_in_its_turn_unless_it_says_why_not(tmp_path:
 def test_a_reason_that_is_none_is_refused(note: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parts_of(f"<!-- {note} -->\n```bash\ndpft doctor\n```\n")
-
-
-def test_a_notebook_has_what_its_page_runs_in_its_order() -> None:
-    assert NOTEBOOKS
-    for page in NOTEBOOKS:
-        text = (DOCS / page).read_text()
-        cells = json.loads(notebook(text))["cells"]
-        sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-        expected = [
-            f"%%writefile {part.name}\n{part.content}".rstrip()
-            if isinstance(part, File)
-            else "\n".join(["%%bash", *part.commands])
-            for part in parts_of(text)
-        ]
-        assert len(expected) > 3 and sources == expected
-        prose = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] != "code")
-        assert "<!-- check" not in prose and "```console" not in prose
-        assert len({cell["id"] for cell in cells}) == len(cells)
 
 
 def test_few_blocks_are_copied_that_are_not_run() -> None:

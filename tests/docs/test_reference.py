@@ -18,7 +18,7 @@ from docs.tools.reference.key_tables import takes
 from docs.tools.reference.keys import DocumentedKey, commands, keys_of_command, options_of
 from docs.tools.reference.limits import CHECKED_LATER
 from docs.tools.reference.markup import code, prose
-from dpft.cli.list import expand
+from dpft.cli.commands import subcommand
 from dpft.cli.main import SUBCOMMANDS, main
 from dpft.config.keys import configuration_fields, dataclass_in, key_name
 from dpft.config.load import config_directory
@@ -312,7 +312,7 @@ def test_the_examples_of_commands_compose(made: dict[str, str]) -> None:
         name, *words = shlex.split(line)[1:]
         if any(word.startswith("resume=") for word in words):
             words += NEEDED[name][:1]  # which the run itself has
-        words = expand(words) if name == "list" else words
+        words = subcommand("list").expand(words) if name == "list" else words
         assert isinstance(loaded(name, words), ROOTS[name]), line
 
 

@@ -18,10 +18,7 @@ from dpft.estimates.rank_memory import (
     rank_shapes,
 )
 from dpft.parallel.parallel_config import ParallelConfig
-from dpft.training.optimizers import OptimizerConfig
-from dpft.training.optimizers.adafactor import Adafactor
-from dpft.training.optimizers.adamw import AdamW
-from dpft.training.optimizers.sgd import SGD
+from dpft.training.optimizers import SGD, Adafactor, AdamW, OptimizerConfig
 
 # 4 layers of width 8 and a vocabulary of 40, all dimensions multiples of four.
 WIDTH, VOCABULARY, POSITIONS, LAYERS = 8, 40, 32, 4

@@ -5,7 +5,7 @@ import pytest
 
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import MetricsConfig
-from dpft.evaluation.scoring import compute_metrics
+from dpft.evaluation.evaluate import compute_metrics
 
 TEXTS = {"predictions": ["a b c d"], "references": [["a b c d"]]}
 

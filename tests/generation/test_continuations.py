@@ -4,8 +4,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from dpft.generation.continuations import Prefix, continuations
-from dpft.generation.decoding import DecodeConfig, generate_texts
+from dpft.generation.decoding import DecodeConfig, Prefix, continuations, generate_texts
 from tests.models import small
 
 READ = [(5, 6, 7, 8), (9,), (5, 6), (10, 11, 12, 13, 14, 15), (9, 9)]

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from dpft.methods.adapter import Adapter
-from dpft.methods.adapter_layers import INITIAL_STD, Bottleneck
 from dpft.methods.base import count_parameters
+from dpft.methods.layers import INITIAL_STD, Bottleneck
 from tests.methods.shapes import (
     LARGE,
     ROBERTA_BASE,

@@ -5,8 +5,8 @@ import torch
 
 from dpft.errors import InputError
 from dpft.methods.adapter_files import SETTINGS, WEIGHTS
-from dpft.methods.adapter_layers import AdaptedProjection
 from dpft.methods.base import original_name
+from dpft.methods.layers import AdaptedProjection
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_model
 from dpft.models.source import EMBEDDED_MODEL, ModelConfig

@@ -3,9 +3,9 @@ import torch
 from torch import nn
 
 from dpft.errors import InputError
-from dpft.methods.adapter_layers import PHMLinear
 from dpft.methods.base import count_parameters
 from dpft.methods.compacter import Compacter
+from dpft.methods.layers import PHMLinear
 from tests.methods.shapes import ROBERTA_BASE, fresh, loss_of, prepared, published, recipe, share
 from tests.privacy.clipping.architectures.batches import examples
 from tests.privacy.clipping.architectures.comparison import clipped, difference

@@ -1,7 +1,7 @@
 import pytest
 from torch import nn
 
-from dpft.methods.parts import block_list, final_norm_parameters, head_parameters, is_norm, is_tied
+from dpft.methods.base import block_list, final_norm_parameters, head_parameters, is_norm, is_tied
 from tests.methods.shapes import fresh
 
 

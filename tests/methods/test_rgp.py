@@ -20,12 +20,11 @@ from transformers.pytorch_utils import Conv1D
 
 from dpft.errors import InputError
 from dpft.methods.base import count_parameters
-from dpft.methods.reparametrized import ReparametrizedLinear
+from dpft.methods.layers import ReparametrizedLinear
 from dpft.methods.rgp import RGP
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
-from dpft.training.optimizers import make_optimizer
-from dpft.training.optimizers.adamw import AdamW
+from dpft.training.optimizers import AdamW, make_optimizer
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.schedules import SchedulerConfig, make_scheduler

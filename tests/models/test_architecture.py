@@ -25,16 +25,16 @@ from dpft.kinds import CAUSAL, CLASSIFIER, SEQ2SEQ, Head
 from dpft.models import source
 from dpft.models.architecture import (
     Architecture,
+    fresh_model,
     max_positions,
     own_tokenizer_folder,
     read_architecture,
     takes_position_ids,
     takes_token_types,
 )
-from dpft.models.heads import fresh_model
 from dpft.models.loading import language_head, load_model, load_tokenizer, meta_model
 from dpft.models.source import MEAN, ModelConfig
-from dpft.tokenizers.pieces import Pieces, save_tokenizer
+from dpft.tokenizers import Pieces, save_tokenizer
 from tests.models import small
 
 CLASSES = Head(kind=CLASSIFIER, labels=("no", "yes", "maybe"))

@@ -16,7 +16,7 @@ from transformers import (
 
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
-from dpft.models.heads import (
+from dpft.models.architecture import (
     PooledClassifier,
     configure,
     describe,

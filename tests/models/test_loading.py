@@ -19,8 +19,7 @@ from transformers import (
 
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
-from dpft.models.architecture import Architecture, read_architecture
-from dpft.models.heads import PooledClassifier
+from dpft.models.architecture import Architecture, PooledClassifier, read_architecture
 from dpft.models.loading import (
     add_tokens,
     checkpoint_activations,

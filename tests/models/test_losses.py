@@ -16,7 +16,7 @@ from transformers import (
 from dpft.data.batches import Batch, TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT
-from dpft.models.heads import PooledClassifier
+from dpft.models.architecture import PooledClassifier
 from dpft.models.losses import answer_logits, per_example_losses, token_nll
 from dpft.privacy.clipping import PerExampleClipper
 from tests.models import small

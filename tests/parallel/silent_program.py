@@ -3,10 +3,10 @@
 PROGRAM = """
 import logging, os, subprocess, sys
 from dpft.errors import InputError
-from dpft.parallel import silence
+from dpft.parallel import rank_environment
 from dpft.runs.exit_codes import exit_code_of_job
 
-silence.time.sleep = lambda _: print("waited", file=silence.voice())
+rank_environment.time.sleep = lambda _: print("waited", file=rank_environment.error_stream())
 
 def job():
     print("print", flush=True)
@@ -16,7 +16,7 @@ def job():
     subprocess.run(["echo", "child"])
     raise InputError("wrong")
 
-with silence.silent_beside_first():
+with rank_environment.silent_beside_first():
     code = exit_code_of_job(job)
 print("after", file=sys.stderr)
 sys.exit(code)

@@ -8,12 +8,9 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from dpft.parallel.blocks import repeated_blocks
-from dpft.parallel.gathering import gathered
-from dpft.parallel.grid import make_grid
-from dpft.parallel.local import local
-from dpft.parallel.ranks import Ranks
-from dpft.parallel.shards import ShardedModel
+from dpft.parallel.cutting import local, repeated_blocks
+from dpft.parallel.ranks import Ranks, make_grid
+from dpft.parallel.shards import ShardedModel, gathered
 from dpft.runs.prepared_run import held_to_save
 from tests.parallel.forked import on_ranks
 from tests.parallel.small_steps import CPU, Case, prepared

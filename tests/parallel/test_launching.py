@@ -9,9 +9,9 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from dpft.errors import InputError, RunError, SaidElsewhere
-from dpft.parallel import launching
-from dpft.parallel.launch_config import LaunchConfig
-from dpft.parallel.launching import ended, launch, number_of_processes
+from dpft.parallel import processes
+from dpft.parallel.parallel_config import LaunchConfig
+from dpft.parallel.processes import ended, launch, number_of_processes
 
 LOCAL = LaunchConfig(name="local", processes=2)
 
@@ -78,7 +78,7 @@ def test_nothing_of_the_agent_is_left(
     """It sets variables and signal handlers, and the words are for Python."""
     started = list[tuple[str, ...]]()
 
-    def agent(config: launching.api.LaunchConfig, program: str) -> object:
+    def agent(config: processes.api.LaunchConfig, program: str) -> object:
         def run(*words: str) -> None:
             started.append(words)
             assert config.nproc_per_node == 2
@@ -89,7 +89,7 @@ def test_nothing_of_the_agent_is_left(
 
         return run
 
-    monkeypatch.setattr(launching.api, "elastic_launch", agent)
+    monkeypatch.setattr(processes.api, "elastic_launch", agent)
     variables, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
     with pytest.raises(kind) as raised:
         launch(LOCAL, ["train", "task=e2e"])

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import InputError
-from dpft.parallel.cutting import blocks_apart, check_can_be_sharded
-from dpft.parallel.local import whole
-from dpft.parallel.ranks import ALONE, RankLost, Ranks
-from dpft.parallel.rounds import Rounds
+from dpft.parallel.cutting import blocks_apart, check_can_be_sharded, whole
+from dpft.parallel.ranks import ALONE, RankLost, Ranks, Share
+from dpft.parallel.shard_sums import Rounds
 from dpft.parallel.shards import ShardedModel
-from dpft.parallel.shares import Share
 from dpft.training.loop import compute_gradient
 from tests.parallel.forked import on_ranks
 from tests.parallel.small_steps import Case, prepared, private_engine, records, sharded, take_steps

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpft.parallel.ranks import ALONE, Ranks
-from dpft.parallel.shares import EVERYTHING, Share, in_turn, put_together
+from dpft.parallel.ranks import ALONE, EVERYTHING, Ranks, Share, in_turn, put_together
 from tests.parallel.forked import on_ranks
 
 weights = st.lists(st.integers(0, 2**20), max_size=40)

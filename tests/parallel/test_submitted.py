@@ -7,7 +7,7 @@ import pytest
 
 from dpft.errors import InputError
 from dpft.parallel.parallel_config import ParallelConfig, World, check_start, world
-from dpft.parallel.submitted import PORTS, joined, submitted_job, submitted_task
+from dpft.parallel.rank_environment import PORTS, joined, submitted_job, submitted_task
 
 SLURM = {
     "SUBMITIT_EXECUTOR": "slurm",

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from dpft.privacy import noise as noise_module
-from dpft.privacy.correlated_noise import CorrelatedNoise
-from dpft.privacy.noise import IndependentNoise, add_noise, grid
+from dpft.privacy.noise import CorrelatedNoise, IndependentNoise, add_noise, grid
 from dpft.privacy.randomness import make_randomness
 from tests.privacy.noise_blocks import block_noise
 

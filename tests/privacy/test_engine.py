@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.sums import rounding_headroom
+from dpft.privacy.clipping.engine import rounding_headroom
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.plan import Phase, write_plan

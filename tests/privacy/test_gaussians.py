@@ -6,8 +6,15 @@ import pytest
 import torch
 from scipy import stats
 
+from dpft.privacy import gaussians
 from dpft.privacy.cipher import Address, Purpose, keystream
-from dpft.privacy.gaussians import REACH, REFINING_WORDS, BoxMuller, refined_logarithm
+from dpft.privacy.gaussians import (
+    REACH,
+    REFINING_WORDS,
+    BoxMuller,
+    keystream_words,
+    refined_logarithm,
+)
 from tests.slowness import slow
 
 CPU, KEY = torch.device("cpu"), bytes(range(32))
@@ -144,3 +151,48 @@ def test_normals_equal_those_of_another_library_to_1e_12():
     expected = np.concatenate([radii * np.cos(angles), radii * np.sin(angles)])
     assert numbers[:100_000].min() >= 2**32, "no uniform here is refined"
     assert np.abs(halves - expected).max() < 1e-12
+
+
+ADDRESSES = [
+    Address(Purpose.NOISE),
+    Address(Purpose.NOISE, step=2**32 - 1, parameter=2**24 - 1, block=2**32 - 1),
+    Address(Purpose.DROPOUT, step=1, parameter=255, block=2**31),
+]
+
+
+@pytest.mark.parametrize("address", ADDRESSES, ids=str)
+def test_torchs_integer_operations_give_the_librarys_bits(address):
+    (words,) = keystream_words(KEY, [address], [1001], CPU)
+    assert words.dtype == torch.int64
+    assert words.numpy().tobytes() == bytes(keystream(KEY, address, 8 * 1001))
+
+
+@pytest.mark.slow
+def test_operations_compiled_as_for_an_accelerator_give_the_same_bits(monkeypatch):
+    run = gaussians._rounds_on.__wrapped__("cuda")
+    monkeypatch.setattr(gaussians, "_rounds_on", lambda _: run)
+    for count in (16, 1000, 1001):
+        (words,) = keystream_words(KEY, [ADDRESSES[1]], [count], CPU)
+        assert words.numpy().tobytes() == bytes(keystream(KEY, ADDRESSES[1], 8 * count))
+
+
+def test_where_the_compiler_fails_the_bits_are_the_same_and_it_is_said_once(monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: fail)
+    run = gaussians._rounds_on.__wrapped__("cuda")
+    monkeypatch.setattr(gaussians, "_rounds_on", lambda _: run)
+    for _ in range(2):
+        (words,) = keystream_words(KEY, [ADDRESSES[1]], [16], CPU)
+        assert words.numpy().tobytes() == bytes(keystream(KEY, ADDRESSES[1], 128))
+    assert caplog.text.count("torch.compile failed") == 1
+
+
+def test_several_addresses_in_one_call_have_each_its_own_bits():
+    counts = [1, 8, 1001, 16]
+    addresses = [*ADDRESSES, Address(Purpose.NOISE, block=3)]
+    for count, address, words in zip(
+        counts, addresses, keystream_words(KEY, addresses, counts, CPU), strict=True
+    ):
+        assert words.numpy().tobytes() == bytes(keystream(KEY, address, 8 * count))

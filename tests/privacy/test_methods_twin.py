@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ from dpft.kinds import (
     TEXT,
 )
 from dpft.methods.base import METHODS, Method
-from dpft.models.heads import PooledClassifier
+from dpft.models.architecture import PooledClassifier
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper
 from tests.privacy.clipping.oracle import total_norm
@@ -52,7 +53,8 @@ class Shape:
     """A kind of model, as a task uses it."""
 
     build: Callable[[], PreTrainedModel]
-    layout: TextLayout
+    layout: Any
+    """A ``Layout``."""
     new: frozenset[str] = frozenset()
 
 

@@ -8,10 +8,9 @@ from scipy import stats
 from torch import nn
 
 from dpft.parallel.reductions import Piece
-from dpft.privacy import chacha20, gaussians
+from dpft.privacy import gaussians
 from dpft.privacy import noise as noise_module
-from dpft.privacy.cipher import Address, Purpose, fill_with_keystream, keystream
-from dpft.privacy.keys import AgingKey
+from dpft.privacy.cipher import Address, AgingKey, Purpose, fill_with_keystream, keystream
 from dpft.privacy.noise import BLOCK, NoiseStream, add_noise, grid
 from dpft.privacy.randomness import make_randomness
 from tests.privacy.linear_complexity import ORDER_OF_MT19937, linear_complexity
@@ -293,7 +292,7 @@ def test_trust_rule_4_signs_of_one_step_say_nothing_of_the_next():
 def test_blocks_drawn_at_once_give_the_same_bits_as_one_after_the_other(monkeypatch):
     """As on an accelerator; with uniforms near 0 in three of the blocks, and blocks cut in two."""
     monkeypatch.setattr(noise_module, "BLOCK", 1000)
-    own_words, low = chacha20.keystream_words, {(1, 0): 3, (1, 1): 499, (2, 0): 0}
+    own_words, low = gaussians.keystream_words, {(1, 0): 3, (1, 1): 499, (2, 0): 0}
 
     def lowered(place, block, words):
         if (place, block) in low:

@@ -4,7 +4,7 @@ from torch import nn
 
 from dpft.errors import RunError
 from dpft.privacy.clipping.clipper import ClippingOptions
-from dpft.privacy.clipping.sums import rounding_headroom
+from dpft.privacy.clipping.engine import rounding_headroom
 from dpft.privacy.phased_clipper import PhasedClipper
 from dpft.privacy.plan import Phase
 from tests.privacy.test_engine import PHASES, RECORDS, affine

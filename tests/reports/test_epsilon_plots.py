@@ -74,7 +74,10 @@ def test_effective_noise_has_a_panel_for_each_thing_fixed(
 
 
 def test_matplotlib_is_imported_by_a_plot_alone() -> None:
-    program = "import sys, dpft.cli.account; sys.exit('matplotlib' in sys.modules)"
+    program = (
+        "import sys; from dpft.cli.commands import subcommand; subcommand('account');"
+        " sys.exit('matplotlib' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from dpft.parallel.described import described, sharding
+from dpft.parallel.parallel_config import described, sharding
 from dpft.records.audits import GuessesInShort
 from dpft.records.form import parse
 from dpft.records.ledger import HandedCounts, HandedFile
 from dpft.records.promises import PrivateRun, Process
-from dpft.reports.provenance import (
+from dpft.reports.privacy_record import (
     is_another_mechanism,
     network_sentences,
     one_run_rows,

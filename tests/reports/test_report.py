@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dpft.privacy.dropout import DROPOUT_SOURCE
 from dpft.privacy.ledger import Ledger
 from dpft.privacy.noise import NOISE_SOURCE
+from dpft.privacy.randomness import DROPOUT_SOURCE
 from dpft.records.form import parse
 from dpft.records.scores import ScoreEntry
 from dpft.reports.report import write_report

@@ -1,7 +1,7 @@
 from dpft.privacy.accounting.selection import ACCOUNTANT, TrialCount
 from dpft.records.form import as_json
 from dpft.records.ledger import Calibration
-from dpft.reports.provenance import with_selection
+from dpft.reports.privacy_record import with_selection
 from tests.reports.plain import privacy_of, render
 from tests.reports.test_report import BOTH, CONFIG, private
 

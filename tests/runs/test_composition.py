@@ -7,9 +7,9 @@ from dpft.errors import InputError, StateError
 from dpft.privacy.accounting import Accountants, SampledGaussian, account
 from dpft.privacy.accounting.mechanism import AccountantError
 from dpft.privacy.accounting.summary import eps_text
+from dpft.privacy.ledger import Noise, added_up
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.privacy.plan import SpentBefore
-from dpft.privacy.spending import Noise, added_up
 from dpft.records.ledger import Calibration
 from dpft.reports.epsilon import NOT_PRIVATE_SEED
 from dpft.runs.account import SAME_DATA, run_table, together_table

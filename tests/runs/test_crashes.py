@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 
 from dpft import errors
-from dpft.cli.subcommand import Subcommand
+from dpft.cli.commands import subcommand
 from dpft.errors import InputError, note_records_read
 from dpft.files import TRACEBACK
 from dpft.runs.exit_codes import crash_kept, where
@@ -107,6 +107,6 @@ def test_a_refusal_or_a_full_disk_leaves_nothing_and_a_folder_that_cannot_be_mad
 
 def test_the_commands_that_read_no_records() -> None:
     names = ("train", "eval", "generate", "plan", "report", "account", "export", "doctor")
-    reading = [name for name in names if Subcommand.of(name).reads_records]
+    reading = [name for name in names if subcommand(name).reads_records]
     assert reading == ["train", "eval", "generate", "plan", "report"]
-    assert [name for name in names if Subcommand.of(name).reads_rows_alone] == ["train", "plan"]
+    assert [name for name in names if subcommand(name).reads_rows_alone] == ["train", "plan"]

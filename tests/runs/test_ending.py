@@ -11,7 +11,7 @@ import pytest
 import yaml
 from transformers import PretrainedConfig, ViTConfig
 
-from dpft.cli.subcommand import Subcommand
+from dpft.cli.commands import subcommand
 from dpft.config.composing import compose
 from dpft.config.keys import quoted
 from dpft.config.load import config_directory, dump
@@ -245,7 +245,7 @@ def words_of_task(name: str) -> list[list[str]]:
 
 def composed(command: str, words: list[str]) -> Any:
     """What a command would be called with, by its own words; an objective of other tasks: None."""
-    own = Subcommand.of(command)
+    own = subcommand(command)
     made = compose(command, own.expand(words), own.config)
     return own.load(made.values, made.words)
 

@@ -110,7 +110,7 @@ def test_where_the_reader_has_gone_what_is_left_to_write_goes_nowhere(
 def test_a_process_that_says_nothing_leaves_the_first_one_time_to_speak(to_say, waits, monkeypatch):
     """Torchrun ends all others, the one that speaks too, as soon as one has ended."""
     calls = []
-    monkeypatch.setattr(exit_codes_module, "let_first_speak", lambda: calls.append(None))
+    monkeypatch.setattr(exit_codes_module, "wait_for_rank_0", lambda: calls.append(None))
 
     def job():
         raise SaidElsewhere("RunError", 1, to_say)

@@ -14,10 +14,8 @@ from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
 from dpft.methods.base import METHODS
 from dpft.models.architecture import read_architecture
 from dpft.models.source import ModelConfig
-from dpft.parallel.blocks import repeated_blocks
-from dpft.parallel.grid import make_grid
-from dpft.parallel.local import local, whole
-from dpft.parallel.ranks import Ranks
+from dpft.parallel.cutting import local, repeated_blocks, whole
+from dpft.parallel.ranks import Ranks, make_grid
 from dpft.parallel.shards import ShardedModel
 from dpft.runs.task_model import prepare_in_shards, prepare_model
 from tests.parallel.forked import on_ranks

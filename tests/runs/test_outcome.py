@@ -17,8 +17,8 @@ from dpft.privacy.replay_log import read_run_ledger
 from dpft.privacy.witness import Handover, make_witness
 from dpft.runs.ending import report
 from dpft.runs.run_plan import PublicSize, RunPlan
+from dpft.training.checkpoint import find_resume_point
 from dpft.training.private_run import train_privately
-from dpft.training.resume import find_resume_point
 from tests.config.test_conf import loaded
 from tests.training.toy import plan, privacy, session, spent
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from dpft.cli.subcommand import Subcommand
+from dpft.cli.commands import subcommand
 from dpft.config.composing import Words
 from dpft.config.load import dump
 from dpft.config.schema import EvaluateConfig, TrainCommand
@@ -87,7 +87,7 @@ def test_any_other_run_keeps_the_method_that_it_has(word: str) -> None:
 def test_each_command_that_trains_composes_the_default_for_labels(name: str) -> None:
     words = [*LABELS, "task.labels=[a,b]", "model=minilm", "privacy.eps=8"]
     words += ["eval.split_is_public=true"]
-    expand = Subcommand.of(name).expand
+    expand = subcommand(name).expand
     assert loaded(name, expand([*words])).method.name == "linear_probe"
     assert loaded(name, expand([*words, "method=lora"])).method.name == "lora"
 

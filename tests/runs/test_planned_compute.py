@@ -51,7 +51,9 @@ def test_the_table_names_the_advice_and_what_it_does_not_rest_on(planned) -> Non
     assert sum("advised" in line for line in lines if line.strip()[:1].isdigit()) == 1
     assert "1200 tokens, 10 an example, 7.2e+06 FLOPs" in text
     assert "a rule of dpft's" in text and "neither speaks of fine-tuning" in text
-    assert "a model of 240 parameters" in text and "outside of what they measured" in text
+    assert "one of 240 (Hoffmann" in text and "outside of what they measured" in text
+    # Few units and tokens: the smallest model of the paper's, and its table's edge.
+    assert "a model of 4,500,000 to " in text and "lie outside of Table 2" in text
     assert _compute_lines(private()) == []
 
 

@@ -11,10 +11,9 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from dpft.cli.train import CONFIG, POLYMORPHIC
 from dpft.config.composing import register_resolver
 from dpft.config.load import config_directory, load
-from dpft.config.schema import TrainConfig
+from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.privacy.accounting import gdp
 from dpft.privacy.accounting.accountants import Accountants
 from dpft.reports.published import Reference
@@ -42,7 +41,7 @@ def recipe(name: str, eps: float) -> TrainConfig:
     register_resolver()
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
         composed = compose("train", overrides=[f"experiment={name}", f"privacy.eps={eps:g}"])
-    config = load(composed, CONFIG, polymorphic=POLYMORPHIC)
+    config = load(composed, TrainCommand, polymorphic=POLYMORPHIC)
     return with_batch_size(config, no_rows)
 
 

@@ -17,7 +17,7 @@ from dpft.errors import InputError, StateError
 from dpft.files import AUDIT_KEY, FINGERPRINT, HELD_OUT_KEY, UNIT_KEY, private_path, write_private
 from dpft.privacy.plan import write_plan
 from dpft.privacy.privacy_config import NoPrivacy
-from dpft.records.kept import BoundRun
+from dpft.records.configuration import BoundRun
 from dpft.reports.run_record import write_metrics
 from dpft.runs import folder as folders
 from dpft.runs.folder import (
@@ -33,8 +33,7 @@ from dpft.runs.folder import (
 )
 from dpft.runs.held_out import Division
 from dpft.runs.run_plan import plan_run
-from dpft.training.checkpoint import Checkpoint
-from dpft.training.resume import ResumePoint
+from dpft.training.checkpoint import Checkpoint, ResumePoint
 from tests.config.test_conf import loaded
 from tests.reports.test_report import entry
 from tests.training.toy import training_set

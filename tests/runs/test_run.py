@@ -14,7 +14,7 @@ from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError, RunError
 from dpft.files import hold_run
 from dpft.privacy.witness import make_witness
-from dpft.records.kept import BoundRun
+from dpft.records.configuration import BoundRun
 from dpft.runs import run as runs
 from dpft.runs.folder import Secrets
 from dpft.runs.prepared_run import Prepared

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dpft.config.schema import TrainConfig
-from dpft.data.token_rows import TokenRows
+from dpft.data.encoding import TokenRows
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.estimates import step_time as estimate

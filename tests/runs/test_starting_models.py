@@ -9,7 +9,7 @@ import pytest
 from dpft.errors import StateError
 from dpft.models.source import ModelConfig
 from dpft.records.form import as_json
-from dpft.reports.provenance import started_from, starting_sentences
+from dpft.reports.privacy_record import started_from, starting_sentences
 from dpft.runs.run import starting_models
 from tests.reports.plain import plain
 from tests.reports.test_privacy_record import record as private

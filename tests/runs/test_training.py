@@ -11,12 +11,11 @@ from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.data.batches import TextLayout
 from dpft.errors import InputError, StateError
 from dpft.privacy.plan import Phase
-from dpft.records.kept import BoundRun
+from dpft.records.configuration import BoundRun
 from dpft.runs import prepared_run
 from dpft.runs.prepared_run import prove_clipper, train, warn
 from dpft.runs.run_plan import RunPlan, plan_run
-from dpft.training.checkpoint import Checkpoint
-from dpft.training.resume import ResumePoint, promises
+from dpft.training.checkpoint import Checkpoint, ResumePoint, promises
 from tests.config.test_conf import loaded
 from tests.training.toy import tiny_model, training_set
 

@@ -10,15 +10,15 @@ import torch
 
 from dpft.config.schema import TrainConfig
 from dpft.data.canaries import COIN, Canary
+from dpft.data.encoding import TokenRows
 from dpft.data.sources import load_examples
-from dpft.data.token_rows import TokenRows
 from dpft.data.training_records import bounded_units
 from dpft.errors import InputError
 from dpft.runs import training_records
 from dpft.runs.held_out import TrainingData, divide, known_by, load_training_data
 from dpft.runs.prepared_run import Prepared
 from dpft.runs.training_records import check_canaries, make_training_set
-from dpft.tasks.records import Example, Record
+from dpft.tasks.base import Example, Record
 from dpft.training.loop import TrainingSet
 from tests.data.conftest import load_with_units
 

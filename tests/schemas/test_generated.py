@@ -14,5 +14,5 @@ def test_every_schema_is_made_of_a_record() -> None:
 def test_a_schema_did_not_change_unmeant(name: str) -> None:
     """Who reads our files reads this difference before it is merged."""
     assert path_of(name).read_text(encoding="utf-8") == schema_text(made_schemas()[name]), (
-        "if the change is meant: python -m dpft.schemas"
+        "if the change is meant: python -m dpft.schemas.generate"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpft.files import PRIVACY, REPORT
-from dpft.training.resume import find_resume_point
+from dpft.training.checkpoint import find_resume_point
 from tests.stories.ranks import MINUTE, SECONDS, children, is_there, kill, started, torchrun
 from tests.stories.ranks import wait_until as wait
 from tests.stories.test_lost_ranks import RUN, SAME, count

@@ -12,8 +12,8 @@ import pytest
 from dpft.privacy.replay_log import JournaledLedger
 from dpft.runs import ending as run_ending
 from dpft.runs import evaluation
-from dpft.training import checkpoint_tensors, loop
-from dpft.training.resume import find_resume_point
+from dpft.training import loop, training_state
+from dpft.training.checkpoint import find_resume_point
 from tests.stories.murder import SECONDS, start, wait_until
 from tests.stories.test_resume import RUN, files
 from tests.stories.tiny import Outcome, Workspace, make_workspace
@@ -59,7 +59,7 @@ def check_goes_on(workspace: Workspace, folder: str) -> None:
 TERM, INT = signal.SIGTERM, signal.SIGINT
 PHASES = {
     "a step": (JournaledLedger, "record_step", 3, 3),
-    "a checkpoint": (checkpoint_tensors, "save_file", 3, 2),
+    "a checkpoint": (training_state, "save_file", 3, 2),
     "the evaluation": (evaluation, "evaluate", 2, 5),
     "the scores": (run_ending, "write_scores", 1, 5),
     "the report": (run_ending, "write_report", 1, 5),
@@ -98,7 +98,7 @@ def test_an_interrupt_of_a_checkpoint_after_sigterm_leaves_the_one_before(
     workspace: Workspace,
 ) -> None:
     """SIGTERM asks for a checkpoint, and Ctrl-C comes while it is written."""
-    outcome = told(workspace, "both", checkpoint_tensors, "save_file", 3, TERM, INT)
+    outcome = told(workspace, "both", training_state, "save_file", 3, TERM, INT)
     assert outcome.code in (130, 143), outcome.err
     assert "dpft: to go on: dpft train resume=both" in outcome.err
     assert find_resume_point(workspace.root / "both").checkpoint.step == 0

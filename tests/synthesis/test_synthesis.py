@@ -30,8 +30,8 @@ EPS = 8.0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _shared(shared_accounting: None) -> None:
-    """Every synthesis here shares its accountants."""
+def _shared(shared_accounting: None, self_check_once: None) -> None:
+    """Every synthesis here shares its accountants, and self-checks of one shape."""
 
 
 @pytest.fixture(scope="module")

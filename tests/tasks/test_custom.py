@@ -5,9 +5,8 @@ from functools import partial
 import pytest
 
 from dpft.errors import InputError
-from dpft.tasks.base import chosen_task_class
+from dpft.tasks.base import LabeledExample, chosen_task_class
 from dpft.tasks.custom import ChatExample, CustomChats, CustomLabels, CustomTexts, Message
-from dpft.tasks.records import LabeledExample
 from dpft.tasks.templates import spelled
 
 QA = {"prompt_template": r"Q: {question}\nA: ", "target_template": "{answer}"}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpft.errors import InputError
-from dpft.tokenizers.histogram import (
+from dpft.tokenizers import (
     RESOLUTION,
     Caps,
     TokenizerConfig,

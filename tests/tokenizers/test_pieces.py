@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from dpft.tokenizers.pieces import Pieces, VocabularyError, is_special, save_tokenizer, train_pieces
+from dpft.tokenizers import Pieces, VocabularyError, is_special, save_tokenizer, train_pieces
 
 NUMBER = re.compile(r"\d+")
 WORDS = {"low": 50, "lower": 20, "newest": 60, "widest": 30, "slow": 25, "東京": 12, "new": 33}

@@ -6,19 +6,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dpft.parallel.blocks import repeated_blocks
-from dpft.parallel.grid import make_grid
-from dpft.parallel.local import cut_like, whole
-from dpft.parallel.ranks import Ranks
+from dpft.parallel.cutting import cut_like, repeated_blocks, whole
+from dpft.parallel.ranks import Ranks, make_grid
 from dpft.parallel.shards import ShardedModel
-from dpft.records.kept import BoundRun
-from dpft.training.averaging import WeightAverage
-from dpft.training.bias_corrected_adam import BiasCorrectedAdam, tell_noise
+from dpft.records.configuration import BoundRun
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
-from dpft.training.optimizers import OptimizerConfig, make_optimizer
-from dpft.training.optimizers.adamw import AdamW
+from dpft.training.optimizer_steps import BiasCorrectedAdam, tell_noise
+from dpft.training.optimizers import AdamW, OptimizerConfig, make_optimizer
 from dpft.training.schedules import SchedulerConfig, make_scheduler
-from dpft.training.training_config import TrainingConfig
+from dpft.training.training_config import TrainingConfig, WeightAverage
 from dpft.training.training_state import TrainingState, model_state, optimizer_state
 from tests.training.toy import tiny_model
 

@@ -8,18 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from dpft.methods.base import Method
-from dpft.parallel.local import whole
-from dpft.parallel.ranks import Ranks
-from dpft.parallel.shares import Share
+from dpft.parallel.cutting import whole
+from dpft.parallel.ranks import Ranks, Share
 from dpft.privacy.plan import ClippingPlan
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.training import loop as loop_module
+from dpft.training.checkpoint import find_resume_point
 from dpft.training.loop import TrainingSet
-from dpft.training.optimizers import OptimizerConfig
-from dpft.training.optimizers.sgd import SGD
+from dpft.training.optimizers import SGD, OptimizerConfig
 from dpft.training.ordinary import Clipped, train_ordinarily
 from dpft.training.private_run import train_privately
-from dpft.training.resume import find_resume_point
 from dpft.training.schedules import SchedulerConfig
 from dpft.training.session import Session
 from dpft.training.training_config import TrainingConfig

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from dpft.training.optimizers import make_optimizer
-from dpft.training.optimizers.adafactor import Adafactor
-from dpft.training.t5_adafactor import is_factored
+from dpft.training.optimizer_steps import is_factored
+from dpft.training.optimizers import Adafactor, make_optimizer
 
 STEPS = 10
 LARGE, SMALL, LONG, VECTOR = (130, 140), (3, 5), (32, 512), (7,)

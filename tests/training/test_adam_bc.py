@@ -15,14 +15,12 @@ from dpft.privacy.mechanisms.base import MechanismConfig
 from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
 from dpft.privacy.plan import Phase
 from dpft.privacy.privacy_config import NoPrivacy
-from dpft.training import bias_corrected_adam
 from dpft.training import loop as loop_module
-from dpft.training.bias_corrected_adam import BiasCorrectedAdam, tell_noise
-from dpft.training.optimizers import make_optimizer
-from dpft.training.optimizers.adam_bc import AdamBC
-from dpft.training.optimizers.adamw import AdamW
+from dpft.training import optimizer_steps
+from dpft.training.checkpoint import find_resume_point
+from dpft.training.optimizer_steps import BiasCorrectedAdam, tell_noise
+from dpft.training.optimizers import AdamBC, AdamW, make_optimizer
 from dpft.training.private_run import train_privately
-from dpft.training.resume import find_resume_point
 from tests.slowness import slow_but_each
 from tests.training.test_private_run import Killed, die, on_call
 from tests.training.toy import plan, privacy, session, spent, tiny_model
@@ -217,4 +215,4 @@ def test_a_floor_that_is_none_is_refused(floor: float) -> None:
 def test_what_is_read_on_the_host_stays_there() -> None:
     from dpft.training.training_state import ON_HOST
 
-    assert bias_corrected_adam.NOISE_MOMENT in ON_HOST
+    assert optimizer_steps.NOISE_MOMENT in ON_HOST

@@ -3,7 +3,7 @@ import torch
 
 from dpft.errors import InputError, StateError
 from dpft.files import KEYS, STATE, WEIGHTS
-from dpft.records.kept import BoundRun
+from dpft.records.configuration import BoundRun
 from dpft.training.checkpoint import (
     checkpoints,
     delete_generator_states,
@@ -11,10 +11,7 @@ from dpft.training.checkpoint import (
     restore_checkpoint,
     save_checkpoint,
 )
-from dpft.training.optimizers import make_optimizer
-from dpft.training.optimizers.adafactor import Adafactor
-from dpft.training.optimizers.adamw import Adam, AdamW
-from dpft.training.optimizers.sgd import SGD
+from dpft.training.optimizers import SGD, Adafactor, Adam, AdamW, make_optimizer
 from dpft.training.schedules import SCHEDULES, SchedulerConfig, make_scheduler
 from dpft.training.training_state import TrainingState
 from tests.training.toy import tiny_model

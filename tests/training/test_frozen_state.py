@@ -14,15 +14,14 @@ from transformers import GPT2LMHeadModel
 from dpft.errors import InputError, RunError, SaidElsewhere
 from dpft.files import CHECKPOINTS
 from dpft.methods.base import METHODS
-from dpft.parallel.local import local
+from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.frozen_state import digests_of
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.replay_log import read_run_ledger
-from dpft.training.checkpoint import checkpoints
+from dpft.training.checkpoint import ResumePoint, checkpoints, find_resume_point
 from dpft.training.private_run import train_privately
-from dpft.training.resume import ResumePoint, find_resume_point
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
 from tests.slowness import slow_but

@@ -2,10 +2,13 @@ import pytest
 
 from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
-from dpft.training.learning_rates import learning_rate_factor, learning_rate_of
-from dpft.training.optimizers import make_optimizer
-from dpft.training.optimizers.adamw import AdamW
-from dpft.training.schedules import SchedulerConfig, make_scheduler
+from dpft.training.optimizers import AdamW, make_optimizer
+from dpft.training.schedules import (
+    SchedulerConfig,
+    learning_rate_factor,
+    learning_rate_of,
+    make_scheduler,
+)
 from dpft.training.training_state import TrainingState
 from tests.training.toy import tiny_model
 

@@ -16,10 +16,10 @@ from dpft.privacy.privacy_config import NoPrivacy
 from dpft.runs.run_cost import check_sharding
 from dpft.training import loop as loop_module
 from dpft.training import loss_scale as module
+from dpft.training.checkpoint import find_resume_point
 from dpft.training.loss_scale import WINDOW, AdaptiveLossScale
-from dpft.training.optimizers.adamw import AdamW
+from dpft.training.optimizers import AdamW
 from dpft.training.private_run import train_privately
-from dpft.training.resume import find_resume_point
 from dpft.training.training_config import TrainingConfig
 from tests.privacy.clipping.oracle import gpt2, records
 from tests.slowness import slow_but

@@ -5,20 +5,25 @@ import torch
 from torch import nn
 
 from dpft.errors import InputError
-from dpft.training import t5_adafactor
-from dpft.training.bias_corrected_adam import BiasCorrectedAdam
-from dpft.training.muon_and_adamw import MuonAndAdamW
-from dpft.training.optimizers import OPTIMIZERS, OptimizerConfig, make_optimizer, optimizer_class
-from dpft.training.optimizers.adafactor import Adafactor
-from dpft.training.optimizers.adamw import Adam, AdamW
-from dpft.training.optimizers.sgd import SGD
+from dpft.training import optimizer_steps
+from dpft.training.optimizer_steps import BiasCorrectedAdam, MuonAndAdamW
+from dpft.training.optimizers import (
+    OPTIMIZERS,
+    SGD,
+    Adafactor,
+    Adam,
+    AdamW,
+    OptimizerConfig,
+    make_optimizer,
+    optimizer_class,
+)
 from dpft.training.schedules import SchedulerConfig, make_scheduler, schedule_factors
 
 KINDS = {
     "adamw": torch.optim.AdamW,
     "adam": torch.optim.Adam,
     "sgd": torch.optim.SGD,
-    "adafactor": t5_adafactor.Adafactor,
+    "adafactor": optimizer_steps.Adafactor,
     "adam_bc": BiasCorrectedAdam,
     "muon": MuonAndAdamW,
 }

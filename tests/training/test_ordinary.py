@@ -20,10 +20,10 @@ from dpft.privacy.privacy_config import NoPrivacy
 from dpft.privacy.randomness import make_randomness
 from dpft.privacy.sampling import PoissonSampler
 from dpft.training import ordinary as ordinary_module
+from dpft.training.checkpoint import find_resume_point
 from dpft.training.listeners import PublicStep
-from dpft.training.optimizers.sgd import SGD
+from dpft.training.optimizers import SGD
 from dpft.training.ordinary import Clipped, ClippedEngine, OrdinaryEngine, train_ordinarily
-from dpft.training.resume import find_resume_point
 from tests.parallel.forked import on_ranks
 from tests.privacy.clipping.oracle import gpt2
 from tests.slowness import slow_but

@@ -4,8 +4,7 @@ import torch
 from transformers import AutoModelForImageClassification, ConvNextConfig, ViTConfig
 
 from dpft.data.batches import TextLayout
-from dpft.data.images.batches import ImageLayout
-from dpft.data.images.decoding import ImageForm
+from dpft.data.images import ImageForm, ImageLayout
 from dpft.runs.run_cost import record_positions
 
 

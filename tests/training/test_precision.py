@@ -5,9 +5,8 @@ import torch
 
 from dpft.errors import InputError
 from dpft.training.ordinary import train_ordinarily
-from dpft.training.precision import autocast, warn_if_slow
 from dpft.training.private_run import train_privately
-from dpft.training.training_config import TrainingConfig
+from dpft.training.training_config import TrainingConfig, autocast, warn_if_slow
 from tests.slowness import slow
 from tests.training.toy import plan, privacy, session, spent, tiny_model, training_set
 

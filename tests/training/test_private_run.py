@@ -18,14 +18,14 @@ from dpft.privacy import ledger as ledger_module
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, first_line, hash_of, read_ledger
 from dpft.privacy.replay_log import read_run_ledger
-from dpft.records.kept import KnownLedger
+from dpft.records.configuration import KnownLedger
 from dpft.training import checkpoint as checkpoint_module
-from dpft.training import checkpoint_tensors
 from dpft.training import loop as loop_module
-from dpft.training.diagnostics import read_signal_to_noise
+from dpft.training import training_state
+from dpft.training.checkpoint import check_promises, find_resume_point
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
-from dpft.training.resume import check_promises, find_resume_point
+from dpft.training.session import read_signal_to_noise
 from tests.privacy.test_ledger import as_before
 from tests.slowness import slow, slow_but
 from tests.training.toy import plan, privacy, session, spent, tiny_model
@@ -94,7 +94,7 @@ MOMENTS = {
     "inside the ledger's write": (Ledger, "_write", on_call(4, tear_line)),
     "between ledger and update": (Full, "finish_gradient", on_call(4, die)),
     "after the update": (loop_module, "check_weights", on_call(4, die)),
-    "inside a checkpoint's write": (checkpoint_tensors, "save_file", on_call(5, tear_tensors)),
+    "inside a checkpoint's write": (training_state, "save_file", on_call(5, tear_tensors)),
     "before a checkpoint has its name": (checkpoint_module, "write_record", on_call(3, die)),
     "before the ledger is closed": (Ledger, "close", on_call(1, die)),
     "after it is closed": (ledger_module.Ledger, "__exit__", on_call(1, die)),

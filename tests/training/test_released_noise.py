@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dpft.training.optimizers.adamw import AdamW
-from dpft.training.optimizers.sgd import SGD
+from dpft.training.optimizers import SGD, AdamW
 from dpft.training.private_run import train_privately
 from tests.privacy.linear_complexity import linear_complexity
 from tests.training.toy import VOCABULARY, plan, privacy, session, spent

@@ -7,12 +7,9 @@ from torch import Tensor, nn
 from dpft.errors import RunError, SaidElsewhere
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.training.loop import StepStatistics
-from dpft.training.optimizers import OptimizerConfig, make_optimizer
-from dpft.training.optimizers.adafactor import Adafactor
-from dpft.training.optimizers.adamw import AdamW
-from dpft.training.optimizers.sgd import SGD
-from dpft.training.replicas import Start, check_equal, gathered, share_start
+from dpft.training.optimizers import SGD, Adafactor, AdamW, OptimizerConfig, make_optimizer
 from dpft.training.schedules import SchedulerConfig, make_scheduler
+from dpft.training.session import Start, check_equal, gathered, share_start
 from dpft.training.training_state import TrainingState, model_state, optimizer_state
 from tests.parallel.forked import on_ranks
 from tests.slowness import slow_but

@@ -9,8 +9,8 @@ import torch
 
 from dpft.privacy.plan import read_plan, write_plan
 from dpft.records.ledger import Calibration
-from dpft.training import resume
-from dpft.training.resume import environment, promises
+from dpft.training import checkpoint
+from dpft.training.checkpoint import environment, promises
 from tests.training.toy import plan, privacy, training_set
 
 CALIBRATION = Calibration(accountant="rdp", epsilon=2.99, grid="all orders")
@@ -51,7 +51,7 @@ def test_what_a_caller_changes_of_the_environment_is_seen(
     [
         (torch, "get_num_threads", "threads"),
         (torch.backends.cpu, "get_cpu_capability", "cpu"),
-        (resume, "version", "packages"),
+        (checkpoint, "version", "packages"),
     ],
 )
 def test_what_the_machine_changes_of_the_environment_is_seen(
@@ -90,5 +90,5 @@ def test_precision_and_micro_batches_are_of_the_environment() -> None:
 def test_each_promise_rests_on_its_own_key(key: str, value: Any, name: str) -> None:
     kept = promises(privacy(seed=None))
     changed = promises(replace(privacy(seed=None), **{key: value}))
-    assert set(kept) == set(resume.PROMISES) and resume.PROMISES[name] == f"privacy.{key}"
+    assert set(kept) == set(checkpoint.PROMISES) and checkpoint.PROMISES[name] == f"privacy.{key}"
     assert {each for each in kept if kept[each] != changed[each]} == {name}

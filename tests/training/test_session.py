@@ -12,11 +12,10 @@ from dpft.files import KEYS
 from dpft.methods.base import METHODS, MethodPhase
 from dpft.privacy.ledger import read_ledger
 from dpft.training import session as session_module
-from dpft.training.checkpoint import checkpoints, read_checkpoint, save_checkpoint
-from dpft.training.optimizers.adamw import AdamW
+from dpft.training.checkpoint import ResumePoint, checkpoints, read_checkpoint, save_checkpoint
+from dpft.training.optimizers import AdamW
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
-from dpft.training.resume import ResumePoint
 from dpft.training.session import Session, prepare_training_state
 from dpft.training.training_config import TrainingConfig
 from tests.training.toy import plan, privacy, session, spent, tiny_model

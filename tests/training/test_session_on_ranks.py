@@ -18,8 +18,8 @@ from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import read_ledger
 from dpft.training import loop as loop_module
-from dpft.training.optimizers.adamw import AdamW
-from dpft.training.replicas import Start
+from dpft.training.optimizers import AdamW
+from dpft.training.session import Start
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
 from tests.privacy.test_methods_twin import REFUSED

@@ -11,14 +11,17 @@ import pytest
 from dpft.errors import DpftError, InputError, RunError, SaidElsewhere
 from dpft.files import KEYS, STATE
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.records.kept import BoundRun
-from dpft.training import checkpoint_tensors
+from dpft.records.configuration import BoundRun
+from dpft.training import training_state
 from dpft.training.checkpoint import checkpoints, read_checkpoint
-from dpft.training.optimizers import OptimizerConfig, check_works_on_shards
-from dpft.training.optimizers.adafactor import Adafactor
-from dpft.training.optimizers.adam_bc import AdamBC
-from dpft.training.optimizers.adamw import AdamW
-from dpft.training.optimizers.sgd import SGD
+from dpft.training.optimizers import (
+    SGD,
+    Adafactor,
+    AdamBC,
+    AdamW,
+    OptimizerConfig,
+    check_works_on_shards,
+)
 from tests.parallel.forked import LOST, on_ranks
 from tests.slowness import slow_but
 from tests.training.sharded_states import (
@@ -80,9 +83,9 @@ def test_each_shard_is_a_file_of_its_own_for_the_owner_alone(tmp_path: Path) -> 
     assert state["shards"] == 2 and state["checksums"].keys() == {KEYS, *shards}
     read = read_checkpoint(path)
     assert read.read_keys().original and read.run == BoundRun(plan=1)
-    with checkpoint_tensors.TensorFiles([path / shards[1]]) as second:
+    with training_state.TensorFiles([path / shards[1]]) as second:
         assert "count" not in second.shapes
-    with checkpoint_tensors.TensorFiles([path / shards[3]]) as second:
+    with training_state.TensorFiles([path / shards[3]]) as second:
         assert not [name for name in second.shapes if name.endswith("/step")]
 
 
@@ -139,7 +142,7 @@ def fails_in_the_second_checkpoint(ranks: Ranks, folder: Path, failing: int, how
         raise RunError("the disk is full")
 
     if ranks.rank == failing:
-        checkpoint_tensors.save_tensors = fail
+        training_state.save_tensors = fail
     try:
         save_on(ranks, folder, 1, state, shards)
     except DpftError as error:

@@ -7,14 +7,13 @@ import pytest
 from dpft.errors import StateError
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.ledger import read_ledger
-from dpft.records.kept import TrackerState
+from dpft.records.configuration import TrackerState
 from dpft.runs.tracking import Tracking, open_tracking
 from dpft.training import private_run as private_run_module
 from dpft.training.listeners import PublicStep
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
-from dpft.training.trackers.base import TrackerConfig
-from dpft.training.trackers.tensorboard import TensorBoard
+from dpft.training.trackers import TensorBoard, TrackerConfig
 from tests.training.toy import plan, privacy, session, spent
 from tests.training.trackers.reading import read_events
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from dpft.records.kept import TrackerState
+from dpft.records.configuration import TrackerState
 from dpft.runs.tracking import Tracking
 from dpft.training import listeners as progress_module
 from dpft.training.listeners import PublicStep, StepProgress, StepWindows

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 import yaml
 
 from docs.tools.reference.limits import allowed_values
+from dpft.cli.commands import subcommand
 from dpft.cli.main import SUBCOMMANDS
-from dpft.cli.subcommand import Subcommand
 from dpft.config.help_text import Command, Key, composed_command, written
 from dpft.config.keys import MISSING
 from dpft.config.load import config_directory
@@ -66,9 +66,9 @@ def composed(name: str, words: tuple[str, ...] = ()) -> Command:
         name: Of the command.
         words: ``GROUP=OPTION``.
     """
-    subcommand = Subcommand.of(name)
+    found = subcommand(name)
     return composed_command(
-        name, words, subcommand.config, subcommand.polymorphic, folders=[config_directory()]
+        name, words, found.config, found.polymorphic, folders=[config_directory()]
     )
 
 
@@ -82,7 +82,7 @@ def keys_of_command(name: str) -> tuple[DocumentedKey, ...]:
     default = composed(name)
     own = default.keys()
     found = [_documented(name, (), key) for key in own]
-    for group in Subcommand.of(name).polymorphic:
+    for group in subcommand(name).polymorphic:
         if group in default.choices:
             found = _with_options(group, found)
     places = [entry.name for entry in fields(default.root)]

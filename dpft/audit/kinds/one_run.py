@@ -85,7 +85,7 @@ class OneRunAudit(Audit):
         if not (self.white_box and run.config.audit.white_box):
             return found
         from dpft.runs.white_box import differences, read_white_box, sums
-        from dpft.training.resume import find_resume_point
+        from dpft.training.checkpoint import find_resume_point
 
         steps = find_resume_point(run.folder).checkpoint.step
         scores = read_white_box(run.folder, canaries=len(canaries), steps=steps)

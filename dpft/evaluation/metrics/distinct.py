@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, NotComputed, metric
-from dpft.evaluation.metrics.tokens import ngrams, ptb_tokens
+from dpft.evaluation.metrics.base import TEXTS, NotComputed, metric, ngrams, ptb_tokens
 
 
 @metric(

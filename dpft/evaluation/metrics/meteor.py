@@ -1,7 +1,7 @@
 """METEOR 1.5 for English, by the Java program that pycocoevalcap carries.
 
 ``meteor`` runs it as coco-caption, and with it the E2E NLG Challenge, does: on lower-cased tokens
-without punctuation, with ``-norm``. Tokens come from ``dpft.evaluation.metrics.tokens``, so no
+without punctuation, with ``-norm``. Tokens come from ``dpft.evaluation.metrics.base``, so no
 tokenizer writes texts to a file: they reach the program through a pipe, one input a line. The 19
 challenge systems score as with pycocoevalcap's tokenizer to 1.2e-4.
 
@@ -15,8 +15,14 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from dpft.evaluation.metrics.base import TEXTS, NotComputed, metric, missing_java, missing_modules
-from dpft.evaluation.metrics.tokens import ptb_tokens
+from dpft.evaluation.metrics.base import (
+    TEXTS,
+    NotComputed,
+    metric,
+    missing_java,
+    missing_modules,
+    ptb_tokens,
+)
 
 SEPARATOR = " ||| "
 # A crash report or a performance file could hold texts; the encoding must not be the machine's.

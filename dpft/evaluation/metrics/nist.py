@@ -9,8 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, metric
-from dpft.evaluation.metrics.tokens import ngrams
+from dpft.evaluation.metrics.base import TEXTS, metric, ngrams
 
 MAX_N = 5
 BETA = math.log(2) / math.log(1.5) ** 2

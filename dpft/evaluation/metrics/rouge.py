@@ -9,15 +9,14 @@ so scores of inputs with several references are a little higher.
 ``rouge_l`` is ROUGE-L as the E2E NLG Challenge computes it: coco-caption's, Lin 2004 with beta 1.2.
 Its arithmetic stands here because the library that holds it (pycocoevalcap) needs Java for its
 tokens, and rouge-score computes another ROUGE-L (beta 1, the best single reference, other tokens).
-With ``dpft.evaluation.metrics.tokens`` the 19 challenge systems' scores equal those of
+With ``dpft.evaluation.metrics.base`` the 19 challenge systems' scores equal those of
 pycocoevalcap with Java to 3e-5, 18 of them to 1e-6: TGen 0.68502 (published 0.6850), Chen 0.67137
 (0.6714).
 """
 
 from collections.abc import Sequence
 
-from dpft.evaluation.metrics.base import TEXTS, metric, missing_modules
-from dpft.evaluation.metrics.tokens import ptb_tokens
+from dpft.evaluation.metrics.base import TEXTS, metric, missing_modules, ptb_tokens
 
 BETA = 1.2
 """Weight of recall against precision in ``rouge_l``, coco-caption's."""

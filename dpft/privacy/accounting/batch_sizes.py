@@ -10,17 +10,22 @@ small sample rates (Li et al. 2022, appendix D).
 reaches depends on the model, the number of steps T and the noise-batch ratio, the noise multiplier
 over the batch size. The ratio follows from the budgets alone: N units, epsilon, delta, and T steps
 of batches of B, of which T * B * (tokens of an example) is the budget of compute. Their losses,
-which they interpolate from measurements, are not here.
+which they interpolate from measurements, are not here; what they conclude from them is
+(``SATURATION``, their Table 2): for N and epsilon the compute beyond which more is of no use to
+pre-training, and the model, steps and batch that it is best spent on.
 
-What is here in their place is the best case that dpft's plans show anyway (``interpretation``):
-all clipped gradients of the run over its noise, ``sqrt(T) / ratio``. It grows with the batch at a
-fixed budget, less and less, and knows nothing of how many steps an optimizer needs. So the advice
-is the most steps that keep ``ENOUGH`` of its most: a rule of dpft's, not of the paper.
+How a smaller budget is divided follows from the best case that dpft's plans show anyway
+(``interpretation``): all clipped gradients of the run over its noise, ``sqrt(T) / ratio``. It grows
+with the batch at a fixed budget, less and less, and knows nothing of how many steps an optimizer
+needs. So the advice is the most steps that keep ``ENOUGH`` of its most: a rule of dpft's, not of
+the paper.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from dpft.errors import InputError, RunError
 from dpft.privacy.accounting.accountants import Accountants
@@ -156,6 +161,21 @@ MEASURED_STEPS, MEASURED_RATIOS = (1_000, 128_000), (2.0**-23, 2.0**-6)
 says: models of 4.5 to 778 million parameters, pre-trained on 512 tokens, at delta = 1e-8."""
 TOKENS_PER_PARAMETER = 20
 """Of a model that a budget is best spent on without privacy (Hoffmann et al. 2022, 2203.15556)."""
+SMALLEST_MODEL = 4.5e6
+"""Parameters of the smallest that McKenna et al. 2025 measured."""
+SATURATION_UNITS, SATURATION_EPSILONS = (1e5, 1e6, 1e7, 1e8, 1e9), (1, 4, 16, 64)
+SATURATION = (
+    ((4.6e6, 1.8e3, 5.1e2), (4.6e6, 1.8e3, 4.1e3), (1.7e7, 2.7e3, 1.4e4), (2.0e7, 6.3e3, 1.9e4)),
+    ((4.6e6, 2.5e3, 8.2e3), (1.9e7, 6.5e3, 2.3e4), (1.7e7, 1.4e4, 4.6e4), (4.9e7, 1.2e4, 1.9e5)),
+    ((1.7e7, 9.6e3, 7.8e4), (4.9e7, 1.1e4, 2.2e5), (7.0e7, 1.2e4, 7.4e5), (3.3e8, 4.9e4, 8.8e5)),
+    ((1.3e8, 5.8e4, 2.2e5), (3.3e8, 4.9e4, 8.8e5), (3.3e8, 9.3e4, 1.0e6), (3.3e8, 1.1e5, 8.8e5)),
+    ((3.3e8, 9.4e4, 8.8e5), (3.3e8, 1.1e5, 8.8e5), (3.3e8, 1.1e5, 8.8e5), (3.3e8, 1.1e5, 1.1e6)),
+)
+"""Parameters, steps and batch size at the least compute within 1 % of the best loss that any
+compute reaches, by units (rows) and epsilon: McKenna et al. 2025, Table 2. BERT, 512 tokens, delta
+= 1e-8; models above 335 million parameters were not among the choices."""
+SATURATION_TOKENS = 512
+"""Tokens of an example there."""
 BELOW = 2
 """Divisions that are shown though they have less than ``ENOUGH``; more steps have still less."""
 CURVE_SHARES = (1024, 256, 64, 16, 4, 1)
@@ -254,6 +274,50 @@ def advised(found: Sequence[Division]) -> Division:
     return max(
         (division for division in found if division.strength >= ENOUGH * best),
         key=lambda division: division.steps,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saturation:
+    """What private pre-training is best spent on where compute is no limit."""
+
+    parameters: float
+    steps: float
+    expected_batch_size: float
+    is_measured: bool
+    """Whether units and epsilon lie within the table; else its edge is what is given."""
+
+    @property
+    def tokens(self) -> float:
+        """That all steps read together."""
+        return self.steps * self.expected_batch_size * SATURATION_TOKENS
+
+    def parameters_for(self, tokens: float) -> tuple[float, float]:
+        """Returns the least and most parameters of the model that fewer tokens are best spent on.
+
+        The most is the size at saturation. The best number of tokens for each parameter falls with
+        the compute (their Figure 3c), so that the one at saturation gives the least. No size below
+        ``SMALLEST_MODEL`` was measured, so none is given.
+        """
+        least = self.parameters * min(1, tokens / self.tokens)
+        return max(SMALLEST_MODEL, least), self.parameters
+
+
+def saturation(num_examples: int, eps: float) -> Saturation:
+    """Returns ``SATURATION`` between its rows and columns, on logarithmic scales."""
+    units, epsilons = np.log(SATURATION_UNITS), np.log(SATURATION_EPSILONS)
+    at_units = np.clip(math.log(num_examples), units[0], units[-1])
+    at_eps = np.clip(math.log(eps), epsilons[0], epsilons[-1])
+    table = np.log(SATURATION)
+    by_units = [
+        [np.interp(at_eps, epsilons, row[:, of]) for row in table] for of in range(table.shape[2])
+    ]
+    parameters, steps, batch = (math.exp(np.interp(at_units, units, row)) for row in by_units)
+    return Saturation(
+        parameters=parameters,
+        steps=steps,
+        expected_batch_size=batch,
+        is_measured=bool(at_units == math.log(num_examples) and at_eps == math.log(eps)),
     )
 
 

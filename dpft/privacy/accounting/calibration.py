@@ -28,11 +28,7 @@ from typing import Protocol
 from dpft.errors import DpftError, InputError, RunError
 from dpft.privacy.accounting import gdp, pld, prv, rdp
 from dpft.privacy.accounting.accountants import Accountants, headline_order
-from dpft.privacy.accounting.mechanism import (
-    AccountantError,
-    AccountantTimeout,
-    SampledGaussian,
-)
+from dpft.privacy.accounting.mechanism import AccountantError, AccountantTimeout, SampledGaussian
 from dpft.privacy.accounting.summary import account
 from dpft.records.ledger import Calibration
 
@@ -334,12 +330,7 @@ class EarlyCalibration:
     def __call__(
         self, *, eps: float, delta: float, sample_rate: float, steps: int, accountant: str
     ) -> tuple[float, Calibration]:
-        """Returns what ``calibrate_noise_multiplier`` does, and ends the accountants.
-
-        Raises:
-            InputError: As it does.
-            RunError: As it does.
-        """
+        """Returns what ``calibrate_noise_multiplier`` does, and ends the accountants."""
         target = Target(
             eps=eps, delta=delta, sample_rate=sample_rate, steps=steps, accountant=accountant
         )

@@ -17,7 +17,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from threading import Event, Thread
-from types import TracebackType
 from typing import Self
 
 from dpft.errors import InputError, RunError
@@ -322,12 +321,7 @@ class CurveInBackground:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join(PATIENCE)

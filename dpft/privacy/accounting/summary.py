@@ -122,10 +122,7 @@ class AccountingReport(EpsilonBound):
 
 
 def account(
-    mechanism: SampledGaussian,
-    *,
-    accountant: str = "prv",
-    accountants: Answering | None = None,
+    mechanism: SampledGaussian, *, accountant: str = "prv", accountants: Answering | None = None
 ) -> AccountingReport:
     """Runs all four accountants on ``mechanism`` and picks the headline.
 
@@ -156,10 +153,7 @@ def account(
 
 
 def account_composition(
-    composition: Composition,
-    *,
-    accountant: str = "pld",
-    accountants: Accountants | None = None,
+    composition: Composition, *, accountant: str = "pld", accountants: Accountants | None = None
 ) -> EpsilonBound:
     """Runs PLD and RDP, which compose differing mechanisms, and picks the headline.
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from dpft.batch_mixing import check_model
 from dpft.errors import InputError, RunError
+from dpft.privacy.clipping.algorithms import make_engine, resolved_engine
 from dpft.privacy.clipping.choices import (
     DEFAULT_MEMORY_MB,
     Compilation,
@@ -29,15 +30,15 @@ from dpft.privacy.clipping.choices import (
     Tuning,
     check_style_name,
 )
-from dpft.privacy.clipping.engines import make_engine, resolved_engine
-from dpft.privacy.clipping.engines.base import (
+from dpft.privacy.clipping.engine import (
+    ClippingStyle,
     LossFunction,
     check_are_units,
     check_is_tensor,
     check_losses,
     check_units,
+    clipping_style,
 )
-from dpft.privacy.clipping.factors import ClippingStyle, clipping_style
 from dpft.privacy.clipping.trainable import parameter_groups
 from dpft.privacy.frozen_state import StateGuard
 
@@ -244,11 +245,7 @@ class ClippingOptions:
     moved: Collection[str] = ()
 
     def make(self, model: nn.Module) -> PerExampleClipper:
-        """Returns a clipper of the model's trainable parameters.
-
-        Raises:
-            InputError: As ``PerExampleClipper``.
-        """
+        """Returns a clipper of the model's trainable parameters."""
         return PerExampleClipper(model, **vars(self))
 
     def resolved(self, model: nn.Module) -> Self:

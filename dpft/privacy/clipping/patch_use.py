@@ -30,7 +30,7 @@ from dpft.privacy.clipping.squares import (
 )
 
 if TYPE_CHECKING:
-    from dpft.privacy.clipping.units import Units
+    from dpft.privacy.clipping.trainable import Units
 
 FEW_NUMBERS = 2**15
 """Numbers of an example's patches up to which a batch of them costs less than calls one by one."""

@@ -29,7 +29,7 @@ from dpft.privacy.clipping.squares import (
     norm_dtype,
     sums_of_squares,
 )
-from dpft.privacy.clipping.units import Units
+from dpft.privacy.clipping.trainable import Units
 
 EXACT_AT_A_TIME = 2**22
 """Numbers copied to float64 at a time (32 MB), where a sum is taken in it on an accelerator."""

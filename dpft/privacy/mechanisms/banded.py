@@ -106,7 +106,7 @@ class Banded(Mechanism):
 
     def noise(self, randomness: "Randomness", history: "Mapping[str, Tensor]") -> StepNoise:
         """Returns the noise of ``correlated_noise``."""
-        from dpft.privacy.correlated_noise import CorrelatedNoise
+        from dpft.privacy.noise import CorrelatedNoise
 
         return CorrelatedNoise(randomness.noise, self.coefficients, history)
 

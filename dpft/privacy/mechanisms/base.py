@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from dpft.parallel.ranks import Ranks
     from dpft.parallel.reductions import StepSums
+    from dpft.privacy.noise import SignalMeter
     from dpft.privacy.randomness import Randomness
-    from dpft.privacy.signal_to_noise import SignalMeter
 
 STREAM = "stream"
 """Key of a ledger's line: how many steps were in the ledger when the step's stream began."""
@@ -132,11 +132,7 @@ class Mechanism(ABC):
         """
 
     def last_noise(self, weights: Sequence[float]) -> float:
-        """Returns the noise in the last weights over that of independent noise of one multiplier.
-
-        Args:
-            weights: As ``Numbers.weights`` returns them.
-        """
+        """Returns the noise in the last weights over that of independent noise, same multiplier."""
         return 1.0
 
     def entry_keys(self) -> dict[str, Any]:
@@ -144,11 +140,7 @@ class Mechanism(ABC):
         return {}
 
     def facts(self, steps: int) -> dict[str, Any]:
-        """Returns what reports say of it beyond sampler, rate and noise, ready for JSON.
-
-        Args:
-            steps: Of the plan.
-        """
+        """Returns what reports say of it beyond sampler, rate and noise, ready for JSON."""
         cost = self.compositions((steps,))
         return {"mechanism": self.written()} | ({} if cost == steps else {"participations": cost})
 
@@ -257,10 +249,6 @@ def stream_lengths(entries: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
 
 def check_stream(entry: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> None:
     """Refuses a line whose stream neither goes on nor begins where it stands.
-
-    Args:
-        entry: The line's mechanism.
-        before: Those of the lines before it.
 
     Raises:
         ValueError: It does not, which would bound fewer steps than were taken.

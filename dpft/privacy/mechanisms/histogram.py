@@ -231,10 +231,7 @@ def noise_for_counts(*, eps: float, l2_cap: float, delta: float) -> float:
 
 
 def released(
-    words: Sequence[str],
-    counts: "NDArray[np.float64]",
-    mechanism: GaussianHistogram,
-    key: bytes,
+    words: Sequence[str], counts: "NDArray[np.float64]", mechanism: GaussianHistogram, key: bytes
 ) -> list[tuple[str, int]]:
     """Returns the words whose noisy count reaches the threshold, and these counts, rounded.
 
@@ -272,7 +269,7 @@ def noisy_counts(
     """
     import torch
 
-    from dpft.privacy.keys import AgingKey
+    from dpft.privacy.cipher import AgingKey
     from dpft.privacy.noise import NoiseStream, add_noise
 
     if not len(counts):

@@ -12,15 +12,14 @@ from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 
 from dpft.data.encoding import Encoding
-from dpft.data.images.batches import ImageEncoding, ImageLayout
-from dpft.data.images.decoding import COLOR, GRAY, ImageForm, check_pillow
+from dpft.data.images import COLOR, GRAY, ImageEncoding, ImageForm, ImageLayout, check_pillow
 from dpft.errors import InputError
 from dpft.files import write_json
 from dpft.kinds import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER, Head
 from dpft.models.architecture import Architecture
 from dpft.models.source import TIMM, origin
 from dpft.runs.modality import MODALITIES, Modality
-from dpft.tasks.image_task import ImageTask
+from dpft.tasks.images import ImageTask
 
 PREPROCESSOR = "preprocessor_config.json"
 BILINEAR = 2

@@ -11,25 +11,25 @@ from transformers import PreTrainedTokenizerBase
 from dpft.data.batches import TextLayout
 from dpft.data.chat import ChatEncoding
 from dpft.data.classification_rows import LabelWordEncoding, SentenceEncoding, label_word_ids
-from dpft.data.corpus_rows import CorpusEncoding
+from dpft.data.corpora import CorpusEncoding
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.data.json_weights import JsonWeights
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.architecture import (
     Architecture,
+    language_kind,
     max_positions,
+    padding_id,
     takes_position_ids,
     takes_token_types,
 )
-from dpft.models.heads import language_kind, padding_id
 from dpft.models.loading import add_tokens, known_tokens, language_head, load_tokenizer, meta_model
 from dpft.runs.modality import MODALITIES, Modality
-from dpft.tasks.base import SeqToSeqTask, Task, TextualTask
+from dpft.tasks.base import LabeledExample, SeqToSeqTask, Task, TextualTask
 from dpft.tasks.classification import CLS, ClassificationTask
 from dpft.tasks.corpus import SPANS, CorpusTask
 from dpft.tasks.custom import CustomChats, CustomTexts
-from dpft.tasks.records import LabeledExample
 
 logger = logging.getLogger(__name__)
 
@@ -165,11 +165,7 @@ class TextModality(Modality):
 
 
 def _head(task: Task, architecture: Architecture) -> Head:
-    """Returns what the model must answer with to do the task.
-
-    Raises:
-        InputError: The model cannot do the task.
-    """
+    """Returns what the model must answer with to do the task."""
     kind, name = language_head(architecture).kind, architecture.model.name
     if isinstance(task, ClassificationTask):
         if task.objective != CLS:
@@ -245,8 +241,7 @@ def _encoding(
         # Padded with the model's own id, by which it finds a row's end.
         layout = text_layout(task, architecture, head, words=())
         return _fitting(
-            task,
-            SentenceEncoding(tokenizer=tokenizer, layout=layout, max_length=task.longest),
+            task, SentenceEncoding(tokenizer=tokenizer, layout=layout, max_length=task.longest)
         )
     if not isinstance(task, ClassificationTask):
         layout = text_layout(task, architecture, head, words=())

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dpft.data.images.decoding import COLUMNS, BrokenImage, Decoder, ImageForm, grid
-from dpft.tasks.records import ImagePlace
+from dpft.data.images import COLUMNS, BrokenImage, Decoder, ImageForm, grid
+from dpft.tasks.base import ImagePlace
 from tests.data.images import made
 
 COLOR = ImageForm(channels=3, height=32, width=32)
@@ -86,7 +86,7 @@ def test_what_is_no_image_is_named_and_nothing_of_it_shown(tmp_path: Path) -> No
 
 
 def test_an_image_that_no_memory_holds_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpft.data.images.decoding.MOST_PIXELS", 100)
+    monkeypatch.setattr("dpft.data.images.MOST_PIXELS", 100)
     (found,) = Decoder(COLOR).examine([ImagePlace(content=made.encoded(made.pixels(1)))])
     assert found.is_broken
 

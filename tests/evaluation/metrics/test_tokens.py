@@ -1,6 +1,6 @@
 import pytest
 
-from dpft.evaluation.metrics.tokens import ngrams, ptb_tokens
+from dpft.evaluation.metrics.base import ngrams, ptb_tokens
 
 
 # what stanford-corenlp-3.4.1's PTBTokenizer -preserveLines -lowerCase prints,

@@ -17,6 +17,7 @@ from dpft.privacy.accounting.batch_sizes import (
     divisions,
     noise_over_batch_sizes,
     ratio_curve,
+    saturation,
     square_root_rule,
 )
 
@@ -181,3 +182,45 @@ def test_less_than_an_example_is_refused() -> None:
     less = Budget(**{**vars(BUDGET), "tokens": 9})
     with pytest.raises(InputError, match="compute must be at least the 10 tokens of an example"):
         divisions(less, NOBODY)
+
+
+TABLE_2 = {
+    # (units, epsilon): compute in FLOPs, tokens over parameters. McKenna et al. 2025, Table 2.
+    (10**5, 1): (1.3e16, 1.0e2),
+    (10**5, 64): (7.5e18, 3.2e3),
+    (10**6, 4): (8.8e18, 4.1e3),
+    (10**6, 16): (3.3e19, 1.9e4),
+    (10**7, 1): (3.8e19, 2.3e4),
+    (10**7, 16): (2.0e21, 6.7e4),
+    (10**8, 1): (5.2e21, 4.9e4),
+    (10**9, 64): (1.2e23, 1.8e5),
+}
+
+
+@pytest.mark.parametrize(("units", "eps"), TABLE_2)
+def test_the_table_of_saturation_is_the_papers(units: int, eps: int) -> None:
+    """Its other columns follow: compute = 6 * parameters * tokens, to its two digits."""
+    compute, ratio = TABLE_2[units, eps]
+    point = saturation(units, eps)
+    assert point.is_measured
+    assert 6 * point.parameters * point.tokens == pytest.approx(compute, rel=0.08)
+    assert point.tokens / point.parameters == pytest.approx(ratio, rel=0.1)
+
+
+def test_between_the_tables_points_sizes_lie_between_and_beyond_its_edge_they_stay() -> None:
+    between = saturation(3 * 10**7, 2)
+    corners = [saturation(units, eps).parameters for units in (10**7, 10**8) for eps in (1, 4)]
+    assert min(corners) < between.parameters < max(corners) and between.is_measured
+    middle = saturation(round(10**7.5), 1).parameters
+    assert middle == pytest.approx(math.sqrt(1.7e7 * 1.3e8), rel=1e-6)
+    for units, eps in ((400, 1), (10**5, 0.1)):
+        beyond = saturation(units, eps)
+        assert not beyond.is_measured and beyond.parameters == pytest.approx(4.6e6)
+
+
+def test_fewer_tokens_take_a_model_between_their_share_and_the_saturated_size() -> None:
+    point = saturation(10**7, 4)
+    assert point.parameters_for(2 * point.tokens) == (point.parameters, point.parameters)
+    least, most = point.parameters_for(point.tokens / 4)
+    assert (least, most) == (pytest.approx(point.parameters / 4), point.parameters)
+    assert point.parameters_for(1)[0] == 4.5e6, "none smaller was measured"

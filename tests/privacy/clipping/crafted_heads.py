@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dpft import head_losses
 from dpft.head_losses import LossHead
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.training.precision import autocast
+from dpft.training.training_config import autocast
 
 OTHERS = ("none", "masked", "not finite", "copies", "one unit")
 """What stands beside the record: nothing; rows without a label; rows whose loss is no number; the

@@ -2,6 +2,7 @@
 
 import pytest
 
+from dpft.privacy.clipping.algorithms import ENGINES
 from dpft.privacy.clipping.choices import (
     BLOCK_BYTES,
     ENGINE_NAMES,
@@ -11,8 +12,7 @@ from dpft.privacy.clipping.choices import (
     ghost_is_cheaper,
     keeping_is_cheaper,
 )
-from dpft.privacy.clipping.engines import ENGINES
-from dpft.privacy.clipping.factors import STYLES
+from dpft.privacy.clipping.engine import STYLES
 
 
 def test_what_a_configuration_may_choose_is_what_there_is() -> None:

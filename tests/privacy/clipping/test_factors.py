@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpft.errors import InputError
-from dpft.privacy.clipping.factors import STYLES, clipping_style, in_range
+from dpft.privacy.clipping.engine import STYLES, clipping_style, in_range
 
 NORMS = torch.tensor([0.0, 1.0, 4.0, 8.0])
 

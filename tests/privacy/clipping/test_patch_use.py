@@ -6,7 +6,7 @@ from torch import nn
 
 from dpft.privacy.clipping import patch_use
 from dpft.privacy.clipping.patch_use import PatchUse, Window
-from dpft.privacy.clipping.units import Units
+from dpft.privacy.clipping.trainable import Units
 
 LAYERS = {
     "plain": (lambda: nn.Conv2d(3, 6, 3), (8, 7)),

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.engines import ENGINES
-from dpft.privacy.clipping.factors import STYLES
+from dpft.privacy.clipping.algorithms import ENGINES
+from dpft.privacy.clipping.engine import STYLES
 from tests.privacy.clipping.oracle import Clipped, Records, gpt2, records
 from tests.slowness import slow_but
 

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from dpft.errors import InputError
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.engines import ENGINES
-from dpft.privacy.clipping.sums import CompensatedSums, rounding_headroom
+from dpft.privacy.clipping.algorithms import ENGINES
+from dpft.privacy.clipping.engine import CompensatedSums, rounding_headroom
 from tests.slowness import slow_but
 
 WIDTH, OUTPUTS = 16, 8

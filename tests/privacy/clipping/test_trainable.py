@@ -8,7 +8,7 @@ from torch import nn
 
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping import PerExampleClipper, trainable
-from dpft.privacy.clipping.engines import ENGINES
+from dpft.privacy.clipping.algorithms import ENGINES
 from dpft.privacy.clipping.trainable import TrainableParameters, parameter_groups
 from tests.privacy.clipping.oracle import gpt2, records
 from tests.slowness import slow_but_each

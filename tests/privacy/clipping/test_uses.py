@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from dpft.privacy.clipping.units import Units
+from dpft.privacy.clipping.trainable import Units
 from dpft.privacy.clipping.uses import GradientUse, OuterProduct, RowsUse, merge_uses
 from tests.privacy.clipping.small_uses import dense, gradient, outer, rows_use
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from dpft.privacy.keys import secret_key
+from dpft.privacy.cipher import secret_key
 from dpft.privacy.mechanisms.histogram import GaussianHistogram, noisy_counts, released
 from dpft.privacy.noise import grid
 

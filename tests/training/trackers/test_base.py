@@ -3,9 +3,7 @@ import sys
 import pytest
 
 from dpft.errors import InputError
-from dpft.training.trackers.base import TRACKING, NoTracking
-from dpft.training.trackers.tensorboard import TensorBoard
-from dpft.training.trackers.wandb import WeightsAndBiases
+from dpft.training.trackers import TRACKING, NoTracking, TensorBoard, WeightsAndBiases
 
 TRACKERS = (TensorBoard, WeightsAndBiases)
 

@@ -5,8 +5,7 @@ import pytest
 
 pytest.importorskip("tensorboard")
 
-from dpft.training.trackers.base import Place
-from dpft.training.trackers.tensorboard import TensorBoard
+from dpft.training.trackers import Place, TensorBoard
 from tests.training.trackers.reading import read_events
 
 

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from dpft.errors import InputError
-from dpft.training.trackers.base import Place
-from dpft.training.trackers.wandb import WandbRun, WeightsAndBiases
+from dpft.training.trackers import Place, WandbRun, WeightsAndBiases
 from tests.training.trackers.reading import wandb_records
 
 

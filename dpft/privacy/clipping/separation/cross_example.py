@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import RunError, is_out_of_memory
-from dpft.privacy.clipping.separation.deterministic import (
+from dpft.privacy.clipping.separation.reexecution import (
     DeterministicMode,
     Draws,
     RandomState,
@@ -149,9 +149,6 @@ class CrossExampleCheck:
 
         None where the batch is one row or unit, of which nothing says more than it does itself,
         and it does not run again.
-
-        Args:
-            survey: Of all rows.
 
         Raises:
             RunError: They are not, or that cannot be seen.

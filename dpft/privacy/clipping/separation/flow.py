@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from dpft.privacy.clipping.separation.deterministic import state_preserved
-from dpft.privacy.clipping.separation.nested_values import (
+from dpft.privacy.clipping.separation.reexecution import (
     batch_size_of,
     leaves_of,
     named_tensors,
+    state_preserved,
     take_rows,
 )
 

@@ -21,11 +21,13 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.rules.whole_batch import WholeBatchAttention, expanded
-from dpft.privacy.clipping.separation.deterministic import random_state_restored_on_failure
+from dpft.privacy.clipping.recorder import Recorder, WholeBatchAttention, expanded
 from dpft.privacy.clipping.separation.flow import Status
-from dpft.privacy.clipping.separation.nested_values import map_tensors, named_tensors
+from dpft.privacy.clipping.separation.reexecution import (
+    map_tensors,
+    named_tensors,
+    random_state_restored_on_failure,
+)
 from dpft.privacy.clipping.separation.regions import Region
 
 logger = logging.getLogger(__name__)

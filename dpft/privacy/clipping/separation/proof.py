@@ -52,8 +52,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.trainable import TrainableParameters
-from dpft.privacy.clipping.units import Shares
+from dpft.privacy.clipping.trainable import Shares, TrainableParameters
 from dpft.privacy.clipping.uses import Use
 
 

@@ -41,8 +41,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from dpft.privacy.clipping.separation.deterministic import DeterministicMode, Draws, RandomState
-from dpft.privacy.clipping.separation.nested_values import batch_size_of, map_tensors, named_tensors
+from dpft.privacy.clipping.separation.reexecution import (
+    DeterministicMode,
+    Draws,
+    RandomState,
+    batch_size_of,
+    map_tensors,
+    named_tensors,
+)
 
 MOST_ROWS = 8
 """Rows of a proof: of eight, weights tell every two apart in one backward pass (``proof``)."""

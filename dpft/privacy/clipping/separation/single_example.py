@@ -33,19 +33,17 @@ from torch import Tensor, nn
 
 from dpft.batch_mixing import check_model
 from dpft.errors import InputError, RunError, is_out_of_memory
-from dpft.privacy.clipping.separation.deterministic import (
+from dpft.privacy.clipping.separation.reexecution import (
     BufferSnapshot,
     DeterministicMode,
     RandomState,
-    evaluating,
-    state_preserved,
-)
-from dpft.privacy.clipping.separation.nested_values import (
     batch_size_of,
+    evaluating,
     named_tensors,
     pick_rows,
     places_of_rows,
     sealed_types,
+    state_preserved,
 )
 
 logger = logging.getLogger(__name__)
@@ -347,12 +345,7 @@ class _Runs:
         return None
 
     def _comparison(self, run: _Run, whole: Sequence[str] = ()) -> _Comparison:
-        """Returns what some rows' outputs show beside what all rows gave.
-
-        Args:
-            run: Which rows.
-            whole: Places of arguments that are no rows.
-        """
+        """Returns what some rows' outputs show beside what all rows gave."""
         try:
             seen = self._compared(run, whole)
             if len(run.rows) > 1 or not seen.unseen:

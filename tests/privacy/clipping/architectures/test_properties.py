@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.factors import STYLES
+from dpft.privacy.clipping.engine import STYLES
 from tests.privacy.clipping.architectures.batches import Examples, examples
 from tests.privacy.clipping.architectures.comparison import NORM, clipped, difference, gradients_of
 from tests.privacy.clipping.architectures.zoo import LISTED, UNLIKE

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.engines.algorithms import (
+from dpft.privacy.clipping.algorithms import (
     BookKeepingEngine,
     InstantiateEngine,
     LoopEngine,
     TwoPassEngine,
 )
-from dpft.privacy.clipping.factors import clipping_style
+from dpft.privacy.clipping.engine import clipping_style
 from dpft.privacy.clipping.uses import OuterProduct
 from tests.privacy.clipping.oracle import gpt2, records
 from tests.privacy.clipping.rules.oracle import assert_equals_the_loop

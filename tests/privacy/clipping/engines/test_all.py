@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from dpft.errors import InputError
 from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.clipping.algorithms import ENGINES, automatic_choice
 from dpft.privacy.clipping.choices import Tuning
-from dpft.privacy.clipping.engines import ENGINES, automatic_choice
-from dpft.privacy.clipping.factors import STYLES, clipping_style
+from dpft.privacy.clipping.engine import STYLES, clipping_style
 from dpft.privacy.clipping.trainable import parameter_groups
 from tests.privacy.clipping.oracle import Clipped, gpt2, records
 from tests.slowness import slow_but, slow_but_each

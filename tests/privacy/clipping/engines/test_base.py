@@ -6,13 +6,13 @@ from torch import nn
 
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.choices import LOSS_SCALES, Tuning
-from dpft.privacy.clipping.engines.base import (
+from dpft.privacy.clipping.engine import (
     Engine,
     check_is_tensor,
     check_losses,
     check_units,
+    clipping_style,
 )
-from dpft.privacy.clipping.factors import clipping_style
 
 
 class NoEngine(Engine):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.engines import ENGINES
+from dpft.privacy.clipping.algorithms import ENGINES
 from tests.slowness import slow_but_each
 
 NORM = 0.1

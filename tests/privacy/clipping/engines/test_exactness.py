@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpft.errors import RunError
-from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.engines import exactness
+from dpft.privacy.clipping import PerExampleClipper, exactness
 from tests.privacy.clipping.oracle import gpt2
 from tests.slowness import slow_but
 

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from benchmarks.counts import Counts, counts_of
 from benchmarks.workload import LORA_RANK, LoRA
-from dpft.methods.adapter_layers import Bottleneck
+from dpft.methods.layers import Bottleneck
 from dpft.privacy.clipping import PerExampleClipper
 from tests.slowness import slow_but, slow_but_each
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.engines.loss_checks import CheckSchedule
+from dpft.privacy.clipping.exactness import CheckSchedule
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 

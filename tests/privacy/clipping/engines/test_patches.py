@@ -15,7 +15,7 @@ from dpft.errors import InputError, RunError
 from dpft.machine import missing_for_compile
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.choices import Compilation
-from dpft.privacy.clipping.engines.patches import (
+from dpft.privacy.clipping.patches import (
     Patches,
     watch_for_unrecorded_gradients,
     with_signature,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.engines import ENGINES
-from dpft.privacy.clipping.factors import STYLES
+from dpft.privacy.clipping.algorithms import ENGINES
+from dpft.privacy.clipping.engine import STYLES
 from tests.slowness import slow_but, slow_but_each
 
 MAGNITUDES = (1e-25, 1e-19, 1e-8, 1.0, 1e13, 1e25)

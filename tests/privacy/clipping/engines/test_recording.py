@@ -5,11 +5,10 @@ import torch
 from torch import nn
 
 from dpft.errors import RunError
+from dpft.privacy.clipping.algorithms import BookKeepingEngine
 from dpft.privacy.clipping.choices import Tuning
-from dpft.privacy.clipping.engines.algorithms import BookKeepingEngine
-from dpft.privacy.clipping.engines.base import ClipDecision
-from dpft.privacy.clipping.engines.recording import Rows
-from dpft.privacy.clipping.factors import clipping_style
+from dpft.privacy.clipping.engine import ClipDecision, clipping_style
+from dpft.privacy.clipping.recording import Rows
 from dpft.privacy.clipping.uses import GradientUse, OuterProduct
 
 X = torch.randn(3, 2, generator=torch.Generator().manual_seed(0))

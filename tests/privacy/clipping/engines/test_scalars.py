@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.engines import ENGINES
+from dpft.privacy.clipping.algorithms import ENGINES
 from tests.slowness import slow_but
 
 X = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -3,10 +3,9 @@ import torch
 from torch import nn
 
 from dpft.batch_mixing import StandardizedConv2d
-from dpft.privacy.clipping import choices, patch_use
-from dpft.privacy.clipping.engines import algorithms
+from dpft.privacy.clipping import algorithms, choices, patch_use, rules
 from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.rules import convolution, find_rule
+from dpft.privacy.clipping.rules import find_rule
 from dpft.privacy.clipping.trainable import TrainableParameters
 from dpft.privacy.clipping.uses import GradientUse
 from tests.privacy.clipping.rules.oracle import (
@@ -56,7 +55,7 @@ def test_norms_and_sums_equal_the_loop(make, shape):
 @pytest.fixture(params=[True, False], ids=["ghost", "formed"])
 def by_patches(request, monkeypatch):
     """Makes every convolution keep inputs and output gradients, and take norms in one way."""
-    monkeypatch.setattr(convolution, "instantiated_is_smaller", lambda shape: False)
+    monkeypatch.setattr(rules, "instantiated_is_smaller", lambda shape: False)
     monkeypatch.setattr(algorithms, "keeping_is_cheaper", lambda shape, memory: False)
     monkeypatch.setattr(patch_use, "ghost_is_cheaper", lambda shape: request.param)
 
@@ -120,7 +119,7 @@ def test_shapes_choose_how_norms_are_taken(layer, kept, ghost):
     recorder = Recorder(TrainableParameters(made))
     recorder.start(len(inputs))
     recorder.receive = take
-    convolution.convolution_forward(made, recorder)(inputs).sum().backward()
+    rules.convolution_forward(made, recorder)(inputs).sum().backward()
     use = seen[0]
     assert isinstance(use, GradientUse) is kept
     assert kept or choices.ghost_is_cheaper(use.shape) is ghost

@@ -8,7 +8,7 @@ from torch import nn
 from dpft.errors import InputError
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.rules.embedding import embedding_subclass_forward
+from dpft.privacy.clipping.rules import embedding_subclass_forward
 from dpft.privacy.clipping.trainable import TrainableParameters
 from tests.privacy.clipping.rules.oracle import assert_equals_the_loop
 

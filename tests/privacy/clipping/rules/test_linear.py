@@ -23,8 +23,8 @@ from dpft.kinds import CAUSAL, SEQ2SEQ
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper, norms
 from dpft.privacy.clipping.choices import Compilation
-from dpft.privacy.clipping.rules.linear import for_normalization, for_product, sum_dtype
-from dpft.training.precision import autocast
+from dpft.privacy.clipping.rules import for_normalization, for_product, sum_dtype
+from dpft.training.training_config import autocast
 from tests.privacy.clipping.oracle import gpt2
 from tests.privacy.clipping.rules.oracle import (
     assert_equals_the_loop,

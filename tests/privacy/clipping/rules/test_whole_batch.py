@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.rules.whole_batch import (
+from dpft.privacy.clipping.recorder import (
+    Recorder,
     WholeBatchAttention,
     expanded,
     on_the_whole_batch,

@@ -13,7 +13,7 @@ from dpft.privacy.clipping.separation.cross_example import (
     NothingCompared,
     check_halves,
 )
-from dpft.privacy.clipping.separation.deterministic import RandomState
+from dpft.privacy.clipping.separation.reexecution import RandomState
 from dpft.privacy.clipping.separation.row_subset import ModelCalls
 
 G = torch.Generator().manual_seed(0)

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpft.privacy.clipping.rules.whole_batch import WholeBatchAttention
-from dpft.privacy.clipping.separation.deterministic import (
+from dpft.privacy.clipping.recorder import WholeBatchAttention
+from dpft.privacy.clipping.separation.reexecution import (
     DeterministicMode,
     RandomState,
     evaluating,

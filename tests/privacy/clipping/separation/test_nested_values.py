@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from dpft.privacy.clipping.separation.nested_values import (
+from dpft.privacy.clipping.separation.reexecution import (
     HoldsItself,
     batch_size_of,
     map_tensors,

@@ -1,0 +1,423 @@
+"""The subcommands: for each its configuration, and the one call into the package that it is.
+
+A subcommand is a function of its name that returns a ``Subcommand``. It imports what it needs when
+it is called, so that no subcommand waits for another's libraries, and its ``run`` imports torch,
+where it needs it, only after the configuration was checked. ``report`` has a module of its own.
+
+>>> subcommand("list").expand(["tasks"])
+['what=tasks']
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+
+from dpft.cli.subcommand import Subcommand, composed_job, run_folder, write_hydra_record
+from dpft.config.keys import key_of, quoted
+from dpft.errors import RunError
+
+if TYPE_CHECKING:
+    from dpft.config.composing import Words
+    from dpft.config.schema import EvaluateConfig, TrainCommand
+    from dpft.evaluation.evaluate import Evaluation
+
+
+def subcommand(name: str) -> Subcommand:
+    """Returns the subcommand of a name, what it needs imported now."""
+    return _SUBCOMMANDS[name]()
+
+
+def _train() -> Subcommand:
+    """Returns ``dpft train``, which starts its own processes where ``launch`` says so."""
+    from dpft.config.schema import POLYMORPHIC, TrainCommand
+    from dpft.files import check_writable
+    from dpft.parallel.parallel_config import check_start
+    from dpft.parallel.rank_environment import is_beside_first
+    from dpft.runs.configuring import checked_overrides, train_configuration
+    from dpft.runs.run_plan import announce, early_calibration, plan_run
+    from dpft.runs.saved_run import saved_run
+    from dpft.startup import LIBRARIES, READING, doing, shown_startup
+    from dpft.training.trackers import TrackerConfig
+
+    def run(command: TrainCommand) -> None:
+        if command.launch.name != "none":
+            from dpft.parallel.processes import launch
+
+            launch(command.launch, words_of_processes(command))
+            return
+        check_start(command.parallel)
+        announce(command)
+        with ExitStack() as early:
+            if not is_beside_first():
+                early.enter_context(shown_startup())
+            doing(READING)
+            calibrate = None
+            if command.resume is None:
+                from dpft.runs.held_out import read_early
+
+                if isinstance(command.tracking, TrackerConfig):
+                    command.tracking.check()
+                if not is_beside_first():
+                    check_writable(run_folder())
+                calibrate = early.enter_context(early_calibration(command))
+                early.enter_context(read_early(command))
+            doing(LIBRARIES)
+            from dpft.runs import run as runs
+            from dpft.runs.ending import show_ending
+
+            folder = _folder(command.resume)
+            planner = plan_run if calibrate is None else partial(plan_run, calibrate=calibrate)
+            runs.run(command, folder, write_request=write_hydra_record, planner=planner)
+        if not is_beside_first():
+            show_ending(folder, saved_run(str(folder)).task)
+
+    return Subcommand(
+        config=TrainCommand,
+        run=run,
+        polymorphic=POLYMORPHIC,
+        expand=checked_overrides,
+        reads_rows_alone=True,
+        configuration=train_configuration,
+    )
+
+
+def _plan() -> Subcommand:
+    from dpft.config.schema import POLYMORPHIC, PlanConfig
+    from dpft.records.form import json_text
+    from dpft.runs.configuring import checked_overrides, plan_configuration
+
+    def run(config: PlanConfig) -> None:
+        from dpft.models.loading import quiet_transformers
+        from dpft.reports.plan_table import plan_table
+        from dpft.runs.planned_run import describe_run
+
+        quiet_transformers()
+        planned = describe_run(config, is_shown=config.output == "table" and sys.stdout.isatty())
+        if config.output == "json":
+            print(json_text(planned.record))
+        else:
+            print(plan_table(planned.record, planned.plan.privacy, planned.accounting))
+
+    return Subcommand(
+        config=PlanConfig,
+        run=run,
+        polymorphic=POLYMORPHIC,
+        expand=checked_overrides,
+        reads_rows_alone=True,
+        configuration=plan_configuration,
+    )
+
+
+def _tune() -> Subcommand:
+    from dpft.config.schema import POLYMORPHIC
+    from dpft.config.tune import TuneCommand
+    from dpft.runs.configuring import checked_overrides, tune_configuration
+
+    def run(command: TuneCommand) -> None:
+        from dpft.runs.run_plan import announce
+
+        announce(command)
+        from dpft.runs import tuning
+        from dpft.runs.ending import show_ending
+        from dpft.runs.saved_run import saved_run
+
+        folder = _folder(command.resume)
+        tuning.run(command, folder, write_request=write_hydra_record)
+        show_ending(folder, saved_run(str(folder)).task)
+
+    return Subcommand(
+        config=TuneCommand,
+        run=run,
+        polymorphic=POLYMORPHIC,
+        expand=checked_overrides,
+        configuration=tune_configuration,
+    )
+
+
+def _tokenizer() -> Subcommand:
+    from dpft.config.schema import TASK, TokenizerCommand
+    from dpft.runs.configuring import tokenizer_configuration
+
+    def expand(overrides: list[str]) -> list[str]:
+        """Returns ``privacy=none``, as other commands have it, as a key of this one."""
+        return ["privacy.name=none" if word == "privacy=none" else word for word in overrides]
+
+    def run(command: TokenizerCommand) -> None:
+        from dpft.reports.terminal import show_answer
+        from dpft.runs.tokenizing import make_tokenizer
+
+        folder = _folder(command.resume)
+        answer = make_tokenizer(command, folder, write_request=write_hydra_record)
+        show_answer(answer, command.output)
+
+    return Subcommand(
+        config=TokenizerCommand,
+        run=run,
+        polymorphic=TASK,
+        expand=expand,
+        configuration=tokenizer_configuration,
+    )
+
+
+def _eval() -> Subcommand:
+    from dpft.config.schema import TASK, EvaluateConfig
+    from dpft.runs.configuring import evaluate_configuration, evaluate_overrides
+
+    def run(configs: Sequence[EvaluateConfig]) -> None:
+        """Scores one of them; with ``human_eval`` writes a sheet of all of them for people."""
+        from dpft.models.loading import quiet_transformers
+
+        quiet_transformers()
+        config = configs[0]
+        if config.human_eval is not None:
+            from dpft.runs.human_eval import write_sheet
+
+            write_sheet(configs)
+            return
+        from dpft.runs.evaluation import score_and_write
+
+        folder = _folder(config.run)
+        evaluations = score_and_write(config, folder, write_request=write_hydra_record)
+        show_scores(config, evaluations, folder)
+
+    return Subcommand(
+        config=EvaluateConfig,
+        run=run,
+        polymorphic=TASK,
+        expand=evaluate_overrides,
+        configuration=evaluate_configuration,
+    )
+
+
+def _generate() -> Subcommand:
+    from dpft.config.schema import TASK, GenerateConfig
+    from dpft.runs.configuring import generate_configuration, with_task_of_run
+
+    def run(config: GenerateConfig) -> None:
+        from dpft.runs.generation import generate
+
+        generate(config)
+
+    return Subcommand(
+        config=GenerateConfig,
+        run=run,
+        polymorphic=TASK,
+        expand=with_task_of_run,
+        configuration=generate_configuration,
+    )
+
+
+def _synthesize() -> Subcommand:
+    from dpft.config.synthesize import POLYMORPHIC, SynthesizeConfig, configuration, expand
+
+    def run(config: SynthesizeConfig) -> None:
+        from dpft.records.form import json_text
+        from dpft.reports.terminal import show
+        from dpft.synthesis.command import synthesize
+
+        found = synthesize(config, _folder(config.resume))
+        if found is None:
+            return
+        if config.output == "json":
+            print(json_text(found.record))
+        else:
+            show(found.parts)
+
+    return Subcommand(
+        config=SynthesizeConfig,
+        run=run,
+        polymorphic=POLYMORPHIC,
+        expand=expand,
+        configuration=configuration,
+    )
+
+
+def _account() -> Subcommand:
+    from dpft.config.account import POLYMORPHIC, AccountConfig
+    from dpft.reports.terminal import show_answer
+    from dpft.runs.account import answer
+
+    def run(config: AccountConfig) -> None:
+        show_answer(answer(config), config.output)
+
+    return Subcommand(config=AccountConfig, run=run, polymorphic=POLYMORPHIC, reads_records=False)
+
+
+def _export() -> Subcommand:
+    from dpft.config.schema import ExportConfig
+
+    def run(config: ExportConfig) -> None:
+        from dpft.runs.opened_run import export
+
+        export(config)
+
+    return Subcommand(config=ExportConfig, run=run, reads_records=False)
+
+
+def _audit() -> Subcommand:
+    from dpft.audit.base import POLYMORPHIC, AuditConfig
+
+    def run(config: AuditConfig) -> None:
+        from dpft.audit.audited_run import audit, show
+
+        show(audit(config), config)
+
+    return Subcommand(config=AuditConfig, run=run, polymorphic=POLYMORPHIC)
+
+
+def _report() -> Subcommand:
+    from dpft.cli.report import expand, run
+    from dpft.config.account import ReportConfig
+
+    return Subcommand(config=ReportConfig, run=run, expand=expand, takes_bare_words=True)
+
+
+def _list() -> Subcommand:
+    from dpft.config.composing import ListConfig, listed
+    from dpft.records.form import as_json
+    from dpft.records.plans import Listing
+
+    def expand(overrides: list[str]) -> list[str]:
+        """Returns a first word that is no key, such as ``tasks``, as ``what=tasks``."""
+        return [word if "=" in word else f"what={word}" for word in overrides]
+
+    def run(config: ListConfig) -> None:
+        found = listed(config.what)
+        if config.output == "json":
+            listing = as_json(Listing(**{config.what: found}))
+            print(json.dumps(listing, indent=2, ensure_ascii=False))
+            return
+        width = max(map(len, found))
+        for name, line in found.items():
+            print(f"{name:<{width}}  {line}")
+
+    return Subcommand(
+        config=ListConfig, run=run, expand=expand, reads_records=False, takes_bare_words=True
+    )
+
+
+def _doctor() -> Subcommand:
+    from dpft.config.account import DoctorConfig
+    from dpft.records.form import json_text
+    from dpft.reports.doctor import can_train, doctor_parts, doctor_record, examine
+    from dpft.reports.terminal import show
+
+    def run(config: DoctorConfig) -> None:
+        """Prints every check; raises RunError where something essential is missing."""
+        checks = examine(config.metrics)
+        if config.output == "json":
+            print(json_text(doctor_record(checks)))
+        else:
+            show(doctor_parts(checks))
+        if not can_train(checks):
+            raise RunError("dpft cannot train here; what is missing stands above.")
+
+    return Subcommand(config=DoctorConfig, run=run, reads_records=False)
+
+
+OF_THE_COMMAND = ("launch", "hydra.run", "hydra.mode", "hydra.sweep", "hydra.job.name")
+"""How the keys begin that are for the command that starts the processes, not for them."""
+OF_SWEEPS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper")
+
+
+def words_of_processes(command: "TrainCommand") -> list[str]:
+    """Returns the words of ``dpft`` for each process of the running job, in the job's folder.
+
+    Args:
+        command: What the job's own words were made into.
+    """
+    job = composed_job().words
+    node = HydraConfig.get()
+    kept = passed_on([*job.job, *node.overrides.hydra])
+    if command.parallel.name == "none":
+        kept = [word for word in kept if key_of(word) != "parallel"] + ["parallel=ddp"]
+    folder = f"hydra.run.dir={quoted(str(run_folder()))}"
+    return ["train", *kept, "launch=none", folder, *_flags(job)]
+
+
+def passed_on(words: Sequence[str]) -> list[str]:
+    """Returns the words that are for the processes, too.
+
+    >>> passed_on(["task=e2e", "launch=local", "launch.processes=2", "hydra.run.dir=a"])
+    ['task=e2e']
+    """
+    ours = (*OF_THE_COMMAND, *OF_SWEEPS)
+    return [word for word in words if not key_of(word).startswith(ours)]
+
+
+def _flags(words: "Words") -> list[str]:
+    """Returns Hydra's flag that says where else configurations are."""
+    folder = get_args_parser().parse_intermixed_args(list(words.typed)).config_dir
+    return [] if folder is None else ["--config-dir", folder]
+
+
+def show_scores(
+    config: "EvaluateConfig", evaluations: "Sequence[Evaluation]", folder: Path
+) -> None:
+    """Prints the scores, as a table or as one JSON object like metrics.json without texts.
+
+    Of a private split it says where they are. Rounded to two digits they are shown where that was
+    asked for, and in the table on a terminal, which its owner alone reads.
+    """
+    from dpft.evaluation.eval_config import eval_split_is_public
+    from dpft.files import PRIVATE_REPORT
+    from dpft.records.form import json_text
+    from dpft.records.scores import Metrics
+    from dpft.reports.pages import score
+    from dpft.reports.run_record import shown
+
+    public = eval_split_is_public(config.task, config.eval)
+    is_table = config.output != "json"
+    rounded = config.eval.publish_private_scores or (is_table and sys.stdout.isatty())
+    entries = tuple(
+        replace(
+            shown(evaluation.record(public=public), rounded=rounded), samples=None, confusion=None
+        )
+        for evaluation in evaluations
+    )
+    if not is_table:
+        print(json_text(Metrics(evaluations=entries)))
+        return
+    for entry, evaluation in zip(entries, evaluations, strict=True):
+        counted = f", {entry.examples} distinct inputs" if public else ""
+        print(f"{entry.task}, split {entry.split}{counted}")
+        for name, value in entry.metrics.items():
+            print(f"{name:<22}{score(value, entry.digits):>12}")
+        reasons = evaluation.not_computed if sys.stdout.isatty() else entry.not_computed
+        for name, why in reasons.items():
+            print(f"{name:<22}not computed: {why}")
+        if not public:
+            print(entry.note)
+    if not public:
+        print(f"scores: {folder / PRIVATE_REPORT}")
+
+
+def _folder(resume: str | None) -> Path:
+    """Returns the folder that Hydra made, or the one that ``resume`` names."""
+    return run_folder() if resume is None else Path(resume)
+
+
+_SUBCOMMANDS: dict[str, Callable[[], Subcommand]] = {
+    "train": _train,
+    "tokenizer": _tokenizer,
+    "tune": _tune,
+    "eval": _eval,
+    "generate": _generate,
+    "synthesize": _synthesize,
+    "account": _account,
+    "export": _export,
+    "plan": _plan,
+    "audit": _audit,
+    "report": _report,
+    "list": _list,
+    "doctor": _doctor,
+}
+"""Each command of ``main.SUBCOMMANDS``."""

@@ -1,0 +1,344 @@
+"""Image data sets on disk: your own folders or tables, CelebA, CIFAR-10 and -100, digits.
+
+    DIR/train/cat/1.png  DIR/train/dog/2.jpg  DIR/test/cat/3.png     splits, a folder for each class
+    DIR/cat/1.png        DIR/dog/2.jpg                               a training split alone
+    DIR/train.csv        FILE.csv                                    task.image names the column
+
+Paths in a table are relative to its folder and stay within it. What is no image by its name's end
+is refused and not passed over, as in every folder that is read whole. CelebA (Liu et al. 2015) has
+a list of attributes and a partition. CIFAR (Krizhevsky 2009) is read in its binary version, records
+of one length: one byte of a label (CIFAR-100: two, a coarse one and the one that is used) and 3072
+of an image; the version for Python is a pickle, which can run any code of whoever wrote it, and is
+refused by name (docs/design.md, rule 11). Data sets of the Hugging Face hub are Parquet files with
+images in them. The digits come with scikit-learn: 1797 gray images of 8 x 8 (UCI, Alpaydin 1998).
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpft.data.raw_rows import FORMATS, LocalForm, Row, file_rows, line_place
+from dpft.errors import InputError
+from dpft.tasks.base import SPLITS, ImagePlace
+
+
+def parquet_files(folder: Path, split: str) -> list[Path]:
+    """Returns a split's Parquet files: train.parquet, or data/train-00000-of-00002.parquet."""
+    found = [folder / f"{split}.parquet"]
+    for place in (folder, folder / "data"):
+        found += sorted(place.glob(f"{split}-*.parquet"))
+    return [file for file in found if file.is_file()]
+
+
+def parquet_rows(file: Path, names: Mapping[str, str]) -> Iterator[Row]:
+    """Yields a file's rows, its columns under the names of the task.
+
+    Raises:
+        InputError: It cannot be read.
+    """
+    for row in file_rows(file):
+        values = {names.get(name, name): value for name, value in row.values.items()}
+        yield Row(row.place, values)
+
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+TRAIN = "train"
+
+
+def image_rows(task: Any, split: str) -> Iterator[Row]:
+    """Yields the images of a split; they stay in their files.
+
+    Raises:
+        InputError: There is no such split, no image, a folder that is no class, or a path that
+            leads elsewhere.
+    """
+    place = Path(task.data_dir or "").expanduser()
+    table = _table(place, split)
+    if table is not None:
+        yield from _table_rows(table, task.image_column)
+        return
+    folder = _folders(place).get(split)
+    if folder is None:
+        raise InputError(
+            f"task.data_dir={place} holds no {split} split; it must be {place / split}/CLASS/ with"
+            f" images, or {split}.csv, .jsonl or .parquet with the column {task.image_column}."
+        )
+    yield from _folder_rows(folder, task.labels)
+
+
+def image_splits(task: Any) -> set[str]:
+    """Returns the splits that are there."""
+    place = Path(task.data_dir or "").expanduser()
+    tables = {split for split in SPLITS if _table(place, split) is not None}
+    return tables or set(_folders(place))
+
+
+IMAGES_FORM = LocalForm(rows=image_rows, splits=image_splits)
+
+
+def _table(place: Path, split: str) -> Path | None:
+    if place.is_file():
+        return place if split == TRAIN else None
+    found = [place / f"{split}{ending}" for ending in FORMATS]
+    return next((file for file in found if file.is_file()), None)
+
+
+def _folders(place: Path) -> dict[str, Path]:
+    """Returns the folder of each split; a folder of classes alone is the training split."""
+    if not place.is_dir():
+        return {}
+    named = {split: place / split for split in SPLITS if (place / split).is_dir()}
+    return named or {TRAIN: place}
+
+
+def _folder_rows(folder: Path, labels: tuple[str, ...]) -> Iterator[Row]:
+    classes = [entry for entry in _entries(folder) if entry.is_dir()]
+    if not classes:
+        raise InputError(f"{folder} must hold a folder for each class, got none.")
+    for each in classes:
+        if each.name not in labels:
+            raise InputError(
+                f"{folder} holds a folder that is no class: task.labels names"
+                f" {', '.join(labels)}; rename it, or add it to task.labels."
+            )
+    is_empty = True
+    for each in classes:
+        for file in _files(each):
+            is_empty = False
+            yield Row(str(file), {"image": ImagePlace(file=str(file)), "label": each.name})
+    if is_empty:
+        raise InputError(f"{folder} holds no images ({', '.join(ENDINGS)}); give at least one.")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for entry in _entries(folder):
+        if entry.is_dir():
+            yield from _files(entry)
+        elif entry.name.lower().endswith(ENDINGS):
+            yield entry
+        else:
+            raise InputError(f"{folder} may hold nothing but images ({', '.join(ENDINGS)}).")
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Returns the entries of a folder that are not hidden, in order."""
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    for entry in entries:
+        if entry.is_symlink() and not entry.resolve().is_relative_to(folder.resolve()):
+            raise InputError(f"{folder} holds a link that leads out of it; put the images there.")
+    return entries
+
+
+def _table_rows(table: Path, column: str) -> Iterator[Row]:
+    folder = table.parent
+    for row in file_rows(table):
+        value = row.sound().get(column)
+        if isinstance(value, str):
+            where = folder / value
+            if not value or not where.resolve().is_relative_to(folder.resolve()):
+                raise InputError(f"{row.place}: the path of an image must lie within {folder}.")
+            value = ImagePlace(file=str(where))
+        yield Row(row.place, {**row.values, column: value})
+
+
+IMAGES = "img_align_celeba"
+ATTRIBUTES = "list_attr_celeba.txt"
+PARTITION = "list_eval_partition.txt"
+PARTS = {"train": "0", "validation": "1", "test": "2"}
+
+
+def celeba_rows(task: Any, split: str) -> Iterator[Row]:
+    """Yields the images of a split with all their attributes; they stay in their files.
+
+    Raises:
+        InputError: A file is missing, or a line of it is of another form.
+    """
+    folder = Path(task.data_dir or "").expanduser()
+    tables = parquet_files(folder, split)
+    if tables:
+        for file in tables:
+            yield from parquet_rows(file, task.column_names)
+        return
+    lines = _lines(folder / ATTRIBUTES)
+    names = lines[1].split() if len(lines) > 1 else []
+    part_of = dict(_fields(folder / PARTITION, line) for line in _numbered(folder / PARTITION))
+    for number, line in enumerate(lines[2:], start=3):
+        if not line.strip():
+            continue
+        place = line_place(str(folder / ATTRIBUTES), number)
+        image, *values = line.split()
+        if len(values) != len(names):
+            raise InputError(f"{place}: {len(values)} attributes where {len(names)} are named.")
+        if part_of.get(image) != PARTS[split]:
+            continue
+        where = ImagePlace(file=str(folder / IMAGES / image))
+        yield Row(place, {"image": where, **dict(zip(names, values, strict=True))})
+
+
+def celeba_splits(task: Any) -> set[str]:
+    """Returns the splits that are there."""
+    folder = Path(task.data_dir or "").expanduser()
+    if (folder / ATTRIBUTES).is_file() and (folder / PARTITION).is_file():
+        return set(PARTS)
+    return {split for split in PARTS if parquet_files(folder, split)}
+
+
+CELEBA_FORM = LocalForm(rows=celeba_rows, splits=celeba_splits)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise InputError(
+            f"{file} cannot be read; task.data_dir must hold {IMAGES}/, {ATTRIBUTES} and"
+            f" {PARTITION}, or train.parquet and others."
+        ) from None
+
+
+def _numbered(file: Path) -> list[tuple[int, str]]:
+    return [(number, line) for number, line in enumerate(_lines(file), start=1) if line.strip()]
+
+
+def _fields(file: Path, line: tuple[int, str]) -> tuple[str, str]:
+    fields = line[1].split()
+    if len(fields) != 2:
+        raise InputError(f"{line_place(str(file), line[0])}: not an image's name and its part.")
+    return fields[0], fields[1]
+
+
+SHAPE = (3, 32, 32)
+IMAGE_BYTES = 3 * 32 * 32
+FOLDERS = ("cifar-10-batches-bin", "cifar-100-binary")
+BINARIES = {
+    "train": (*(f"data_batch_{number}.bin" for number in range(1, 6)), "train.bin"),
+    "test": ("test_batch.bin", "test.bin"),
+}
+PICKLES = ("data_batch_1", "test_batch", "train", "test", "meta", "batches.meta")
+
+
+def cifar_rows(task: Any, split: str) -> Iterator[Row]:
+    """Yields the images of a split; they stay in their file.
+
+    Raises:
+        InputError: The folder has no such split, or it is of the version for Python, or a file is
+            not whole.
+    """
+    folder = _folder(task)
+    binaries = _binaries(folder, split)
+    if binaries:
+        for file in binaries:
+            yield from _binary_rows(file, task.label_bytes, len(task.labels))
+        return
+    tables = parquet_files(folder, split)
+    if not tables:
+        raise InputError(_what_is_missing(folder, split))
+    for file in tables:
+        yield from parquet_rows(file, task.column_names)
+
+
+def cifar_splits(task: Any) -> set[str]:
+    """Returns the splits that are there; none in a folder that cannot be read."""
+    try:
+        folder = _folder(task)
+    except InputError:
+        return set()
+    return {split for split in BINARIES if _binaries(folder, split) or parquet_files(folder, split)}
+
+
+CIFAR_FORM = LocalForm(rows=cifar_rows, splits=cifar_splits)
+
+
+def _folder(task: Any) -> Path:
+    folder = Path(task.data_dir or "").expanduser()
+    if not folder.is_dir():
+        raise InputError(
+            f"task.data_dir must be a folder with CIFAR's files, got {task.data_dir!r}, which is"
+            " none; archives are to be unpacked."
+        )
+    inside = [folder / name for name in FOLDERS if (folder / name).is_dir()]
+    return inside[0] if inside else folder
+
+
+def _binaries(folder: Path, split: str) -> list[Path]:
+    return [folder / name for name in BINARIES.get(split, ()) if (folder / name).is_file()]
+
+
+def _what_is_missing(folder: Path, split: str) -> str:
+    pickles = sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if entry.name in PICKLES
+        or entry.name.endswith((".pkl", ".pickle", ".tar.gz", "-py", "-python"))
+    )
+    if pickles:
+        return (
+            f"task.data_dir={folder} holds {pickles[0]}, of the version for Python, which is"
+            " pickled, and nothing is unpickled; give the binary version"
+            " (cifar-10-binary.tar.gz, unpacked), or Parquet files."
+        )
+    names = " and ".join(BINARIES.get(split, ())[:1]) or "test_batch.bin"
+    return (
+        f"task.data_dir={folder} holds no {split} split of CIFAR; it must be {names} and so on, of"
+        f" the binary version, or {split}.parquet."
+    )
+
+
+def _binary_rows(file: Path, label_bytes: int, classes: int) -> Iterator[Row]:
+    length = label_bytes + IMAGE_BYTES
+    if file.stat().st_size % length:
+        raise InputError(
+            f"{file}: not whole records of {length} bytes, which {label_bytes} label bytes and an"
+            " image are; unpack it anew, or choose the task that it is of."
+        )
+    records = np.memmap(file, np.uint8, "r").reshape(-1, length)
+    for number, label in enumerate(records[:, label_bytes - 1].tolist()):
+        place = f"{file}, record {number + 1}"
+        if label >= classes:
+            raise InputError(f"{place}: its label is beyond the {classes} classes.")
+        image = ImagePlace(file=str(file), offset=number * length + label_bytes, shape=SHAPE)
+        yield Row(place, {"image": image, "label": label})
+
+
+SIZE, DARKEST = 8, 16
+EVERY = 5
+
+
+def digit_rows(task: Any, split: str) -> Iterator[Row]:
+    """Yields the digits of a split, train or test; of train, ``task.half`` of them.
+
+    Raises:
+        InputError: scikit-learn is not installed, or there is no such split.
+    """
+    if split not in ("train", "test"):
+        raise InputError(f"task=digits has a train and a test split, got {split}.")
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise InputError(
+            "task=digits needs scikit-learn, which has the images; pip install scikit-learn."
+        ) from error
+    images, labels = load_digits(return_X_y=True)
+    pixels = (images * 255 / DARKEST).round().astype(np.uint8)
+    for number in places(len(labels), split, task.half):
+        place = ImagePlace(content=pixels[number].tobytes(), shape=(1, SIZE, SIZE))
+        values = {"image": place, "label": int(labels[number])}
+        yield Row(f"digits of scikit-learn, number {number}", values)
+
+
+def places(count: int, split: str, half: str) -> list[int]:
+    """Returns the places of a split's digits.
+
+    >>> places(11, "test", "all"), places(11, "train", "public"), places(11, "train", "private")
+    ([0, 5, 10], [1, 3, 6, 8], [2, 4, 7, 9])
+    """
+    test = range(0, count, EVERY)
+    if split == "test":
+        return list(test)
+    train = [number for number in range(count) if number not in test]
+    return {"all": train, "public": train[::2], "private": train[1::2]}[half]
+
+
+DIGITS_FORM = LocalForm(rows=digit_rows, splits=lambda _: {"train", "test"})

@@ -1,0 +1,492 @@
+"""Images as rows and in a batch: decoded to pixels, random views of them, normalized.
+
+An image is read, decoded and resized by Pillow, in worker processes. What becomes of it depends on
+it and on public configuration alone. It is decoded each time a batch needs it, so that no more
+images are in memory than a batch has; all of them are looked at once before training, to leave out
+what is none and to know them by a hash.
+
+A random view (De et al. 2022, section 3.2) is shifted by a few pixels and mirrored; it depends on
+the image and on secret bits of the step alone. Several views of one record are one unit, whose
+gradients are averaged before they are clipped (``task.augmentations``). Pixels run from 0 to 1 and
+are normalized by public constants.
+"""
+
+import hashlib
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, ClassVar, Self, TypeVar, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpft.data.batches import Batch, Bits, EncodedRows, Layout, View
+from dpft.data.encoding import Encoding
+from dpft.errors import InputError, RunError
+from dpft.kinds import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER
+from dpft.tasks.base import ImagePlace, LabeledImage
+
+Pixels = NDArray[np.uint8]
+Made = TypeVar("Made")
+
+GRAY, COLOR = 1, 3
+FEW = 16
+"""Encoded images of a batch that are not worth handing to other processes."""
+MOST_PIXELS = 2**28
+"""Of one image: a file of few bytes can spell an image that no memory holds."""
+
+
+class BrokenImage(Exception):
+    """A file that is no image, or not all of one; the message names it and shows nothing of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageForm:
+    """Channels and size that every image is made into; public."""
+
+    channels: int
+    """1, gray, or 3, color."""
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examined:
+    """Facts on an image before training; private."""
+
+    is_broken: bool
+    is_converted: bool
+    """Whether it has other channels than those wanted."""
+    digest: bytes
+    """SHA-256 of its pixels; of a broken one, nothing."""
+
+
+class Decoder:
+    """Makes pixels of images, those that are encoded in worker processes where it has any."""
+
+    def __init__(self, form: ImageForm, workers: int = 0) -> None:
+        """Makes them into ``form``; ``workers`` processes start when they are first needed."""
+        self.form, self._workers = form, workers
+
+    def decode(self, places: Sequence[ImagePlace]) -> Pixels:
+        """Returns the pixels of images, shape (n, channels, height, width), uint8.
+
+        Raises:
+            BrokenImage: One cannot be decoded; names its file.
+        """
+        form = self.form
+        made = self._each(_pixels, places)
+        broken = next((at for at, pixels in enumerate(made) if pixels is None), None)
+        if broken is not None:
+            raise BrokenImage(f"{places[broken].name} is not a complete image.")
+        shape = (len(places), form.channels, form.height, form.width)
+        return np.stack([pixels for pixels in made if pixels is not None]).reshape(shape)
+
+    def examine(self, places: Sequence[ImagePlace]) -> list[Examined]:
+        """Returns facts on each image after decoding it; no pixels are kept."""
+        return self._each(_examined, places)
+
+    def _each(
+        self, work: Callable[[ImagePlace, ImageForm], Made], places: Sequence[ImagePlace]
+    ) -> list[Made]:
+        encoded = sum(not place.shape for place in places)
+        if not self._workers or encoded <= FEW:
+            return [work(place, self.form) for place in places]
+        from joblib import Parallel, delayed
+
+        size = max(1, -(-len(places) // (4 * self._workers)))
+        pieces = [places[at : at + size] for at in range(0, len(places), size)]
+        # Processes stay for the next batch; nothing of an image is written to share it with them.
+        parallel = Parallel(n_jobs=self._workers, backend="loky", max_nbytes=None)
+        done = parallel(delayed(_worked)(work, piece, self.form) for piece in pieces)
+        return [one for each in done for one in each]
+
+
+def _worked(
+    work: Callable[[ImagePlace, ImageForm], Made], places: Sequence[ImagePlace], form: ImageForm
+) -> list[Made]:
+    return [work(place, form) for place in places]
+
+
+def _pixels(place: ImagePlace, form: ImageForm) -> Pixels | None:
+    """Returns an image's pixels, shape (channels, height, width); None of what is no image."""
+    found = _read(place, form)
+    return None if found is None else found[0]
+
+
+def _examined(place: ImagePlace, form: ImageForm) -> Examined:
+    found = _read(place, form)
+    if found is None:
+        return Examined(is_broken=True, is_converted=False, digest=b"")
+    pixels, is_converted = found
+    digest = hashlib.sha256(pixels.tobytes()).digest()
+    return Examined(is_broken=False, is_converted=is_converted, digest=digest)
+
+
+def _read(place: ImagePlace, form: ImageForm) -> tuple[Pixels, bool] | None:
+    """Returns the pixels, and whether they had other channels."""
+    from PIL import Image, ImageOps
+
+    try:
+        with _opened(place) as opened:
+            if opened.width * opened.height > MOST_PIXELS:
+                return None
+            upright = ImageOps.exif_transpose(opened)
+            mode = "L" if form.channels == GRAY else "RGB"
+            own = 1 if upright.mode in ("1", "L", "LA", "I", "F", "I;16") else COLOR
+            if own == 1 and upright.mode in ("I", "F", "I;16"):
+                upright = Image.fromarray(
+                    (np.clip(np.asarray(upright).astype(np.float64), 0, 65535) / 257)
+                    .round()
+                    .astype(np.uint8)
+                )
+            if "A" in upright.getbands() or "transparency" in upright.info:
+                layer = upright.convert("RGBA")
+                upright = Image.new("RGBA", layer.size, (0, 0, 0, 255))
+                upright.alpha_composite(layer)
+            made = upright.convert(mode)
+            if made.size != (form.width, form.height):
+                made = made.resize((form.width, form.height), Image.Resampling.BILINEAR)
+            pixels = np.asarray(made)
+    except (OSError, ValueError, SyntaxError, EOFError, MemoryError, Image.DecompressionBombError):
+        return None
+    gray = pixels[None] if form.channels == GRAY else pixels.transpose(2, 0, 1)
+    return np.ascontiguousarray(gray), own != form.channels
+
+
+def _opened(place: ImagePlace) -> "Image.Image":  # type: ignore[name-defined] # noqa: F821
+    from PIL import Image
+
+    if not place.shape:
+        return Image.open(io.BytesIO(place.content) if place.content else place.file)
+    channels, height, width = place.shape
+    count = channels * height * width
+    if place.file:
+        raw = np.fromfile(place.file, np.uint8, count, offset=place.offset)
+    else:
+        raw = np.frombuffer(place.content, np.uint8, count, offset=place.offset)
+    planes = raw.reshape(channels, height, width)
+    return Image.fromarray(planes[0] if channels == GRAY else planes.transpose(1, 2, 0).copy())
+
+
+def check_pillow() -> None:
+    """Refuses to go on where images cannot be read.
+
+    Raises:
+        InputError: Pillow is not installed.
+    """
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            "images need Pillow, which is not installed; pip install pillow."
+        ) from error
+
+
+COLUMNS = 10
+SIDE, GAP = 56, 4
+"""Height and width of an image in the grid, and what is between two, in pixels."""
+BETWEEN = 255
+
+
+def grid(images: Pixels) -> bytes:
+    """Returns images in rows of ten, as PNG."""
+    from PIL import Image
+
+    rows, side = -(-len(images) // COLUMNS), SIDE + GAP
+    sheet = np.full((rows * side + GAP, COLUMNS * side + GAP, 3), BETWEEN, np.uint8)
+    for number, image in enumerate(images):
+        planes = image.repeat(3, axis=0) if len(image) == GRAY else image
+        small = Image.fromarray(planes.transpose(1, 2, 0)).resize((SIDE, SIDE))
+        down, right = (GAP + at * side for at in divmod(number, COLUMNS))
+        sheet[down : down + SIDE, right : right + SIDE] = np.asarray(small)
+    stream = io.BytesIO()
+    Image.fromarray(sheet).save(stream, "PNG")
+    return stream.getvalue()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageRow:
+    """An image as it is collated."""
+
+    answer: tuple[float, ...]
+    """Probabilities of the classes, or 0 or 1 for each attribute."""
+    place: ImagePlace | None = None
+    pixels: Pixels | None = None
+    """Shape (channels, height, width); None: to be read from ``place``."""
+    bits: bytes | None = None
+    """What its random view is drawn from; None: it is seen as it is."""
+    weight: float = 1.0
+    """Of its loss: views of one record share it."""
+
+
+class ImageRows(EncodedRows):
+    """Images in order, by where they are; several rows may be views of one."""
+
+    def __init__(
+        self,
+        places: Sequence[ImagePlace] = (),
+        answers: Sequence[tuple[float, ...]] = (),
+        examined: Sequence[Examined] = (),
+        views: int = 1,
+    ) -> None:
+        """Holds an image each; ``views`` rows of each stand one after the other."""
+        self._places, self._answers = list(places), list(answers)
+        self._examined = list(examined)
+        self._which = np.repeat(np.arange(len(self._places)), views)
+        self._weight = 1 / views
+
+    def __len__(self) -> int:
+        return len(self._which)
+
+    @overload
+    def __getitem__(self, at: int) -> ImageRow: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[ImageRow]: ...
+
+    def __getitem__(self, at: int | slice) -> ImageRow | list[ImageRow]:
+        if isinstance(at, slice):
+            return [self[each] for each in range(*at.indices(len(self)))]
+        number = self._which[at]
+        return ImageRow(
+            place=self._places[number], answer=self._answers[number], weight=self._weight
+        )
+
+    @property
+    def has_label(self) -> NDArray[np.bool_]:
+        """See ``EncodedRows.has_label``: a broken image has nothing to learn."""
+        broken = np.array([one.is_broken for one in self._examined], np.bool_)
+        return ~broken[self._which]
+
+    @property
+    def truncated(self) -> NDArray[np.bool_]:
+        """See ``EncodedRows.truncated``: of an image there is no part without room."""
+        return np.zeros(len(self), np.bool_)
+
+    @property
+    def unreadable(self) -> list[str]:
+        """See ``EncodedRows.unreadable``: broken images."""
+        return [
+            place.name
+            for place, one in zip(self._places, self._examined, strict=True)
+            if one.is_broken
+        ]
+
+    @property
+    def converted(self) -> int:
+        """See ``EncodedRows.converted``: images of other channels."""
+        return sum(one.is_converted for one in self._examined)
+
+    def only(self, places: NDArray[np.bool_]) -> Self:
+        """See ``EncodedRows.only``."""
+        self._which = self._which[places]
+        return self
+
+    def add(self, rows: Self) -> None:
+        """See ``EncodedRows.add``."""
+        self._which = np.concatenate([self._which, rows._which + len(self._places)])
+        self._places += rows._places
+        self._answers += rows._answers
+        self._examined += rows._examined
+        self._weight = rows._weight
+
+    def content(self) -> Iterator[bytes]:
+        """See ``EncodedRows.content``: each image's hash and its answer."""
+        for number in self._which:
+            answer = np.array(self._answers[number], np.float64)
+            yield self._examined[number].digest.ljust(32, b"\0") + answer.tobytes()
+
+
+VIEW_BYTES = 24
+SHARE_PADDED = 8
+"""An image is shifted by up to an eighth of its height and width: 4 pixels of CIFAR's 32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomView(View):
+    """A shift, by pixels of the image mirrored at its edges, and a mirroring with chance 1/2."""
+
+    def __call__(self, row: ImageRow, bits: Bits) -> ImageRow:
+        """See ``View.__call__``: the view is made when the image is read."""
+        return replace(row, bits=bits(VIEW_BYTES))
+
+
+def augmented(pixels: Pixels, bits: bytes) -> Pixels:
+    """Returns the view of an image that ``VIEW_BYTES`` random bytes choose.
+
+    Args:
+        pixels: Shape (channels, height, width).
+        bits: Uniform.
+
+    Returns:
+        Pixels of the same shape.
+    """
+    words = np.frombuffer(bits, np.uint64)
+    height, width = pixels.shape[1:]
+    down, right = (_place(word, size) for word, size in zip(words, (height, width), strict=False))
+    pads = [(0, 0), *((size // SHARE_PADDED,) * 2 for size in (height, width))]
+    padded = np.pad(pixels, pads, mode="reflect")
+    view = padded[:, down : down + height, right : right + width]
+    return view[:, :, ::-1] if words[2] & np.uint64(1) else view
+
+
+def _place(word: np.uint64, size: int) -> int:
+    """Returns one of the places that an image of the size can begin at, by 64 uniform bits."""
+    return int(word) % (2 * (size // SHARE_PADDED) + 1)
+
+
+LARGEST = 255
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageLayout(Layout):
+    """Images of one size; a row's length is 1."""
+
+    kind: str = IMAGE_CLASSIFIER
+    answer: str = CLASSES
+    form: ImageForm
+    mean: tuple[float, ...]
+    """Of each channel, taken from pixels between 0 and 1."""
+    std: tuple[float, ...]
+    """Of each channel, by which they are divided."""
+    workers: int = 0
+    """Processes that decode."""
+    has_lengths: ClassVar[bool] = False
+
+    def length(self, row: ImageRow) -> int:
+        """See ``Layout.length``."""
+        return 1
+
+    def cost(self, row: ImageRow) -> int:
+        """See ``Layout.cost``."""
+        return 1
+
+    def longest(self, rows: Sequence[ImageRow]) -> int:
+        """See ``Layout.longest``."""
+        return 1
+
+    def padded_length(self, longest: int) -> int:
+        """See ``Layout.padded_length``."""
+        return longest
+
+    def collate(self, rows: Sequence[ImageRow]) -> Batch:
+        """See ``Layout.collate``.
+
+        Raises:
+            RunError: An image can no longer be read; names its file.
+        """
+        weights = torch.tensor([row.weight for row in rows])
+        return Batch(
+            inputs={"pixel_values": self._normalized(self._pixels(rows))},
+            labels=torch.tensor([row.answer for row in rows], dtype=torch.float32),
+            kind=self.kind,
+            answer=self.answer,
+            weights=None if bool((weights == 1).all()) else weights,
+        )
+
+    def synthetic(
+        self, model: nn.Module, count: int, longest: int, *, ragged: bool = True
+    ) -> Sequence[ImageRow]:
+        """See ``Layout.synthetic``: random pixels and random answers."""
+        form, generator = self.form, np.random.default_rng(0)
+        shape = (count, form.channels, form.height, form.width)
+        pixels = generator.integers(0, LARGEST + 1, shape, np.uint8)
+        answers = generator.random((count, self.outputs))
+        if self.answer == CLASSES:
+            answers /= answers.sum(axis=1, keepdims=True)
+        if self.answer == ATTRIBUTES:
+            answers = (answers > 0.5).astype(np.float64)
+        return [
+            ImageRow(pixels=each, answer=tuple(answer))
+            for each, answer in zip(pixels, answers.tolist(), strict=True)
+        ]
+
+    def _pixels(self, rows: Sequence[ImageRow]) -> Pixels:
+        """Returns the rows' pixels, shape (b, channels, height, width)."""
+        unread = [row.place for row in rows if row.pixels is None and row.place is not None]
+        try:
+            read = iter(decoder(self.form, self.workers).decode(unread)) if unread else iter(())
+        except BrokenImage as error:
+            raise RunError(
+                f"{error} Training needs it as it was when the run began; of a split that is"
+                " scored, mend it or take it out."
+            ) from error
+        seen = [row if row.pixels is not None else replace(row, pixels=next(read)) for row in rows]
+        return np.stack([_viewed(row) for row in seen])
+
+    def _normalized(self, pixels: Pixels) -> Tensor:
+        mean, std = (torch.tensor(each).view(1, -1, 1, 1) for each in (self.mean, self.std))
+        return (torch.from_numpy(pixels).float() / LARGEST - mean) / std
+
+
+@cache
+def decoder(form: ImageForm, workers: int) -> Decoder:
+    """Returns the one decoder of a form: its processes serve training and evaluation alike."""
+    return Decoder(form, workers)
+
+
+def _viewed(row: ImageRow) -> Pixels:
+    assert row.pixels is not None
+    return row.pixels if row.bits is None else augmented(row.pixels, row.bits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageEncoding(Encoding):
+    """Images for a model that sees one and answers with classes or attributes."""
+
+    layout: ImageLayout
+    views: int = 0
+    """Random views of a record that a step sees; 0: the image itself."""
+
+    def rows(self, examples: Sequence[LabeledImage]) -> list[ImageRow]:
+        """See ``Encoding.rows``."""
+        return [ImageRow(place=one.image, answer=self._answer(one)) for one in examples]
+
+    def rows_together(self, examples: Sequence[LabeledImage]) -> ImageRows:
+        """See ``Encoding.rows_together``: each image is decoded once, and not kept."""
+        places = [one.image for one in examples]
+        return ImageRows(
+            places,
+            [self._answer(one) for one in examples],
+            self._decoder.examine(places),
+            views=max(1, self.views),
+        )
+
+    def rows_in_chunks(
+        self, examples: Sequence[LabeledImage]
+    ) -> tuple[ImageRows, NDArray[np.int64]]:
+        """See ``Encoding.rows_in_chunks``: as many rows as views."""
+        return self.rows_together(examples), np.full(len(examples), max(1, self.views), np.int64)
+
+    @property
+    def view(self) -> View | None:
+        """See ``Encoding.view``."""
+        return RandomView() if self.views else None
+
+    def picture(self, examples: Sequence[LabeledImage]) -> bytes | None:
+        """See ``Encoding.picture``: rows of small images, in order."""
+        if not examples:
+            return None
+        return grid(self._decoder.decode([one.image for one in examples]))
+
+    def readable(self, examples: Sequence[Any]) -> list[Any]:
+        """See ``Encoding.readable``: images that are complete."""
+        examined = self._decoder.examine([one.image for one in examples])
+        return [one for one, seen in zip(examples, examined, strict=True) if not seen.is_broken]
+
+    def by_record(self) -> Self:
+        """See ``Encoding.by_record``: one random view, where there would be several."""
+        return replace(self, views=min(self.views, 1))
+
+    @property
+    def _decoder(self) -> Decoder:
+        return decoder(self.layout.form, self.layout.workers)
+
+    def _answer(self, example: LabeledImage) -> tuple[float, ...]:
+        if self.layout.answer != CLASSES:
+            return example.answer
+        return tuple(float(number == example.label) for number in range(self.layout.outputs))

@@ -1,1 +1,0 @@
-"""Images: data sets on disk, decoding to pixels, and batches."""

@@ -1,0 +1,654 @@
+"""The exactness check: losses are used only once their per-example gradients are proved exact.
+
+The first batch of a call signature is checked before it is used: each row runs alone through the
+model (``single_example``); losses and gradients of at most eight rows, in another order, are
+compared with the bare model's (``proof``); and their losses with those among all rows
+(``cross_example``), as are those of two more subsets. That is six calls of ``compute_losses``: on
+all rows without a graph, on three subsets, on the first of them clipped, and the last, which is
+used. A plan that is not exact falls back to larger modules (``regions``). At the 16th batch of a
+signature, the 32nd and so on all but the gradients are checked again; and where losses come another
+way than any before, by another function of the caller's, they are compared as at a first batch.
+
+``LossCheck`` is the part that every engine does: the model, and what computes losses around it, may
+mix examples in ways that no gradient shows (a batch mean, a rank, a sort), so losses are compared.
+Engines that record layers prove their gradients as well.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
+
+from dpft.errors import InputError, RunError, is_out_of_memory
+from dpft.privacy.clipping.choices import Tuning
+from dpft.privacy.clipping.engine import LossFunction, is_a_list
+from dpft.privacy.clipping.patches import CompilerFailed, Patches
+from dpft.privacy.clipping.separation.cross_example import (
+    CrossExampleCheck,
+    NothingCompared,
+    SubsetLosses,
+    check_halves,
+)
+from dpft.privacy.clipping.separation.flow import coarsest_dtype, signature_of
+from dpft.privacy.clipping.separation.mapping import log_once
+from dpft.privacy.clipping.separation.proof import (
+    CheckResult,
+    NotExact,
+    bare_run,
+    check_against,
+    describe_graph,
+)
+from dpft.privacy.clipping.separation.reexecution import (
+    DeterministicMode,
+    ModelSnapshot,
+    RandomState,
+    batch_size_of,
+    evaluating,
+    knows_no_order,
+    one_order_of_addition,
+)
+from dpft.privacy.clipping.separation.row_subset import Arguments, ModelCalls, Survey, is_compiled
+from dpft.privacy.clipping.separation.single_example import (
+    ExamplesMixed,
+    check_modes,
+    check_single_examples,
+)
+from dpft.privacy.clipping.trainable import TrainableParameters
+from dpft.privacy.clipping.uses import Use
+
+FIRST_REPETITION = 16
+WITHOUT_THE_MODEL = "a submodule called alone"
+NOT_REPEATABLE = (
+    "compute_losses must return the same losses when it is called again with the same random state "
+    "of torch, got others: draw its batch before accumulate, not inside."
+)
+
+
+class NotRepeatable(RunError):
+    """What computes the losses gives others each time."""
+
+
+class CheckSchedule:
+    """Which batches of a call signature are checked: the 1st, 16th, 32nd, 64th and so on, doubling.
+
+    The rule is public: it reads numbers of batches alone.
+    """
+
+    def __init__(self) -> None:
+        self._batches: Counter[Hashable] = Counter()
+        self._checked: set[Hashable] = set()
+
+    def is_due(self, kind: Hashable) -> bool:
+        """Whether the next batch of a signature is to be checked before it is used."""
+        number = self._batches[kind] + 1
+        doubled = number >= FIRST_REPETITION and number & (number - 1) == 0
+        return (number == 1 or doubled) and kind not in self._checked
+
+    def note_checked(self, kinds: Iterable[Hashable]) -> None:
+        """Remembers that the next batch of each signature was checked."""
+        self._checked.update(kinds)
+
+    def count(self, kinds: Iterable[Hashable]) -> None:
+        """Counts a used batch of each signature."""
+        for kind in set(kinds):
+            self._batches[kind] += 1
+            self._checked.discard(kind)
+
+    @property
+    def any_used(self) -> bool:
+        """Whether any batch was used yet."""
+        return bool(self._batches)
+
+
+@dataclass(frozen=True)
+class Computation:
+    """A computation of losses that is checked.
+
+    Attributes:
+        compute_losses: As the clipper was given it.
+        units: Unit of each row of the model's calls, or None where each row is its own.
+        state: Random state that ``compute_losses`` is called with, each time.
+    """
+
+    compute_losses: LossFunction
+    units: Tensor | None
+    state: RandomState
+
+
+class LossCheck:
+    """What all engines share of checking losses."""
+
+    def __init__(self, model: nn.Module, trainable: TrainableParameters, calls: ModelCalls) -> None:
+        self._model, self._trainable, self._calls = model, trainable, calls
+        self._schedule = CheckSchedule()
+        self._draws: dict[Hashable, bool] = {}
+        self._forced = False
+
+    @property
+    def _kinds(self) -> list[Hashable]:
+        """The signatures of the model's calls in the computation of losses just made."""
+        raise NotImplementedError
+
+    def _bare(self) -> AbstractContextManager[object]:
+        """Gives the model its own layers for a while."""
+        return nullcontext()
+
+    @contextmanager
+    def _deterministic(self) -> Iterator[None]:
+        """Lets nothing random happen in the model, for runs that are compared with each other."""
+        drawn = any(self._draws.get(kind, False) for kind in self._kinds)
+        with evaluating(self._model) if drawn else nullcontext(), DeterministicMode():
+            yield
+
+    def _is_random(self, asked: Computation) -> bool:
+        """Returns whether the bare model's losses are drawn."""
+        with self._bare():
+            asked.state.restore()
+            losses = asked.compute_losses().detach()
+            other = asked.compute_losses().detach()
+            asked.state.restore()
+            again = asked.compute_losses().detach()
+        same = losses.shape == again.shape
+        if not (same and torch.allclose(losses, again, rtol=1e-3, equal_nan=True)):
+            raise NotRepeatable(NOT_REPEATABLE)
+        return not torch.equal(losses.nan_to_num(), other.nan_to_num())
+
+    def _compare(
+        self, asked: Computation, survey: Survey, losses: Tensor, precision: torch.dtype | None
+    ) -> SubsetLosses | None:
+        """Returns losses of few rows of the bare model, which are those among all rows."""
+        survey.choose(losses)
+        check = CrossExampleCheck(
+            model_calls=self._calls,
+            compute_losses=asked.compute_losses,
+            expected=losses.detach(),
+            state=asked.state,
+            deterministic=self._deterministic,
+            precision=coarsest_dtype(self._model, precision),
+            check_repeatable=partial(self._is_random, asked),
+        )
+        with self._bare():
+            return check.compare(survey)
+
+
+class LoopLossCheck(LossCheck):
+    """Computes losses for an engine that takes gradients one by one, and checks them where due."""
+
+    def __init__(self, model: nn.Module, trainable: TrainableParameters) -> None:
+        bare = getattr(model, "_orig_mod", model)
+        super().__init__(bare, trainable, ModelCalls(bare))
+        self._calls.compiled = is_compiled(model)
+        self._own = partial(type(bare).forward, bare)
+        self._met: list[Hashable] = []
+        self._units: Tensor | None = None
+        self._precision: torch.dtype | None = None
+        self._graph: Hashable = None
+        self._graphs: set[Hashable] = set()
+
+    @property
+    def _kinds(self) -> list[Hashable]:
+        return self._met
+
+    def install(self) -> None:
+        """Watches the model's calls.
+
+        Raises:
+            InputError: The model's forward is already replaced.
+        """
+        if "forward" in vars(self._model):
+            raise InputError(
+                f"a {type(self._model).__name__} layer must have its own forward, got a replaced "
+                "one; leave the other clipper first."
+            )
+        self._model.forward = self._calls.watched(self._own)
+
+    def remove(self) -> None:
+        """Gives the model its own forward back."""
+        vars(self._model).pop("forward", None)
+
+    def losses(self, compute_losses: LossFunction, units: Tensor | None) -> Tensor:
+        """Returns the losses of all rows, once it is checked that they may be used.
+
+        Raises:
+            RunError: An example changes what another one computes.
+        """
+        self._units, self._forced, self._calls.with_graph = units, False, False
+        asked = Computation(compute_losses, units, RandomState.now(self._trainable.device))
+        compared = False
+        while True:
+            self._met = []
+            asked.state.restore()
+            snapshot = None if self._schedule.any_used else ModelSnapshot(self._model)
+            try:
+                with self._calls.training(self._on_call, units, self._deterministic):
+                    losses = compute_losses()
+            except Exception as error:
+                if snapshot is not None:
+                    snapshot.restore()
+                if isinstance(error, ExamplesMixed) or self._calls.survey is None:
+                    raise
+                if self._calls.with_graph or is_out_of_memory(error):
+                    raise
+                # The caller's function may want a graph behind what the model gives.
+                self._calls.with_graph = True
+                continue
+            survey = self._calls.survey
+            if not is_a_list(losses):
+                # Refused elsewhere, in words.
+                return losses
+            if survey is None:
+                if self._is_another_graph(losses) and self._met and not compared:
+                    self._forced = True
+                    continue
+                self._check_without_the_model(asked, losses)
+                self._schedule.count(self._met)
+                return losses
+            snapshot = snapshot or ModelSnapshot(self._model)
+            try:
+                self._compare(asked, survey, losses, self._precision)
+            finally:
+                snapshot.restore()
+            compared, self._forced = True, False
+            self._schedule.note_checked(self._met)
+
+    def _is_another_graph(self, losses: Tensor) -> bool:
+        """Whether losses came another way than any before: by another function of the caller's."""
+        if not losses.requires_grad:
+            return False
+        self._graph = describe_graph(losses, self._trainable.now())
+        known = self._graph in self._graphs
+        self._graphs.add(self._graph)
+        return not known
+
+    def _on_call(self, arguments: Arguments) -> bool:
+        """Runs each row of a call alone where that is due; says whether losses are checked too."""
+        if batch_size_of(arguments) == 0:
+            return False
+        signature = signature_of(self._model, arguments, self._units)
+        kind, self._precision = signature.kind, signature.precision
+        self._met.append(kind)
+        if not self._schedule.is_due(kind):
+            return self._forced
+        check_modes(self._model)
+        self._draws[kind] = check_single_examples(self._model, self._own, arguments, self._units)
+        return True
+
+    def _check_without_the_model(self, asked: Computation, losses: Tensor) -> None:
+        if self._met or not len(losses):
+            return
+        self._met = [(WITHOUT_THE_MODEL, self._graph)]
+        if self._schedule.is_due(self._met[0]):
+            after = RandomState.now(asked.state.device)
+            check_halves(self._model, asked.compute_losses, asked.state)
+            after.restore()
+
+
+ROUNDS = 7
+ERRORS_OF_A_PLAN = (
+    InputError,
+    RunError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    AttributeError,
+)
+"""What a model may raise where it is run example by example and is not made for it."""
+Receiver = Callable[[str, Use], None]
+Backward = Callable[..., None]
+"""(losses, receive, retain_graph=…, rows=…): hands each use of a backward pass to ``receive``."""
+
+
+class ExactnessCheck(LossCheck):
+    """Computes losses for an engine that records layers, and proves them where that is due."""
+
+    def __init__(
+        self, model: nn.Module, patches: Patches, backward: Backward, tuning: Tuning
+    ) -> None:
+        super().__init__(patches.model, patches.trainable, patches.calls)
+        self._patches, self._plans = patches, patches.plans
+        self._backward, self._tuning = backward, tuning
+        self._calls.compiled = is_compiled(model)
+        self._checked: set[Hashable] = set()
+        self._units: Tensor | None = None
+        self._may_survey = self._may_compile = True
+        self._compared = False
+        self._graph: Hashable = None
+        self._snapshot: ModelSnapshot | None = None
+
+    @property
+    def _kinds(self) -> list[Hashable]:
+        return self._plans.kinds
+
+    @contextmanager
+    def _bare(self) -> Iterator[None]:
+        with self._patches.without():
+            yield
+
+    def losses(self, compute_losses: LossFunction, units: Tensor | None) -> Tensor:
+        """Returns the losses of all rows, once it is proved that they may be used.
+
+        Args:
+            compute_losses: As the clipper was given it.
+            units: Unit of each row of the model's calls, or None where each row is its own.
+
+        Raises:
+            InputError: A parameter is used where the batch cannot be followed.
+            RunError: They may not be used.
+        """
+        self._units, self._may_survey, self._may_compile = units, True, True
+        self._compared = self._forced = self._calls.with_graph = False
+        asked = Computation(compute_losses, units, RandomState.now(self._trainable.device))
+        for number in range(ROUNDS):
+            # A first batch is a survey as a rule, so that all that leads to it is deterministic.
+            still = number == 0 and not self._schedule.any_used and not self._calls.compiled
+            losses, failed = self._attempt(asked, still)
+            if not failed and self._is_new_compilation(losses):
+                del losses
+                self._prove_compiled(asked)
+                asked.state.restore()
+                continue
+            survey = self._calls.survey
+            if survey is None and still and self._plans.saw_a_call and not failed:
+                self._put_back()
+                asked.state.restore()
+                continue
+            if survey is None and not failed and self._may_be_used(losses):
+                self._schedule.count(self._kinds)
+                return losses
+            if survey is not None and not failed and not is_a_list(losses):
+                self._put_back()
+                return losses
+            came_another_way = self._plans.saw_a_call and self._may_survey and not self._compared
+            if survey is None and not failed and came_another_way:
+                self._forced = True
+                del losses
+                self._put_back()
+                asked.state.restore()
+                continue
+            self._prove(asked, losses.detach() if survey else None, failed=failed)
+            del losses
+            asked.state.restore()
+            if not self._plans.saw_a_call:
+                return compute_losses()
+        raise NotRepeatable(NOT_REPEATABLE)
+
+    def _attempt(self, asked: Computation, still: bool) -> tuple[Tensor, bool]:
+        """Returns losses of all rows, with a graph but in a survey; and whether it failed."""
+        self._plans.start()
+        if self._patches.compiled is not None:
+            self._patches.compiled.start()
+        self._snapshot = None if self._schedule.any_used else ModelSnapshot(self._model)
+        try:
+            watched = self._calls.training(self._on_call, asked.units, self._around_survey)
+            with watched, DeterministicMode(noise=False) if still else nullcontext():
+                return asked.compute_losses(), False
+        except (ExamplesMixed, CompilerFailed):
+            self._put_back()
+            raise
+        except Exception as error:
+            self._put_back()
+            if is_out_of_memory(error) or not self._plans.saw_a_call:
+                raise
+            if self._calls.survey is None:
+                return torch.empty(0), True
+        # The caller's function may want a graph behind what the model gives. If it fails so too,
+        # its own error comes out of a run that is no survey.
+        self._may_survey = not self._calls.with_graph
+        self._calls.with_graph = True
+        asked.state.restore()
+        return self._attempt(asked, still=False)
+
+    def _on_call(self, arguments: Arguments) -> bool:
+        """Puts on the plan of a call; says whether its signature is to be proved first."""
+        signature = self._patches.use_plan_for(arguments, self._units)
+        if signature is None or not self._schedule.is_due(signature.kind):
+            if self._forced and signature is not None:
+                return self._may_survey
+            if self._patches.compiled is not None:
+                self._patches.compiled.is_on = self._may_run_compiled(arguments)
+            return False
+        if signature.kind not in self._checked:
+            check_modes(self._model)
+            self._draws[signature.kind] = self._patches.check_single_examples(
+                arguments, self._units
+            )
+            self._checked.add(signature.kind)
+        return self._may_survey
+
+    @contextmanager
+    def _around_survey(self) -> Iterator[None]:
+        """Makes the model bare for a call of a survey."""
+        self._snapshot = self._snapshot or ModelSnapshot(self._model)
+        with self._patches.without(), self._deterministic():
+            yield
+
+    def _put_back(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.restore()
+            self._snapshot = None
+
+    def _may_run_compiled(self, arguments: Arguments) -> bool:
+        """Whether a call that is not due is of a proved signature, and of a shape to compile."""
+        forward = self._patches.compiled
+        if forward is None or not self._may_compile:
+            return False
+        if self._patches.has_regions:
+            log_once("modules run example by example, so the model runs uncompiled")
+            return False
+        return self._plans.are_wholly_proved and forward.takes(arguments)
+
+    def _is_new_compilation(self, losses: Tensor) -> bool:
+        """Whether compiled losses have a graph of which nothing is proved yet."""
+        ran = self._patches.compiled is not None and self._patches.compiled.ran
+        if not ran or not _can_be_proved(losses):
+            return False
+        self._graph = self._graph_of(losses)
+        return not self._plans.has_proof_of(self._graph)
+
+    def _prove_compiled(self, asked: Computation) -> None:
+        """Compares what the compiled forward records with the bare model's gradient, once.
+
+        Where the model draws random numbers, as it evaluates.
+        """
+        forward = self._patches.compiled
+        assert forward is not None and self._graph is not None
+        with torch.random.fork_rng(devices=()):
+            still = evaluating(self._model) if self._is_random(asked) else nullcontext()
+            try:
+                with still, forward.always():
+                    result = self._check_gradients(asked, None)
+            except NotExact as error:
+                raise RunError(
+                    f"`compilation` is not exact for {type(self._model).__name__}: {error}; set"
+                    " `compilation=None`."
+                ) from error
+        if result is CheckResult.FOR_NOW:
+            # Values that are not finite prove nothing.
+            self._may_compile = False
+            return
+        forward.expect(self._graph, Counter(self._patches.counts))
+        self._plans.remember_graph(self._graph)
+
+    def _may_be_used(self, losses: Tensor) -> bool:
+        """Whether losses of all rows are proved, or are none at all, which is refused elsewhere."""
+        if not _can_be_proved(losses):
+            return True
+        self._graph = self._graph_of(losses)
+        forward = self._patches.compiled
+        if forward is not None and forward.ran:
+            forward.meet(self._graph)
+            return not self._is_due() and self._plans.has_proof_of(self._graph)
+        return not self._is_due() and self._plans.are_proved(self._graph)
+
+    def _graph_of(self, losses: Tensor) -> Hashable:
+        """Returns what proofs of losses are remembered by: their graph, and what was compiled.
+
+        Each shape is a compilation of its own, whose graph looks like any other's.
+        """
+        graph = describe_graph(losses, self._trainable.now())
+        forward = self._patches.compiled
+        return graph if forward is None or not forward.ran else (graph, tuple(forward.shapes))
+
+    def _is_due(self) -> bool:
+        return any(self._schedule.is_due(kind) for kind in self._kinds)
+
+    def _prove(self, asked: Computation, expected: Tensor | None, *, failed: bool) -> None:
+        """Proves the plans of the calls just made, and that the losses are each row's own.
+
+        Args:
+            asked: What is proved.
+            expected: Losses of all rows in a survey; None where there was none.
+            failed: Whether the computation just made ended with an error.
+        """
+        self._snapshot = self._snapshot or ModelSnapshot(self._model)
+        survey, result = self._calls.survey, None
+        known = self._graph is not None and self._plans.has_proof_of(self._graph)
+        again = self._plans.were_proved if survey else self._is_due() and known
+        again = again and not self._forced
+        try:
+            if failed:
+                # An error of the caller's own comes out of this.
+                self._is_random(asked)
+            with torch.random.fork_rng(devices=()):
+                subset = None
+                if survey is not None and expected is not None:
+                    subset = self._compare(asked, survey, expected, self._plans.precision)
+                    self._compared = True
+                elif self._plans.saw_a_call and not self._compared and not failed:
+                    raise NothingCompared("they fail where the model answers for all rows at once")
+                if self._forced or self._plans.are_ambiguous:
+                    # Another way may show on all rows alone. Where another size equals the batch
+                    # size, only as many rows show what becomes of it.
+                    subset = None
+                if not again:
+                    result = self._check_with_fallback(asked, subset)
+                if not self._plans.saw_a_call:
+                    log_once("the model itself was not called: each batch is proved anew: slow")
+                    check_halves(self._model, asked.compute_losses, asked.state)
+        finally:
+            self._put_back()
+        if result is not None:
+            self._plans.remember_proof(result)
+        if result is not None or again:
+            self._schedule.note_checked(self._kinds)
+        else:
+            # Nothing was proved on few rows.
+            self._may_survey = False
+        self._checked.clear()
+        self._forced = False
+
+    def _check_with_fallback(
+        self, asked: Computation, subset: SubsetLosses | None
+    ) -> CheckResult | None:
+        """Returns what is proved, falling back to larger modules as long as plans are not exact.
+
+        None where no plan is exact on few rows.
+        """
+        while True:
+            try:
+                return self._check_as_it_runs(asked, subset)
+            except NotRepeatable:
+                raise
+            except (NotExact, *ERRORS_OF_A_PLAN) as error:
+                if is_out_of_memory(error):
+                    raise
+                if self._plans.widen():
+                    continue
+                if subset is not None:
+                    # All rows may show what these do not: a part that was called beside the model.
+                    self._plans.forget()
+                    return None
+                if self._plans.refusal is not None:
+                    raise self._plans.refusal from error
+                # FSDP2 puts its own name before the model's. The message of another library's
+                # error may tell the records' lengths.
+                name = type(self._model).__name__.removeprefix("FSDP")
+                own = isinstance(error, NotExact | InputError | RunError)
+                words = str(error) if own else f"it ended with {type(error).__name__}"
+                raise RunError(f"the clipper cannot be exact for {name}: {words}") from error
+
+    def _check_as_it_runs(self, asked: Computation, subset: SubsetLosses | None) -> CheckResult:
+        """Returns what is proved of few rows, or of all as the model trains or evaluates."""
+        if subset is not None:
+            # A checkpoint computes again in the backward pass, where dropout is not held off.
+            with suppress(CheckpointError):
+                return self._check_gradients(asked, subset)
+        try:
+            return self._check_gradients(asked, None)
+        except NotExact:
+            # Where modules run example by example, dropout draws its masks in another order.
+            if not self._is_random(asked):
+                raise
+            with evaluating(self._model):
+                return self._check_gradients(asked, None)
+
+    def _check_gradients(self, asked: Computation, subset: SubsetLosses | None) -> CheckResult:
+        """Compares what the clipped model records with the bare model's gradient, as it is.
+
+        Both add in one order, where the device's kernels can.
+        """
+        try:
+            with one_order_of_addition(asked.state.device):
+                return self._compare_gradients(asked, subset)
+        except RuntimeError as error:
+            if not knows_no_order(error):
+                raise
+        return self._compare_gradients(asked, subset)
+
+    def _compare_gradients(self, asked: Computation, subset: SubsetLosses | None) -> CheckResult:
+        units = asked.units if subset is None else subset.survey.units
+        with self._patches.without():
+            losses = self._bare_losses(asked, subset)
+            bare = bare_run(losses, self._trainable, self._tuning.scale, units)
+            del losses
+        graph: Tensor | None = None
+
+        def run(weights: Tensor, receive: Receiver) -> Tensor:
+            nonlocal graph
+            # Of few rows one graph is kept; of all it would take the memory of two passes.
+            if graph is None or subset is None:
+                graph = self._clipped_losses(asked, subset)
+            if graph.shape != weights.shape:
+                raise NotExact(f"its losses have shape {tuple(graph.shape)} under the clipper")
+            rows = len(weights) if units is None else len(units)
+            with torch.autocast(graph.device.type, enabled=False):
+                self._backward(graph * weights, receive, retain_graph=subset is not None, rows=rows)
+            return graph.detach()
+
+        return check_against(bare, run, precision=self._plans.precision)
+
+    def _bare_losses(self, asked: Computation, subset: SubsetLosses | None) -> Tensor:
+        if subset is not None and subset.losses.requires_grad:
+            losses, subset.losses = subset.losses, subset.losses.detach()
+            return losses
+        asked.state.restore()
+        if subset is None:
+            return asked.compute_losses()
+        with subset.again(self._calls, lambda _: False, self._deterministic):
+            return asked.compute_losses()
+
+    def _clipped_losses(self, asked: Computation, subset: SubsetLosses | None) -> Tensor:
+        def on_call(arguments: Arguments) -> bool:
+            self._patches.use_plan_for(arguments)
+            return False
+
+        asked.state.restore()
+        with self._plans.replaying():
+            if subset is None:
+                with self._calls.training(on_call, asked.units):
+                    return asked.compute_losses()
+            with subset.again(self._calls, on_call, self._deterministic):
+                return asked.compute_losses()
+
+
+def _can_be_proved(losses: object) -> bool:
+    """Whether these are losses at all; what is not is refused elsewhere."""
+    if not isinstance(losses, Tensor) or not is_a_list(losses):
+        return False
+    return len(losses) > 0 and losses.requires_grad

@@ -1,0 +1,336 @@
+"""Private tokenizers: word counts with a bounded contribution, and pieces made of them.
+
+Ponomareva et al. 2022, section 3.1: words are what blanks part, taken as they are. Of a unit, which
+is a record unless said otherwise, the first N words are counted, each at most m times; the counts
+are then scaled down to an L2 norm of at most k. All of that depends on the unit alone. N, m and k
+are in `TokenizerConfig`, the section ``tokenizer`` of ``dpft tokenizer``.
+
+Counts are whole multiples of ``RESOLUTION``, rounded towards zero, so that their sums are exact and
+a unit moves them by no more than k and m to the last bit.
+
+    python -m dpft.tokenizers HISTOGRAM.tsv PIECES.json VOCAB_SIZE ALGORITHM
+
+Pieces are made in a process of its own, which is given the released histogram and nothing else:
+what it makes is post-processing, and costs nothing. Its normalization is the identity, every
+character of the words is covered, and one thread is used, so that equal histograms give equal
+pieces.
+"""
+
+import io
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpft.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerFast
+
+
+RESOLUTION = 2.0**-16
+BELOW_ONE = 1 - 2.0**-40
+"""Makes up for the rounding of a product of floats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caps:
+    """Bounds on the contribution of a unit."""
+
+    words: int
+    """N, its words that are counted."""
+    l2: float
+    """k, the L2 norm of its counts."""
+    linf: float
+    """m, the largest of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordHistogram:
+    """Exact counts; private."""
+
+    words: tuple[str, ...]
+    """Every word of the records, each once."""
+    multiples: "NDArray[np.int64]"
+    """The count of each, in multiples of ``RESOLUTION``."""
+    num_units: int
+
+    @property
+    def counts(self) -> "NDArray[np.float64]":
+        """The count of each word."""
+        return self.multiples.astype(float) * RESOLUTION
+
+
+def bounded_counts(words: Iterable[str], caps: Caps) -> dict[str, int]:
+    """Returns by how many ``RESOLUTION`` one unit raises the count of each of its words."""
+    first = [word for word, _ in zip(words, range(caps.words), strict=False)]
+    counts = {word: min(count, caps.linf) for word, count in Counter(first).items()}
+    scale = _scale(counts.values(), caps.l2) / RESOLUTION
+    return {word: math.floor(count * scale) for word, count in counts.items()}
+
+
+def _scale(counts: Collection[float], l2: float) -> float:
+    """Returns the factor that scales counts to an L2 norm of at most ``l2``."""
+    norm = math.sqrt(math.fsum(count * count for count in counts))
+    if norm <= l2 * BELOW_ONE:
+        return 1.0
+    if (
+        norm <= l2 / BELOW_ONE
+        and sum(Fraction(count) ** 2 for count in counts) <= Fraction(l2) ** 2
+    ):
+        return 1.0
+    return l2 / norm * BELOW_ONE
+
+
+def count_words(texts: Iterable[tuple[str, str]], caps: Caps, *, by_unit: bool) -> WordHistogram:
+    """Returns the histogram of the words of all records.
+
+    Args:
+        texts: Of each record its text, and the unit that it is of; read once.
+        caps: Of each unit.
+        by_unit: Whether the records of one unit count as one; else each is a unit of its own.
+    """
+    sums: Counter[str] = Counter()
+    if not by_unit:
+        units = 0
+        for text, _ in texts:
+            units += 1
+            sums.update(bounded_counts(words_of(text), caps))
+        return _histogram(sums, units)
+    words: dict[str, int] = {}
+    kept: dict[str, array[int]] = {}
+    for text, unit in texts:
+        own = kept.setdefault(unit, array("q"))
+        room = caps.words - len(own)
+        own.extend(words.setdefault(word, len(words)) for word in words_of(text)[:room])
+    names = tuple(words)
+    for own in kept.values():
+        sums.update(bounded_counts((names[at] for at in own), caps))
+    return _histogram(sums, len(kept))
+
+
+def words_of(text: str) -> Sequence[str]:
+    """Returns a text's words, as they are; what no file could hold is none."""
+    return text.replace("\x00", " ").encode("utf-8", "ignore").decode("utf-8").split()
+
+
+def _histogram(sums: Counter[str], units: int) -> WordHistogram:
+    import numpy as np
+
+    return WordHistogram(
+        words=tuple(sums),
+        multiples=np.fromiter(sums.values(), np.int64, len(sums)),
+        num_units=units,
+    )
+
+
+UNIGRAM, BPE, CHAR = "unigram", "bpe", "char"
+ALGORITHMS = (UNIGRAM, BPE, CHAR)
+OF_PIECES = ("vocab_size", "algorithm", "sentinels")
+"""Keys that only say what is made of the noisy histogram: they cost nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """How words are counted, and what is made of the counts; all of it is public."""
+
+    vocab_size: int
+    """Pieces of the vocabulary, of char at most so many; special tokens and sentinels come on
+    top."""
+    algorithm: str = UNIGRAM
+    """unigram, as T5 has it, bpe, or char: each character is a piece."""
+    sentinels: int = 100
+    """T5's <extra_id_0>, <extra_id_1> and so on, that stand for what is masked."""
+    words_per_record: int = 256
+    """N: of a record, or unit, no more words are counted."""
+    l2_cap: float = 1.0
+    """k: a record moves the counts by at most this, in L2 norm; a longer one's are scaled down."""
+    linf_cap: float = 1.0
+    """m: a record moves one word's count by at most this."""
+    noise_std: float | None = None
+    """Standard deviation of the noise on each count, where it is given in place of privacy.eps."""
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in ALGORITHMS:
+            raise InputError(
+                f"tokenizer.algorithm must be one of {', '.join(ALGORITHMS)}, got"
+                f" {self.algorithm!r}."
+            )
+        for name, least in (("vocab_size", 1), ("sentinels", 0), ("words_per_record", 1)):
+            value = getattr(self, name)
+            if value < least:
+                raise InputError(f"tokenizer.{name} must be at least {least}, got {value}.")
+        for name in ("l2_cap", "linf_cap", "noise_std"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise InputError(f"tokenizer.{name} must be positive and finite, got {value}.")
+
+
+UNKNOWN = "<unk>"
+TOO_LARGE = re.compile(r"set it to a value <= (\d+)")
+TOO_SMALL = re.compile(r"required_chars\. \d+ vs (\d+)")
+"""SentencePiece's messages on impossible sizes of a vocabulary."""
+SECONDS = 24 * 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """A vocabulary without its special tokens."""
+
+    pieces: tuple[tuple[str, float], ...]
+    """Each with its score: a log probability, or of bpe minus the place of its merge."""
+
+
+class VocabularyError(InputError):
+    """A number of pieces that the words do not allow."""
+
+
+def train_pieces(histogram: Path, out: Path, *, vocab_size: int, algorithm: str) -> Pieces:
+    """Returns the pieces that a process of its own makes of a histogram.
+
+    Raises:
+        VocabularyError: The words do not allow so many, or ask for more.
+        RunError: The process failed otherwise.
+    """
+    # SentencePiece would take a path with a comma as several: it is given the name alone.
+    words = [histogram.name, str(out.resolve()), str(vocab_size), algorithm]
+    done = subprocess.run(
+        [sys.executable, "-m", "dpft.tokenizers", *words],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        cwd=histogram.parent,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    if done.returncode != 0:
+        raise _refusal(done.stderr, vocab_size)
+    found = json.loads(out.read_text(encoding="utf-8"))
+    return Pieces(pieces=tuple((str(piece), float(score)) for piece, score in found))
+
+
+def _refusal(said: str, vocab_size: int) -> Exception:
+    most, least = TOO_LARGE.search(said), TOO_SMALL.search(said)
+    if most is not None:
+        return VocabularyError(
+            f"tokenizer.vocab_size must be at most {int(most[1]) - 1}, got {vocab_size}"
+        )
+    if least is not None:
+        return VocabularyError(
+            f"tokenizer.vocab_size must be at least {int(least[1]) - 1}, one for each character,"
+            f" got {vocab_size}"
+        )
+    reason = " ".join(said.split()[-40:])
+    return RunError(f"the pieces of the vocabulary could not be made: {reason}.")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Trains, and writes the pieces with their scores."""
+    import sentencepiece
+
+    histogram, out, vocab_size, algorithm = arguments
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        input=histogram,
+        input_format="tsv",
+        model_writer=model,
+        model_type=algorithm,
+        vocab_size=int(vocab_size) + 1,  # its own <unk> is counted
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        unk_id=0,
+        pad_id=-1,
+        bos_id=-1,
+        eos_id=-1,
+        num_threads=1,
+        minloglevel=2,
+    )
+    made = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    found = [
+        (made.id_to_piece(number), made.get_score(number))
+        for number in range(made.vocab_size())
+        if made.id_to_piece(number) != UNKNOWN
+    ]
+    Path(out).write_text(json.dumps(found), encoding="utf-8")
+
+
+PAD, END = "<pad>", "</s>"
+SPECIAL = re.compile(f"{PAD}|{END}|{UNKNOWN}|<extra_id_[0-9]+>")
+BLANK = "▁"
+"""Stands in a piece for the blank before a word."""
+
+
+def sentinel_names(count: int) -> list[str]:
+    """Returns T5's sentinels in the order of their ids, which is the reverse of their numbers."""
+    return [f"<extra_id_{number}>" for number in reversed(range(count))]
+
+
+def is_special(word: str) -> bool:
+    """Returns whether a word holds a special token's name, which no piece may spell.
+
+    A sentinel's of any number: another vocabulary of the same words may have more of them.
+    """
+    return SPECIAL.search(word) is not None
+
+
+def save_tokenizer(folder: Path, pieces: Pieces, *, algorithm: str, sentinels: int) -> int:
+    """Writes the tokenizer's folder and returns how many tokens it has.
+
+    The ids are T5's: 0 pads, 1 ends a text, 2 is unknown, then the pieces, then the sentinels.
+    """
+    make = _bpe if algorithm == BPE else _unigram
+    made = make(pieces, sentinels)
+    folder.mkdir(exist_ok=True)
+    made.save_pretrained(folder)
+    return len(made)
+
+
+def _unigram(pieces: Pieces, sentinels: int) -> "PreTrainedTokenizerFast":
+    from transformers import T5Tokenizer
+
+    special = [(name, 0.0) for name in (PAD, END, UNKNOWN)]
+    last = [(name, 0.0) for name in sentinel_names(sentinels)]
+    return T5Tokenizer(vocab=[*special, *pieces.pieces, *last], extra_ids=sentinels)
+
+
+def _bpe(pieces: Pieces, sentinels: int) -> "PreTrainedTokenizerFast":
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import generate_merges
+
+    names = [PAD, END, UNKNOWN, *(piece for piece, _ in pieces.pieces)]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    scores = dict(pieces.pieces)
+    merges = generate_merges({piece: vocabulary[piece] for piece in scores}, scores)
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=UNKNOWN))
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(BLANK, "always", split=True)]
+    )
+    made.decoder = decoders.Metaspace(BLANK, "always", split=True)
+    made.post_processor = processors.TemplateProcessing(
+        single=["$A", END], pair=["$A", END, "$B", END], special_tokens=[(END, vocabulary[END])]
+    )
+    made.add_special_tokens(sentinel_names(sentinels))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token=PAD,
+        eos_token=END,
+        unk_token=UNKNOWN,
+        additional_special_tokens=sentinel_names(sentinels),
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

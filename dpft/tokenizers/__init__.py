@@ -1,1 +1,0 @@
-"""Private vocabularies: word counts with noise, and tokenizers made from them."""

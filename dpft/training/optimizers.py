@@ -1,0 +1,444 @@
+"""Optimizers by name: post-processing of the private gradient, which costs no privacy.
+
+Adding one is a class here that registers itself in ``OPTIMIZERS``, a YAML in conf/optimizer and a
+test. Configurations are read before torch is imported, so an algorithm that torch does not have
+stands in ``optimizer_steps``. Algorithms and papers:
+
+- ``adamw``, ``adam``: torch's; on the private gradient DP-Adam (Li et al. 2022, section 3.1);
+- ``adam_bc``: takes the noise out of Adam's second moment (Tang et al. 2023, 2312.14334);
+- ``adafactor``: as T5 has it, of Ponomareva et al. 2022;
+- ``muon``: Muon beside AdamW (Jordan et al. 2024; Liu et al. 2025, 2502.16982);
+- ``sgd``: torch's gradient descent, DP-SGD (Abadi et al. 2016).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dpft.errors import InputError
+from dpft.kinds import Registry
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(ABC):
+    """Base of every optimizer; its fields are its configuration, ``conf/optimizer/<name>.yaml``."""
+
+    works_on_shards: ClassVar[bool] = True
+    """Whether it moves each number of a parameter by that number's own gradient and moments."""
+
+    needs_noise_std: ClassVar[bool] = False
+    """Whether its steps need to know the noise in each number of the gradient, which is public."""
+
+    name: str
+    """Which optimizer; chosen by optimizer=NAME."""
+
+    @property
+    def decay_of_mean(self) -> float:
+        """How much of a step's gradient the next step still has, by momentum."""
+        return 0.0
+
+    @abstractmethod
+    def make(
+        self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
+    ) -> "Optimizer":
+        """Returns the optimizer over ``parameters``."""
+
+    def make_for(
+        self,
+        model: "nn.Module",
+        parameters: "Iterable[nn.Parameter]",
+        learning_rate: float,
+        weight_decay: float,
+    ) -> "Optimizer":
+        """Returns the optimizer over ``parameters`` of ``model``, of which most ask nothing."""
+        return self.make(parameters, learning_rate, weight_decay)
+
+    def check_model(self, model: "nn.Module") -> None:
+        """Refuses a model that has nothing to train which it is for.
+
+        Args:
+            model: After ``Method.prepare``; it may be on the meta device.
+
+        Raises:
+            InputError: It has not.
+        """
+        return
+
+    def state_numbers(self, shape: Sequence[int]) -> int:
+        """Returns how many numbers are kept for a parameter: two moments of each of its own."""
+        return 2 * prod(shape)
+
+
+OPTIMIZERS: Registry[type[OptimizerConfig]] = Registry(
+    "dpft.training.optimizers", key="optimizer.name"
+)
+"""Every optimizer by name; a module of this package registers its configuration."""
+
+
+def optimizer_class(name: str) -> type[OptimizerConfig]:
+    """Returns the configuration of the optimizer called ``name``.
+
+    Raises:
+        InputError: There is no such optimizer.
+    """
+    return OPTIMIZERS.named(name)
+
+
+def check_works_on_shards(config: OptimizerConfig) -> None:
+    """Refuses an optimizer that reads more of a parameter than the shard that lies here.
+
+    Raises:
+        InputError: It reads whole matrices, as Adafactor does for sums over rows and columns.
+    """
+    if config.works_on_shards:
+        return
+    able = [name for name, kind in OPTIMIZERS.entries().items() if kind.works_on_shards]
+    raise InputError(
+        f"optimizer={config.name} needs whole parameters, got parallel=fsdp, which cuts them"
+        f" into shards; choose optimizer={', '.join(able[:-1])} or {able[-1]}, or parallel=ddp."
+    )
+
+
+def make_optimizer(
+    parameters: "Iterable[nn.Parameter]",
+    config: OptimizerConfig,
+    *,
+    learning_rate: float,
+    weight_decay: float,
+    model: "nn.Module | None" = None,
+) -> "Optimizer":
+    """Returns the optimizer that the configuration names, over ``parameters``, of ``model``."""
+    if model is None:
+        return config.make(parameters, learning_rate, weight_decay)
+    return config.make_for(model, parameters, learning_rate, weight_decay)
+
+
+def check_unit_interval(**values: float) -> None:
+    """Refuses a value of the configuration that is no share.
+
+    Raises:
+        InputError: It is not in [0, 1).
+    """
+    for name, value in values.items():
+        if not 0 <= value < 1:
+            raise InputError(f"optimizer.{name} must be in [0, 1), got {value}.")
+
+
+@OPTIMIZERS.register("adamw")
+@dataclass(frozen=True, kw_only=True)
+class AdamW(OptimizerConfig):
+    """Adam whose weight decay is apart from the gradient (Loshchilov and Hutter 2019)."""
+
+    name: str = "adamw"
+    beta1: float = 0.9
+    """Decay of the mean of gradients."""
+    beta2: float = 0.999
+    """Decay of the mean of squared gradients."""
+    eps: float = 1e-8
+    """Added to the root of that mean."""
+
+    def __post_init__(self) -> None:
+        check_unit_interval(beta1=self.beta1, beta2=self.beta2)
+        if not self.eps > 0:
+            raise InputError(f"optimizer.eps must be positive, got {self.eps}.")
+
+    @property
+    def decay_of_mean(self) -> float:
+        """``beta1``."""
+        return self.beta1
+
+    def make(
+        self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
+    ) -> "Optimizer":
+        """Returns ``torch.optim.AdamW``."""
+        from torch.optim import AdamW as TorchAdamW
+
+        return TorchAdamW(parameters, **self._arguments(learning_rate, weight_decay))
+
+    def _arguments(self, learning_rate: float, weight_decay: float) -> dict[str, Any]:
+        return {
+            "lr": learning_rate,
+            "betas": (self.beta1, self.beta2),
+            "eps": self.eps,
+            "weight_decay": weight_decay,
+        }
+
+
+@OPTIMIZERS.register("adam")
+@dataclass(frozen=True, kw_only=True)
+class Adam(AdamW):
+    """Adam as first published, weight decay a part of the gradient (Kingma and Ba 2015)."""
+
+    name: str = "adam"
+
+    def make(
+        self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
+    ) -> "Optimizer":
+        """Returns ``torch.optim.Adam``."""
+        from torch.optim import Adam as TorchAdam
+
+        return TorchAdam(parameters, **self._arguments(learning_rate, weight_decay))
+
+
+@OPTIMIZERS.register("adam_bc")
+@dataclass(frozen=True, kw_only=True)
+class AdamBC(OptimizerConfig):
+    """Adam whose second moment is that of the gradient without its noise (DP-AdamBC).
+
+    The noise adds its variance, the same for every number, to the mean of squared gradients, and
+    where it is most of it Adam divides all numbers by nearly the same. Here the variance, which is
+    public, is taken away before the root. Weight decay is apart from the gradient, as in AdamW.
+    """
+
+    needs_noise_std: ClassVar[bool] = True
+    name: str = "adam_bc"
+    beta1: float = 0.9
+    """Decay of the mean of gradients."""
+    beta2: float = 0.999
+    """Decay of the mean of squared gradients."""
+    floor: float = 0.1
+    """Least second moment that is left, as a share of the noise's variance: the paper's gamma' is
+    this times that variance. It bounds how much faster than Adam a number may move, by about one
+    over its root."""
+
+    def __post_init__(self) -> None:
+        check_unit_interval(beta1=self.beta1, beta2=self.beta2)
+        if not self.floor > 0:
+            raise InputError(f"optimizer.floor must be positive, got {self.floor}.")
+
+    @property
+    def decay_of_mean(self) -> float:
+        """``beta1``."""
+        return self.beta1
+
+    def make(
+        self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
+    ) -> "Optimizer":
+        """Returns the optimizer; who takes its steps tells it the noise before each."""
+        from dpft.training.optimizer_steps import BiasCorrectedAdam
+
+        return BiasCorrectedAdam(
+            parameters,
+            lr=learning_rate,
+            betas=(self.beta1, self.beta2),
+            floor=self.floor,
+            weight_decay=weight_decay,
+        )
+
+
+@OPTIMIZERS.register("adafactor")
+@dataclass(frozen=True, kw_only=True)
+class Adafactor(OptimizerConfig):
+    """Adam with second moments by rows and columns (Shazeer and Stern 2018, arXiv 1804.04235).
+
+    That of transformers, which is Algorithms 4 and 5 as T5X has them: the learning rate, by default
+    times the tensor's own root mean square; no momentum. torch's is another: it takes no learning
+    rate above one over the root of the number of steps, and it keeps second moments from falling
+    below 1e-14, while a private gradient's are often smaller (noise 0.4, clipping norm 0.001 and a
+    batch of 8,192, as in Ponomareva et al. 2022, give 2e-15).
+
+    What differs from T5X: of a tensor of three dimensions or more the last two are factored, T5X
+    takes the two largest (T5 has none); weight decay, off by default, is times the tensor's own
+    step size (T5X's is times nothing), and its value is unpublished.
+    """
+
+    works_on_shards: ClassVar[bool] = False
+    name: str = "adafactor"
+    beta2_decay: float = -0.8
+    """Exponent: at step t, second moments keep a share of 1 - t ** beta2_decay."""
+    eps1: float = 1e-30
+    """Added to squared gradients."""
+    eps2: float = 1e-3
+    """Least root mean square of a tensor, for one that begins at zero."""
+    clip_threshold: float = 1.0
+    """Root mean square above which an update is scaled down; not the clipping of examples."""
+    scale_parameter: bool = True
+    """Whether a tensor moves by the learning rate times its own root mean square."""
+    min_dim_size_to_factor: int = 128
+    """Least rows and columns of a matrix whose second moments are kept by rows and columns; those
+    of a smaller one are kept whole. 1: of every matrix, as first published."""
+
+    def __post_init__(self) -> None:
+        if not self.beta2_decay <= 0:
+            raise InputError(f"optimizer.beta2_decay must not be positive, got {self.beta2_decay}.")
+        for name, value in (("eps1", self.eps1), ("eps2", self.eps2)):
+            if not value >= 0:
+                raise InputError(f"optimizer.{name} must not be negative, got {value}.")
+        if not self.clip_threshold >= 1:
+            raise InputError(
+                f"optimizer.clip_threshold must be at least 1, got {self.clip_threshold}."
+            )
+        if self.min_dim_size_to_factor < 1:
+            raise InputError(
+                "optimizer.min_dim_size_to_factor must be at least 1, got"
+                f" {self.min_dim_size_to_factor}."
+            )
+
+    def make(
+        self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
+    ) -> "Optimizer":
+        """Returns transformers' Adafactor, which factors what T5X does; weight decay is apart."""
+        from dpft.training.optimizer_steps import Adafactor as T5Adafactor
+
+        return T5Adafactor(
+            parameters,
+            min_dim_size_to_factor=self.min_dim_size_to_factor,
+            lr=learning_rate,
+            decay_rate=self.beta2_decay,
+            eps=(self.eps1, self.eps2),
+            clip_threshold=self.clip_threshold,
+            weight_decay=weight_decay,
+            scale_parameter=self.scale_parameter,
+            relative_step=False,
+            warmup_init=False,
+        )
+
+    def state_numbers(self, shape: Sequence[int]) -> int:
+        """Returns how many numbers are kept for a parameter: of a large matrix rows and columns."""
+        from dpft.training.optimizer_steps import is_factored
+
+        if not is_factored(shape, self.min_dim_size_to_factor):
+            return prod(shape)
+        return prod(shape[:-1]) + prod((*shape[:-2], shape[-1]))
+
+
+@OPTIMIZERS.register("muon")
+@dataclass(frozen=True, kw_only=True)
+class Muon(OptimizerConfig):
+    """Momentum made orthogonal for the matrices of hidden layers, AdamW for all else.
+
+    ``torch.optim.Muon`` moves what has two dimensions and is neither a table of embeddings nor part
+    of a head; ``torch.optim.AdamW`` moves the rest. A matrix's update is scaled to the size of
+    AdamW's (Liu et al. 2025, arXiv 2502.16982, section 2.2), so that one learning rate and one
+    weight decay serve both.
+    """
+
+    works_on_shards: ClassVar[bool] = False
+    name: str = "muon"
+    momentum: float = 0.95
+    """Share of the last mean of a matrix's gradients that stays."""
+    nesterov: bool = True
+    """Look ahead along that mean."""
+    newton_schulz_steps: int = 5
+    """Iterations by which a mean is made orthogonal."""
+    beta1: float = 0.9
+    """Of AdamW: decay of the mean of gradients."""
+    beta2: float = 0.999
+    """Of AdamW: decay of the mean of squared gradients."""
+    eps: float = 1e-8
+    """Of AdamW: added to the root of that mean."""
+
+    def __post_init__(self) -> None:
+        check_unit_interval(momentum=self.momentum, beta1=self.beta1, beta2=self.beta2)
+        if not self.eps > 0:
+            raise InputError(f"optimizer.eps must be positive, got {self.eps}.")
+        if not 1 <= self.newton_schulz_steps < 100:
+            raise InputError(
+                "optimizer.newton_schulz_steps must be from 1 to 99, got"
+                f" {self.newton_schulz_steps}."
+            )
+
+    @property
+    def decay_of_mean(self) -> float:
+        """``momentum``, that of the matrices."""
+        return self.momentum
+
+    def make(
+        self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
+    ) -> "Optimizer":
+        """Returns the optimizer, to which every matrix is one of a hidden layer."""
+        return self._make(list(parameters), set(), learning_rate, weight_decay)
+
+    def make_for(
+        self,
+        model: "nn.Module",
+        parameters: "Iterable[nn.Parameter]",
+        learning_rate: float,
+        weight_decay: float,
+    ) -> "Optimizer":
+        """Returns the optimizer over ``parameters`` of ``model``."""
+        from dpft.training.optimizer_steps import tables_and_heads
+
+        apart = tables_and_heads(model)
+        return self._make(list(parameters), apart, learning_rate, weight_decay)
+
+    def check_model(self, model: "nn.Module") -> None:
+        """Refuses a model of which no matrix of a hidden layer trains."""
+        from dpft.training.optimizer_steps import tables_and_heads
+
+        apart = tables_and_heads(model)
+        if not any(p.requires_grad and p.ndim == 2 and p not in apart for p in model.parameters()):
+            raise InputError(
+                "optimizer=muon needs a matrix of a hidden layer to train, got none by this method;"
+                " choose optimizer=adamw."
+            )
+
+    def _make(
+        self,
+        parameters: "list[nn.Parameter]",
+        apart: "set[nn.Parameter]",
+        learning_rate: float,
+        weight_decay: float,
+    ) -> "Optimizer":
+        from dpft.training.optimizer_steps import MuonAndAdamW
+
+        matrices = [p for p in parameters if p.ndim == 2 and p not in apart]
+        moved = set(matrices)
+        return MuonAndAdamW(
+            matrices,
+            [p for p in parameters if p not in moved],
+            lr=learning_rate,
+            weight_decay=weight_decay,
+            matrix_settings={
+                "momentum": self.momentum,
+                "nesterov": self.nesterov,
+                "ns_steps": self.newton_schulz_steps,
+            },
+            other_settings={"betas": (self.beta1, self.beta2), "eps": self.eps},
+        )
+
+
+@OPTIMIZERS.register("sgd")
+@dataclass(frozen=True, kw_only=True)
+class SGD(OptimizerConfig):
+    """Gradient descent; on the private gradient DP-SGD (Abadi et al. 2016)."""
+
+    name: str = "sgd"
+    momentum: float = 0.0
+    """Share of the last update that stays; 0: none."""
+    nesterov: bool = False
+    """Look ahead along the momentum."""
+
+    def __post_init__(self) -> None:
+        check_unit_interval(momentum=self.momentum)
+        if self.nesterov and not self.momentum:
+            raise InputError("optimizer.nesterov=true needs optimizer.momentum above 0, got 0.0.")
+
+    @property
+    def decay_of_mean(self) -> float:
+        """``momentum``."""
+        return self.momentum
+
+    def make(
+        self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
+    ) -> "Optimizer":
+        """Returns ``torch.optim.SGD``; weight decay is a part of the gradient."""
+        from torch.optim import SGD as TorchSGD
+
+        return TorchSGD(
+            parameters,
+            lr=learning_rate,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=weight_decay,
+        )
+
+    def state_numbers(self, shape: Sequence[int]) -> int:
+        """Returns how many numbers are kept for a parameter: the momentum, where there is one."""
+        return prod(shape) if self.momentum else 0

@@ -1,0 +1,337 @@
+"""Trackers: TensorBoard and Weights & Biases, to which a run's public numbers are written.
+
+``tracking=tensorboard`` writes event files in the run's own folder; ``tracking=wandb`` tells
+Weights & Biases nothing but what is written to it. Here stands where and how numbers are kept;
+which numbers, and when, is decided once for all trackers in ``dpft.runs.tracking``.
+"""
+
+import importlib
+import os
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import yaml
+
+from dpft.errors import InputError
+from dpft.kinds import Registry
+from dpft.training.listeners import WINDOW
+
+if TYPE_CHECKING:
+    import wandb
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a tracker writes, and what it says of the run once."""
+
+    folder: Path
+    """The tracker's own folder in the run's; it exists."""
+    run_id: str
+    """Random name by which the tracker knows the run again."""
+    goes_on: bool
+    """Whether an earlier session of the run has written there."""
+    config: Mapping[str, Any]
+    """The run's public configuration, ready for JSON."""
+
+
+class Tracker(Protocol):
+    """An open tracker; any of its methods may fail, and then it is left alone."""
+
+    def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+        """Adds a point to curves.
+
+        Args:
+            step: Steps taken; above that of the last point.
+            values: Tag to value.
+            seconds: Since the epoch; what the point shows as its time.
+        """
+
+    def conclude(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+        """Adds what is known once training has ended; arguments as of ``write``."""
+
+    def close(self, *, failed: bool) -> None:
+        """Ends the session, after which the run may go on in another one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig(ABC):
+    """Base of every choice of a tracker, ``conf/tracking/<name>.yaml``."""
+
+    name: str
+    """Which tracker; chosen by tracking=NAME."""
+
+
+TRACKING: Registry[type[TrackingConfig]] = Registry("dpft.training.trackers", key="tracking")
+"""Every choice of ``tracking=<name>``; a module of this package registers its configuration."""
+
+
+@TRACKING.register("none")
+@dataclass(frozen=True, kw_only=True)
+class NoTracking(TrackingConfig):
+    """The run's folder is all that a run leaves."""
+
+    name: str = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerConfig(TrackingConfig):
+    """Base of the choices that do track; their fields are their configuration."""
+
+    every: int = WINDOW
+    """Steps between two points, rounded up to whole tens; at least ten, since a step's own time
+    follows its batch's size."""
+
+    def __post_init__(self) -> None:
+        if self.every < WINDOW:
+            raise InputError(
+                f"tracking.every must be at least {WINDOW}, got {self.every}: points"
+                " nearer to each other would show how long single steps took."
+            )
+
+    @abstractmethod
+    def check(self) -> None:
+        """Refuses a tracker that cannot be opened here, before anything is read or written.
+
+        Raises:
+            InputError: A package is missing, or who is to track is not known.
+        """
+
+    @abstractmethod
+    def open(self, place: Place) -> Tracker:
+        """Returns the tracker, ready to be written to.
+
+        Raises:
+            InputError: It cannot be reached, or refuses the run.
+        """
+
+
+def require_package(module: str, tracking: str) -> None:
+    """Refuses a tracker whose package is not installed.
+
+    Args:
+        module: Imported here: one that is installed but broken counts as missing.
+        tracking: Name of the tracker.
+
+    Raises:
+        InputError: The package cannot be imported.
+    """
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(
+            f"tracking={tracking} needs the package {tracking}, got none that can be imported;"
+            " pip install 'dpft[tracking]', or set tracking=none."
+        ) from error
+
+
+@TRACKING.register("tensorboard")
+@dataclass(frozen=True, kw_only=True)
+class TensorBoard(TrackerConfig):
+    """The ``tracking`` section of the configuration."""
+
+    name: str = "tensorboard"
+
+    def check(self) -> None:
+        """See ``TrackerConfig``."""
+        require_package("tensorboard", self.name)
+
+    def open(self, place: Place) -> "EventFile":
+        """Returns a new event file; TensorBoard reads all those of a folder as one run.
+
+        That of a session that goes on is begun with its first point: when the session began, near
+        which its first steps were taken, is not told (docs/design.md, rule 7).
+        """
+        file = EventFile(place.folder)
+        if not place.goes_on:
+            file.begin()
+            file.write_text("config", yaml.safe_dump(dict(place.config), sort_keys=True))
+        return file
+
+
+class EventFile:
+    """One session's events."""
+
+    def __init__(self, folder: Path) -> None:
+        """Writes to a new file in ``folder``, which exists."""
+        self._folder = folder
+        self._file: RecordWriter | None = None
+
+    def begin(self) -> None:
+        """Begins the file, where that is not done."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        if self._file is not None:
+            return
+        now = time.time_ns()
+        # TensorBoard reads a folder's files in the order of their names.
+        name = f"events.out.tfevents.{now // 10**9:010d}.{now % 10**9:09d}"
+        self._file = RecordWriter((self._folder / name).open("xb"))
+        self._put(Event(wall_time=now / 1e9, file_version="brain.Event:2"))
+
+    def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+        """See ``Tracker``."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from torch.utils.tensorboard.summary import scalar
+
+        self.begin()
+        for tag, value in values.items():
+            # float32, the default, would round an upper bound down as often as up
+            summary = scalar(tag, value, new_style=True, double_precision=True)
+            self._put(Event(wall_time=seconds, step=step, summary=summary))
+
+    def conclude(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+        """See ``Tracker``."""
+        self.write(step, values, seconds)
+
+    def write_text(self, tag: str, content: str) -> None:
+        """Adds a text, shown as it is."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from torch.utils.tensorboard.summary import text
+
+        lines = "".join(f"    {line}\n" for line in content.splitlines())  # Markdown's for code
+        summary = text(tag, lines)
+        self._put(Event(wall_time=time.time(), step=0, summary=summary))
+
+    def close(self, *, failed: bool) -> None:
+        """See ``Tracker``."""
+        if self._file is not None:
+            self._file.close()
+
+    def _put(self, event: Any) -> None:
+        assert self._file is not None
+        self._file.write(event.SerializeToString())
+        self._file.flush()
+
+
+FINISH_SECONDS = 60
+"""What the upload of the last points may take before the run goes on without it."""
+
+
+@TRACKING.register("wandb")
+@dataclass(frozen=True, kw_only=True)
+class WeightsAndBiases(TrackerConfig):
+    """The ``tracking`` section of the configuration."""
+
+    name: str = "wandb"
+    project: str = "dpft"
+    """The project of wandb that the run is shown in."""
+    entity: str | None = None
+    """User or team; null: that of whoever is logged in."""
+    run_name: str | None = None
+    """Null: wandb makes one up."""
+    mode: Literal["online", "offline"] = "online"
+    """online; or offline, into the run's folder alone, for ``wandb sync``."""
+
+    def check(self) -> None:
+        """See ``TrackerConfig``; asks nobody for a key and no server whether it is valid."""
+        with _no_reports():
+            require_package("wandb", self.name)
+            if self.mode == "online" and not _is_logged_in():
+                raise InputError(
+                    "tracking=wandb needs a key of wandb, got none; run `wandb login`, set"
+                    " WANDB_API_KEY, or keep the run here with tracking.mode=offline."
+                )
+
+    def open(self, place: Place) -> "WandbRun":
+        """Returns the run at wandb, or with its id the one that an earlier session began."""
+        with _no_reports():
+            import wandb
+
+            try:
+                run = wandb.init(config=dict(place.config), settings=self._settings(place))
+            except wandb.Error as error:
+                raise InputError(
+                    f"tracking=wandb could not begin a run: {' '.join(str(error).split())}; mend"
+                    " that, or keep the run here with tracking.mode=offline."
+                ) from error
+        # They name folders of this machine, and nothing needs them.
+        shutil.rmtree(Path(run.dir).parent / "logs", ignore_errors=True)
+        return WandbRun(run)
+
+    def _settings(self, place: Place) -> "wandb.Settings":
+        import wandb
+
+        return wandb.Settings(
+            mode=self.mode,
+            project=self.project,
+            entity=self.entity,
+            run_name=self.run_name,
+            run_id=place.run_id,
+            resume="allow" if self.mode == "online" else None,
+            root_dir=str(place.folder),
+            use_dot_wandb=False,
+            symlink=False,
+            silent=True,
+            console="off",
+            capture_loggers={},
+            sync_tensorboard=False,
+            save_code=False,
+            disable_code=True,
+            disable_git=True,
+            disable_job_creation=True,
+            host="",
+            program="",
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_disable_machine_info=True,
+            x_save_requirements=False,
+            finish_timeout=FINISH_SECONDS,
+            finish_timeout_raises=True,
+        )
+
+
+class WandbRun:
+    """An open run at wandb."""
+
+    def __init__(self, run: "wandb.Run") -> None:
+        """Writes to ``run``."""
+        self._run = run
+
+    def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+        """See ``Tracker``."""
+        self._run.log({**values, "_timestamp": seconds}, step=step, commit=True)
+
+    def conclude(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+        """See ``Tracker``; they stand in the run's summary, and in no curve."""
+        self._run.summary.update(dict(values))
+
+    def close(self, *, failed: bool) -> None:
+        """See ``Tracker``; waits for the upload, not for long; no process of its own stays."""
+        import wandb
+
+        try:
+            self._run.finish(exit_code=int(failed))
+        finally:
+            wandb.teardown()
+
+
+def _is_logged_in() -> bool:
+    import wandb
+
+    try:
+        return bool(wandb.login(prompt=False, verify=False))
+    except wandb.Error as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"tracking=wandb cannot read the key of wandb: {reason}") from error
+
+
+@contextmanager
+def _no_reports() -> Iterator[None]:
+    """Keeps wandb from reporting its own errors to its makers; it asks the environment once."""
+    name = "WANDB_ERROR_REPORTING"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
