@@ -79,8 +79,8 @@ def mauve(one: Features, other: Features) -> float | None:
     count = min(fewer // TEXTS_OF_A_GROUP, len(np.unique(together.round(9), axis=0)))
     groups = KMeans(count, n_init=5, max_iter=500, random_state=0).fit_predict(together)
     sides = groups[: len(one)], groups[len(one) :]
-    shares = [np.bincount(side, minlength=count) / len(side) for side in sides]
-    return frontier_area(*shares)
+    p, q = (np.bincount(side, minlength=count) / len(side) for side in sides)
+    return frontier_area(p.tolist(), q.tolist())
 
 
 def embedding(model: Any, tokenizer: Any, *, most_tokens: int) -> Embed:

@@ -278,10 +278,14 @@ def texts(schema: Schema, tables: Tables, embed: Embed | None = None) -> list[re
             [str(row[column.name]) for row in table if row[column.name]]
             for table in (tables.synthetic, tables.controls, tables.training)
         )
-        near = _mauve(synthetic, trained[: len(synthetic)], real, embed)
+        near, of_training = _mauve(synthetic, trained[: len(synthetic)], real, embed)
         result = likeness(synthetic, real)
         if isinstance(result, str):
-            found.append(records.TextLikeness(name=column.name, why_not=result, **near))
+            found.append(
+                records.TextLikeness(
+                    name=column.name, why_not=result, mauve=near, mauve_of_training=of_training
+                )
+            )
             continue
         found.append(
             records.TextLikeness(
@@ -290,7 +294,8 @@ def texts(schema: Schema, tables: Tables, embed: Embed | None = None) -> list[re
                 p_value=result.p_value,
                 divergence={str(n): value for n, value in result.divergences.items()},
                 of_controls={str(n): value for n, value in result.control.items()},
-                **near,
+                mauve=near,
+                mauve_of_training=of_training,
             )
         )
     return found
@@ -298,15 +303,12 @@ def texts(schema: Schema, tables: Tables, embed: Embed | None = None) -> list[re
 
 def _mauve(
     synthetic: Sequence[str], trained: Sequence[str], real: Sequence[str], embed: Embed | None
-) -> dict[str, float | None]:
+) -> tuple[float | None, float | None]:
     """Returns MAUVE of synthetic texts against controls', and that of training texts beside it."""
     if embed is None or min(map(len, (synthetic, trained, real))) < FEWEST:
-        return {}
+        return None, None
     of_controls = embed(real)
-    return {
-        "mauve": mauve(embed(synthetic), of_controls),
-        "mauve_of_training": mauve(embed(trained), of_controls),
-    }
+    return mauve(embed(synthetic), of_controls), mauve(embed(trained), of_controls)
 
 
 def whole_row(schema: Schema, row: Mapping[str, Any]) -> str:
