@@ -270,7 +270,14 @@ def _counts(folder: Path, change: Any) -> None:
     (folder / "counts.json").write_text(json.dumps(content))
 
 
+def _begun_training(folder: Path) -> None:
+    (folder / "training").mkdir()
+    for name in ("counts.json", "ledger.jsonl"):
+        (folder / name).unlink()
+
+
 CHANGES = {
+    "counts and ledger are gone": (_begun_training, "noise is not drawn twice"),
     "a count is another": (lambda f: _counts(f, lambda c: c.__setitem__(0, 9.0)), "not what was"),
     "a count is gone": (lambda f: _counts(f, lambda c: c.pop()), "not what was released"),
     "the ledger is gone": (lambda f: (f / "ledger.jsonl").unlink(), "is gone"),
