@@ -119,7 +119,8 @@ class Registry(Generic[Entry]):
         Raises:
             InputError: There is none.
         """
-        self._import({name} & set(self._modules()))
+        if name not in self._entries:
+            self._import({name} & set(self._modules()))
         if name in self._entries:
             return self._entries[name]
         entries = self.entries()

@@ -29,7 +29,8 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -412,6 +413,8 @@ def _delete_keys(checkpoint: Path) -> None:
     sync_folder(checkpoint)
 
 
+version = cache(metadata.version)
+"""Of an installed package, read once: its metadata are a file."""
 PACKAGES = ("numpy", "peft", "transformers")
 """Packages besides torch that compute a part of a sum."""
 
