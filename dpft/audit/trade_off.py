@@ -224,11 +224,7 @@ def roc_curve(scores: ArrayLike, members: ArrayLike) -> RocCurve:
 
 
 def check_confidence(confidence: float) -> None:
-    """Refuses the confidence of a test outside (0, 1).
-
-    Raises:
-        InputError: It is.
-    """
+    """Refuses the confidence of a test outside (0, 1)."""
     if not 0 < confidence < 1:
         raise InputError(f"confidence must be in (0, 1), got {confidence}; 0.95 is usual.")
 
@@ -241,9 +237,6 @@ def operating_point(curve: RocCurve, limit: float, confidence: float = 0.95) -> 
         limit: In [0, 1]; 0.01 and 0.001 are usual. Below one in ``curve.non_members`` it allows
             no false alarm at all.
         confidence: Of each interval.
-
-    Raises:
-        InputError: The limit or the confidence is out of range.
     """
     check_confidence(confidence)
     if not 0 <= limit <= 1:

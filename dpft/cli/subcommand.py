@@ -87,11 +87,7 @@ class Subcommand:
         return exit_code_of_job(lambda: self._run(config), withhold=self.reads_records)
 
     def load(self, config: DictConfig, words: Words) -> Any:
-        """Returns what ``run`` is given.
-
-        Raises:
-            InputError: It is incomplete or wrong, in all these ways.
-        """
+        """Returns what ``run`` is given."""
         if self.configuration is not None:
             return self.configuration(config, words)
         return load(config, self.config, polymorphic=self.polymorphic)

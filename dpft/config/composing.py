@@ -350,9 +350,6 @@ def compose(name: str, overrides: Sequence[str], root: type, load: Load | None =
         root: The dataclass of the configuration, whose keys a refusal may suggest.
         load: Makes the dataclasses of what is composed; asked for what else is wrong where the
             words cannot be composed.
-
-    Raises:
-        InputError: They cannot be composed, for all these reasons.
     """
     register_resolver()
     try:

@@ -125,9 +125,6 @@ def refuse_witness_of_file(privacy: Mapping[str, Any], *, given: bool) -> None:
     Args:
         privacy: The section as YAML files, or files and the command line, make it.
         given: Whether the command line says it.
-
-    Raises:
-        InputError: A file names one.
     """
     if privacy.get("witness") is None or given:
         return

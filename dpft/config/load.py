@@ -326,9 +326,6 @@ def from_values(
         values: A mapping of keys to plain values, as ``plain`` makes it.
         root: The dataclass of the whole configuration.
         polymorphic: As for ``load``.
-
-    Raises:
-        InputError: As ``load``, or the values are no mapping.
     """
     if not isinstance(values, Mapping):
         raise InputError("the configuration must be a mapping of keys to values.")
@@ -379,11 +376,7 @@ def _bring_up_to_date(values: Any) -> None:
 
 
 def config_directory() -> Path:
-    """Returns the absolute folder of the YAML configurations.
-
-    Raises:
-        InputError: Neither place has one.
-    """
+    """Returns the absolute folder of the YAML configurations."""
     package = Path(dpft.__file__).resolve().parent
     places = (package / "conf", package.parent / "conf")
     for place in places:
@@ -396,11 +389,7 @@ def config_directory() -> Path:
 
 
 def published_size(task: str) -> int:
-    """Returns the published number of training examples of a task, from conf/task.
-
-    Raises:
-        InputError: There is no such task, or it states no size.
-    """
+    """Returns the published number of training examples of a task, from conf/task."""
     folder = config_directory() / "task"
     names = sorted(path.stem for path in folder.glob("*.yaml"))
     if task not in names:

@@ -538,9 +538,6 @@ def write_signal_to_noise(comparison: Comparison, ratios: Ratios, folder: Path) 
 
     Returns:
         The page, mode 0600.
-
-    Raises:
-        InputError: The first updates of a run were not measured.
     """
     _check_measured(ratios)
     panels = [

@@ -60,21 +60,13 @@ class Reference:
 
 
 def check_eps(eps: float | None, key: str) -> None:
-    """Refuses a published epsilon that is none.
-
-    Raises:
-        InputError: It is not above 0.
-    """
+    """Refuses a published epsilon that is none."""
     if eps is not None and eps <= 0:
         raise InputError(f"{key} eps must be above 0, or null for none, got {eps}.")
 
 
 def check_scale(metric: str, value: float, key: str) -> None:
-    """Refuses a percentage where metrics.json has a fraction.
-
-    Raises:
-        InputError: The metric's scale ends at 1, and the value is beyond it.
-    """
+    """Refuses a percentage where metrics.json has a fraction."""
     if metric.rpartition(SPLIT_OF_METRIC)[2] in FRACTIONS and abs(value) > 1:
         raise InputError(
             f"{key} metric {metric} must be at most 1, as in metrics.json, got {value};"
@@ -207,9 +199,6 @@ def saved_maps(saved: Sequence[Mapping[str, Any]] | None) -> list[ReferenceMap]:
 
     Args:
         saved: ``reference_maps`` of its config.yaml; None: it has none.
-
-    Raises:
-        InputError: One of them is no map.
     """
     try:
         return [_from_saved(each) for each in saved or ()]

@@ -154,11 +154,7 @@ def account_for_setting(config: AccountConfig) -> Accounting:
 
 
 def resolve(config: AccountConfig) -> Setting:
-    """Returns the numbers that follow from those given.
-
-    Raises:
-        InputError: Too little is given, or the batch is larger than the data.
-    """
+    """Returns the numbers that follow from those given."""
     size, batch = config.num_examples, config.expected_batch_size
     if batch is not None:
         size = _needed(size, "expected_batch_size", "sample_rate")

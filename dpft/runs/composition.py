@@ -149,11 +149,7 @@ def tokenizers_beside(runs: Sequence[SpentRun]) -> list[SpentRun]:
 
 
 def check_same_unit(runs: Sequence[SpentRun]) -> None:
-    """Refuses runs whose epsilons protect different things.
-
-    Raises:
-        InputError: Their unit or neighboring relation differs.
-    """
+    """Refuses runs whose epsilons protect different things."""
     first = runs[0]
     for run in runs[1:]:
         for name in ("unit", "neighboring_relation"):
@@ -165,11 +161,7 @@ def check_same_unit(runs: Sequence[SpentRun]) -> None:
 
 
 def check_head(run: SpentRun, head: str) -> None:
-    """Refuses a ledger whose head is not the one that was lodged elsewhere.
-
-    Raises:
-        StateError: It is another one.
-    """
+    """Refuses a ledger whose head is not the one that was lodged elsewhere."""
     ledger = run.ledger
     if ledger.head == head:
         return
@@ -430,11 +422,7 @@ def planned_with_tokenizer(
 def noise_beside(
     tokenizer: SpentRun, *, total_eps: float, delta: float, sample_rate: float, steps: int
 ) -> float:
-    """Returns the least noise with which a training and its tokenizer keep within one epsilon.
-
-    Raises:
-        InputError: The tokenizer leaves too little.
-    """
+    """Returns the least noise with which a training and its tokenizer keep within one epsilon."""
     at = delta_with(delta, tokenizer)
     others = as_mechanisms(tokenizer.taken, at)
     left = others[0].delta

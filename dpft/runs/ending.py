@@ -113,10 +113,6 @@ def ending_lines(folder: Path, task: Task) -> list[str]:
     Args:
         folder: Of a run that has ended, or of a search.
         task: The run's.
-
-    Raises:
-        InputError: A public file of the run is missing.
-        StateError: One is damaged.
     """
     here = Path.cwd()
     whole = Path(os.path.abspath(folder))

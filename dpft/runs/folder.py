@@ -209,12 +209,7 @@ def write_begun(
 
 
 def read_begun(folder: Path) -> BegunFile:
-    """Returns when and with what a run was begun; a run that is older says nothing.
-
-    Raises:
-        InputError: The file is of another schema version.
-        StateError: It is damaged.
-    """
+    """Returns when and with what a run was begun; a run that is older says nothing."""
     path = folder / BEGUN
     return read_record(path, BegunFile) if path.exists() else BegunFile()
 
@@ -393,11 +388,7 @@ def _refuse_edited(expected: str, got: str) -> NoReturn:
 
 
 def read_secrets(folder: Path) -> Secrets:
-    """Returns a run's keys.
-
-    Raises:
-        StateError: One cannot be read.
-    """
+    """Returns a run's keys."""
     unit = _read_key(folder / UNIT_KEY)
     held_out = held_out_key(folder)[0] if (folder / HELD_OUT_KEY).exists() else None
     audit = _read_key(folder / AUDIT_KEY)
@@ -412,12 +403,7 @@ def fingerprint_text(training_set: TrainingSet) -> str:
 
 
 def same_records(folder: Path, training_set: TrainingSet) -> None:
-    """Refuses to go on with other records than the run began with.
-
-    Raises:
-        InputError: They are others.
-        StateError: The fingerprint cannot be read.
-    """
+    """Refuses to go on with other records than the run began with."""
     path = folder / FINGERPRINT
     try:
         known = read_record(path, Fingerprint)

@@ -85,9 +85,6 @@ def write_records(
         trained_model: Writes them.
         prompts: What it goes on from.
         ranks: The processes that share the prompts; each of them has what all have written.
-
-    Raises:
-        InputError: As ``TrainedModel.outputs``.
     """
     outputs = _outputs(config, task, trained_model, ranks)
     if ranks.size > 1:

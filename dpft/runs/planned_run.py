@@ -95,9 +95,6 @@ def plan_compute(
         plan: The run's own, for its public numbers; its steps and batch are not read.
         tokens_per_example: How long an example is taken to be.
         parameters: Of the whole model.
-
-    Raises:
-        InputError: The budget is too small.
     """
     guarantee = config.privacy.guarantee
     assert config.compute is not None and guarantee is not None and guarantee.eps is not None
@@ -261,9 +258,6 @@ def describe_run(config: PlanConfig, *, is_shown: bool = False) -> PlannedRun:
         config: As ``dpft train`` would have it.
         is_shown: The plan goes to its owner's terminal alone, so that the estimate of time may
             follow the lengths of the owner's records.
-
-    Raises:
-        InputError: As ``dpft train`` would raise it.
     """
     say_default_method(config)
     architecture = read_architecture(config.model)

@@ -98,11 +98,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_micro_batch_tokens(config: TrainConfig) -> None:
-    """Refuses micro-batches that the longest record or unit allowed does not fit into.
-
-    Raises:
-        InputError: ``train.micro_batch_tokens`` is less than they may have.
-    """
+    """Refuses micro-batches that the longest record or unit allowed does not fit into."""
     tokens, longest = config.train.micro_batch_tokens, config.task.longest
     records = least_rows(config)
     if tokens is None:
@@ -323,9 +319,6 @@ def cut(
         device: What this rank computes on.
         ranks: The processes; from now on they may run the model inside ``settled``.
         read: Reads the shards of what is on the meta device.
-
-    Raises:
-        InputError: A parameter cannot be sharded.
     """
     if not config.shards_model:
         return None
@@ -432,11 +425,7 @@ def _fitting(
 
 
 def check_ranks(config: PlanConfig, architecture: Architecture, head: Head) -> None:
-    """Refuses what a run of these processes would refuse.
-
-    Raises:
-        InputError: The processes make no whole replicas, or the model cannot be cut.
-    """
+    """Refuses what a run of these processes would refuse."""
     check_shards(config.parallel, config.parallel.planned_processes)
     check_sharding(config)
     if config.parallel.shards_model:

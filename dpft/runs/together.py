@@ -91,11 +91,7 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "peft", "numpy")
 
 
 def check_alike(config: TrainConfig | EvaluateConfig | GenerateConfig, ranks: Ranks) -> None:
-    """Refuses processes of other code, or with another configuration.
-
-    Raises:
-        InputError: On the first one, naming the first key that differs.
-    """
+    """Refuses processes of other code, or with another configuration."""
     if ranks.size == 1:
         return
     own = {**_versions(), **_flat(plain(config))}
@@ -160,11 +156,7 @@ def fresh_secrets(config: TrainConfig) -> Secrets:
 
 
 def agreed(prepared: Prepared, ranks: Ranks) -> Prepared:
-    """Returns what a process prepared, with the first one's plan and weights.
-
-    Raises:
-        InputError: The records differ, or what is made of them, or the models.
-    """
+    """Returns what a process prepared, with the first one's plan and weights."""
     if ranks.size == 1:
         return prepared
     key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))
@@ -186,9 +178,6 @@ def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
         model: To be scored, or to write.
         records: What it reads; what they are is in their ``repr``.
         ranks: The processes.
-
-    Raises:
-        InputError: On the first one; it says "data" or "model", and no more.
     """
     if ranks.size == 1:
         return
@@ -219,11 +208,7 @@ def _bit_sum(tensor: Tensor) -> list[int]:
 
 
 def check_arithmetic(prepared: Prepared, ranks: Ranks) -> None:
-    """Refuses processes that round otherwise.
-
-    Raises:
-        InputError: On the first one.
-    """
+    """Refuses processes that round otherwise."""
     with ranks.settled():
         bits = bits_of_a_gradient(
             prepared.model,

@@ -143,11 +143,7 @@ def _of_steps(config: TrainConfig, encoding: Encoding) -> Encoding:
 
 
 def check_canaries(canaries: Sequence[Canary], task: Task, encoding: Encoding) -> None:
-    """Refuses canaries that would be cut: the model could not learn what an audit looks for.
-
-    Raises:
-        InputError: One is longer than ``max_length``.
-    """
+    """Refuses canaries that would be cut: the model could not learn what an audit looks for."""
     # Each of them, left out or not: words that begin a text may be more tokens than others.
     records = (canary.record(task) for canary in canaries)
     if any(map(encoding.cuts, records)):

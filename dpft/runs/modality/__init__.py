@@ -21,11 +21,7 @@ class Modality(ABC):
 
     @abstractmethod
     def head(self, task: Any, architecture: Architecture) -> Head:
-        """Returns what the model must answer with to do the task.
-
-        Raises:
-            InputError: The model cannot do the task.
-        """
+        """Returns what the model must answer with to do the task."""
 
     @abstractmethod
     def fitted(self, task: Any, architecture: Architecture, extra_positions: int) -> Any:
@@ -53,9 +49,6 @@ class Modality(ABC):
             architecture: Of the model.
             max_new_tokens: Tokens it may write; None where it writes none.
             extra_positions: Positions that the method takes before a text's own.
-
-        Raises:
-            InputError: They may not fit.
         """
 
     @abstractmethod
@@ -76,9 +69,6 @@ class Modality(ABC):
             head: What it answers with.
             folder: Where a run saved its own; None: the model's.
             tokens: Words that a tokenizer is to have beside its own.
-
-        Raises:
-            InputError: It cannot be found or reached, or does not fit the model.
         """
 
     @abstractmethod
@@ -89,11 +79,7 @@ class Modality(ABC):
     def encoding(
         self, task: Any, architecture: Architecture, head: Head, processor: Any
     ) -> Encoding:
-        """Returns how the task's records become what that model reads.
-
-        Raises:
-            InputError: The processor does not fit the task.
-        """
+        """Returns how the task's records become what that model reads."""
 
 
 MODALITIES: Registry[Modality] = Registry("dpft.runs.modality", key="a task's modality")

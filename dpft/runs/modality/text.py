@@ -70,9 +70,6 @@ def check_lengths(
         architecture: Of the model.
         max_new_tokens: Tokens it may write; None where it writes none.
         extra_positions: Positions that the method takes before a text's own.
-
-    Raises:
-        InputError: Records, or an input with its prediction, may not fit.
     """
     positions = max_positions(architecture.config())
     if positions is None:
