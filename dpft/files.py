@@ -373,12 +373,7 @@ def private_audit_path(run: Path, name: str) -> Path:
 
 
 def audit_path(run: Path, name: str) -> Path:
-    """Returns the path of what of an audit may be released, its folder made if need be.
-
-    Args:
-        run: The run's folder; it exists.
-        name: One of the names above that begin with ``audit/``.
-    """
+    """Returns the path of what of an audit may be released, its folder made if need be."""
     _make_folder(run / AUDIT, 0o777)
     return run / name
 

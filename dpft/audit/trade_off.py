@@ -88,9 +88,6 @@ def mechanism_trade_off(mechanism: Mechanism) -> PiecewiseTradeOff:
     ``1 - delta(eps) - e^eps alpha`` and their mirror images, where delta(eps) is the larger of
     that of adding a record and that of removing one.
 
-    Args:
-        mechanism: What was planned; its own delta plays no part.
-
     Guarantees:
         The deltas are PLD's upper bounds, raised by what rounding can take (``pld.deltas``), and
         between tangents the curve is their envelope. So no test does better against the mechanism

@@ -196,11 +196,6 @@ def print_tuning_bill(sweep: Path, job_folders: Sequence[Path]) -> None:
 def split_arguments(name: str, arguments: Sequence[str], keys: Keys) -> tuple[list[str], list[str]]:
     """Returns Hydra's flags (with their values) and the overrides, each in order.
 
-    Args:
-        name: The subcommand.
-        arguments: Of its command line.
-        keys: Returns the keys and groups that it takes.
-
     Raises:
         InputError: A flag is none of Hydra's, or asks for a configuration to be unpickled from
             disk.

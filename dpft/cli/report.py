@@ -109,14 +109,7 @@ def compared(
     *,
     metrics: tuple[str, ...] | None,
 ) -> Comparison:
-    """Returns the comparison that was asked for of some runs.
-
-    Args:
-        config: What was asked for.
-        records: Of the runs, with the scores that the reader may see.
-        unfinished: Folders of others.
-        metrics: Those of ``config.metrics`` that these records have.
-    """
+    """Returns the comparison that was asked for of some runs."""
     return compare(records, unfinished=unfinished, over=config.keys, metrics=metrics)
 
 

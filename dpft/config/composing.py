@@ -106,12 +106,7 @@ LAUNCHERS = {
 
 
 def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
-    """Returns the error a user can mend that stands behind one of Hydra's.
-
-    Args:
-        error: What Hydra, OmegaConf or the YAML parser raised.
-        known: Dotted keys of the configuration's dataclasses.
-    """
+    """Returns the error a user can mend that stands behind one of Hydra's."""
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if isinstance(error, MissingConfigException):
         return InputError(_unknown_option(error))

@@ -321,11 +321,6 @@ def from_values(
 
     Saved values come this way and not by ``load``: a folder may have been received, and a text such
     as ``${oc.env:NAME}`` in it would be resolved there to a secret of whoever received it.
-
-    Args:
-        values: A mapping of keys to plain values, as ``plain`` makes it.
-        root: The dataclass of the whole configuration.
-        polymorphic: As for ``load``.
     """
     if not isinstance(values, Mapping):
         raise InputError("the configuration must be a mapping of keys to values.")

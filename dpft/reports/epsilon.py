@@ -398,15 +398,7 @@ def plot_noise_batch_ratio(
     budget: Budget,
     path: Path,
 ) -> None:
-    """Draws the noise-batch ratio over batch sizes, at fixed steps and along a budget of tokens.
-
-    Args:
-        curves: Number of steps to the noise at each batch size, ascending.
-        found: Divisions of the budget.
-        best: The one that is advised.
-        budget: Of tokens and of privacy.
-        path: File to write; its suffix says what.
-    """
+    """Draws the noise-batch ratio over batch sizes, at fixed steps and along a budget of tokens."""
     figure, (axes,) = _figure(1)
     for steps, points in curves.items():
         known = [

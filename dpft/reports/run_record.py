@@ -229,12 +229,7 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def with_own_scores(record: RunRecord, *, rounded: bool = False) -> RunRecord:
-    """Returns a run's record with the scores of private splits that its owner has in private/.
-
-    Args:
-        record: As ``read_run`` gives it.
-        rounded: Whether they are rounded to the digits that may be shown.
-    """
+    """Returns a run's record with the scores of private splits that its owner has in private/."""
     own = read_own_evaluations(record.folder)
     return replace(
         record, evaluations=[shown(one, rounded=True) for one in own] if rounded else own
@@ -269,12 +264,7 @@ def model_name(model: ModelSection) -> str:
 
 
 def model_title(config: RunConfiguration, privacy: RunPrivacy) -> str:
-    """Returns what the base is called where its kind is said, too, as the run wrote it down.
-
-    Args:
-        config: Of the run.
-        privacy: Its privacy.json; that of an older run does not say.
-    """
+    """Returns what the base is called where its kind is said, too, as the run wrote it down."""
     return privacy.model or model_name(config.model)
 
 

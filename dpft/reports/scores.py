@@ -106,15 +106,7 @@ def page_parts(
     pictures: Mapping[str, bytes],
     parts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns what report.html shows beside ``score_parts``: figures, words, plots, confusions.
-
-    Args:
-        config: What config.yaml says.
-        privacy: What privacy.json says.
-        evaluations: Entries of metrics.json.
-        pictures: Images that were wrongly classed, by the name of their file.
-        parts: What ``score_parts`` returned.
-    """
+    """Returns what report.html shows beside ``score_parts``: figures, words, plots, confusions."""
     names = {name for table in parts["tables"] for name, _ in table.rows}
     return {
         "figures": figures(config, privacy, parts["tables"]),
@@ -381,12 +373,7 @@ class Confusion:
 
 
 def confusions(evaluations: Sequence[ScoreEntry], pictures: Mapping[str, bytes]) -> list[Confusion]:
-    """Returns the confusion of each split that is public and has classes.
-
-    Args:
-        evaluations: Entries of metrics.json.
-        pictures: Images of them, by the name of their file.
-    """
+    """Returns the confusion of each split that is public and has classes."""
     last = [entry for entry in evaluations if entry.stage == "after" and entry.confusion]
     return [_confusion(entry, pictures, alone=len(last) == 1) for entry in last]
 

@@ -55,12 +55,6 @@ def account_for_spent(
     Delta, and whose bound leads, are those of the plan in the ledger's first line; what other files
     of the run say never takes their place.
 
-    Args:
-        run: What its folder says.
-        delta: In place of the run's own.
-        accountant: In place of the one that led the run's own accounting.
-        accountants: Running accountants.
-
     Raises:
         InputError: ``delta`` is out of range, or no accountant can bound the steps.
     """
@@ -188,12 +182,6 @@ def account_taken(
     taken: Mapping[Noise, int], delta: float, leader: str, accountants: Accountants
 ) -> EpsilonBound:
     """Returns what noisy steps cost at ``delta``, of which thresholds take theirs.
-
-    Args:
-        taken: How many there are of each noise.
-        delta: Of all of it.
-        leader: The accountant whose bound should lead.
-        accountants: Running accountants.
 
     Raises:
         InputError: ``delta`` is out of range, or no accountant can bound the steps.

@@ -309,12 +309,7 @@ def resumed_configuration(
 
 
 def kept_here(model: ModelConfig, folder: Path) -> ModelConfig:
-    """Returns a model that a run keeps, at the path it has now: the folder may have been moved.
-
-    Args:
-        model: A run's; any other is returned as it is.
-        folder: The run's, or the search's.
-    """
+    """Returns a model that a run keeps, at the path it has now: the folder may have been moved."""
     kept = folder / BASE_MODEL
     is_kept = is_base_model(model.path or "") and kept.is_dir()
     return replace(model, path=str(kept)) if is_kept else model
@@ -532,10 +527,6 @@ def folder_of_run(command: TrainCommand, folder: Path) -> Path:
 
 def restarted_command(command: TrainCommand, folder: Path) -> TrainCommand:
     """Returns the command to carry out: to go on, where a restart finds that the run has begun.
-
-    Args:
-        command: As it was given, to begin a run or to go on with one.
-        folder: The run's.
 
     Raises:
         InputError: As ``resumed_configuration``, or the run there was begun by other words.

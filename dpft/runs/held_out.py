@@ -218,9 +218,6 @@ def divide(config: TrainConfig, data: TrainingData, key: bytes | None = None) ->
 def records_to_score(config: EvaluateConfig) -> dict[str, list[Record]]:
     """Returns the records to score, by part of the split.
 
-    Args:
-        config: What is scored, a run's or any other model.
-
     Raises:
         InputError: They cannot be read, or were held out otherwise, or by a key that is not there,
             or are no longer the same.

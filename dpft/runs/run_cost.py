@@ -138,14 +138,7 @@ def planned_shapes(
     head: Head,
     model: PreTrainedModel | None = None,
 ) -> ModelShapes:
-    """Returns what the cost of a step follows from, of the model that would be trained.
-
-    Args:
-        config: As it would run.
-        architecture: Of the model.
-        head: What it answers with.
-        model: What ``planned_model`` returned, where it is there already.
-    """
+    """Returns what the cost of a step follows from, of the model that would be trained."""
     positions = None
     layout = layout_of(config.task, architecture, head)
     if not layout.has_lengths:
@@ -169,14 +162,6 @@ def estimated_cost(
     """Returns the time of a run's steps, from a probe of the machine and the model's shapes.
 
     Of many processes it is the time of one with its share of the records, without the network's.
-
-    Args:
-        config: As it would run.
-        plan: Its mechanism and steps.
-        architecture: Of the model.
-        head: What it answers with.
-        typical_length: Of a record in tokens, of ``taken_length``.
-        peak_memory_bytes: Of a process, as planned.
     """
     device, settings = config.train.prepare(), config.train
     clips = config.privacy.clips
@@ -370,12 +355,6 @@ def with_micro_batch_size(
     config: Config, architecture: Architecture, head: Head, device: torch.device
 ) -> Config:
     """Returns the configuration with the micro-batch size that ``auto`` stands for.
-
-    Args:
-        config: With the length of its examples and its batch size.
-        architecture: Of the model.
-        head: What it answers with.
-        device: Where it is trained.
 
     Raises:
         InputError: The device's memory is unknown, or not even one record, or unit, fits.

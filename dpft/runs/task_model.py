@@ -44,14 +44,7 @@ logger = logging.getLogger(__name__)
 def with_fused_head(
     model: PreTrainedModel, config: TrainConfig, architecture: Architecture, head: Head
 ) -> PreTrainedModel:
-    """Returns the model, its head one that also gives losses where the configuration says so.
-
-    Args:
-        model: After ``Method.prepare``; it may be on ``meta``.
-        config: Of the run.
-        architecture: Of the model.
-        head: What it answers with.
-    """
+    """Returns the model, its head one that also gives losses where the configuration says so."""
     wanted = config.train.fused_head
     if wanted is False:
         return model

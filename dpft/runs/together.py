@@ -114,10 +114,6 @@ def share_settings(
 
     Where a restart finds that the run has begun, they are those of that run. The other processes
     write to no file of the folder but their shards of a checkpoint.
-
-    Args:
-        own: On the first process; None on the others.
-        ranks: The processes.
     """
     if ranks.size == 1:
         assert own is not None
@@ -133,12 +129,7 @@ def share_settings(
 
 
 def share_secrets(own: Secrets | None, ranks: Ranks) -> Secrets:
-    """Returns the first process's keys, which decide whose records are held out or left out.
-
-    Args:
-        own: On the first process; None on the others.
-        ranks: The processes.
-    """
+    """Returns the first process's keys, which decide whose records are held out or left out."""
     if ranks.size == 1:
         assert own is not None
         return own
@@ -172,13 +163,7 @@ def agreed(prepared: Prepared, ranks: Ranks) -> Prepared:
 
 
 def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
-    """Refuses processes that read other records with a model, or have another one.
-
-    Args:
-        model: To be scored, or to write.
-        records: What it reads; what they are is in their ``repr``.
-        ranks: The processes.
-    """
+    """Refuses processes that read other records with a model, or have another one."""
     if ranks.size == 1:
         return
     key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))

@@ -375,11 +375,6 @@ def make_tokenizer(
 ) -> Answer:
     """Makes a private vocabulary, or another one of a noisy histogram that is there.
 
-    Args:
-        command: What is asked for.
-        folder: Of the run: a new one, or with ``command.resume`` that one.
-        write_request: Writes how a new run was asked for.
-
     Raises:
         InputError: Something does not fit; where the noise is drawn, the sentence says that its
             epsilon stands spent.

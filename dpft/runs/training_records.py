@@ -40,14 +40,6 @@ def make_training_set(
 
     Whether a record is left out depends on that record alone.
 
-    Args:
-        config: Of the run.
-        data: All records; packed ones are forgotten as they are encoded.
-        encoding: How they become rows.
-        device: Where the model is.
-        unit_key: Decides which records of a unit of too many are kept.
-        canaries: Trained on beside them, where they are included.
-
     Raises:
         InputError: No record has anything to learn, or a canary does not fit ``max_length``.
     """
@@ -167,11 +159,6 @@ def _encoded(
     """Returns the records in tokens, which rows have anything to learn, and each record's number.
 
     The last is of rows, more than one where records are cut into chunks.
-
-    Args:
-        encoding: How they become rows.
-        records: Each is asked for once.
-        keeps_empty: Whether those that have nothing to learn stay among the rows.
     """
     rows = encoding.rows_together([])
     usable, counts = [np.empty(0, np.bool_)], [np.empty(0, np.int64)]
@@ -249,15 +236,7 @@ def summarize(
     *,
     canaries: int = 0,
 ) -> DataSummary:
-    """Returns what became of the records of a run.
-
-    Args:
-        config: The run's.
-        data: Every record that was read.
-        division: Which of them are held out.
-        training_set: What was made of the others, and of canaries.
-        canaries: How many records these added.
-    """
+    """Returns what became of the records of a run."""
     guarantee = config.privacy.guarantee
     grouped = training_set.units is not None
     trained = _trained_on(training_set)

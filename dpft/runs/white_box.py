@@ -331,16 +331,7 @@ def white_box(
     device: torch.device,
     path: Path,
 ) -> WhiteBoxListener:
-    """Returns the listener that holds a run's steps against its canaries.
-
-    Args:
-        model: As it is before training.
-        encoding: How records become rows.
-        task: Whose records the canaries are.
-        canaries: Of the run; those without a coin are left out.
-        device: The model's.
-        path: Where the scores are written.
-    """
+    """Returns the listener that holds a run's steps against its canaries."""
     coins = [canary for canary in canaries if canary.kind == COIN]
     encoded = encoding.rows([canary.record(task) for canary in coins])
     pieces = [encoded[at : at + TOGETHER] for at in range(0, len(encoded), TOGETHER)]
@@ -349,13 +340,7 @@ def white_box(
 
 
 def listener_of(model: "PreTrainedModel", batches: Sequence[Batch], path: Path) -> WhiteBoxListener:
-    """Returns who holds steps against the canaries of some batches, on the model's device.
-
-    Args:
-        model: As it is before training; what it trains is known.
-        batches: The canaries.
-        path: Where the scores are written.
-    """
+    """Returns who holds steps against the canaries of some batches, on the model's device."""
     table = embeddings(model).weight
     owners = owners_of(batches, len(table)).to(table.device)
     tokens = (owners >= 0).nonzero().flatten()

@@ -25,13 +25,7 @@ class Modality(ABC):
 
     @abstractmethod
     def fitted(self, task: Any, architecture: Architecture, extra_positions: int) -> Any:
-        """Returns the task with the size of its records, where the model says it.
-
-        Args:
-            task: A size that it states stands, whether it fits or not.
-            architecture: Of the model.
-            extra_positions: Positions that the method takes before a text's own.
-        """
+        """Returns the task with the size of its records, where the model says it."""
 
     @abstractmethod
     def check_fit(
@@ -42,14 +36,7 @@ class Modality(ABC):
         max_new_tokens: int | None,
         extra_positions: int = 0,
     ) -> None:
-        """Refuses records that the model has no room for.
-
-        Args:
-            task: Says how large its records may be.
-            architecture: Of the model.
-            max_new_tokens: Tokens it may write; None where it writes none.
-            extra_positions: Positions that the method takes before a text's own.
-        """
+        """Refuses records that the model has no room for."""
 
     @abstractmethod
     def processor(
