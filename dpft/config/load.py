@@ -107,7 +107,8 @@ def build(values: Mapping[str, Any], cls: type, *, key: str, schema: Schema) -> 
     with faults.gathering():
         _refuse_unknown(values, fields, key, schema)
     for name, entry in fields.items():
-        if name not in values and _has_default(entry):
+        defaults = (entry.default, entry.default_factory)
+        if name not in values and any(each is not dataclasses.MISSING for each in defaults):
             continue
         inner, hint = join_key(key, name), hints[entry.name]
         with faults.gathering():
@@ -262,11 +263,6 @@ def _refuse_unknown(
     unknown = [join_key(key, name) for name in values if name not in fields]
     if unknown:
         raise InputError(*(unknown_key(name, known) for name in unknown))
-
-
-def _has_default(entry: "dataclasses.Field[Any]") -> bool:
-    missing = dataclasses.MISSING
-    return entry.default is not missing or entry.default_factory is not missing
 
 
 Config = TypeVar("Config")

@@ -208,14 +208,11 @@ def _accountant_line(name: str, answer: Answer) -> str:
 
 def _cells(name: str, answer: float | Interval) -> tuple[str, str, str]:
     if isinstance(answer, Interval):
-        return _lower(answer.lower), f"{answer.estimate:.{DECIMALS}f}", eps_text(answer.upper)
+        lower = abs(round_up(-answer.lower, DECIMALS))
+        return f"{lower:.{DECIMALS}f}", f"{answer.estimate:.{DECIMALS}f}", eps_text(answer.upper)
     if name == "gdp":
         return "", f"{answer:.{DECIMALS}f}", ""
     return "", "", eps_text(answer)
-
-
-def _lower(value: float) -> str:
-    return f"{abs(round_up(-value, DECIMALS)):.{DECIMALS}f}"
 
 
 def _wrapped(text: str, *, indent: int) -> str:

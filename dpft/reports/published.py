@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpft.errors import InputError
-from dpft.records.configuration import RunConfiguration
 from dpft.records.scores import ScoreEntry
 from dpft.reports.pages import printed
 from dpft.reports.run_record import RunRecord
@@ -275,7 +274,9 @@ def published_table(
     """
     maps = saved_maps(record.config.reference_maps)
     rows = [row for row in (one.row_of(record.values) for one in maps) if row is not None]
-    rows += _rows_of_model(record.config)
+    own = [Reference(**row) for row in record.config.reference or ()]
+    of_model = [row for row in own if row.model in (None, record.config.model.name)]
+    rows += of_model or own
     if not rows:
         return None
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
@@ -309,12 +310,6 @@ def _own_rows(
         mark = next((_mark(one) for one in after if not one.split_is_public), "")
         return [(f"this run{mark}", of_splits)] if after else []
     return [(f"this run, split {one.split}{_mark(one)}", one.metrics) for one in after]
-
-
-def _rows_of_model(config: RunConfiguration) -> list[Reference]:
-    """Returns the rows for the run's model, or all where none is."""
-    rows = [Reference(**row) for row in config.reference or ()]
-    return [row for row in rows if row.model in (None, config.model.name)] or rows
 
 
 def _settings(row: Reference, config: Mapping[str, Any], *, swept: bool) -> str:

@@ -134,7 +134,11 @@ def _if_nothing_was_learned(evaluations: Sequence[ScoreEntry], predictions: Path
         majority = _majority(predictions) if len(stages) == 1 and "accuracy" in after else None
         if majority is not None and after["accuracy"] <= majority:
             what = "of always answering the most frequent class"
-        elif common is not None and not _is_better(common, before[common], after[common]):
+        elif common is not None and not (
+            after[common] < before[common]
+            if common in LOWER_IS_BETTER
+            else after[common] > before[common]
+        ):
             what = "before training"
         else:
             continue
@@ -143,10 +147,6 @@ def _if_nothing_was_learned(evaluations: Sequence[ScoreEntry], predictions: Path
             f" better than those {what}; {BAD_SCORES} has the usual causes"
         ]
     return []
-
-
-def _is_better(metric: str, before: float, after: float) -> bool:
-    return after < before if metric in LOWER_IS_BETTER else after > before
 
 
 def _majority(predictions: Path) -> float | None:

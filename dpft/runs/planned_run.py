@@ -199,7 +199,8 @@ def measure_step(
         with options.make(model) as clipper:
             clipper.accumulate(longest)
             per_batch = _timed(lambda: clipper.accumulate(typical))
-        noise = _timed(lambda: _add_noise(model))
+        trained = [p for p in model.parameters() if p.requires_grad]
+        noise = _timed(lambda: add_noise(trained, 1.0, make_randomness(device).noise))
     per_step = per_batch * expected_batch_size / size + noise
     return MeasuredTime(
         seconds_per_step=per_step,
@@ -217,11 +218,6 @@ def _timed(work: Callable[[], object]) -> float:
     work()
     _wait()
     return time.monotonic() - start
-
-
-def _add_noise(model: nn.Module) -> None:
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    add_noise(parameters, 1.0, make_randomness(parameters[0].device).noise)
 
 
 def _wait() -> None:

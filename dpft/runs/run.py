@@ -418,7 +418,10 @@ def starting_models(model: ModelConfig) -> list[StartingModel]:
     if record is None:
         return []
     earlier = [*(record.starting_models or ())]
-    return [_promised_by(record), *earlier] if isinstance(record, PrivateRun) else earlier
+    if not isinstance(record, PrivateRun):
+        return earlier
+    kept = {key.field: getattr(record, key.field) for key in keys_of(StartingModel)}
+    return [StartingModel(**{**kept, "ledger": record.ledger.head}), *earlier]
 
 
 def _record_beside(model: ModelConfig) -> RunPrivacy | None:
@@ -436,8 +439,3 @@ def _record_beside(model: ModelConfig) -> RunPrivacy | None:
             check_released(folder, ledger.released, ledger=found.parent / LEDGER)
     record = read_privacy(found)
     return record if isinstance(record, PrivateRun | OpenRun) else None
-
-
-def _promised_by(record: PrivateRun) -> StartingModel:
-    kept = {key.field: getattr(record, key.field) for key in keys_of(StartingModel)}
-    return StartingModel(**{**kept, "ledger": record.ledger.head})

@@ -239,7 +239,8 @@ def summarize(
     """Returns what became of the records of a run."""
     guarantee = config.privacy.guarantee
     grouped = training_set.units is not None
-    trained = _trained_on(training_set)
+    units = training_set.units
+    trained = range(len(training_set.examples)) if units is None else list(chain(*units))
     kept = len(division.kept)
     rows = len(training_set.examples) + (0 if grouped else training_set.excluded)
     chunks = rows - kept - canaries
@@ -302,9 +303,3 @@ def render(summary: DataSummary) -> str:
         named = ["", which, "", *named]
     heading = ["# The records of this run", "", NOTE, "", "| training records | number |"]
     return "\n".join([*heading, "|---|---:|", *table, *named, ""])
-
-
-def _trained_on(training_set: TrainingSet) -> Sequence[int]:
-    if training_set.units is None:
-        return range(len(training_set.examples))
-    return [at for unit in training_set.units for at in unit]

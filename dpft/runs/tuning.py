@@ -339,7 +339,10 @@ def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> 
     """
     check_spent(search, folder)
     shutil.rmtree(folder / MODEL, ignore_errors=True)
-    for source in _released(trial):
+    files = [trial / name for name in (CONFIGURATION, METRICS, LEDGER)]
+    files += [path for pattern in TEXTS_OF_EVALUATIONS for path in trial.glob(pattern)]
+    files += [path for path in (trial / MODEL).rglob("*") if path.is_file()]
+    for source in files:
         target = folder / source.relative_to(trial)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
@@ -376,12 +379,6 @@ def check_spent(search: Search, folder: Path) -> None:
                 f" {spent.plan.steps} planned, so that the bound of the search does not hold;"
                 " begin a new search."
             )
-
-
-def _released(trial: Path) -> list[Path]:
-    files = [trial / name for name in (CONFIGURATION, METRICS, LEDGER)]
-    files += [path for pattern in TEXTS_OF_EVALUATIONS for path in trial.glob(pattern)]
-    return files + [path for path in (trial / MODEL).rglob("*") if path.is_file()]
 
 
 logger = logging.getLogger(__name__)
