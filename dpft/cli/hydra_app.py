@@ -18,6 +18,7 @@ from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
 from dpft.cli import SHELL_COMPLETION
+from dpft.cli.commands import recorded_job
 from dpft.cli.commands import subcommand as subcommand_of
 from dpft.cli.jobs import (
     SweptJob,
@@ -31,7 +32,6 @@ from dpft.cli.jobs import (
     swept_jobs,
     until_preempted,
 )
-from dpft.cli.subcommand import recorded_job
 from dpft.config.composing import (
     NOT_COMPOSED,
     all_faults,

@@ -274,9 +274,9 @@ def published_table(
     """
     maps = saved_maps(record.config.reference_maps)
     rows = [row for row in (one.row_of(record.values) for one in maps) if row is not None]
-    own = [Reference(**row) for row in record.config.reference or ()]
-    of_model = [row for row in own if row.model in (None, record.config.model.name)]
-    rows += of_model or own
+    recipes = [Reference(**row) for row in record.config.reference or ()]
+    of_model = [row for row in recipes if row.model in (None, record.config.model.name)]
+    rows += of_model or recipes
     if not rows:
         return None
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
