@@ -20,8 +20,7 @@ from dpft.config.schema import TASK, TokenizerCommand
 from dpft.data.sources import read_examples
 from dpft.privacy.cipher import secret_key
 from dpft.privacy.mechanisms.histogram import GaussianHistogram, noise_std_for, released
-from dpft.tasks.base import Task
-from dpft.tasks.records import text_of
+from dpft.tasks.base import Task, text_of
 from dpft.tokenizers import Caps, count_words
 
 RESULTS = Path(__file__).parent / "results.md"

@@ -116,7 +116,8 @@ class Registry(Generic[Entry]):
         The module of the same name is asked first, since all modules of a package together may
         take seconds to import.
         """
-        self._import({name} & set(self._modules()))
+        if name not in self._entries:
+            self._import({name} & set(self._modules()))
         if name in self._entries:
             return self._entries[name]
         entries = self.entries()

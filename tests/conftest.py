@@ -12,6 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import IO, Any
@@ -223,12 +224,17 @@ def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
         if not getattr(request.module, "SELF_CHECKS_EACH_RUN", False):
             from dpft.models import loading
             from dpft.privacy.clipping.exactness import ExactnessCheck as Check
+            from dpft.privacy.clipping.patches import Patches
             from dpft.runs import prepared_run
 
             patch.setattr(loading, "new_parameters", _compared_once(loading.new_parameters))
             patch.setattr(prepared_run, "check_clipper", _checked_once(prepared_run.check_clipper))
             proved = _proved_once(Check._check_with_fallback)
             patch.setattr(Check, "_check_with_fallback", proved)
+            patch.setattr(Check, "_compare", _losses_compared_once(Check._compare))
+            alone = _run_alone_once(Patches.check_single_examples)
+            patch.setattr(Patches, "check_single_examples", alone)
+            patch.setattr(Patches, "_learn", _learned_once(Patches._learn))
         yield
 
 
@@ -264,10 +270,15 @@ def _compared_once(compare: Callable[..., Any]) -> Callable[..., Any]:
     return compare_once
 
 
+def _proof_of(check: Any, *, of_few: bool) -> tuple[object, ...]:
+    backward = check._backward.__qualname__
+    return ("proof", _shape_of(check._model), backward, not of_few)
+
+
 def _proved_once(prove: Callable[..., Any]) -> Callable[..., Any]:
     def prove_once(self: Any, asked: Any, subset: Any) -> Any:
-        plans, backward = self._plans, self._backward.__qualname__
-        known_of = ("proof", _shape_of(self._model), backward, subset is None)
+        plans = self._plans
+        known_of = _proof_of(self, of_few=subset is not None)
         key = repr((*known_of, plans._key))
         if key in _known and _known[key] is not None:
             return _known[key]
@@ -278,6 +289,67 @@ def _proved_once(prove: Callable[..., Any]) -> Callable[..., Any]:
         return verdict
 
     return prove_once
+
+
+def _losses_compared_once(compare: Callable[..., Any]) -> Callable[..., Any]:
+    """Spares losses that were compared, of a signature that was proved, three computations.
+
+    What is proved of few rows is then known too, so that nobody reads the losses of these.
+    """
+
+    def compare_once(self: Any, asked: Any, survey: Any, losses: Any, precision: Any) -> Any:
+        proof = repr((*_proof_of(self, of_few=True), self._plans._key))
+        shapes = (survey.drawn, survey.every_unit is None, losses.ndim, self._draws)
+        code = getattr(asked.compute_losses, "__code__", None)
+        key = repr(("compared", proof, shapes, code, self._kinds))
+        if key in _known and _known.get(proof) is not None:
+            return _known[key]
+        found = compare(self, asked, survey, losses, precision)
+        if found is not None:
+            _known[key] = "compared before"
+        return found
+
+    return compare_once
+
+
+def _run_alone_once(check: Callable[..., bool]) -> Callable[..., bool]:
+    def check_once(self: Any, arguments: Any, units: Any) -> bool:
+        from dpft.privacy.clipping.separation.flow import signature_of
+
+        kind = signature_of(self.model, arguments, units).kind
+        key = repr(("alone", _shape_of(self.model), kind, units is None))
+        if key not in _known:
+            _known[key] = check(self, arguments, units)
+        return _known[key]
+
+    return check_once
+
+
+def _learned_once(learn: Callable[..., Any]) -> Callable[..., Any]:
+    """Spares a model's two runs on few rows: how a batch flows through another is known by name."""
+
+    def learn_once(self: Any, arguments: Any) -> Any:
+        from dpft.privacy.clipping.separation.flow import Flow, signature_of
+
+        signature = signature_of(self.model, arguments)
+        weights = sorted(self._recorder.trainable.now())
+        of_call = (signature.kind, signature.coincidences, weights)
+        key = repr(("flow", _shape_of(self.model), of_call))
+        names = {module: name for name, module in self.model.named_modules()}
+        if key not in _known:
+            _known[key] = learn(self, arguments), names
+        flow, known_as = _known[key]
+        if flow is None or known_as.keys() == names.keys():
+            return flow
+        own = {name: module for module, name in names.items()}
+        here = {module: own[name] for module, name in known_as.items()}
+        return Flow(
+            {here[module]: found for module, found in flow.modules.items()},
+            [replace(use, users=tuple(here[user] for user in use.users)) for use in flow.uses],
+            {here[module] for module in flow.repeaters},
+        )
+
+    return learn_once
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -304,14 +376,31 @@ def yaml_read_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def configuration_files_read_once() -> Iterator[None]:
-    """Spares composing a tenth of its time: Hydra is given a copy of what it made of a file."""
+    """Spares composing a tenth of its time: Hydra is given a copy of what it made of a file.
+
+    Where it looks for one is known as well, as long as all that it asks are files of this package
+    and its own.
+    """
     read, known = ConfigRepository.load_config, dict[tuple[str, ...], bytes]()
+    find, places = ConfigRepository._find_object_source, dict[tuple[object, ...], int | None]()
+
+    def look_for(self: ConfigRepository, config_path: str, object_type: ObjectType) -> Any:
+        asked = [(source.scheme(), source.provider, source.path) for source in self.sources]
+        if any(path != SHIPPED for scheme, _, path in asked if scheme == "file"):
+            return find(self, config_path, object_type)
+        if (key := (*asked, config_path, object_type)) not in places:
+            found = find(self, config_path, object_type)
+            places[key] = None if found is None else self.sources.index(found)
+        place = places[key]
+        return None if place is None else self.sources[place]
 
     def load(self: ConfigRepository, config_path: str) -> Any:
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         if not isinstance(source, FileConfigSource):
             return read(self, config_path)
-        text = (Path(source.path) / source._normalize_file_name(config_path)).read_text()
+        text = ""
+        if source.path != SHIPPED:
+            text = (Path(source.path) / source._normalize_file_name(config_path)).read_text()
         key = (source.provider, source.path, config_path, text)
         if key not in known:
             known[key] = pickle.dumps(read(self, config_path))
@@ -319,6 +408,7 @@ def configuration_files_read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ConfigRepository, "load_config", load)
+        patch.setattr(ConfigRepository, "_find_object_source", look_for)
         yield
 
 
@@ -411,6 +501,18 @@ def a_machine_of_known_speed() -> Iterator[None]:
         patch.setattr("dpft.estimates.step_time._seconds_of", seconds_of)
         patch.setattr("dpft.estimates.step_time.NUMBERS", 2**12)
         patch.setattr("dpft.estimates.step_time.NOISE_NUMBERS", 2**12)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_seed_for_devices_that_are_not_there() -> Iterator[None]:
+    """Spares each seed of torch three texts of the whole stack, kept for devices to come."""
+    import torch
+
+    kinds = [kind for kind in (torch.cuda, torch.xpu, torch.mtia) if not kind.is_available()]
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in kinds:
+            patch.setattr(kind, "manual_seed_all", lambda _: None)
         yield
 
 

@@ -203,7 +203,7 @@ def test_a_run_is_trained_killed_resumed_scored_audited_and_writes(workspace: Wo
     audit = ("audit.canaries=8", "audit.canary_words=4", "audit.white_box=true")
     words = ("train", *GIVEN, *audit, "train.checkpoint_every=1")
     (workspace.root / "prompts.jsonl").write_text('{"meaning_representation": "name[Inn]"}\n')
-    with pytest.raises(EOFError):
+    with pytest.raises(AssertionError, match="ended without an answer"):
         on_pretended(killed, workspace, [*words, "hydra.run.dir=run"])
     device = "train.device=accelerator"
     outcomes = on_pretended(

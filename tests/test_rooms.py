@@ -25,8 +25,8 @@ LEVELS = (
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 ALLOWED_BETWEEN_EQUALS = {
     ("data", "dpft.tasks.base"),
-    ("data", "dpft.tasks.records"),
-    ("data", "dpft.tasks.records"),
+    ("data", "dpft.tasks.base"),
+    ("data", "dpft.tasks.base"),
     ("reports", "dpft.evaluation.metrics.base"),
 }
 LIBRARY = ("dpft.privacy.clipping.clipper", "dpft.models.batch_norm")
@@ -138,7 +138,7 @@ def test_an_edge_up_or_across_is_seen(room: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("room", "source"),
     [
-        ("data", "from dpft.tasks.records import Example"),
+        ("data", "from dpft.tasks.base import Example"),
         ("audit", "from dpft.training.loop import train"),
         ("cli", "from dpft.privacy.plan import PrivacyPlan"),
     ],

@@ -66,8 +66,7 @@ from dpft.runs.held_out import (
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import fitted_to, prepare_model, trained_model_of_run, training_head
 from dpft.runs.training_records import encode_records
-from dpft.tasks.base import TextTask
-from dpft.tasks.records import Record
+from dpft.tasks.base import Record, TextTask
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ from dpft.privacy.plan import EXAMPLE
 from dpft.records.audits import AllowedAttack, Attack, MembershipAudit, OperatingPoints
 from dpft.records.promises import OpenRun
 from dpft.runs.saved_run import saved_run
-from dpft.tasks.records import Record
+from dpft.tasks.base import Record
 
 Numbers = NDArray[np.float64]
 LEAST_DEVIATION = 1e-6

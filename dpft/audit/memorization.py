@@ -42,7 +42,7 @@ from dpft.data.corpora import (
 from dpft.data.encoding import TokenEncoding
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
-from dpft.evaluation.answers import OnProgress, counter
+from dpft.evaluation.evaluate import OnProgress, counter
 from dpft.evaluation.predictions import spread
 from dpft.files import MEMORIZATION, hold_run, private_audit_path
 from dpft.generation.decoding import Prefix, batches_by_tokens, continuations, evaluation_mode
@@ -55,8 +55,7 @@ from dpft.reports.terminal import Grid
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
 from dpft.runs.tracking import batch_progress
-from dpft.tasks.base import TextTask
-from dpft.tasks.records import Example
+from dpft.tasks.base import Example, TextTask
 from dpft.training.training_config import DeviceConfig
 
 _NO_WORD = re.compile(r"[^\w]")

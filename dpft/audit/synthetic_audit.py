@@ -55,8 +55,7 @@ from dpft.reports.scores import tone_of
 from dpft.reports.terminal import Grid
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import trained_model_of_run
-from dpft.tasks.base import TextTask
-from dpft.tasks.records import Example
+from dpft.tasks.base import Example, TextTask
 from dpft.training.training_config import DeviceConfig
 
 OWNERS = (

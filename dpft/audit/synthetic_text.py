@@ -29,9 +29,8 @@ from dpft.records import audits
 from dpft.records.audits import ClassifierScores, Utility
 from dpft.records.promises import RunPrivacy, Statement, is_promised, read_statement, spent_on
 from dpft.runs.held_out import load_training_data
-from dpft.tasks.base import Task, TextTask
+from dpft.tasks.base import Example, Record, Task, TextTask, are_texts
 from dpft.tasks.custom import CustomTexts
-from dpft.tasks.records import Example, Record, are_texts
 
 READABLE_BY_ALL = 0o004
 

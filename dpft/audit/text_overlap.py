@@ -30,7 +30,7 @@ from dpft.files import CANARIES
 from dpft.records import audits
 from dpft.records.audits import CanariesInTexts, KeptCanaries
 from dpft.records.form import read_record
-from dpft.tasks.records import Example
+from dpft.tasks.base import Example
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 

@@ -32,6 +32,7 @@ from dpft.errors import DpftError, InputError, RunError
 from dpft.files import EXIT_CODES, PRIVATE, SWEEP_RECORD, private_path
 from dpft.parallel.rank_environment import (
     SLURM,
+    TERMINATED,
     Task,
     is_beside_first,
     joined,
@@ -41,7 +42,6 @@ from dpft.parallel.rank_environment import (
 from dpft.records.configuration import EndedJob
 from dpft.records.form import read_record, write_record
 from dpft.runs.exit_codes import FAILED, say, termination_as_exit
-from dpft.training.termination import TERMINATED
 
 
 @dataclass(frozen=True, kw_only=True)

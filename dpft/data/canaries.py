@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
-from dpft.tasks.base import Task
-from dpft.tasks.records import Record
+from dpft.tasks.base import Record, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,7 +16,7 @@ from jinja2.exceptions import TemplateError
 from dpft.data.encoding import TextEncoding, TokenRows
 from dpft.data.tokenization import Prompt, TokenizedExample, joined, start_id, token_ids
 from dpft.errors import InputError
-from dpft.tasks.records import Example
+from dpft.tasks.base import Example
 
 PLACE = "dpftplaceholder"
 """Stands for a message while the template's own words around it are looked up."""

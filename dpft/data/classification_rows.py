@@ -13,7 +13,7 @@ from dpft.data.encoding import TokenEncoding
 from dpft.data.tokenization import TokenizedExample, token_ids
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, MASKED, SCORE
-from dpft.tasks.records import LabeledExample, Piece
+from dpft.tasks.base import LabeledExample, Piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,10 @@ class LabelWordEncoding(TokenEncoding):
 
     def rows(self, examples: Sequence[LabeledExample]) -> list[TokenizedExample]:
         """See ``Encoding.rows``."""
-        filled = [[p for p in self.pieces(e) if self._is_read(p)] for e in examples]
+        filled = [
+            [p for p in self.pieces(e) if (self.layout.kind == MASKED or not p.is_mask)]
+            for e in examples
+        ]
         texts = [piece.text for pieces in filled for piece in pieces]
         ids = iter(token_ids(texts, self.tokenizer))
         around = special_ids(self.tokenizer)
@@ -114,9 +117,6 @@ class LabelWordEncoding(TokenEncoding):
             self._row(example, pieces, [next(ids) for _ in pieces], around)
             for example, pieces in zip(examples, filled, strict=True)
         ]
-
-    def _is_read(self, piece: Piece) -> bool:
-        return self.layout.kind == MASKED or not piece.is_mask
 
     def _row(
         self,

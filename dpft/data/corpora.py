@@ -38,8 +38,7 @@ from dpft.data.raw_rows import (
 from dpft.data.tokenization import TokenizedExample, start_id, token_ids
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, GAP, IGNORED_LABEL, MASKED
-from dpft.tasks.base import SPLITS, CorpusForm, Task
-from dpft.tasks.records import Example
+from dpft.tasks.base import SPLITS, CorpusForm, Example, Task
 
 ENDINGS = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet", ".csv")
 """Endings of a file's name, all of formats that are read as a stream."""
@@ -96,11 +95,7 @@ def known_splits(task: Task) -> set[str]:
 
 
 def corpus_split(task: Task, split: str) -> list[Path]:
-    """Returns the files of one split.
-
-    Raises:
-        InputError: As ``corpus_files``, or the corpus has no such split.
-    """
+    """Returns the files of one split."""
     files = corpus_files(task)
     if split not in files:
         raise InputError(

@@ -38,7 +38,7 @@ from dpft.data.tokenization import (
 )
 from dpft.data.training_records import TOGETHER, batched
 from dpft.kinds import IGNORED_LABEL, SEQ2SEQ
-from dpft.tasks.records import Example, Record
+from dpft.tasks.base import Example, Record
 
 Numbers = NDArray[Any]
 

@@ -21,8 +21,7 @@ import numpy as np
 
 from dpft.data.raw_rows import FORMATS, LocalForm, Row, file_rows, line_place
 from dpft.errors import InputError
-from dpft.tasks.base import SPLITS
-from dpft.tasks.records import ImagePlace
+from dpft.tasks.base import SPLITS, ImagePlace
 
 
 def parquet_files(folder: Path, split: str) -> list[Path]:

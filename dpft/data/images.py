@@ -27,7 +27,7 @@ from dpft.data.batches import Batch, Bits, EncodedRows, Layout, View
 from dpft.data.encoding import Encoding
 from dpft.errors import InputError, RunError
 from dpft.kinds import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER
-from dpft.tasks.records import ImagePlace, LabeledImage
+from dpft.tasks.base import ImagePlace, LabeledImage
 
 Pixels = NDArray[np.uint8]
 Made = TypeVar("Made")
@@ -138,7 +138,11 @@ def _read(place: ImagePlace, form: ImageForm) -> tuple[Pixels, bool] | None:
             mode = "L" if form.channels == GRAY else "RGB"
             own = 1 if upright.mode in ("1", "L", "LA", "I", "F", "I;16") else COLOR
             if own == 1 and upright.mode in ("I", "F", "I;16"):
-                upright = Image.fromarray(_of_16_bits(np.asarray(upright)))
+                upright = Image.fromarray(
+                    (np.clip(np.asarray(upright).astype(np.float64), 0, 65535) / 257)
+                    .round()
+                    .astype(np.uint8)
+                )
             if "A" in upright.getbands() or "transparency" in upright.info:
                 layer = upright.convert("RGBA")
                 upright = Image.new("RGBA", layer.size, (0, 0, 0, 255))
@@ -166,11 +170,6 @@ def _opened(place: ImagePlace) -> "Image.Image":  # type: ignore[name-defined] #
         raw = np.frombuffer(place.content, np.uint8, count, offset=place.offset)
     planes = raw.reshape(channels, height, width)
     return Image.fromarray(planes[0] if channels == GRAY else planes.transpose(1, 2, 0).copy())
-
-
-def _of_16_bits(values: NDArray[np.generic]) -> Pixels:
-    """Returns gray values of 16 bits, or of any other range below, in 8."""
-    return (np.clip(values.astype(np.float64), 0, 65535) / 257).round().astype(np.uint8)
 
 
 def check_pillow() -> None:

@@ -25,8 +25,7 @@ from dpft.data.raw_rows import (
     memory_rows,
 )
 from dpft.errors import InputError
-from dpft.tasks.base import SKIPPED, SPLITS, Task, TextTask
-from dpft.tasks.records import Example, Record, is_unicode
+from dpft.tasks.base import SKIPPED, SPLITS, Example, Record, Task, TextTask, is_unicode
 
 Made = TypeVar("Made")
 TEMPLATES = ("text", "prompt", "target")
@@ -101,12 +100,7 @@ class FaultyRows:
                 lines.append(number)
 
     def refused(self, *others: str, may_skip: bool) -> InputError:
-        """Returns one error for all faulty rows.
-
-        Args:
-            others: Faults that are not of one row.
-            may_skip: Whether leaving the rows out is a way out.
-        """
+        """Returns one error for all faulty rows."""
         faults = [_lines(*kind, lines) for kind, lines in self._lines.items()]
         if may_skip:
             way_out = f"; task.invalid={SKIPPED} leaves such rows out."
@@ -279,10 +273,6 @@ def _file_rows(file: str) -> Iterator[Row]:
 
 def refuse_records(task: Task, file: str) -> bool:
     """Refuses a file that a run's own records were read from, under whatever name.
-
-    Args:
-        task: The run's task, with its source.
-        file: The user's file of prompts.
 
     Returns:
         Whether it was known where the run's own records are: ``task.data_dir`` may be relative to

@@ -37,8 +37,7 @@ from dpft.data.raw_rows import (
 from dpft.data.rows import FaultyRows, examples_of, unit_of, with_unique_groups
 from dpft.errors import InputError, note_records_read
 from dpft.machine import hub_is_reachable
-from dpft.tasks.base import MISSING, REFUSED, SPLITS, OwnRows, Task
-from dpft.tasks.records import Record, shortened
+from dpft.tasks.base import MISSING, REFUSED, SPLITS, OwnRows, Record, Task, shortened
 
 TIMEOUT_SECONDS = 20
 OFFLINE_WAYS_OUT = (

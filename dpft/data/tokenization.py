@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from dpft.data.training_records import batched
 from dpft.errors import InputError
 from dpft.kinds import IGNORED_LABEL
-from dpft.tasks.records import Example
+from dpft.tasks.base import Example
 
 AT_ONCE = 1024
 """Texts that a fast tokenizer is given: it holds some 150 bytes of each token until all are read.

@@ -26,7 +26,7 @@ from typing import Any, TypeVar, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dpft.tasks.records import Example, LabeledImage, Record
+from dpft.tasks.base import Example, LabeledImage, Record
 
 TOGETHER = 4096
 """Records that are packed, and encoded, at once: enough for every core to have some thousands."""

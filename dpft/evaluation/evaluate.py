@@ -3,23 +3,390 @@
 One prediction is written per distinct input and compared to all of the input's references.
 Metrics say what they read (texts, likelihoods); what nothing can supply, such as likelihoods for a
 file of outputs, stands under ``not_computed`` with the reason: no metric is silently absent.
+
+Texts are grouped: one is written for each distinct input, and compared to all of its references.
+Labels and attributes are not: each record is scored apart. `ANSWERS` has the three kinds; their
+methods choose what is scored and return `Scored`, the predictions and the columns that metrics
+read. ``compute_metrics`` gives each metric a value or a reason why it has none.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import eq
 from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
-from dpft.evaluation.answers import ANSWERS, OnProgress, Scored, compute_metrics
 from dpft.evaluation.eval_config import EvalConfig, MetricsConfig
+from dpft.evaluation.metrics.base import (
+    ATTRIBUTES,
+    LABELS,
+    LIKELIHOODS,
+    NEXT_TOKENS,
+    RANKINGS,
+    TEXTS,
+    MetricSpec,
+    NotComputed,
+    metric_specs,
+)
 from dpft.evaluation.predictions import sample_records
 from dpft.generation.decoding import DecodeConfig
 from dpft.records.scores import STAGES, ConfusedClasses, Prediction, ScoreEntry, Stage, split_note
-from dpft.tasks.base import Task
-from dpft.tasks.records import Record
+from dpft.tasks.base import (
+    Example,
+    LabeledExample,
+    LabeledImage,
+    LabelTask,
+    Record,
+    Task,
+    TextTask,
+    are_texts,
+)
+from dpft.tasks.images import ImageTask
 
 if TYPE_CHECKING:
     from dpft.evaluation.outputs import ModelOutputs
+
+
+Columns = Mapping[str, Sequence[Any]]
+"""Column name to its values, all of one length."""
+
+_WHY_MISSING = {
+    TEXTS: "needs predictions, one text per input",
+    LIKELIHOODS: "needs the model's likelihoods; a predictions file holds texts only",
+    NEXT_TOKENS: "needs the model's likelihoods; a predictions file holds texts only",
+    LABELS: "needs labels, a predicted and a right one per input",
+    RANKINGS: "needs the model's probabilities; a predictions file holds one class per input",
+    ATTRIBUTES: "needs attributes, predicted and right ones per input",
+}
+
+
+def compute_metrics(
+    names: Sequence[str], columns: Mapping[str, Columns], settings: MetricsConfig | None = None
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Returns the metrics' values, and the reason of each that has none.
+
+    Args:
+        names: Names of metrics of ``dpft.evaluation.metrics``.
+        columns: Kind of columns (texts, likelihoods, labels) to the columns; a kind may be absent.
+        settings: Models of the metrics' own; None: no models.
+
+    Returns:
+        Finite values by key, and reasons by key; every metric is in one of the two.
+
+    Raises:
+        InputError: A metric is unknown, or two share a key.
+    """
+    values: dict[str, float] = {}
+    not_computed: dict[str, str] = {}
+    for spec in metric_specs(names):
+        try:
+            values[spec.reported_as] = _value(spec, columns, settings or MetricsConfig())
+        except NotComputed as reason:
+            not_computed[spec.reported_as] = str(reason)
+    return values, not_computed
+
+
+def _value(spec: MetricSpec, columns: Mapping[str, Columns], settings: MetricsConfig) -> float:
+    """Returns a metric's finite value."""
+    from dpft.evaluation.local_metric import compute
+
+    reason = spec.missing(settings) if spec.inputs in columns else _WHY_MISSING[spec.inputs]
+    if reason is not None:
+        raise NotComputed(reason)
+    value = compute(spec, columns[spec.inputs], settings)
+    if not math.isfinite(value):
+        raise NotComputed(f"not a finite number ({value})")
+    return value
+
+
+MOST_SHOWN = 40
+"""Wrongly classed records in a picture."""
+LIKELY = 0.5
+"""Above it a model says that an attribute is there."""
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """Predictions on a split, and the columns that metrics read."""
+
+    count: int
+    """Distinct inputs, or records with labels."""
+    predictions: tuple[Prediction, ...] = field(repr=False)
+    """In the order of the split; none where no metric reads texts."""
+    columns: Mapping[str, Columns] = field(repr=False)
+    """Kind of columns (texts, likelihoods, labels) to the columns; kinds nothing gave are absent.
+    """
+    confusion: Sequence[Sequence[int]] = field(default=(), repr=False)
+    """How many records of each class, a row each, were taken for each class."""
+    picture: bytes | None = field(default=None, repr=False)
+    """Some records that were classed wrongly, as PNG."""
+    more: Mapping[str, float] = field(default_factory=dict)
+    """Scores beside those of the metrics, such as each attribute's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """An input with the examples that share it, at least one."""
+
+    input: str
+    """``Example.group``, which the examples share: for E2E the meaning representation."""
+    examples: tuple[Example, ...]
+    """In the order of the split."""
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """The texts a prediction for this input is compared to; empty ones only without others."""
+        targets = tuple(example.target for example in self.examples)
+        return tuple(filter(None, targets)) or targets
+
+
+def group_examples(examples: Sequence[Example], *, limit: int | None = None) -> list[Group]:
+    """Returns the groups in the order in which each first occurs, ``limit`` at most."""
+    members: dict[str, list[Example]] = {}
+    for example in examples:
+        members.setdefault(example.group, []).append(example)
+    groups = [Group(input=name, examples=tuple(found)) for name, found in members.items()]
+    return groups[:limit]
+
+
+class Answers(ABC):
+    """Answers of one kind."""
+
+    def to_score(
+        self, task: Any, examples: Sequence[Record], config: EvalConfig, split: str
+    ) -> Sequence[Any]:
+        """Returns the inputs or records of a split to score, ``config.limit`` at most.
+
+        Raises:
+            InputError: The split is empty.
+        """
+        if not examples:
+            raise InputError(
+                f"the {split} split of task {task.name} must have at least one example, got none;"
+                " choose another with eval.split."
+            )
+        return self._chosen(examples, config.limit)
+
+    def _chosen(self, examples: Sequence[Record], limit: int | None) -> Sequence[Any]:
+        return examples[:limit]
+
+    @abstractmethod
+    def inputs(self, task: Any, examples: Sequence[Any]) -> list[str]:
+        """Returns a split's inputs in the words by which a file of predictions names them."""
+
+    @abstractmethod
+    def of_model(
+        self,
+        task: Any,
+        chosen: Sequence[Any],
+        outputs: "ModelOutputs",
+        decode: DecodeConfig,
+        on_progress: OnProgress | None = None,
+    ) -> Scored:
+        """Returns a model's answers to the chosen ones, beside the right ones."""
+
+    @abstractmethod
+    def of_file(self, task: Any, chosen: Sequence[Any], texts: Sequence[str]) -> Scored:
+        """Returns the answers in a file of predictions, one text for each of ``chosen``.
+
+        Raises:
+            InputError: One is no answer; it is named by its number, not quoted.
+        """
+
+
+class TextAnswers(Answers):
+    """A text for each distinct input."""
+
+    def _chosen(self, examples: Sequence[Record], limit: int | None) -> Sequence[Group]:
+        assert are_texts(examples)
+        return group_examples(examples, limit=limit)
+
+    def inputs(self, task: Any, examples: Sequence[Record]) -> list[str]:
+        """See ``Answers.inputs``."""
+        return [group.input for group in self._chosen(examples, None)]
+
+    def of_model(
+        self,
+        task: Any,
+        chosen: Sequence[Group],
+        outputs: "ModelOutputs",
+        decode: DecodeConfig,
+        on_progress: OnProgress | None = None,
+    ) -> Scored:
+        """See ``Answers.of_model``; the model is asked for no more than metrics read."""
+        kinds = {spec.inputs for spec in metric_specs(task.metrics)}
+        scored = Scored(count=len(chosen), predictions=(), columns={})
+        if kinds & {TEXTS, LABELS}:
+            firsts = [group.examples[0] for group in chosen]
+            count = counter("predictions", len(chosen), on_progress)
+            scored = self.of_file(task, chosen, outputs.texts(firsts, decode, count))
+        columns = dict(scored.columns)
+        examples = [example for group in chosen for example in group.examples]
+        if LIKELIHOODS in kinds:
+            count = counter("likelihoods", len(examples), on_progress)
+            columns[LIKELIHOODS] = outputs.likelihoods(examples, count)._asdict()
+        if NEXT_TOKENS in kinds:
+            count = counter("next tokens", len(examples), on_progress)
+            columns[NEXT_TOKENS] = outputs.next_tokens(examples, count)._asdict()
+        return replace(scored, columns=columns)
+
+    def of_file(self, task: Any, chosen: Sequence[Group], texts: Sequence[str]) -> Scored:
+        """See ``Answers.of_file``; where the texts are labels in words, labels are scored too."""
+        assert isinstance(task, TextTask)
+        references = [list(group.references) for group in chosen]
+        columns: dict[str, Columns] = {
+            TEXTS: {"predictions": list(texts), "references": references}
+        }
+        predicted = task.spelt_labels(texts)
+        gold = task.spelt_labels([each[0] for each in references])
+        if predicted is not None and gold is not None:
+            columns[LABELS] = {"predicted": predicted, "gold": gold}
+        predictions = tuple(
+            Prediction(input=group.input, prediction=text, references=group.references)
+            for group, text in zip(chosen, texts, strict=True)
+        )
+        return Scored(count=len(chosen), predictions=predictions, columns=columns)
+
+
+class LabelAnswers(Answers):
+    """A class or a number for each record."""
+
+    def inputs(self, task: Any, examples: Sequence[LabeledExample | LabeledImage]) -> list[str]:
+        """See ``Answers.inputs``: a record's number tells it from others of the same text."""
+        return [f"{number}: {example.shown}" for number, example in enumerate(examples)]
+
+    def of_model(
+        self,
+        task: Any,
+        chosen: Sequence[Any],
+        outputs: "ModelOutputs",
+        decode: DecodeConfig,
+        on_progress: OnProgress | None = None,
+    ) -> Scored:
+        """See ``Answers.of_model``."""
+        answers = outputs.answers(chosen, counter("predictions", len(chosen), on_progress))
+        labels = [task.predicted(answer) for answer in answers]
+        scored = self._scored(task, chosen, labels)
+        if task.confusable:
+            counts = [[0] * len(task.confusable) for _ in task.confusable]
+            for record, label in zip(chosen, labels, strict=True):
+                counts[int(record.label)][int(label)] += 1
+            pairs = zip(chosen, labels, strict=True)
+            wrong = [record for record, label in pairs if record.label != label][:MOST_SHOWN]
+            scored = replace(scored, confusion=counts, picture=outputs.encoding.picture(wrong))
+        if RANKINGS not in {spec.inputs for spec in metric_specs(task.metrics)}:
+            return scored
+        ranked = [sorted(range(len(one)), key=lambda k: -one[k]) for one in answers]  # noqa: B023
+        rankings: Columns = {"ranked": ranked, "gold": [record.label for record in chosen]}
+        return replace(scored, columns={**scored.columns, RANKINGS: rankings})
+
+    def of_file(self, task: Any, chosen: Sequence[Any], texts: Sequence[str]) -> Scored:
+        """See ``Answers.of_file``: names of classes, or numbers."""
+        labels = []
+        for number, text in enumerate(texts, start=1):
+            try:
+                labels.append(task.prediction(text.strip()))
+            except InputError as error:
+                raise InputError(f"predictions, record {number}: {error}") from None
+        return self._scored(task, chosen, labels)
+
+    def _scored(
+        self, task: LabelTask, records: Sequence[LabeledExample], labels: Sequence[float]
+    ) -> Scored:
+        gold = [record.label for record in records]
+        return Scored(
+            count=len(records),
+            predictions=self._predictions(task, records, labels, gold, task.label_text),
+            columns={LABELS: {"predicted": list(labels), "gold": gold}},
+        )
+
+    def _predictions(
+        self,
+        task: Task,
+        records: Sequence[Any],
+        told: Sequence[Any],
+        gold: Sequence[Any],
+        spelt: Callable[[Any], str],
+    ) -> tuple[Prediction, ...]:
+        """Returns the answers to records in words, beside the right ones."""
+        return tuple(
+            Prediction(input=name, prediction=spelt(one), references=(spelt(right),))
+            for name, one, right in zip(self.inputs(task, records), told, gold, strict=True)
+        )
+
+
+class AttributeAnswers(LabelAnswers):
+    """Several attributes of each record, each there or not."""
+
+    def of_model(
+        self,
+        task: Any,
+        chosen: Sequence[Any],
+        outputs: "ModelOutputs",
+        decode: DecodeConfig,
+        on_progress: OnProgress | None = None,
+    ) -> Scored:
+        """See ``Answers.of_model``: attributes that are likelier than not."""
+        answers = outputs.answers(chosen, counter("predictions", len(chosen), on_progress))
+        told = [[float(p > LIKELY) for p in one] for one in answers]
+        return self._scored_attributes(task, chosen, told)
+
+    def of_file(self, task: Any, chosen: Sequence[Any], texts: Sequence[str]) -> Scored:
+        """See ``Answers.of_file``: names of the attributes that are there, a comma between."""
+        told = []
+        for number, text in enumerate(texts, start=1):
+            names = {name.strip() for name in text.split(",") if name.strip()}
+            if not names <= set(task.classes):
+                raise InputError(
+                    f"predictions, record {number}: it must name attributes of the task, such as"
+                    f" {task.classes[0]}, a comma between them."
+                )
+            told.append([float(name in names) for name in task.classes])
+        return self._scored_attributes(task, chosen, told)
+
+    def _scored_attributes(
+        self, task: ImageTask, records: Sequence[LabeledImage], told: Sequence[Sequence[float]]
+    ) -> Scored:
+        """Returns attributes of any origin beside the right ones, and the accuracy of each."""
+
+        def spelt(one: Sequence[float]) -> str:
+            return ", ".join(name for name, is_one in zip(task.classes, one, strict=True) if is_one)
+
+        gold = [record.answer for record in records]
+        columns = zip(zip(*told, strict=True), zip(*gold, strict=True), strict=True)
+        right = [sum(map(eq, one, other)) / len(records) for one, other in columns]
+        return Scored(
+            count=len(records),
+            predictions=self._predictions(task, records, told, gold, spelt),
+            columns={ATTRIBUTES: {"predicted": list(told), "gold": gold}},
+            more={f"accuracy_{name}": one for name, one in zip(task.classes, right, strict=True)},
+        )
+
+
+def counter(task: str, total: int, on_progress: OnProgress | None) -> Callable[[int], None]:
+    """Returns a function that adds up batch sizes and reports the sum."""
+    done = 0
+
+    def count(batch_size: int) -> None:
+        nonlocal done
+        done = min(total, done + batch_size)
+        if on_progress is not None:
+            on_progress(task, done, total)
+
+    return count
+
+
+ANSWERS: dict[str, Answers] = {
+    TEXTS: TextAnswers(),
+    LABELS: LabelAnswers(),
+    ATTRIBUTES: AttributeAnswers(),
+}
+"""How a task is scored, by ``Task.answers``."""
 
 
 @dataclass(frozen=True, kw_only=True)

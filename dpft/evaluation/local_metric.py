@@ -3,7 +3,6 @@
 It stands apart because importing ``evaluate`` costs five seconds; import it only to score.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,6 +60,11 @@ class LocalMetric(evaluate.Metric):  # type: ignore[misc]
         self.spec = spec
         super().__init__(**settings)
 
+    def _build_data_dir(self) -> str:
+        """Returns the folder of the columns, made only where they are not kept in memory."""
+        folder: str = self._data_dir_root if self.keep_in_memory else super()._build_data_dir()
+        return folder
+
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
             description=self.spec.description,
@@ -86,6 +90,5 @@ def compute(
         NotComputed: The metric has no value on these columns.
     """
     more = {"settings": settings} if spec.reads_settings else {}
-    with tempfile.TemporaryDirectory() as folder:
-        metric = LocalMetric(spec, keep_in_memory=True, cache_dir=folder)
-        return float(metric.compute(**columns, **more)[spec.name])
+    metric = LocalMetric(spec, keep_in_memory=True)
+    return float(metric.compute(**columns, **more)[spec.name])

@@ -25,7 +25,7 @@ from dpft.kinds import SEQ2SEQ
 from dpft.models.architecture import max_positions
 from dpft.models.losses import answer_values, token_hits, token_nll
 from dpft.parallel.ranks import ALONE, Ranks, in_turn, put_together
-from dpft.tasks.records import Example, LabeledExample, LabeledImage, Record
+from dpft.tasks.base import Example, LabeledExample, LabeledImage, Record
 
 
 class Likelihoods(NamedTuple):

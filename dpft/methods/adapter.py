@@ -145,17 +145,17 @@ class BottleneckMethod(Method):
                 f"method.targets must be given for model type {model.config.model_type!r}, got"
                 f" none; name output projections by their endings, such as {_endings(linear)}."
             )
-        found = {n: m for n, m in linear.items() if _ends_with(n, suffixes)}
+        found = {
+            n: m
+            for n, m in linear.items()
+            if any(f".{n}".endswith(f".{suffix}") for suffix in suffixes)
+        }
         if not found:
             raise InputError(
                 f"method.targets must match a linear module, got {', '.join(suffixes)}; the"
                 f" model's are called {_endings(linear)}."
             )
         return found
-
-
-def _ends_with(name: str, suffixes: tuple[str, ...]) -> bool:
-    return any(f".{name}".endswith(f".{suffix}") for suffix in suffixes)
 
 
 def _endings(linear: "dict[str, Projection]") -> str:

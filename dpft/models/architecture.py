@@ -13,6 +13,8 @@ of transformers read the first token.
 import copy
 import inspect
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -157,6 +160,24 @@ def padding_id(config: PretrainedConfig) -> int:
     return int((end[0] if isinstance(end, list) else end) or 0)
 
 
+@contextmanager
+def without_storage() -> Iterator[None]:
+    """Has models made inside be of shapes alone; they are tied, and nothing is drawn for them."""
+    with torch.device("meta"), _NothingDrawn():
+        yield
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Spares tensors without storage the values that they cannot hold: most of a model's making."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (Tensor.normal_, Tensor.uniform_) and args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
 def fresh_model(config: PretrainedConfig, head: Head, pooling: str | None) -> PreTrainedModel:
     """Returns a model of the architecture with that head, in float32, at random weights.
 
@@ -189,7 +210,7 @@ def new_parameters(
         num_labels: Classes of the checkpoint's own head: that of an image classifier is another
             where it has others. None: it has the same.
     """
-    with torch.device("meta"):
+    with without_storage():
         wanted = fresh_model(config, head, pooling)
         known = _checkpoint_class(config, head)
         if known is None or (isinstance(wanted, known) and head.kind != IMAGE_CLASSIFIER):

@@ -37,6 +37,7 @@ from dpft.models.architecture import (
     load_own_tokenizer,
     new_parameters,
     own_tokenizer_folder,
+    without_storage,
 )
 from dpft.models.batch_norm import replace_batch_norm, standardize_weights
 from dpft.models.checkpoint_rows import CheckpointRows, NotInShards
@@ -77,7 +78,7 @@ def meta_model(architecture: Architecture, head: Head = CAUSAL_HEAD) -> PreTrain
         InputError: The architecture has no such head.
     """
     config = architecture.config(head)
-    with loading_errors(architecture.model, describe(head)), torch.device("meta"):
+    with loading_errors(architecture.model, describe(head)), without_storage():
         model = fresh_model(config, head, architecture.pooling)
     if architecture.model.is_quantized:
         model = _quantization(architecture.model).plan_quantized(

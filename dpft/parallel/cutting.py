@@ -132,7 +132,12 @@ def block_lists(model: nn.Module) -> list[nn.ModuleList]:
 
     A seq2seq model has two: the layers of its encoder, and those of its decoder.
     """
-    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and _are_blocks(m)]
+    lists = [
+        m
+        for m in model.modules()
+        if isinstance(m, nn.ModuleList)
+        and (len({type(module) for module in m}) == 1 and size_of(m.parameters()) > 0)
+    ]
     inner = {module for outer in lists for module in outer.modules() if module is not outer}
     return [module for module in lists if module not in inner]
 
@@ -145,7 +150,3 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 def size_of(parameters: Iterable[nn.Parameter]) -> int:
     """Returns how many numbers parameters have."""
     return sum(parameter.numel() for parameter in parameters)
-
-
-def _are_blocks(modules: nn.ModuleList) -> bool:
-    return len({type(module) for module in modules}) == 1 and size_of(modules.parameters()) > 0

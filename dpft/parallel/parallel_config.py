@@ -256,12 +256,6 @@ def sharding(
 
     >>> sharding(2, 2)
     'fsdp, 2 shards x 2 replicas, sums kept whole'
-
-    Args:
-        shards: Into how many the model is cut.
-        replicas: How many times there is the whole model.
-        accumulates_shards: Whether a step's sums are cut as the model is.
-        offload: Whether shards lie in the processor's memory.
     """
     copies = f" x {replicas} replicas" if replicas > 1 else ""
     kept = "sums kept in shards" if accumulates_shards else "sums kept whole"

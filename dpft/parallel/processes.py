@@ -80,10 +80,6 @@ def started(config: ParallelConfig) -> Iterator[Ranks]:
 def own_device(device: torch.device, ranks: Ranks) -> torch.device:
     """Returns the device of a rank among those of its machine.
 
-    Args:
-        device: What every rank computes on.
-        ranks: The run's processes.
-
     Raises:
         InputError: The machine has fewer devices than ranks.
     """
@@ -201,10 +197,6 @@ TOGETHER = 1
 def launch(config: LaunchConfig, words: Sequence[str]) -> None:
     """Starts ``dpft`` of some words in several processes, and waits until all have ended.
 
-    Args:
-        config: How many, and how often again.
-        words: The subcommand and what follows it.
-
     Raises:
         InputError: There are other processes already, or it cannot be said how many to start.
         SaidElsewhere: One has failed, and has said why.
@@ -255,9 +247,6 @@ def ended(failures: Mapping[int, ProcessFailure]) -> DpftError:
     """Returns how processes have ended that the agent has found to fail.
 
     Those that failed later were ended by the agent, or because the others were gone.
-
-    Args:
-        failures: By rank.
     """
     first = min(failure.timestamp for failure in failures.values())
     early = {

@@ -1,18 +1,21 @@
-"""What a process learns of its rank from its environment, before torch is imported.
+"""What a process learns of its rank from its environment, and SIGTERM as a request, without torch.
 
-Two things rest on it. All processes of a run but rank 0 print nothing: rank 0 says what there is to
-say. And a task of a job that submitit started, on Slurm or on this machine, takes its place among
-the others: submitit starts as many tasks as a job is asked for, all with the same work, and tells
-each of them its number in variables of its own. Here they become the variables that torchrun would
-have set, so that everything after that is as under torchrun.
+Three things rest on it. All processes of a run but rank 0 print nothing: rank 0 says what there is
+to say. And a task of a job that submitit started, on Slurm or on this machine, takes its place
+among the others: submitit starts as many tasks as a job is asked for, all with the same work, and
+tells each of them its number in variables of its own. Here they become the variables that torchrun
+would have set, so that everything after that is as under torchrun. And SIGTERM lets a step that has
+begun be finished before the run ends.
 """
 
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,3 +178,24 @@ def joined(task: Task | None) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+TERMINATED = 143
+"""Exit code of a run that SIGTERM ended."""
+
+
+@contextmanager
+def termination_requests() -> Iterator[Callable[[], bool]]:
+    """Yields a function that says whether SIGTERM has come, which in the block ends nothing.
+
+    Only the main thread is told of signals; elsewhere the answer is always no.
+    """
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    try:
+        yield lambda: bool(asked)
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -259,13 +259,7 @@ class PushedSums:
     """
 
     def __init__(self, cuts: Mapping[str, Cut], rounds: Rounds, device: torch.device) -> None:
-        """Begins with nothing.
-
-        Args:
-            cuts: Of every parameter that may train, by name.
-            rounds: Of the ranks that hold the shards.
-            device: Where shards lie.
-        """
+        """Begins with nothing."""
         self._cuts, self._rounds, self._device = cuts, rounds, device
         self._held: dict[str, Tensor] = {}
         self._numbers = {

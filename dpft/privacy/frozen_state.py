@@ -171,20 +171,27 @@ class Fingerprints:
         is_aligned = len(content) % 4 == 0 and content.storage_offset() % 4 == 0
         words, level = content.view(torch.int32) if is_aligned else content, 0
         while True:
-            key = self._key(words.device, level)
-            pieces = words.split(len(key))
+            pieces = words.split(KEYS_ON_CPU if words.device.type == "cpu" else KEYS_ELSEWHERE)
+            key = self._key(words.device, level, len(pieces[0]))
             sums = [piece.to(torch.int64).mul(key[: len(piece)]).sum() for piece in pieces]
             words, level = torch.stack(sums), level + 1
             if len(sums) == 1:
                 return words[0]
 
-    def _key(self, device: torch.device, level: int) -> Tensor:
-        """Returns the secret numbers that words are multiplied by; others for sums of sums."""
-        if (device, level) not in self._keys:
-            length = KEYS_ON_CPU if device.type == "cpu" else KEYS_ELSEWHERE
-            drawn = bytearray(secrets.token_bytes(8 * length))
-            self._keys[device, level] = torch.frombuffer(drawn, dtype=torch.int64).to(device)
-        return self._keys[device, level]
+    def _key(self, device: torch.device, level: int, length: int) -> Tensor:
+        """Returns secret numbers that words are multiplied by; others for sums of sums.
+
+        Args:
+            device: Where.
+            level: How often sums were summed.
+            length: How many are needed at least. What is drawn stays, and more is drawn behind it.
+        """
+        key = self._keys.get((device, level), torch.zeros(0, dtype=torch.int64, device=device))
+        if len(key) < length:
+            more = (1 << (length - 1).bit_length()) - len(key)
+            drawn = torch.frombuffer(bytearray(secrets.token_bytes(8 * more)), dtype=torch.int64)
+            key = self._keys[device, level] = torch.cat([key, drawn.to(device)])
+        return key
 
 
 class HeldParameters:

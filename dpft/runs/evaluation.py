@@ -59,9 +59,9 @@ from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run, written_tokens
 from dpft.runs.together import check_alike, check_same_model
 from dpft.runs.tracking import batch_progress
-from dpft.tasks.records import Record
-from dpft.training.averaging import WeightAverage
+from dpft.tasks.base import Record
 from dpft.training.listeners import WINDOW, StepWindows
+from dpft.training.training_config import WeightAverage
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from dpft.config.schema import GenerateConfig, TrainConfig
 from dpft.data.raw_rows import MEMORY, WRITERS, write_rows
 from dpft.data.rows import load_prompts, refuse_records
 from dpft.errors import InputError, RunError
-from dpft.evaluation.answers import OnProgress, counter
+from dpft.evaluation.evaluate import OnProgress, counter
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.files import GENERATED, PRIVACY, hold_run
 from dpft.generation.decoding import DecodeConfig, Draws
@@ -35,9 +35,8 @@ from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
 from dpft.runs.together import check_alike, check_same_model
 from dpft.runs.tracking import batch_progress
-from dpft.tasks.base import Task, TextTask
+from dpft.tasks.base import Example, Task, TextTask
 from dpft.tasks.custom import CustomTexts
-from dpft.tasks.records import Example
 
 Prompt = tuple[Mapping[str, Any], Example]
 """A row in the task's format without its answer, and what the model goes on from."""

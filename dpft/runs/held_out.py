@@ -28,8 +28,7 @@ from dpft.files import CANARIES, HELD_OUT_KEY
 from dpft.records.audits import KeptCanaries, KeptCanary
 from dpft.records.form import json_text, read_record
 from dpft.runs.saved_run import saved_run
-from dpft.tasks.base import Task, TextualTask
-from dpft.tasks.records import Example, LabeledExample, LabeledImage, Record
+from dpft.tasks.base import Example, LabeledExample, LabeledImage, Record, Task, TextualTask
 
 
 @dataclass(frozen=True, kw_only=True)

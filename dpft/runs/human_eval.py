@@ -12,8 +12,8 @@ from pathlib import Path
 
 from dpft.config.schema import EvaluateConfig
 from dpft.errors import InputError
-from dpft.evaluation.answers import Group, group_examples
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
+from dpft.evaluation.evaluate import Group, group_examples
 from dpft.evaluation.ratings import (
     REFERENCE,
     Item,
@@ -29,8 +29,7 @@ from dpft.records.scores import SheetDecoding
 from dpft.runs.held_out import HELD_OUT, records_to_score
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
-from dpft.tasks.base import TextTask
-from dpft.tasks.records import are_texts
+from dpft.tasks.base import TextTask, are_texts
 
 logger = logging.getLogger(__name__)
 

@@ -35,8 +35,8 @@ from dpft.runs.configuring import with_model_of_path
 from dpft.runs.evaluation import trained_model_of
 from dpft.runs.exit_codes import exit_code_of_job
 from dpft.runs.held_out import records_to_score
+from dpft.tasks.base import LabeledExample
 from dpft.tasks.classification import ClassificationTask
-from dpft.tasks.records import LabeledExample
 
 SHOTS, SHOWN = 16, 10
 """Records of each label that are read, as many as Gao et al. 2021 take, and lines printed."""

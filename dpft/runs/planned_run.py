@@ -77,7 +77,7 @@ from dpft.runs.run_plan import (
     with_batch_size,
 )
 from dpft.runs.task_model import encoding_of, fitted_to, layout_of, prepare_model, training_head
-from dpft.tasks.records import Record
+from dpft.tasks.base import Record
 from dpft.training.compiling import check_compiler
 from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
 from dpft.training.training_config import autocast

@@ -65,7 +65,6 @@ from dpft.runs.training_records import (
 )
 from dpft.runs.white_box import check_white_box
 from dpft.startup import CHECKING, ENCODING, LOADING, PLANNING, doing
-from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import ResumePoint, check_promises, delete_generator_states
 from dpft.training.compiling import check_compiler, check_first_step_compiles
 from dpft.training.listeners import StepEvaluation, StepListener
@@ -80,7 +79,7 @@ from dpft.training.session import (
     put_released_in_place,
     share_start,
 )
-from dpft.training.training_config import warn_if_slow
+from dpft.training.training_config import WeightAverage, warn_if_slow
 
 logger = logging.getLogger(__name__)
 

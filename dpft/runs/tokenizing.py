@@ -73,7 +73,7 @@ from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import WriteRequest, read_begun, refuse_used_folder, start_anew, write_begun
 from dpft.runs.run_plan import PublicSize, size_of_data
 from dpft.runs.training_records import NOTE
-from dpft.tasks.records import text_of
+from dpft.tasks.base import text_of
 from dpft.tokenizers import (
     RESOLUTION,
     Caps,

@@ -39,7 +39,7 @@ from rich.progress import (
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
 from dpft.errors import DpftError, StateError
-from dpft.evaluation.answers import OnProgress
+from dpft.evaluation.evaluate import OnProgress
 from dpft.files import TRACKING
 from dpft.records.configuration import TrackerState
 from dpft.records.form import read_record, write_record

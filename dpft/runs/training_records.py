@@ -22,8 +22,7 @@ from dpft.machine import return_freed_memory
 from dpft.privacy.cipher import secret_key
 from dpft.privacy.plan import EXAMPLE
 from dpft.runs.held_out import Division, TrainingData
-from dpft.tasks.base import REFUSED, Task
-from dpft.tasks.records import Record
+from dpft.tasks.base import REFUSED, Record, Task
 from dpft.training.loop import TrainingSet
 
 

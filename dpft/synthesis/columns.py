@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from dpft.errors import InputError
 from dpft.synthesis.patterns import days, decimals, whole_numbers
-from dpft.tasks.records import is_unicode
+from dpft.tasks.base import is_unicode
 from dpft.tasks.templates import spelled
 
 Value = str | int | float | bool | Decimal | datetime.date | None

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from dpft.errors import InputError
 from dpft.tasks.base import TASKS
-from dpft.tasks.image_task import IMAGE, ImageTask, attribute_value
+from dpft.tasks.images import IMAGE, ImageTask, attribute_value
 
 
 @TASKS.register("celeba")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dpft.tasks.base import TASKS
-from dpft.tasks.image_task import ImageTask
+from dpft.tasks.images import ImageTask
 
 NAMES = {"img": "image", "fine_label": "label", "label": "label", "image": "image"}
 """Columns as data sets on the hub call them."""

@@ -11,8 +11,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.tasks.base import LabelTask, TextualTask
-from dpft.tasks.records import LabeledExample, Piece
+from dpft.tasks.base import LabeledExample, LabelTask, Piece, TextualTask
 from dpft.tasks.templates import Template
 
 INFILLING, CLS = "infilling", "cls"

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, GAP, MASKED, PROMPTS, SENTINEL, SEQ2SEQ
-from dpft.tasks.base import TASKS, CorpusForm, OwnRows, TextTask
-from dpft.tasks.records import Example
+from dpft.tasks.base import TASKS, CorpusForm, Example, OwnRows, TextTask
 
 LINE, DOCUMENT = "line", "document"
 CHUNKS = "chunks_per_record"

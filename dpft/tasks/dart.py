@@ -14,8 +14,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.tasks.base import TASKS, TextTask
-from dpft.tasks.records import Example
+from dpft.tasks.base import TASKS, Example, TextTask
 from dpft.tasks.templates import list_of, objects_of, text_of, texts_of
 
 Triple = tuple[str, ...]

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from dpft.errors import InputError
 from dpft.tasks.base import TASKS
-from dpft.tasks.image_task import ImageTask
+from dpft.tasks.images import ImageTask
 
 HALVES = ("all", "public", "private")
 

@@ -15,8 +15,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.tasks.base import TASKS, TextTask
-from dpft.tasks.records import Example
+from dpft.tasks.base import TASKS, Example, TextTask
 
 FIELD_NAMES = {"eatType": "Type", "priceRange": "price", "familyFriendly": "family friendly"}
 """Fields whose name is written otherwise in the prompt; the other names stay as they are."""

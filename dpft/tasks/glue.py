@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.tasks.base import TASKS, SeqToSeqTask, Task, TextualTask
+from dpft.tasks.base import TASKS, Example, LabeledExample, SeqToSeqTask, Task, TextualTask
 from dpft.tasks.classification import (
     INFILLING,
     ClassificationTask,
@@ -18,7 +18,6 @@ from dpft.tasks.classification import (
     check_classes,
     class_number,
 )
-from dpft.tasks.records import Example, LabeledExample
 
 HIDDEN_LABEL = -1
 """Label of GLUE's test splits, where labels are hidden."""

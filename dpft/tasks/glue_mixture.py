@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.tasks.base import TASKS, Member, SeqToSeqTask
+from dpft.tasks.base import TASKS, Example, Member, SeqToSeqTask
 from dpft.tasks.glue import NAMES, GlueTexts
-from dpft.tasks.records import Example
 
 TRAIN = "train"
 

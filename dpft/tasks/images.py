@@ -1,10 +1,189 @@
-"""Your own images: a folder for each class, or a table with a column of paths."""
+"""Image tasks: the base of their classes, and your own images (``task=images``).
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+What is done to an image before a model sees it is public and the same for all: it is made to the
+model's size, scaled to 0..1 and normalized by constants. Nothing is computed from the records.
+"""
 
-from dpft.tasks.base import TASKS
-from dpft.tasks.image_task import ImageTask
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+from dpft.errors import InputError
+from dpft.kinds import ATTRIBUTES, LABELS
+from dpft.tasks.base import TASKS, ImagePlace, LabeledImage, LabelTask
+from dpft.tasks.classification import check_classes, class_number
+
+IMAGE = "image"
+AUGMENTATIONS = "augmentations"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTask(LabelTask):
+    """Base of every task of images; its columns are the image and its label."""
+
+    labels: tuple[str, ...] = ()
+    """Names of the classes, in the order of their numbers; or of the attributes."""
+    image_size: int | None = None
+    """Height and width that images are made to; null: what the model was made for."""
+    mean: tuple[float, ...] = (0.5,)
+    """Of each channel, subtracted from pixels in 0..1; one number stands for all channels."""
+    std: tuple[float, ...] = (0.5,)
+    """Of each channel, divided by; one number stands for all channels."""
+    augmentations: int = 0
+    """Random views of each record that a step sees, their gradients averaged and clipped as one (De
+    et al. 2022); 0: the image as it is. Drawn from a secret key."""
+    workers: int = 2
+    """Processes that decode images; 0: none beside the run's own."""
+
+    modality: ClassVar[str] = "image"
+    rows_key: ClassVar[str | None] = AUGMENTATIONS
+    unit_definition: ClassVar[str] = "image; equal images are records of their own"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels:
+            check_classes(self.labels)
+        if self.image_size is not None and self.image_size < 1:
+            raise InputError(f"task.image_size must be at least 1, got {self.image_size}.")
+        for name in ("augmentations", "workers"):
+            if getattr(self, name) < 0:
+                raise InputError(f"task.{name} must be 0 or more, got {getattr(self, name)}.")
+        if not all(value > 0 for value in self.std):
+            raise InputError(f"task.std must be above 0, got {list(self.std)}.")
+
+    @property
+    def lacks(self) -> str | None:
+        """See ``Task.lacks``: names of the classes."""
+        if self.labels:
+            return None
+        return f"task={self.name} needs task.labels, the names of its classes, got none."
+
+    @property
+    def most_rows(self) -> int:
+        """See ``Task.most_rows``: its views."""
+        return max(1, self.augmentations)
+
+    @property
+    def has_attributes(self) -> bool:
+        """Whether an image has several labels, each there or not."""
+        return False
+
+    @property
+    def answers(self) -> str:
+        """See ``Task.answers``."""
+        return ATTRIBUTES if self.has_attributes else LABELS
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of what a model answers with: its classes, or its attributes."""
+        return self.labels
+
+    @property
+    def confusable(self) -> tuple[str, ...]:
+        """See ``Task.confusable``."""
+        return () if self.has_attributes else self.classes
+
+    @property
+    def image_column(self) -> str:
+        """The column of the image."""
+        return IMAGE
+
+    @property
+    def label_column(self) -> str:
+        """The column of the class."""
+        return "label"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The image and its label, or its attributes."""
+        labels = self.labels if self.has_attributes else (self.label_column,)
+        return (self.image_column, *labels)
+
+    @property
+    def untyped_columns(self) -> tuple[str, ...]:
+        """All of them."""
+        return self.columns
+
+    def of_size(self, size: int) -> Self:
+        """Returns the task with a size of its images, unless it has one."""
+        return self if self.image_size is not None else replace(self, image_size=size)
+
+    def examples(self, row: Mapping[str, Any]) -> Sequence[LabeledImage]:
+        """See ``Task.examples``.
+
+        Args:
+            row: The image, an ``ImagePlace`` or what a hub's data set holds, and its label,
+                or a number for each attribute.
+
+        Raises:
+            InputError: The image or a label is of no such kind.
+        """
+        return (LabeledImage(image=_place(row[self.image_column]), answer=self.answer(row)),)
+
+    def answer(self, row: Mapping[str, Any]) -> tuple[float, ...]:
+        """Returns the number of a row's class, or 0 or 1 for each attribute.
+
+        Raises:
+            InputError: A label is none of the task's; the message does not quote it.
+        """
+        if self.has_attributes:
+            return tuple(attribute_value(row[name], name) for name in self.labels)
+        return (self.label(row[self.label_column]),)
+
+    def label(self, value: Any) -> float:
+        """See ``LabelTask.label``."""
+        return class_number(self.classes, value, "label")
+
+    def prediction(self, text: str) -> float:
+        """See ``LabelTask.prediction``."""
+        return class_number(self.classes, text, "a prediction")
+
+    def label_text(self, value: float) -> str:
+        """See ``LabelTask.label_text``."""
+        return self.classes[int(value)]
+
+    def predicted(self, outputs: Sequence[float]) -> float:
+        """See ``LabelTask.predicted``: the likeliest class."""
+        return float(max(range(len(outputs)), key=lambda index: outputs[index]))
+
+    def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> LabeledImage:
+        """See ``Task.canary``.
+
+        Raises:
+            InputError: Always: canaries are words.
+        """
+        raise InputError(
+            f"audit.canaries needs a task of texts, got task={self.name}; set audit.canaries=0."
+        )
+
+
+def _place(value: Any) -> ImagePlace:
+    """Returns where the image of a column is."""
+    if isinstance(value, ImagePlace):
+        return value
+    if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
+        return ImagePlace(file="", content=value["bytes"])
+    if isinstance(value, bytes):
+        return ImagePlace(content=value)
+    if hasattr(value, "save") and hasattr(value, "mode"):  # Pillow's, as a program gives it
+        stream = io.BytesIO()
+        value.save(stream, "PNG")
+        return ImagePlace(content=stream.getvalue())
+    raise InputError("the column image must hold an encoded image.")
+
+
+def attribute_value(value: Any, name: str) -> float:
+    """Returns 0 or 1 of an attribute that is spelled so, as false or true, or as -1 or 1.
+
+    Raises:
+        InputError: It is spelled otherwise; the message does not quote it.
+    """
+    if value in (0, -1, "0", "-1", False):
+        return 0.0
+    if value in (1, "1", True):
+        return 1.0
+    raise InputError(f"the attribute {name} must be 0 or 1, or -1 or 1.")
 
 
 @TASKS.register("images")

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
-from dpft.tasks.base import TASKS, TextTask
-from dpft.tasks.records import Example
+from dpft.tasks.base import TASKS, Example, TextTask
 from dpft.tasks.templates import objects_of, texts_of
 
 PERSONA, OTHER, REPLIER = "<persona>", "<speaker1>", "<speaker2>"

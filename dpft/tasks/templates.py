@@ -30,7 +30,7 @@ from string import Formatter
 from typing import Any
 
 from dpft.errors import InputError
-from dpft.tasks.records import Piece
+from dpft.tasks.base import Piece
 
 MASK = "[MASK]"
 _PLACES = re.compile(r"(<[^<>\s]*>|\[MASK\])")
@@ -146,11 +146,6 @@ class ColumnTemplate:
     @classmethod
     def parse(cls, text: str, *, key: str, needs_column: bool = True) -> "ColumnTemplate":
         """Returns the template that ``text`` spells.
-
-        Args:
-            text: What the user wrote.
-            key: The configuration key it stands under.
-            needs_column: Whether a text without a column is refused.
 
         Raises:
             InputError: Braces do not match, or hold something else than a column's name.

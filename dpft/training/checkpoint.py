@@ -29,7 +29,8 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,8 @@ from dpft.privacy.replay_log import read_run_ledger
 from dpft.privacy.sampling import SAMPLING_SOURCE
 from dpft.records.configuration import BoundRun, CheckpointState
 from dpft.records.form import as_json, read_record, write_record
-from dpft.training.averaging import check_averaging
 from dpft.training.loop import TrainingSet
+from dpft.training.training_config import check_averaging
 from dpft.training.training_state import (
     TrainingState,
     check_reachable,
@@ -417,6 +418,8 @@ def _delete_keys(checkpoint: Path) -> None:
     sync_folder(checkpoint)
 
 
+version = cache(metadata.version)
+"""Of an installed package, read once: its metadata are a file."""
 PACKAGES = ("numpy", "peft", "transformers")
 """Packages besides torch that compute a part of a sum."""
 

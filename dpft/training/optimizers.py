@@ -369,11 +369,7 @@ class Muon(OptimizerConfig):
         return self._make(list(parameters), apart, learning_rate, weight_decay)
 
     def check_model(self, model: "nn.Module") -> None:
-        """Refuses a model of which no matrix of a hidden layer trains.
-
-        Raises:
-            InputError: So it is, as where biases alone train.
-        """
+        """Refuses a model of which no matrix of a hidden layer trains."""
         from dpft.training.optimizer_steps import tables_and_heads
 
         apart = tables_and_heads(model)

@@ -31,7 +31,6 @@ from dpft.privacy.randomness import ViewStream, make_randomness, private_dropout
 from dpft.privacy.sampling import PoissonSampler
 from dpft.records.configuration import BoundRun, ShuffledState
 from dpft.records.form import parse
-from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import ResumePoint, delete_generator_states
 from dpft.training.compiling import compilation_of, compiled_calls
 from dpft.training.session import (
@@ -42,6 +41,7 @@ from dpft.training.session import (
     share_start,
     take_steps,
 )
+from dpft.training.training_config import WeightAverage
 
 
 @dataclass(frozen=True)
@@ -282,9 +282,6 @@ class ClippedEngine:
             steps_taken: Steps it had taken then.
             ranks: The run's processes; each adds up its share of the first one's draw.
             shards: ``model``, where each rank has but a shard of it.
-
-        Raises:
-            InputError: As ``PerExampleClipper``.
         """
         self.steps, self.steps_taken = plan.steps, steps_taken
         self._model, self._plan, self._ranks, self._shards = model, plan, ranks, shards

@@ -30,7 +30,6 @@ from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
 from dpft.privacy.replay_log import JournaledLedger, ReplayError
 from dpft.records.configuration import BoundRun, KnownLedger
-from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import (
     ResumePoint,
     check_promises,
@@ -52,6 +51,7 @@ from dpft.training.session import (
     share_start,
     take_steps,
 )
+from dpft.training.training_config import WeightAverage
 from dpft.training.training_state import TrainingState, moved_while_frozen, optimized_parameters
 
 logger = logging.getLogger(__name__)

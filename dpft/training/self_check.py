@@ -71,7 +71,7 @@ def check_clipper(
     model.train()
     batches = [synthetic_losses(model, *size, layout=layout) for size in sizes]
     device = next(model.parameters()).device
-    units = [_pairs(count).to(device) if has_units else None for count in BATCH_SIZES]
+    units = [(torch.arange(count) // 2).to(device) if has_units else None for count in BATCH_SIZES]
     # Of logits where they are few: the longest records' may be more than training ever holds.
     oracles = [_of_logits(model, batches[0]), *batches[1:]]
     plain = replace(options, loss_scale=1.0)
@@ -94,11 +94,6 @@ def _of_logits(model: nn.Module, compute_losses: Callable[[], Tensor]) -> Callab
             return compute_losses()
 
     return compute
-
-
-def _pairs(count: int) -> Tensor:
-    """Returns the units of ``count`` rows, shape (count,): every two rows are one."""
-    return torch.arange(count) // 2
 
 
 def _in_precision(

@@ -33,7 +33,7 @@ from dpft.files import HISTORY, OPTIMIZER, WEIGHTS, shard_name
 from dpft.parallel.cutting import from_rows, is_cut, local, rows_here
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
-from dpft.training.averaging import WeightAverage
+from dpft.training.training_config import WeightAverage
 
 AVERAGE = "average"
 ON_HOST = ("step", "noise_moment")
@@ -258,11 +258,6 @@ def write_history(folder: Path, history: Mapping[str, Tensor], ranks: Ranks) -> 
 
 def restore_tensors(path: Path, training_state: TrainingState, shards: int) -> None:
     """Puts a rank's part of weights and moments back to those of a checkpoint.
-
-    Args:
-        path: The checkpoint, its checksums right.
-        training_state: Whole, or in as many shards as it likes.
-        shards: How many the checkpoint was written in.
 
     Raises:
         StateError: It is of another model.

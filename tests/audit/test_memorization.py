@@ -35,7 +35,7 @@ from dpft.data.encoding import TextEncoding
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, MASKED, SEQ2SEQ, TEXT
 from dpft.records.form import as_json
-from dpft.tasks.records import Example
+from dpft.tasks.base import Example
 from dpft.tokenizers import Pieces, save_tokenizer
 from dpft.training.training_config import DeviceConfig
 from tests.models import small

@@ -27,9 +27,9 @@ from dpft.files import write_json
 from dpft.records.form import as_json
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import trained_model_of_run
+from dpft.tasks.base import Example
 from dpft.tasks.custom import CustomTexts
 from dpft.tasks.e2e import E2ETask
-from dpft.tasks.records import Example
 from tests.audit.conftest import moods
 from tests.reports.plain import privacy_of, stated
 from tests.reports.test_privacy_record import record as private

@@ -12,9 +12,8 @@ from dpft.cli import jobs
 from dpft.cli.jobs import launch_error, until_preempted
 from dpft.config.composing import as_input_error
 from dpft.errors import InputError, RunError
-from dpft.parallel.rank_environment import Task
+from dpft.parallel.rank_environment import TERMINATED, Task, termination_requests
 from dpft.runs.exit_codes import termination_as_exit
-from dpft.training.termination import TERMINATED, termination_requests
 
 
 @pytest.fixture

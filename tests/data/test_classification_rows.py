@@ -14,7 +14,7 @@ from dpft.data.classification_rows import (
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ
 from dpft.models.source import EMBEDDED_MODEL
-from dpft.tasks.records import LabeledExample
+from dpft.tasks.base import LabeledExample
 from dpft.tasks.templates import Template
 from tests.data.conftest import letter_tokenizer
 from tests.models.small import blank_words, wordpiece

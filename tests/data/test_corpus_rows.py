@@ -19,7 +19,7 @@ from dpft.data.corpora import (
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, IGNORED_LABEL, MASKED, SEQ2SEQ
-from dpft.tasks.records import Example
+from dpft.tasks.base import Example
 from dpft.tokenizers import Pieces, save_tokenizer
 from tests.models import small
 

@@ -15,7 +15,7 @@ from dpft.data.encoding import TextEncoding, tokenize_together
 from dpft.data.tokenization import has_plain_call, token_ids, tokenize
 from dpft.kinds import CAUSAL, SEQ2SEQ
 from dpft.models.source import EMBEDDED_MODEL
-from dpft.tasks.records import Example
+from dpft.tasks.base import Example
 from tests.data.conftest import letter_tokenizer
 from tests.models.small import blank_words, wordpiece
 

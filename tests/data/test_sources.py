@@ -23,10 +23,10 @@ from dpft.data.sources import (
     read_examples,
 )
 from dpft.errors import InputError
+from dpft.tasks.base import LabeledExample
 from dpft.tasks.custom import CustomLabels, CustomTexts
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
-from dpft.tasks.records import LabeledExample
 from tests.data.conftest import load_with_units
 
 RECORD = "name[Aromi], eatType[coffee shop], near[Café Rouge]"

@@ -13,7 +13,7 @@ import pytest
 from dpft.data.encoding import TokenEncoding, TokenRows, encoded_rows, fingerprint
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL, CLASSES, MASKED, SCORE, SEQ2SEQ
-from dpft.tasks.records import Example, LabeledExample
+from dpft.tasks.base import Example, LabeledExample
 from tests.data import test_chat, test_encoding
 from tests.data import test_classification_rows as heads
 from tests.models.small import blank_words, wordpiece

@@ -5,7 +5,7 @@ from tokenizers.processors import TemplateProcessing
 
 from dpft.data.tokenization import token_ids, tokenize, tokenize_prompts
 from dpft.errors import InputError
-from dpft.tasks.records import Example
+from dpft.tasks.base import Example
 
 
 def example(record: str, target: str, separator: str = "\n") -> Example:

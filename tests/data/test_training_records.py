@@ -19,8 +19,8 @@ from dpft.data.training_records import (
     records_fingerprint,
     split_held_out,
 )
+from dpft.tasks.base import Example, LabeledExample, Record
 from dpft.tasks.custom import ChatExample, Message
-from dpft.tasks.records import Example, LabeledExample, Record
 
 CHAT = ChatExample(
     prompt="user: a",

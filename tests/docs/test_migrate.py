@@ -1,6 +1,9 @@
 """The pairs of docs/how-to/migrate.md: each script after runs, each before where its library is."""
 
+import contextlib
+import io
 import re
+import runpy
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -10,6 +13,7 @@ import pytest
 
 from docs.tools.examples import environment
 from docs.tools.pages import DOCS, File, parts_of
+from tests.parallel.forked import on_its_own
 from tests.slowness import slow_but
 
 FILES = {
@@ -53,9 +57,26 @@ def test_the_page_holds_a_script_before_and_one_after_for_each_library() -> None
         assert "torch.randn(" not in re.sub(r"inputs, .*", "", FILES[f"{name}_after.py"])
 
 
-@pytest.mark.parametrize("name", slow_but(("opacus",), PAIRS))
-def test_a_script_after_trains_within_its_budget(folder: Path, name: str) -> None:
-    (said,) = re.findall(r"^epsilon ([\d.]+) at delta", printed(folder, f"{name}_after.py"), re.M)
+def printed_here(folder: Path, script: str) -> str:
+    """Runs a script where dpft has been imported; a process of its own spends seconds on that."""
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as said:
+        runpy.run_path(script, run_name="__main__")
+    return said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "has_own_interpreter"),
+    slow_but([("opacus", False)], [("opacus", False), *((name, True) for name in PAIRS)]),
+)
+def test_a_script_after_trains_within_its_budget(
+    folder: Path, name: str, has_own_interpreter: bool
+) -> None:
+    script = f"{name}_after.py"
+    if has_own_interpreter:
+        lines = printed(folder, script)
+    else:
+        lines = on_its_own(printed_here, folder, script)
+    (said,) = re.findall(r"^epsilon ([\d.]+) at delta", lines, re.MULTILINE)
     budget = BUDGETS.get(name, 8.0)
     assert budget - 0.05 < float(said) <= budget
 

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpft.tasks.base import TextTask
-from dpft.tasks.records import Example
+from dpft.tasks.base import Example, TextTask
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,20 +5,20 @@ from typing import Any, NamedTuple
 import pytest
 
 from dpft.errors import InputError
-from dpft.evaluation.answers import (
+from dpft.evaluation.eval_config import EvalConfig
+from dpft.evaluation.evaluate import (
     AttributeAnswers,
     LabelAnswers,
     TextAnswers,
     compute_metrics,
     group_examples,
 )
-from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS
 from dpft.generation.decoding import DecodeConfig
+from dpft.tasks.base import Example, ImagePlace, LabeledExample, LabeledImage
 from dpft.tasks.celeba import CelebA
 from dpft.tasks.glue import GlueTask, GlueTexts
 from dpft.tasks.images import ImagesTask
-from dpft.tasks.records import Example, ImagePlace, LabeledExample, LabeledImage
 from tests.evaluation.letters import LetterTask, example
 
 EXAMPLES = [example(*pair) for pair in [("a b", "c d e"), ("f", "g h"), ("a b", "c"), ("h", "a")]]

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dpft.evaluation.answers import compute_metrics, group_examples
 from dpft.evaluation.eval_config import EvalConfig
-from dpft.evaluation.evaluate import score_predictions
+from dpft.evaluation.evaluate import compute_metrics, group_examples, score_predictions
 from dpft.evaluation.metrics.base import TEXTS
 from dpft.evaluation.predictions import read_predictions
 from dpft.tasks.e2e import E2ETask

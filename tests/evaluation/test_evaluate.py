@@ -17,8 +17,8 @@ from dpft.evaluation.outputs import ModelOutputs
 from dpft.generation.decoding import DecodeConfig
 from dpft.records.form import as_json, parse
 from dpft.records.scores import ScoreEntry
+from dpft.tasks.base import LabeledExample
 from dpft.tasks.glue import GlueTask
-from dpft.tasks.records import LabeledExample
 from tests.evaluation.letters import LetterTask, example
 
 WORDS = [*"abcdefgh", ":", "<end>"]

@@ -11,14 +11,13 @@ from dpft.data.batches import TextLayout
 from dpft.data.classification_rows import LabelWordEncoding, SentenceEncoding, label_word_ids
 from dpft.data.encoding import TextEncoding
 from dpft.errors import InputError
-from dpft.evaluation.answers import group_examples
 from dpft.evaluation.eval_config import EvalConfig
-from dpft.evaluation.evaluate import evaluate_model
+from dpft.evaluation.evaluate import evaluate_model, group_examples
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.generation.decoding import DecodeConfig, generate_texts
 from dpft.kinds import CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ
+from dpft.tasks.base import Example, LabeledExample
 from dpft.tasks.glue import GlueTask
-from dpft.tasks.records import Example, LabeledExample
 from tests.models import small
 
 TASK = GlueTask(

@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from dpft.errors import InputError
-from dpft.evaluation.answers import compute_metrics
 from dpft.evaluation.eval_config import MetricsConfig
+from dpft.evaluation.evaluate import compute_metrics
 
 TEXTS = {"predictions": ["a b c d"], "references": [["a b c d"]]}
 

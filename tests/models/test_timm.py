@@ -24,7 +24,7 @@ from dpft.models.source import ModelConfig
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.runs.modality import modality_of
 from dpft.runs.task_model import layout_of
-from dpft.tasks.image_task import ImageTask
+from dpft.tasks.images import ImageTask
 
 try:
     import timm

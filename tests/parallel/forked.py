@@ -1,8 +1,9 @@
-"""Real ranks for tests: forked processes, joined by gloo on the loopback, that never hang.
+"""Processes of their own for tests, and real ranks, joined by gloo on the loopback; none hangs.
 
 Importing torch and transformers takes seconds and forking takes milliseconds, so a test worker
 forks a server before its first test, when everything is imported and no thread of torch's runs.
-The server forks each test's ranks, so that they begin as the server did, whatever tests ran before.
+The server forks each test's processes, so that they begin as the server did, whatever tests ran
+before.
 """
 
 import os
@@ -63,8 +64,27 @@ def on_ranks(
     Raises:
         AssertionError: A rank raised, died or was too slow; it says what each of them did.
     """
+    return _ask(_on_rank, function, size, args, limit, tuple(dying))
+
+
+def on_its_own(function: Callable[..., Any], *args: Any, limit: float = LIMIT) -> Any:
+    """Returns what a function of a module returns in a new process, which is no rank.
+
+    Args:
+        function: Called with ``args``.
+        args: Its own.
+        limit: Seconds that it has; then it is killed.
+
+    Raises:
+        AssertionError: It raised, died or was too slow; it says which.
+    """
+    (answer,) = _ask(_alone, function, 1, args, limit, ())
+    return answer
+
+
+def _ask(*request: Any) -> list[Any]:
     assert _server is not None, "tests/conftest.py starts the server once tests are collected"
-    _server.send_bytes(pickle.dumps((function, size, args, limit, tuple(dying))))
+    _server.send_bytes(pickle.dumps(request))
     answers, faults = pickle.loads(_server.recv_bytes())
     assert not faults, "\n".join(faults)
     return list(answers)
@@ -90,11 +110,18 @@ def _serve(tests: Connection) -> None:
 
 
 def _answers(
-    function: Callable[..., Any], size: int, args: tuple[Any, ...], limit: float, dying: list[int]
+    place: Callable[..., Any],
+    function: Callable[..., Any],
+    size: int,
+    args: tuple[Any, ...],
+    limit: float,
+    dying: list[int],
 ) -> bytes:
     """Returns what each rank answered and what went wrong, pickled."""
     port = _free_port()
-    ranks = [_fork(lambda at=rank: _call(function, at, size, port, args)) for rank in range(size)]
+    ranks = [
+        _fork(lambda at=rank: _call(place, function, at, size, port, args)) for rank in range(size)
+    ]
     deadline = time.monotonic() + limit
     answers: dict[int, Any] = {}
     faults = []
@@ -137,17 +164,34 @@ def _fork(call: Callable[[], tuple[Any, str | None]]) -> tuple[int, Connection]:
 
 
 def _call(
-    function: Callable[..., Any], rank: int, size: int, port: int, args: tuple[Any, ...]
+    place: Callable[..., Any],
+    function: Callable[..., Any],
+    rank: int,
+    size: int,
+    port: int,
+    args: tuple[Any, ...],
 ) -> tuple[Any, str | None]:
     """Returns a function's answer on a rank, or what it raised."""
+    try:
+        return place(function, rank, size, port, args), None
+    except BaseException:
+        return None, traceback.format_exc()
+
+
+def _on_rank(
+    function: Callable[..., Any], rank: int, size: int, port: int, args: tuple[Any, ...]
+) -> Any:
     place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
     os.environ.update({name: str(number) for name, number in place.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    try:
-        with started(ParallelConfig(name="ddp", cpu_offload=True)) as ranks:
-            return function(ranks, *args), None
-    except BaseException:
-        return None, traceback.format_exc()
+    with started(ParallelConfig(name="ddp", cpu_offload=True)) as ranks:
+        return function(ranks, *args)
+
+
+def _alone(
+    function: Callable[..., Any], rank: int, size: int, port: int, args: tuple[Any, ...]
+) -> Any:
+    return function(*args)
 
 
 def _free_port() -> int:

@@ -9,7 +9,7 @@ from dpft.reports import comparison_page
 from dpft.reports.comparison import Comparison, compare
 from dpft.reports.comparison_page import write_signal_to_noise
 from dpft.reports.run_record import read_run, with_own_scores
-from dpft.training.diagnostics import read_signal_to_noise
+from dpft.training.session import read_signal_to_noise
 from tests.reports.folders import write_run
 from tests.reports.swept_runs import compared
 from tests.runs.measured import measure

@@ -11,7 +11,7 @@ from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL, TEXT
 from dpft.runs.held_out import Division, TrainingData
 from dpft.runs.training_records import render, summarize
-from dpft.tasks.records import Example
+from dpft.tasks.base import Example
 from dpft.training.loop import TrainingSet
 
 

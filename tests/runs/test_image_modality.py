@@ -17,7 +17,7 @@ from dpft.runs.modality import modality_of
 from dpft.runs.task_model import head_of, layout_of
 from dpft.tasks.celeba import CelebA
 from dpft.tasks.digits import DigitsTask
-from dpft.tasks.image_task import ImageTask
+from dpft.tasks.images import ImageTask
 
 VIT = {
     "model_type": "vit", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,

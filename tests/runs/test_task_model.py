@@ -27,11 +27,10 @@ from dpft.runs.task_model import (
     prepare_model,
     written_tokens,
 )
-from dpft.tasks.base import Task, chosen_task_class
+from dpft.tasks.base import LabeledExample, Task, chosen_task_class
 from dpft.tasks.corpus import CorpusTask
 from dpft.tasks.custom import CustomTexts
 from dpft.tasks.personachat import TOKENS
-from dpft.tasks.records import LabeledExample
 from dpft.training.self_check import check_independence
 from tests.config.test_conf import loaded
 from tests.models import small

@@ -18,7 +18,7 @@ from dpft.runs import training_records
 from dpft.runs.held_out import TrainingData, divide, known_by, load_training_data
 from dpft.runs.prepared_run import Prepared
 from dpft.runs.training_records import check_canaries, make_training_set
-from dpft.tasks.records import Example, Record
+from dpft.tasks.base import Example, Record
 from dpft.training.loop import TrainingSet
 from tests.data.conftest import load_with_units
 

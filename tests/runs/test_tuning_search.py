@@ -23,7 +23,7 @@ from dpft.privacy.randomness import PURPOSES, Randomness, make_randomness
 from dpft.runs import prepared_run, run, tuning
 from dpft.runs.tuning import everything_to, owner_only, resumed_search
 from dpft.training import private_run
-from dpft.training.diagnostics import Diagnostics
+from dpft.training.session import Diagnostics
 from tests.config.test_tune import command
 from tests.stories.tiny import EVALUATION, SETTING, Outcome, Workspace, make_workspace, unnamed
 

@@ -1,9 +1,8 @@
 import pytest
 
 from dpft.errors import InputError
-from dpft.tasks.base import TASKS
+from dpft.tasks.base import TASKS, Example
 from dpft.tasks.e2e import E2ETask
-from dpft.tasks.records import Example
 
 
 @pytest.mark.parametrize(

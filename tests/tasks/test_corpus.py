@@ -3,9 +3,8 @@ from dataclasses import replace
 import pytest
 
 from dpft.errors import InputError
-from dpft.tasks.base import CorpusForm
+from dpft.tasks.base import CorpusForm, Example
 from dpft.tasks.corpus import CorpusTask
-from dpft.tasks.records import Example
 
 
 def corpus(**settings: object) -> CorpusTask:

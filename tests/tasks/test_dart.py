@@ -8,11 +8,10 @@ import pytest
 
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
-from dpft.evaluation.answers import group_examples
+from dpft.evaluation.evaluate import group_examples
 from dpft.tasks import dart
-from dpft.tasks.base import TASKS
+from dpft.tasks.base import TASKS, Example
 from dpft.tasks.dart import DartTask
-from dpft.tasks.records import Example
 
 TASK = DartTask(name="dart")
 TRIPLES = [["Mars Hill College", "JOINED", "1973"], ["Mars Hill College", "TYPE", " Private "]]

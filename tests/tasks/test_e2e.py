@@ -5,9 +5,8 @@ import pytest
 
 from dpft.errors import InputError
 from dpft.tasks import e2e
-from dpft.tasks.base import TASKS
+from dpft.tasks.base import TASKS, Example
 from dpft.tasks.e2e import E2ETask, linearise
-from dpft.tasks.records import Example
 
 RECORD = (
     "name[The Punter], eatType[restaurant], food[Indian], priceRange[£20-25],"

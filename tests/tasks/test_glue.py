@@ -5,9 +5,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpft.errors import InputError
-from dpft.tasks.base import LabelTask, chosen_task_class
+from dpft.tasks.base import Example, LabeledExample, LabelTask, chosen_task_class
 from dpft.tasks.glue import NAMES, NO_LABEL, GlueTask, GlueTexts
-from dpft.tasks.records import Example, LabeledExample
 
 CONF = Path(__file__).parents[2] / "conf" / "task"
 # Li et al. 2022 (arXiv 2110.05679), Table 10; the others after Gao et al. 2020 (arXiv 2012.15723),

@@ -1,6 +1,6 @@
 import pytest
 
-from dpft.tasks.records import (
+from dpft.tasks.base import (
     Example,
     LabeledExample,
     are_texts,

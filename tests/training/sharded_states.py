@@ -10,12 +10,11 @@ from dpft.parallel.cutting import cut_like, repeated_blocks, whole
 from dpft.parallel.ranks import Ranks, make_grid
 from dpft.parallel.shards import ShardedModel
 from dpft.records.configuration import BoundRun
-from dpft.training.averaging import WeightAverage
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
 from dpft.training.optimizer_steps import BiasCorrectedAdam, tell_noise
 from dpft.training.optimizers import AdamW, OptimizerConfig, make_optimizer
 from dpft.training.schedules import SchedulerConfig, make_scheduler
-from dpft.training.training_config import TrainingConfig
+from dpft.training.training_config import TrainingConfig, WeightAverage
 from dpft.training.training_state import TrainingState, model_state, optimizer_state
 from tests.training.toy import tiny_model
 

@@ -14,7 +14,6 @@ from dpft.files import CHECKPOINTS
 from dpft.methods.base import METHODS
 from dpft.runs import evaluation
 from dpft.training import loop as loop_module
-from dpft.training.averaging import Averaging, WeightAverage
 from dpft.training.checkpoint import (
     checkpoints,
     find_resume_point,
@@ -25,7 +24,7 @@ from dpft.training.optimizers import SGD, make_optimizer
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.schedules import SchedulerConfig, make_scheduler
-from dpft.training.training_config import TrainingConfig
+from dpft.training.training_config import Averaging, TrainingConfig, WeightAverage
 from dpft.training.training_state import TrainingState
 from tests.slowness import slow, slow_but
 from tests.training.test_private_run import Killed, die, on_call

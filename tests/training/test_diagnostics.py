@@ -6,8 +6,8 @@ import torch
 
 from dpft.privacy.noise import SignalAndNoise
 from dpft.records.configuration import SIGNAL_STEPS
-from dpft.training.diagnostics import Diagnostics, read_signal_to_noise
 from dpft.training.loop import StepStatistics
+from dpft.training.session import Diagnostics, read_signal_to_noise
 
 
 def test_a_line_summarises_one_step(tmp_path):

@@ -23,9 +23,9 @@ from dpft.training import checkpoint as checkpoint_module
 from dpft.training import loop as loop_module
 from dpft.training import training_state
 from dpft.training.checkpoint import check_promises, find_resume_point
-from dpft.training.diagnostics import read_signal_to_noise
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
+from dpft.training.session import read_signal_to_noise
 from tests.privacy.test_ledger import as_before
 from tests.slowness import slow, slow_but
 from tests.training.toy import plan, privacy, session, spent, tiny_model

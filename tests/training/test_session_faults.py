@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dpft.errors import RunError, SaidElsewhere
 from dpft.files import LEDGER
+from dpft.parallel.rank_environment import TERMINATED
 from dpft.parallel.ranks import RankLost, Ranks
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import read_ledger
@@ -21,7 +22,6 @@ from dpft.training import loop as loop_module
 from dpft.training import session as session_module
 from dpft.training.checkpoint import find_resume_point
 from dpft.training.optimizers import AdamW
-from dpft.training.termination import TERMINATED
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
 from tests.slowness import slow, slow_but

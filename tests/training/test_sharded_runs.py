@@ -82,14 +82,23 @@ AFTERWARDS = {
     "whole on each": (2, None),
     "one process": (1, None),
 }
+HOLDING = {
+    "more ranks": "fsdp, 2 shards x 2 replicas, sums kept whole",
+    "other shards": "fsdp, 1 shard x 2 replicas, sums kept whole",
+    "whole on each": None,
+    "one process": None,
+}
 
 
 @pytest.mark.parametrize("after", slow_but(["more ranks"], AFTERWARDS))
 def test_on_other_ranks_or_shards_new_noise_is_drawn_and_counted(
     after: str, tmp_path: Path
 ) -> None:
+    """And the checkpoint's environment says what each rank holds."""
     run = broken_off(tmp_path / "broken", 2)
     check_reseeded(run, *AFTERWARDS[after])
+    processes = find_resume_point(run.folder).checkpoint.run.environment["processes"]
+    assert processes.get("sharding") == HOLDING[after]
 
 
 @pytest.mark.slow
@@ -109,13 +118,6 @@ def check_reseeded(run: Training, size: int, shard_size: int | None) -> None:
     run = replace(run, case=replace(run.case, shard_size=shard_size))
     check_alike([train_on(ALONE, run)] if size == 1 else on_ranks(train_on, size, run))
     assert read_ledger(run.folder / LEDGER).steps == 3 + 3
-
-
-def test_what_each_rank_holds_is_in_the_checkpoints_environment(tmp_path: Path) -> None:
-    run = Training(folder=tmp_path, case=replace(LONG, steps=1))
-    on_ranks(train_on, 4, run)
-    processes = find_resume_point(tmp_path).checkpoint.run.environment["processes"]
-    assert processes["sharding"] == "fsdp, 2 shards x 2 replicas, sums kept whole"
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@ import os
 import signal
 import threading
 
-from dpft.training.termination import termination_requests
+from dpft.parallel.rank_environment import termination_requests
 
 
 def test_inside_the_block_a_termination_is_only_noted():

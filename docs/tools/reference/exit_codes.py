@@ -2,8 +2,8 @@
 
 from docs.tools.reference.markup import head, table
 from dpft.errors import InputError, RunError, StateError
+from dpft.parallel.rank_environment import TERMINATED
 from dpft.runs.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, READER_GONE
-from dpft.training.termination import TERMINATED
 
 INTRO = """
 Every command ends with one of these codes. What went wrong is one sentence on standard error, which
@@ -15,7 +15,7 @@ SOURCES = (
     "dpft/errors.py",
     "dpft/runs/exit_codes.py",
     "dpft/cli/main.py",
-    "dpft/training/termination.py",
+    "dpft/parallel/rank_environment.py",
 )
 DONE = 0
 MEANINGS: dict[int, tuple[str, str]] = {

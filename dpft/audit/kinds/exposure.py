@@ -34,7 +34,7 @@ class ExposureAudit(Audit):
         """See ``Audit.find``."""
         from dpft.audit.audited_run import trained, untrained
         from dpft.audit.exposure import finding
-        from dpft.evaluation.answers import counter
+        from dpft.evaluation.evaluate import counter
         from dpft.runs.tracking import batch_progress
 
         canaries = canaries_of(run)

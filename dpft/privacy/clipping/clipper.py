@@ -245,11 +245,7 @@ class ClippingOptions:
     moved: Collection[str] = ()
 
     def make(self, model: nn.Module) -> PerExampleClipper:
-        """Returns a clipper of the model's trainable parameters.
-
-        Raises:
-            InputError: As ``PerExampleClipper``.
-        """
+        """Returns a clipper of the model's trainable parameters."""
         return PerExampleClipper(model, **vars(self))
 
     def resolved(self, model: nn.Module) -> Self:

@@ -172,10 +172,6 @@ def widen_unchecked(use: Use, spans: tuple[Span, ...] | None = None) -> Use:
 
     A row that counts shows in its first entries as a rule. Whether one outside the spans does not
     is found out too, but not looked at: ``doubt`` says so.
-
-    Args:
-        use: The use.
-        spans: Where they are known from an earlier pass.
     """
     if not is_wide(use):
         return use

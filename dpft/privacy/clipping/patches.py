@@ -13,7 +13,7 @@ from torch._functorch import config as functorch_config
 
 from dpft.errors import InputError, RunError, is_out_of_memory
 from dpft.privacy.clipping.choices import Compilation
-from dpft.privacy.clipping.recorder import Recorder, new_anchor
+from dpft.privacy.clipping.recorder import Recorder, new_anchor, with_one_mask
 from dpft.privacy.clipping.rules import find_rule, recording_forward
 from dpft.privacy.clipping.separation.flow import Flow, Signature, learn_flow, signature_of
 from dpft.privacy.clipping.separation.mapping import MappedForward, RepeatedOnce
@@ -23,7 +23,6 @@ from dpft.privacy.clipping.separation.regions import Broadcasts, RegionPlans
 from dpft.privacy.clipping.separation.row_subset import Arguments, ModelCalls, with_signature
 from dpft.privacy.clipping.separation.single_example import check_single_examples
 from dpft.privacy.clipping.trainable import TrainableParameters
-from dpft.privacy.clipping.whole_batch import with_one_mask
 
 SHAPES = 4096
 """Compilations of one function that torch allows at most; each shape is one."""

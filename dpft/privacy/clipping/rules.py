@@ -22,10 +22,9 @@ from dpft.head_losses import Chunk, LossHead, Targets, token_losses
 from dpft.privacy.clipping.choices import instantiated_is_smaller
 from dpft.privacy.clipping.heads import HeadProduct, RecomputedHead, SeenChunks
 from dpft.privacy.clipping.patch_use import PatchUse, Window
-from dpft.privacy.clipping.recorder import Recorder, Tap
+from dpft.privacy.clipping.recorder import Recorder, Tap, expanded, on_the_whole_batch
 from dpft.privacy.clipping.squares import in_norm_dtype
 from dpft.privacy.clipping.uses import GradientUse, OuterProduct, RowsUse, Use
-from dpft.privacy.clipping.whole_batch import expanded, on_the_whole_batch
 
 
 def for_product(inputs: Tensor) -> Tensor:
@@ -439,11 +438,6 @@ def group_norm_forward(layer: nn.GroupNorm, recorder: Recorder) -> Callable[[Ten
 Convolution = nn.Conv1d | nn.Conv2d
 
 
-def is_plain(layer: Convolution) -> bool:
-    """Whether the layer convolves as its kind does, whatever it pads its input with."""
-    return type(layer)._conv_forward in (nn.Conv1d._conv_forward, nn.Conv2d._conv_forward)
-
-
 def convolution_forward(layer: Convolution, recorder: Recorder) -> Callable[[Tensor], Tensor]:
     """Returns the layer's forward, recording its uses; one-dimensional as two, of height one."""
     spatial = layer.weight.dim() - 2
@@ -581,7 +575,10 @@ def find_rule(module: nn.Module) -> Rule | None:
     own = {name for name, p in module.named_parameters(recurse=False) if p.requires_grad}
     if not own <= {"weight", "bias"} or is_parametrized(module):
         return None
-    if isinstance(module, nn.Conv1d | nn.Conv2d) and not is_plain(module):
+    if isinstance(module, nn.Conv1d | nn.Conv2d) and type(module)._conv_forward not in (
+        nn.Conv1d._conv_forward,
+        nn.Conv2d._conv_forward,
+    ):
         return None
     for kind, rule in LAYER_RULES.items():
         if isinstance(module, kind) and type(module).forward is kind.forward:

@@ -19,7 +19,7 @@ from dpft.kinds import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER, Head
 from dpft.models.architecture import Architecture
 from dpft.models.source import TIMM, origin
 from dpft.runs.modality import MODALITIES, Modality
-from dpft.tasks.image_task import ImageTask
+from dpft.tasks.images import ImageTask
 
 PREPROCESSOR = "preprocessor_config.json"
 BILINEAR = 2

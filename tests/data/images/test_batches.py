@@ -11,7 +11,7 @@ from dpft.data.encoding import fingerprint
 from dpft.data.images import VIEW_BYTES, ImageEncoding, ImageForm, ImageLayout, ImageRow, augmented
 from dpft.errors import RunError
 from dpft.kinds import ATTRIBUTES
-from dpft.tasks.records import ImagePlace, LabeledImage
+from dpft.tasks.base import ImagePlace, LabeledImage
 from tests.data.images import made
 
 FORM = ImageForm(channels=3, height=16, width=16)

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from dpft.data.images import COLUMNS, BrokenImage, Decoder, ImageForm, grid
-from dpft.tasks.records import ImagePlace
+from dpft.tasks.base import ImagePlace
 from tests.data.images import made
 
 COLOR = ImageForm(channels=3, height=32, width=32)

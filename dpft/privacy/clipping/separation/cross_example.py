@@ -150,9 +150,6 @@ class CrossExampleCheck:
         None where the batch is one row or unit, of which nothing says more than it does itself,
         and it does not run again.
 
-        Args:
-            survey: Of all rows.
-
         Raises:
             RunError: They are not, or that cannot be seen.
         """

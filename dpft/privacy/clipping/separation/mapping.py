@@ -21,7 +21,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.recorder import Recorder
+from dpft.privacy.clipping.recorder import Recorder, WholeBatchAttention, expanded
 from dpft.privacy.clipping.separation.flow import Status
 from dpft.privacy.clipping.separation.reexecution import (
     map_tensors,
@@ -29,7 +29,6 @@ from dpft.privacy.clipping.separation.reexecution import (
     random_state_restored_on_failure,
 )
 from dpft.privacy.clipping.separation.regions import Region
-from dpft.privacy.clipping.whole_batch import WholeBatchAttention, expanded
 
 logger = logging.getLogger(__name__)
 _logged: set[str] = set()

@@ -250,12 +250,6 @@ class Draws:
     ) -> Any:
         """Returns what a function gives, whose draw is kept or was kept.
 
-        Args:
-            func: Any of torch's functions.
-            args: Its arguments.
-            options: Its keyword arguments.
-            cut: Which rows are taken of how many.
-
         Raises:
             ValueError: What was kept has another shape.
         """

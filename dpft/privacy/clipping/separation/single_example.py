@@ -345,12 +345,7 @@ class _Runs:
         return None
 
     def _comparison(self, run: _Run, whole: Sequence[str] = ()) -> _Comparison:
-        """Returns what some rows' outputs show beside what all rows gave.
-
-        Args:
-            run: Which rows.
-            whole: Places of arguments that are no rows.
-        """
+        """Returns what some rows' outputs show beside what all rows gave."""
         try:
             seen = self._compared(run, whole)
             if len(run.rows) > 1 or not seen.unseen:

@@ -6,14 +6,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpft.privacy.clipping.recorder import Recorder
-from dpft.privacy.clipping.trainable import TrainableParameters
-from dpft.privacy.clipping.whole_batch import (
+from dpft.privacy.clipping.recorder import (
+    Recorder,
     WholeBatchAttention,
     expanded,
     on_the_whole_batch,
     with_one_mask,
 )
+from dpft.privacy.clipping.trainable import TrainableParameters
 
 B = 4
 X = torch.randn(B, 2, 3, generator=torch.Generator().manual_seed(0))

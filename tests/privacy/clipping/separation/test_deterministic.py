@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dpft.privacy.clipping.recorder import WholeBatchAttention
 from dpft.privacy.clipping.separation.reexecution import (
     DeterministicMode,
     RandomState,
@@ -14,7 +15,6 @@ from dpft.privacy.clipping.separation.reexecution import (
     random_state_restored_on_failure,
     state_preserved,
 )
-from dpft.privacy.clipping.whole_batch import WholeBatchAttention
 
 CPU = torch.device("cpu")
 
