@@ -6,24 +6,19 @@ Each test forks a process that registers the device; what it finds is compared w
 import os
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu_exactness import (
-    SHAPES,
-    Clipped,
-    clipped_by_dpft,
-    prepared,
-    rows,
-    trained,
-)
+from benchmarks.gpu_exactness import SHAPES, length, prepared, rows, trained
 from dpft.data import batches as batches_module
 from dpft.data.batches import Batch
 from dpft.generation.processors import nucleus_processors
 from dpft.models.losses import per_example_losses
+from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy import gaussians, randomness
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.choices import ENGINE_NAMES
@@ -33,49 +28,79 @@ from dpft.privacy.randomness import make_randomness
 from dpft.training import loop
 from dpft.training.optimizers import AdamW
 from tests import pretended
+from tests.parallel.forked import LOST, on_ranks
+from tests.parallel.small_steps import Case, Outcome, take_steps
 from tests.pretended import WAITS, Mismatch, on_pretended
-from tests.slowness import slow_but
-from tests.stories.tiny import EVALUATION, TRAINING, Outcome, Workspace, make_workspace
+from tests.privacy.test_methods_twin import RECIPES
+from tests.stories import tiny
+from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace
 
 CPU, THERE = "cpu", f"{pretended.NAME}:0"
 LENGTHS = ((4, 9, 6), (9, 3, 5))
 MICRO_BATCH_WAITS, STEP_WAITS, PROOF_WAITS = 2, 12, 60
-GRID = [
-    *(("gpt2", "full", engine, "fp32") for engine in ENGINE_NAMES),
-    *(("gpt2", method, "auto", "fp32") for method in ("lora", "bitfit", "rgp", "prefix")),
-    ("gpt2", "full", "auto", "bf16"),
-    ("gpt2", "full", "auto", "fp16"),
-    ("t5", "full", "auto", "fp32"),
-    ("roberta", "full", "auto", "fp32"),
-    ("llama", "full", "auto", "fp32"),
-]
-FAST = [GRID[0], ("gpt2", "lora", "auto", "fp32"), ("gpt2", "full", "auto", "bf16")]
-Case = tuple[str, str, str, str]
+USUAL = Case(noise_multiplier=0.3, micro_batch_size=12, steps=1)
+"""A step of a model of one layer, with noise, of about 12 records."""
+CASES: dict[str, Sequence[Case]] = {
+    **{
+        f"method-{name}": [
+            replace(
+                USUAL,
+                method=name,
+                model="bert-cls" if name == "linear_probe" else "gpt2",
+                steps=2 if name == "two_phase" else 1,
+            )
+        ]
+        for name in RECIPES
+    },
+    "engines": [replace(USUAL, engine=name) for name in ENGINE_NAMES],
+    "models": [replace(USUAL, model=name) for name in ("roberta", "llama", "t5")],
+    "images": [replace(USUAL, model="vit")],
+    "spans": [replace(USUAL, model="t5-spans")],
+    "bf16": [replace(USUAL, precision="bf16")],
+    "fp16": [replace(USUAL, precision="fp16")],
+    "banded": [replace(USUAL, bands=3, steps=4)],
+    "micro-batches": [replace(USUAL, micro_batch_size=4, units=True)],
+    "checkpointing": [replace(USUAL, checkpointing=True)],
+}
 
 
-def clipped(case: Case, device: str) -> Clipped:
-    """What a clipper makes of two batches of one shape on a device."""
-    name, method, engine, precision = case
-    shape = SHAPES[name]
-    _, model = prepared(shape, method, CPU)
-    given = [rows(shape.layout, lengths, seed) for seed, lengths in enumerate(LENGTHS)]
-    return clipped_by_dpft(
-        model.to(device), shape.layout, given, 0.5, engine=engine, precision=precision,
-        loss_scale=64.0 if precision == "fp16" else 1.0,
-    )  # fmt: skip
+def steps_of(cases: Sequence[Case], device: str) -> list[Outcome]:
+    """What steps leave on a device, case by case."""
+    return [take_steps(ALONE, replace(case, device=device)) for case in cases]
 
 
-@pytest.mark.parametrize(("name", "method", "engine", "precision"), slow_but(FAST, GRID))
-def test_clipped_sums_are_the_cpus(name: str, method: str, engine: str, precision: str) -> None:
-    case = (name, method, engine, precision)
-    found, expected = on_pretended(clipped, case, THERE), clipped(case, CPU)
-    assert found.distance(expected) <= (1e-5 if case[-1] == "fp32" else 2e-2)
-    assert min(found.norms) > 0
+@pytest.mark.parametrize("name", CASES)
+def test_steps_leave_the_cpus_gradients(name: str) -> None:
+    """Draws and noise have the same bits; sums come out of the same kernels, rounded otherwise."""
+    cases = CASES[name]
+    compared = 0
+    for case, found, expected in zip(
+        cases, on_pretended(steps_of, cases, THERE), steps_of(cases, CPU), strict=True
+    ):
+        limit = 1e-5 if case.precision == "fp32" else 2e-2
+        assert len(found.gradients) == case.steps
+        for mine, other in zip(found.gradients, expected.gradients, strict=True):
+            assert mine.keys() == other.keys() and mine
+            apart = {key: mine[key] - other[key] for key in other}
+            assert length(apart) <= limit * length(other), case
+            compared += 1
+        assert found.own_units == expected.own_units and min(map(min, found.norms)) > 0
+    assert compared
 
 
-def own_waits() -> int:
-    """How often the host waited so far, less what the code of the model itself waits for."""
-    return sum(count for place, count in WAITS.items() if "transformers/" not in place)
+def steps_there(ranks: Ranks, case: Case) -> Outcome:
+    """A rank's steps on the device; what it sends passes through the host's memory, by gloo."""
+    with pretended.pretending():
+        return take_steps(ranks, replace(case, device=THERE))
+
+
+def test_two_ranks_leave_the_gradients_of_one() -> None:
+    case = replace(USUAL, micro_batch_size=4)
+    (expected,) = steps_of([case], CPU)[0].gradients
+    found = [outcome.gradients[0] for outcome in on_ranks(steps_there, 2, case)]
+    assert all(torch.equal(found[0][key], found[1][key]) for key in expected)
+    apart = {key: found[0][key] - expected[key] for key in expected}
+    assert length(apart) <= 1e-5 * length(expected)
 
 
 class Steps:
@@ -94,17 +119,17 @@ class Steps:
     def take(self, step: int, clipper: PerExampleClipper) -> None:
         """Takes one step of two micro-batches; notes the waits of each, and those beyond them."""
         self.optimizer.zero_grad()
-        before = own_waits()
+        before = WAITS.total()
         micro = 0
         made = (self.layout.collate(rows(self.layout, lengths)) for lengths in LENGTHS)
         for batch in loop.sent_ahead(made, self.device):
-            begun = own_waits()
+            begun = WAITS.total()
             clipper.accumulate(lambda batch=batch: per_example_losses(self.model, batch))
-            micro = own_waits() - begun
+            micro = WAITS.total() - begun
         add_noise(dict(self.model.named_parameters()), 0.1, self.noise, step)
         self.optimizer.step()
         loop.check_weights(self.model, step)
-        self.waits = [micro, own_waits() - before]
+        self.waits = [micro, WAITS.total() - before]
 
 
 def taken(device: str, count: int = 2) -> dict[str, Tensor]:
@@ -143,7 +168,7 @@ def waits_of_a_proof() -> list[Any]:
     with PerExampleClipper(steps.model, 0.5) as clipper:
         WAITS.clear()
         clipper.accumulate(lambda: per_example_losses(steps.model, batch))
-    return [own_waits(), *WAITS.items()]
+    return [WAITS.total(), *WAITS.items()]
 
 
 def test_the_host_waits_a_few_dozen_times_while_a_batch_is_proved() -> None:
@@ -181,7 +206,7 @@ GIVEN = (
 )  # fmt: skip
 
 
-def commands(workspace: Workspace, *given: Sequence[str]) -> list[Outcome]:
+def commands(workspace: Workspace, *given: Sequence[str]) -> list[tiny.Outcome]:
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # as the clipper's checks would set it
     return [workspace.run(*words) for words in given]
 
@@ -198,13 +223,11 @@ def killed(workspace: Workspace, words: Sequence[str]) -> None:
     workspace.run(*words)
 
 
-@pytest.mark.slow
 def test_a_run_is_trained_killed_resumed_scored_audited_and_writes(workspace: Workspace) -> None:
     audit = ("audit.canaries=8", "audit.canary_words=4", "audit.white_box=true")
     words = ("train", *GIVEN, *audit, "train.checkpoint_every=1")
     (workspace.root / "prompts.jsonl").write_text('{"meaning_representation": "name[Inn]"}\n')
-    with pytest.raises(EOFError):
-        on_pretended(killed, workspace, [*words, "hydra.run.dir=run"])
+    assert on_pretended(killed, workspace, [*words, "hydra.run.dir=run"], dies=True) == LOST
     device = "train.device=accelerator"
     outcomes = on_pretended(
         commands, workspace, ["train", "resume=run"],

@@ -63,6 +63,34 @@ def on_ranks(
     Raises:
         AssertionError: A rank raised, died or was too slow; it says what each of them did.
     """
+    return _asked(function, size, args, limit, dying)
+
+
+def in_new_process(
+    function: Callable[..., Any], *args: Any, limit: float = LIMIT, dies: bool = False
+) -> Any:
+    """Returns what a function returns in a new process that knows of no others.
+
+    Args:
+        function: Of a module.
+        args: Its own.
+        limit: Seconds that it has; then it is killed.
+        dies: Whether it ends without an answer; the answer is ``LOST``.
+
+    Raises:
+        AssertionError: It raised, died or was too slow; with its traceback.
+    """
+    (answer,) = _asked(function, None, args, limit, (0,) if dies else ())
+    return answer
+
+
+def _asked(
+    function: Callable[..., Any],
+    size: int | None,
+    args: tuple[Any, ...],
+    limit: float,
+    dying: Collection[int],
+) -> list[Any]:
     assert _server is not None, "tests/conftest.py starts the server once tests are collected"
     _server.send_bytes(pickle.dumps((function, size, args, limit, tuple(dying))))
     answers, faults = pickle.loads(_server.recv_bytes())
@@ -90,11 +118,20 @@ def _serve(tests: Connection) -> None:
 
 
 def _answers(
-    function: Callable[..., Any], size: int, args: tuple[Any, ...], limit: float, dying: list[int]
+    function: Callable[..., Any],
+    size: int | None,
+    args: tuple[Any, ...],
+    limit: float,
+    dying: list[int],
 ) -> bytes:
-    """Returns what each rank answered and what went wrong, pickled."""
-    port = _free_port()
-    ranks = [_fork(lambda at=rank: _call(function, at, size, port, args)) for rank in range(size)]
+    """Returns what each rank answered and what went wrong, pickled; without a size, of no rank."""
+    if size is None:
+        size, ranks = 1, [_fork(lambda: _tried(lambda: function(*args)))]
+    else:
+        port = _free_port()
+        ranks = [
+            _fork(lambda at=rank: _call(function, at, size, port, args)) for rank in range(size)
+        ]
     deadline = time.monotonic() + limit
     answers: dict[int, Any] = {}
     faults = []
@@ -143,9 +180,18 @@ def _call(
     place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
     os.environ.update({name: str(number) for name, number in place.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    try:
+
+    def call() -> Any:
         with started(ParallelConfig(name="ddp", cpu_offload=True)) as ranks:
-            return function(ranks, *args), None
+            return function(ranks, *args)
+
+    return _tried(call)
+
+
+def _tried(call: Callable[[], Any]) -> tuple[Any, str | None]:
+    """Returns what a call returns, or what it raised."""
+    try:
+        return call(), None
     except BaseException:
         return None, traceback.format_exc()
 
