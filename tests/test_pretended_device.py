@@ -13,6 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import dpft.audit.kinds.one_run
+import dpft.runs.evaluation
+import dpft.runs.generation
+import dpft.runs.run  # noqa: F401  so that no process of a test imports any of it again
 from benchmarks.gpu_exactness import SHAPES, length, prepared, rows, trained
 from dpft.data import batches as batches_module
 from dpft.data.batches import Batch
@@ -52,8 +56,9 @@ CASES: dict[str, Sequence[Case]] = {
         ]
         for name in RECIPES
     },
-    "engines": [replace(USUAL, engine=name) for name in ENGINE_NAMES],
-    "models": [replace(USUAL, model=name) for name in ("roberta", "llama", "t5")],
+    **{f"engine-{name}": [replace(USUAL, engine=name)] for name in ENGINE_NAMES},
+    "llama": [replace(USUAL, model="llama")],
+    "roberta": [replace(USUAL, model="roberta")],
     "images": [replace(USUAL, model="vit")],
     "spans": [replace(USUAL, model="t5-spans")],
     "bf16": [replace(USUAL, precision="bf16")],
@@ -201,7 +206,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 GIVEN = (
-    *TRAINING, "train.device=accelerator", "train.steps=3", "privacy.noise_multiplier=1",
+    *TRAINING, "task.metrics=[mean_length,perplexity]",
+    "train.device=accelerator", "train.steps=3", "privacy.noise_multiplier=1",
     "train.micro_batch_size=4", "privacy.noise_seed=1", "eval.enabled=false",
 )  # fmt: skip
 
