@@ -5,22 +5,26 @@ Each test forks a process that registers the device; what it finds is compared w
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import dpft.audit.kinds.one_run
 import dpft.runs.evaluation
 import dpft.runs.generation
 import dpft.runs.run  # noqa: F401  so that no process of a test imports any of it again
-from benchmarks.gpu_exactness import SHAPES, length, prepared, rows, trained
+from benchmarks.gpu_exactness import IDS, SHAPES, length, prepared, rows, trained
 from dpft.data import batches as batches_module
 from dpft.data.batches import Batch
+from dpft.errors import RunError
 from dpft.generation.processors import nucleus_processors
+from dpft.head_losses import fuse_head
 from dpft.models.losses import per_example_losses
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy import gaussians, randomness
@@ -34,7 +38,7 @@ from dpft.training.optimizers import AdamW
 from tests import pretended
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case, Outcome, take_steps
-from tests.pretended import WAITS, Mismatch, on_pretended
+from tests.pretended import LAUNCHES, WAITS, Mismatch, on_pretended
 from tests.privacy.test_methods_twin import RECIPES
 from tests.stories import tiny
 from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace
@@ -111,9 +115,10 @@ def test_two_ranks_leave_the_gradients_of_one() -> None:
 class Steps:
     """What a step is made of, small: a model, its clipper, noise and an optimizer."""
 
-    def __init__(self, device: str, layers: int = 1) -> None:
+    def __init__(self, device: str, *, fused: bool = False) -> None:
         shape = SHAPES["gpt2"]
         _, model = prepared(shape, "full", CPU)
+        assert not fused or fuse_head(model) is not None
         self.model, self.layout, self.device = model.to(device), shape.layout, torch.device(device)
         self.optimizer = AdamW(name="adamw").make(
             self.model.parameters(), learning_rate=1e-3, weight_decay=0.0
@@ -182,8 +187,8 @@ def test_the_host_waits_a_few_dozen_times_while_a_batch_is_proved() -> None:
     assert 0 < count <= PROOF_WAITS
 
 
-def waits_of_steps() -> list[int]:
-    steps = Steps(THERE)
+def waits_of_steps(fused: bool) -> list[Any]:
+    steps = Steps(THERE, fused=fused)
     with PerExampleClipper(steps.model, 0.5) as clipper:
         for step in range(4):  # calls 1 to 8 of a kind, of which the clipper checks 1, 2, 4 and 8
             steps.take(step, clipper)
@@ -192,12 +197,125 @@ def waits_of_steps() -> list[int]:
         return [*steps.waits, *WAITS.elements()]
 
 
-def test_the_host_seldom_waits_in_the_steady_state() -> None:
-    micro, step, *where = on_pretended(waits_of_steps)
+@pytest.mark.parametrize("fused", [False, True], ids=["logits", "fused-head"])
+def test_the_host_seldom_waits_in_the_steady_state(fused: bool) -> None:
+    micro, step, *where = on_pretended(waits_of_steps, fused)
     print(*where, sep="\n")
     assert micro <= MICRO_BATCH_WAITS
     assert step <= 2 * MICRO_BATCH_WAITS + STEP_WAITS
     assert where, "waits must be counted"
+
+
+LAYERS = 12
+"""Of GPT-2; what a step launches is counted for fewer, and grows by the same with each."""
+
+
+def launched(layers: int) -> list[int]:
+    """What a whole step launches on the device, a private one and an ordinary one.
+
+    Weights are large enough that none is added up in float64 (``uses.SMALL``), and the rounds of
+    the noise's cipher are one operation: on a device they are compiled.
+    """
+    rounds = gaussians._rounds
+    gaussians._rounds = uncounted(rounds)
+    batch = SHAPES["gpt2"].layout.collate(rows(SHAPES["gpt2"].layout, LENGTHS[0])).to(THERE)
+    found = []
+    for is_private in (True, False):
+        model = GPT2LMHeadModel(
+            GPT2Config(
+                **IDS,
+                n_positions=32,
+                n_embd=72,
+                n_head=2,
+                n_layer=layers,
+                resid_pdrop=0,
+                embd_pdrop=0,
+                attn_pdrop=0,
+            )  # fmt: skip
+        ).to(THERE)
+        parameters = list(model.parameters())
+        optimizer = torch.optim.AdamW(parameters, foreach=True)  # as torch chooses on a device
+        noise = make_randomness(torch.device(THERE), 1).noise
+        clipping = PerExampleClipper(model, 0.5) if is_private else nullcontext()
+        with clipping as clipper:
+            for step in range(3):  # calls 1 and 2 of a kind are checked
+                optimizer.zero_grad()
+                LAUNCHES.clear()
+                if clipper is None:
+                    per_example_losses(model, batch).mean().backward()
+                else:
+                    clipper.accumulate(lambda model=model: per_example_losses(model, batch))
+                    add_noise(parameters, 0.1, noise, step)
+                    torch._foreach_div_([p.grad for p in parameters if p.grad is not None], 3.0)
+                optimizer.step()
+                loop.check_weights(model, step)
+        found.append(LAUNCHES.total())
+    return found
+
+
+def uncounted(work: Callable[..., Any]) -> Callable[..., Any]:
+    """Counts some work as one launch."""
+
+    def run(*arguments: Any) -> Any:
+        before = LAUNCHES.copy()
+        result = work(*arguments)
+        LAUNCHES.clear()
+        LAUNCHES.update(before, one=1)
+        return result
+
+    return run
+
+
+def test_a_whole_step_launches_at_most_1_6_times_what_an_ordinary_one_does() -> None:
+    """Attention is many operations here, the same for both; were it one, it would be 1.78 times."""
+    (private, ordinary), more = (on_pretended(launched, layers) for layers in (1, 2))
+    each, each_ordinary = more[0] - private, more[1] - ordinary
+    of_gpt2 = [private + (LAYERS - 1) * each, ordinary + (LAYERS - 1) * each_ordinary]
+    print(of_gpt2)
+    assert 0 < each_ordinary < each
+    assert of_gpt2[0] <= 1.6 * of_gpt2[1]
+
+
+def order_of_work() -> list[str]:
+    """When batches are sent, and when backward passes of a step begin, after the proofs."""
+    steps, found = Steps(THERE), []
+    backward, to = torch.autograd.backward, Batch.to
+
+    def send(batch: Batch, device: torch.device) -> Batch:
+        found.append(f"sent {len(batch.inputs['input_ids'][0])}")
+        return to(batch, device)
+
+    def begin(*args: Any, **kwargs: Any) -> None:
+        found.append("backward")
+        backward(*args, **kwargs)
+
+    with PerExampleClipper(steps.model, 0.5) as clipper, pytest.MonkeyPatch.context() as patch:
+        for step in range(3):
+            steps.take(step, clipper)
+        patch.setattr(Batch, "to", send)
+        patch.setattr(torch.autograd, "backward", begin)
+        steps.take(3, clipper)
+    return found
+
+
+def test_a_batch_is_sent_before_the_backward_pass_of_the_one_before() -> None:
+    assert on_pretended(order_of_work) == ["sent 9", "sent 9", "backward", "backward"]
+
+
+def test_batches_come_in_their_order_and_an_error_in_one_is_its_own() -> None:
+    made = [Batch(inputs={}, labels=torch.full((1,), number)) for number in range(5)]
+    there = torch.device("meta")
+
+    def broken() -> Iterator[Batch]:
+        yield from made[:3]
+        raise RunError("an image is gone")
+
+    assert len(list(loop.sent_ahead(iter(made), there))) == 5
+    used = []
+    with pytest.raises(RunError, match="an image is gone"):
+        for batch in loop.sent_ahead(broken(), there):
+            used.append(batch)
+    assert len(used) == 2 and not list(loop.sent_ahead(iter(()), there))
 
 
 @pytest.fixture(scope="module")
