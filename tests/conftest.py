@@ -248,6 +248,13 @@ def _shape_of(model: Any) -> tuple[object, ...]:
     return (str(model), weights, getattr(model, "config", None))
 
 
+def _dropout() -> str:
+    """Returns whose dropout layers have: that of a private run draws where torch's would not."""
+    from torch.nn import functional
+
+    return str(functional.dropout.__qualname__)
+
+
 def _checked_once(check: Callable[..., float]) -> Callable[..., float]:
     def check_once(model: Any, options: Any, **given: Any) -> float:
         key = repr(("self-check", _shape_of(model), options, given))
@@ -301,7 +308,7 @@ def _losses_compared_once(compare: Callable[..., Any]) -> Callable[..., Any]:
         proof = repr((*_proof_of(self, of_few=True), self._plans._key))
         shapes = (survey.drawn, survey.every_unit is None, losses.ndim, self._draws)
         code = getattr(asked.compute_losses, "__code__", None)
-        key = repr(("compared", proof, shapes, code, self._kinds))
+        key = repr(("compared", proof, shapes, code, self._kinds, _dropout()))
         if key in _known and _known.get(proof) is not None:
             return _known[key]
         found = compare(self, asked, survey, losses, precision)
@@ -317,7 +324,7 @@ def _run_alone_once(check: Callable[..., bool]) -> Callable[..., bool]:
         from dpft.privacy.clipping.separation.flow import signature_of
 
         kind = signature_of(self.model, arguments, units).kind
-        key = repr(("alone", _shape_of(self.model), kind, units is None))
+        key = repr(("alone", _shape_of(self.model), kind, units is None, _dropout()))
         if key not in _known:
             _known[key] = check(self, arguments, units)
         return _known[key]
@@ -334,7 +341,7 @@ def _learned_once(learn: Callable[..., Any]) -> Callable[..., Any]:
         signature = signature_of(self.model, arguments)
         weights = sorted(self._recorder.trainable.now())
         of_call = (signature.kind, signature.coincidences, weights)
-        key = repr(("flow", _shape_of(self.model), of_call))
+        key = repr(("flow", _shape_of(self.model), of_call, _dropout()))
         names = {module: name for name, module in self.model.named_modules()}
         if key not in _known:
             _known[key] = learn(self, arguments), names
