@@ -215,7 +215,9 @@ def sharing(accountants: Accountants, *, prv_itself: bool = False) -> Iterator[N
 
 @pytest.fixture(scope="module")
 def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Lets runs of one shape share their self-check and their proofs, a third of what they take.
+    """Lets runs of one architecture share their self-check, and those of one shape their proofs.
+
+    Both are a third of what a run takes.
 
     A file of tests that break what it proves says ``SELF_CHECKS_EACH_RUN = True``; one that does
     not say so and expects a refusal fails.
@@ -257,7 +259,8 @@ def _dropout() -> str:
 
 def _checked_once(check: Callable[..., float]) -> Callable[..., float]:
     def check_once(model: Any, options: Any, **given: Any) -> float:
-        key = repr(("self-check", _shape_of(model), options, given))
+        base = getattr(model, "get_base_model", lambda: model)()
+        key = repr(("self-check", type(model), type(base), options, given))
         if key not in _known:
             _known[key] = check(model, options, **given)
         return _known[key]
