@@ -10,6 +10,8 @@ from dpft.privacy.clipping.algorithms import ENGINES
 from dpft.privacy.clipping.engine import CompensatedSums, rounding_headroom
 from tests.slowness import slow_but
 
+pytestmark = pytest.mark.usefixtures("self_check_once")
+
 WIDTH, OUTPUTS = 16, 8
 
 
