@@ -1,6 +1,6 @@
 # dpft from a fresh machine: `make demo` trains, `make test` checks. Both set up .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-of recipes fuzz test-full audit bench gpu-check capacity glue-table same-epsilon private-t5 synthesis-table digits-table demo-runs docs docs-outputs tutorials lint wheel-check release clean
+.PHONY: help setup demo test test-of recipes fuzz test-full audit bench gpu-check capacity glue-table same-epsilon private-t5 synthesis-table digits-table demo-runs docs docs-check docs-outputs tutorials lint wheel-check release clean
 
 # The first Python at least 3.11 of those installed; `make setup PYTHON=/path/to/python` overrides.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -93,6 +93,9 @@ digits-table: setup ## Digits by small image models, three seeds (an hour); writ
 
 docs: $(VENV)/.docs ## Build the documentation in site/, to be read from files; broken links fail.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+docs-check: $(VENV)/.docs ## Check the site that make docs built: what copy buttons take, the search, narrow screens.
+	DPFT_BUILT_SITE=site $(BIN)/python -m pytest -q tests/docs/test_site.py
 
 $(VENV)/.docs: $(STAMP) requirements-docs.lock
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements-docs.lock

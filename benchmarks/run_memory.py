@@ -2,9 +2,10 @@
 
     python -m benchmarks.run_memory --output benchmarks/results.md
 
-Five runs of four steps each: the embedded model, whole and by LoRA, and GPT-2's 124M shape with
-random weights, whole, by LoRA and its biases alone. Measured is the highest resident memory
-(VmHWM) of the process from its start to its report, with glibc's heap as it is.
+Runs of four steps each: the embedded model, whole and by LoRA; GPT-2's 124M shape with random
+weights, whole, by LoRA and its biases alone; and LoRA over a Llama of 220 million random weights,
+as they are and in four and eight bits. Measured is the highest resident memory (VmHWM) of the
+process from its start to its report, with glibc's heap as it is.
 """
 
 import argparse
@@ -15,7 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import GPT2Config
+import torch
+from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM
 
 from benchmarks import tables
 
@@ -25,8 +27,9 @@ TOKENIZER = ROOT / "dpft" / "models" / "embedded" / "tiny"
 TITLE = "Peak memory of whole runs against their plan"
 NOTES = (
     "Peak of the whole run (VmHWM), from its start to its report, four steps. Embedded model: 4"
-    " micro-batches of 64 records of at most 100 tokens a step;\nGPT-2's 124M shape: 2 of 8 records"
-    " of at most 64 tokens. Measured over planned should be within 15 %."
+    " micro-batches of 64 records of at most 100 tokens a step;\nGPT-2's 124M shape and a Llama of"
+    " 220 M in bfloat16 files: 2 of 8 records of at most 64 tokens. Measured over planned should be"
+    " within 15 %."
 )
 COLUMNS = ("run", "measured, MB", "planned, MB", "measured / planned")
 EVERY_RUN = (
@@ -34,17 +37,27 @@ EVERY_RUN = (
     "train.learning_rate=1e-3",
 )  # fmt: skip
 EMBEDDED = ("model=tiny", "train.expected_batch_size=256", "train.micro_batch_size=64")
-GPT2 = (
-    "model=gpt2", "model.init=random", "task.max_length=64", "decode.max_new_tokens=32",
-    "train.expected_batch_size=16", "train.micro_batch_size=8",
+SHORT = (
+    "task.max_length=64", "decode.max_new_tokens=32", "train.expected_batch_size=16",
+    "train.micro_batch_size=8",
 )  # fmt: skip
+GPT2 = ("model=gpt2", "model.init=random", *SHORT)
+LLAMA = ("model=llama", "method=lora", *SHORT)
 RUNS = {
     "embedded, full": EMBEDDED,
     "embedded, LoRA": (*EMBEDDED, "method=lora"),
     "GPT-2, full": GPT2,
     "GPT-2, LoRA": (*GPT2, "method=lora"),
     "GPT-2, BiTFiT": (*GPT2, "method=bitfit"),
+    "Llama, LoRA": LLAMA,
+    "Llama, LoRA over nf4": (*LLAMA, "model.quantization=nf4"),
+    "Llama, LoRA over int8": (*LLAMA, "model.quantization=int8"),
 }
+SIZES_OF_LLAMA = {
+    "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12,
+    "num_attention_heads": 16, "vocab_size": 32000, "max_position_embeddings": 512,
+}  # fmt: skip
+"""154 million in its blocks, 65 million in its embedding and head."""
 PEAK = """
 import sys
 from pathlib import Path
@@ -59,6 +72,18 @@ sys.exit(code)
 def shape_of_gpt2(folder: Path) -> Path:
     """Writes GPT-2's configuration and the embedded model's tokenizer; returns the folder."""
     GPT2Config(bos_token_id=0, eos_token_id=0, pad_token_id=0).save_pretrained(folder)
+    return _with_tokenizer(folder)
+
+
+def llama(folder: Path) -> Path:
+    """Writes a Llama of random weights and the embedded model's tokenizer; returns the folder."""
+    torch.manual_seed(0)
+    config = LlamaConfig(**SIZES_OF_LLAMA, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return _with_tokenizer(folder)
+
+
+def _with_tokenizer(folder: Path) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((TOKENIZER / name).read_bytes())
     return folder
@@ -87,17 +112,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measures and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=RUNS)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
-    options.device, options.precision, options.threads = "cpu", "fp32", 2
+    options.device, options.precision = "cpu", "fp32"
     writer = "benchmarks/run_memory.py"
     table = tables.heading(TITLE, options, writer=writer, notes=NOTES, columns=COLUMNS)
     with tempfile.TemporaryDirectory() as scratch:
-        shape = shape_of_gpt2(Path(scratch) / "gpt2")
+        models = {
+            "model=gpt2": shape_of_gpt2(Path(scratch) / "gpt2"),
+            "model=llama": llama(Path(scratch) / "llama"),
+        }
         for number, name in enumerate(options.runs):
             words = [*EVERY_RUN, *RUNS[name], f"train.num_threads={options.threads}"]
-            if RUNS[name][0] == "model=gpt2":
-                words.append(f"model.path={shape}")
+            if RUNS[name][0] in models:
+                words.append(f"model.path={models[RUNS[name][0]]}")
             held, said = measured(words, Path(scratch) / str(number)), planned(words)
             row = f"| {name} | {held / 1e6:.0f} | {said / 1e6:.0f} | {held / said:.2f} |"
             print(row, flush=True)

@@ -147,10 +147,10 @@ def privacy_rows(shape: Path) -> dict[str, Row]:
 
 def compile_rows(shape: Path) -> dict[str, Row]:
     """Returns private runs that are compiled against such as they are, and padded as far."""
-    small = ("model=tiny", "train.expected_batch_size=256", "train.micro_batch_size=32")
+    small = ("model=tiny", "train.expected_batch_size=128", "train.micro_batch_size=32")
     large = (
-        *_gpt2(shape), "task.max_length=64", "train.expected_batch_size=24",
-        "train.micro_batch_size=4",
+        *_gpt2(shape), "task.max_length=64", "train.expected_batch_size=20",
+        "train.micro_batch_size=3",
     )  # fmt: skip
     padded = "train.pad_to_multiple_of="
     return {
@@ -224,7 +224,7 @@ TABLES = {
         "Private runs on records of E2E, or of its embedded sample. Median ratio of interleaved"
         " steps, compiled over not, with interquartile\nrange, in processor time of all threads;"
         " the first step, which proves the clipper and compiles, in seconds of the clock.\nEmbedded"
-        " model: about 256 records a step, 32 a micro-batch; GPT-2's 124M shape: 24, 4 a"
+        " model: about 128 records a step, 32 a micro-batch; GPT-2's 124M shape: 20, 3 a"
         " micro-batch. What is left over of a draw is not compiled.",
         (
             "row", "time (interquartile range)", "first step, s, compiled / not",

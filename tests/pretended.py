@@ -27,12 +27,11 @@ import torch
 from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from tests.parallel.forked import on_its_own
 
-NAME = "pretend"
+NAME, CPU = "pretend", torch.device("cpu")
 WAITS: Counter[str] = Counter()
 """How often the host waited, by operation and place."""
 HALF = (torch.bfloat16, torch.float16)
@@ -133,7 +132,9 @@ def waited(what: str) -> None:
 
 def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Does an operation on the CPU tensors, and says where its results are."""
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    tensors: list[Tensor] = []
+    given_args = unwrapped(args, tensors)
+    given = unwrapped(kwargs, tensors)
     own = [tensor for tensor in tensors if isinstance(tensor, Pretend)]
     others = [tensor for tensor in tensors if not isinstance(tensor, Pretend)]
     name = func._schema.name
@@ -160,15 +161,18 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             waited(f"{name} by an index of the host")
         elif any(tensor.dtype == torch.bool for tensor in own[1:]):
             waited(f"{name} by a mask")
-    given = {**kwargs, "device": torch.device("cpu")} if goes_there else dict(kwargs)
+    if goes_there:
+        given["device"] = CPU
     if given.get("pin_memory"):
         given["pin_memory"] = False
     drawn = torch.Tag.nondeterministic_seeded in func.tags and (goes_there or bool(own))
     with BACKEND.drawing() if drawn else nullcontext():
-        results = func(*tree_map(real, args), **tree_map(real, given))
+        results = func(*given_args, **given)
     stays = goes_there or (bool(own) and not goes_back)
 
     def placed(result: Any) -> Any:
+        if isinstance(result, list | tuple):
+            return type(result)(map(placed, result))
         if not isinstance(result, Tensor):
             return result
         for tensor in own:  # in place: the same tensor comes back
@@ -176,12 +180,35 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                 return tensor
         return Pretend(result) if stays else result
 
-    return tree_map(placed, results)
+    return placed(results)
+
+
+def unwrapped(value: Any, tensors: list[Tensor]) -> Any:
+    """Returns an operation's arguments as the CPU takes them, and lists the tensors among them.
+
+    Torch's own tree functions, which know every container, would take most of a test's time.
+    """
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return HELD[value] if isinstance(value, Pretend) else value
+    if isinstance(value, list | tuple):
+        return [unwrapped(each, tensors) for each in value]
+    if isinstance(value, dict):
+        return {name: unwrapped(each, tensors) for name, each in value.items()}
+    return value
 
 
 def real(value: Any) -> Any:
     """Returns what a tensor of the device holds; anything else as it is."""
     return value.held if isinstance(value, Pretend) else value
+
+
+def lowered(value: Any, dtype: torch.dtype) -> Any:
+    """Returns float32 tensors, in whatever they are listed, in another dtype."""
+    if isinstance(value, list | tuple):
+        return type(value)(lowered(each, dtype) for each in value)
+    is_float = isinstance(value, Tensor) and value.dtype == torch.float32
+    return value.to(dtype) if is_float else value
 
 
 PINNED: set[int] = set()
@@ -280,13 +307,9 @@ def _in_half(name: str) -> Callable[..., Any]:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype(NAME)
-
-        def lower(value: Any) -> Any:
-            is_float = isinstance(value, Tensor) and value.dtype == torch.float32
-            return value.to(dtype) if is_float else value
-
+        options = {key: lowered(value, dtype) for key, value in kwargs.items()}
         with torch.autocast(NAME, enabled=False):
-            return operation(*tree_map(lower, args), **tree_map(lower, kwargs))
+            return operation(*lowered(args, dtype), **options)
 
     return run
 
@@ -327,6 +350,8 @@ def _module_to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.M
         for name, parameter in each._parameters.items():
             if parameter is not None and id(parameter) not in moved:
                 made = torch.nn.Parameter(there(parameter), requires_grad=parameter.requires_grad)
+                for key, value in vars(parameter).items():  # of a quantized one its scales
+                    setattr(made, key, value.to(device) if hasattr(value, "to") else value)
                 moved[id(parameter)] = made
             if parameter is not None:
                 each._parameters[name] = moved[id(parameter)]

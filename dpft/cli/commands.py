@@ -2,8 +2,7 @@
 
 A subcommand is a function of its name that returns a ``Subcommand``. It imports what it needs when
 it is called, so that no subcommand waits for another's libraries, and its ``run`` imports torch,
-where it needs it, only after the configuration was checked. Those of more than a call stand in
-modules of their own: ``train``, ``eval`` and ``report``.
+where it needs it, only after the configuration was checked. ``report`` has a module of its own.
 
 >>> subcommand("list").expand(["tasks"])
 ['what=tasks']
@@ -11,12 +10,24 @@ modules of their own: ``train``, ``eval`` and ``report``.
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from dpft.cli.subcommand import Subcommand, run_folder, write_hydra_record
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+
+from dpft.cli.subcommand import Subcommand, composed_job, run_folder, write_hydra_record
+from dpft.config.keys import key_of, quoted
 from dpft.errors import RunError
+
+if TYPE_CHECKING:
+    from dpft.config.composing import Words
+    from dpft.config.schema import EvaluateConfig, TrainCommand
+    from dpft.evaluation.evaluate import Evaluation
 
 
 def subcommand(name: str) -> Subcommand:
@@ -25,9 +36,48 @@ def subcommand(name: str) -> Subcommand:
 
 
 def _train() -> Subcommand:
-    from dpft.cli.train import run
+    """Returns ``dpft train``, which starts its own processes where ``launch`` says so."""
     from dpft.config.schema import POLYMORPHIC, TrainCommand
+    from dpft.files import check_writable
+    from dpft.parallel.parallel_config import check_start
+    from dpft.parallel.rank_environment import is_beside_first
     from dpft.runs.configuring import checked_overrides, train_configuration
+    from dpft.runs.run_plan import announce, early_calibration, plan_run
+    from dpft.runs.saved_run import saved_run
+    from dpft.startup import LIBRARIES, READING, doing, shown_startup
+    from dpft.training.trackers import TrackerConfig
+
+    def run(command: TrainCommand) -> None:
+        if command.launch.name != "none":
+            from dpft.parallel.processes import launch
+
+            launch(command.launch, words_of_processes(command))
+            return
+        check_start(command.parallel)
+        announce(command)
+        with ExitStack() as early:
+            if not is_beside_first():
+                early.enter_context(shown_startup())
+            doing(READING)
+            calibrate = None
+            if command.resume is None:
+                from dpft.runs.held_out import read_early
+
+                if isinstance(command.tracking, TrackerConfig):
+                    command.tracking.check()
+                if not is_beside_first():
+                    check_writable(run_folder())
+                calibrate = early.enter_context(early_calibration(command))
+                early.enter_context(read_early(command))
+            doing(LIBRARIES)
+            from dpft.runs import run as runs
+            from dpft.runs.ending import show_ending
+
+            folder = _folder(command.resume)
+            planner = plan_run if calibrate is None else partial(plan_run, calibrate=calibrate)
+            runs.run(command, folder, write_request=write_hydra_record, planner=planner)
+        if not is_beside_first():
+            show_ending(folder, saved_run(str(folder)).task)
 
     return Subcommand(
         config=TrainCommand,
@@ -118,9 +168,25 @@ def _tokenizer() -> Subcommand:
 
 
 def _eval() -> Subcommand:
-    from dpft.cli.eval import run
     from dpft.config.schema import TASK, EvaluateConfig
     from dpft.runs.configuring import evaluate_configuration, evaluate_overrides
+
+    def run(configs: Sequence[EvaluateConfig]) -> None:
+        """Scores one of them; with ``human_eval`` writes a sheet of all of them for people."""
+        from dpft.models.loading import quiet_transformers
+
+        quiet_transformers()
+        config = configs[0]
+        if config.human_eval is not None:
+            from dpft.runs.human_eval import write_sheet
+
+            write_sheet(configs)
+            return
+        from dpft.runs.evaluation import score_and_write
+
+        folder = _folder(config.run)
+        evaluations = score_and_write(config, folder, write_request=write_hydra_record)
+        show_scores(config, evaluations, folder)
 
     return Subcommand(
         config=EvaluateConfig,
@@ -257,12 +323,89 @@ def _doctor() -> Subcommand:
     return Subcommand(config=DoctorConfig, run=run, reads_records=False)
 
 
+OF_THE_COMMAND = ("launch", "hydra.run", "hydra.mode", "hydra.sweep", "hydra.job.name")
+"""How the keys begin that are for the command that starts the processes, not for them."""
+OF_SWEEPS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper")
+
+
+def words_of_processes(command: "TrainCommand") -> list[str]:
+    """Returns the words of ``dpft`` for each process of the running job, in the job's folder.
+
+    Args:
+        command: What the job's own words were made into.
+    """
+    job = composed_job().words
+    node = HydraConfig.get()
+    kept = passed_on([*job.job, *node.overrides.hydra])
+    if command.parallel.name == "none":
+        kept = [word for word in kept if key_of(word) != "parallel"] + ["parallel=ddp"]
+    folder = f"hydra.run.dir={quoted(str(run_folder()))}"
+    return ["train", *kept, "launch=none", folder, *_flags(job)]
+
+
+def passed_on(words: Sequence[str]) -> list[str]:
+    """Returns the words that are for the processes, too.
+
+    >>> passed_on(["task=e2e", "launch=local", "launch.processes=2", "hydra.run.dir=a"])
+    ['task=e2e']
+    """
+    ours = (*OF_THE_COMMAND, *OF_SWEEPS)
+    return [word for word in words if not key_of(word).startswith(ours)]
+
+
+def _flags(words: "Words") -> list[str]:
+    """Returns Hydra's flag that says where else configurations are."""
+    folder = get_args_parser().parse_intermixed_args(list(words.typed)).config_dir
+    return [] if folder is None else ["--config-dir", folder]
+
+
+def show_scores(
+    config: "EvaluateConfig", evaluations: "Sequence[Evaluation]", folder: Path
+) -> None:
+    """Prints the scores, as a table or as one JSON object like metrics.json without texts.
+
+    Of a private split it says where they are. Rounded to two digits they are shown where that was
+    asked for, and in the table on a terminal, which its owner alone reads.
+    """
+    from dpft.evaluation.eval_config import eval_split_is_public
+    from dpft.files import PRIVATE_REPORT
+    from dpft.records.form import json_text
+    from dpft.records.scores import Metrics
+    from dpft.reports.pages import score
+    from dpft.reports.run_record import shown
+
+    public = eval_split_is_public(config.task, config.eval)
+    is_table = config.output != "json"
+    rounded = config.eval.publish_private_scores or (is_table and sys.stdout.isatty())
+    entries = tuple(
+        replace(
+            shown(evaluation.record(public=public), rounded=rounded), samples=None, confusion=None
+        )
+        for evaluation in evaluations
+    )
+    if not is_table:
+        print(json_text(Metrics(evaluations=entries)))
+        return
+    for entry, evaluation in zip(entries, evaluations, strict=True):
+        counted = f", {entry.examples} distinct inputs" if public else ""
+        print(f"{entry.task}, split {entry.split}{counted}")
+        for name, value in entry.metrics.items():
+            print(f"{name:<22}{score(value, entry.digits):>12}")
+        reasons = evaluation.not_computed if sys.stdout.isatty() else entry.not_computed
+        for name, why in reasons.items():
+            print(f"{name:<22}not computed: {why}")
+        if not public:
+            print(entry.note)
+    if not public:
+        print(f"scores: {folder / PRIVATE_REPORT}")
+
+
 def _folder(resume: str | None) -> Path:
     """Returns the folder that Hydra made, or the one that ``resume`` names."""
     return run_folder() if resume is None else Path(resume)
 
 
-_SUBCOMMANDS: dict[str, Callable[[], Any]] = {
+_SUBCOMMANDS: dict[str, Callable[[], Subcommand]] = {
     "train": _train,
     "tokenizer": _tokenizer,
     "tune": _tune,

@@ -82,7 +82,7 @@ def report_runs(config: ReportConfig) -> None:
     folder = config.folder
     if folder is not None:
         if config.signal_to_noise:
-            from dpft.reports.signal_to_noise import OWNERS, write_signal_to_noise
+            from dpft.reports.comparison_page import OWNERS, write_signal_to_noise
             from dpft.training.session import read_signal_to_noise
 
             runs = [run.folder for setting in whole.settings for run in setting.runs]

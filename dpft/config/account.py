@@ -124,7 +124,25 @@ class AccountConfig:
                 expected_batch_size=self.expected_batch_size, sample_rate=self.sample_rate
             )
         else:
-            self._check_batch_sizes(self.batch_sizes)
+            batch_sizes = self.batch_sizes
+            for name in ("expected_batch_size", "sample_rate", "noise_multiplier", "curve"):
+                if getattr(self, name) not in (None, False):
+                    raise InputError(f"batch_sizes takes no {name}, got both; drop one of them.")
+            for name, value in (("eps", self.eps), ("num_examples", self.num_examples)):
+                if value is None:
+                    raise InputError(f"{name} must be given with batch_sizes, got none; give it.")
+            if self.epochs is None and self.steps is None:
+                raise InputError(
+                    "epochs or steps must be given with batch_sizes, got neither; give one or both."
+                )
+            if not batch_sizes or len(set(batch_sizes)) < len(batch_sizes):
+                raise InputError(f"batch_sizes must be different ones, got {list(batch_sizes)}.")
+            for batch in batch_sizes:
+                if not 0 < batch <= (self.num_examples or 0):
+                    raise InputError(
+                        "batch_sizes must be above 0 and at most"
+                        f" num_examples={self.num_examples}, got {batch:g}; drop it."
+                    )
         self._check_plot()
         self._check_mechanism()
         check_positive(
@@ -151,26 +169,6 @@ class AccountConfig:
                 f"num_examples must be given with mechanism={self.mechanism.name}, got none; give"
                 " it."
             )
-
-    def _check_batch_sizes(self, batch_sizes: tuple[float, ...]) -> None:
-        for name in ("expected_batch_size", "sample_rate", "noise_multiplier", "curve"):
-            if getattr(self, name) not in (None, False):
-                raise InputError(f"batch_sizes takes no {name}, got both; drop one of them.")
-        for name, value in (("eps", self.eps), ("num_examples", self.num_examples)):
-            if value is None:
-                raise InputError(f"{name} must be given with batch_sizes, got none; give it.")
-        if self.epochs is None and self.steps is None:
-            raise InputError(
-                "epochs or steps must be given with batch_sizes, got neither; give one or both."
-            )
-        if not batch_sizes or len(set(batch_sizes)) < len(batch_sizes):
-            raise InputError(f"batch_sizes must be different ones, got {list(batch_sizes)}.")
-        for batch in batch_sizes:
-            if not 0 < batch <= (self.num_examples or 0):
-                raise InputError(
-                    "batch_sizes must be above 0 and at most"
-                    f" num_examples={self.num_examples}, got {batch:g}; drop it."
-                )
 
     def _check_plot(self) -> None:
         if self.to is None:

@@ -1,5 +1,6 @@
 """The configuration of ``dpft synthesize``, conf/synthesize.yaml."""
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import ClassVar
@@ -169,6 +170,8 @@ class SynthesizeConfig(CrossChecked):
     """File to write, .csv, .jsonl or .parquet; None: synthetic.csv in the run's folder."""
     form: str = "object"
     """How a model sees a row: object, with the names of columns; array, without."""
+    text_weight: float = 1.0
+    """What a token of a text counts in its row's loss, beside 1 of a token of another column."""
     invalid: str = "error"
     """What becomes of a row that is not as the schema says: error refuses it, missing empties the
     cell where the schema allows it and else leaves the row out, skip leaves it out."""
@@ -196,6 +199,8 @@ class SynthesizeConfig(CrossChecked):
                 f"batch_size must be at least 1 and retries at least 0, got {self.batch_size} and"
                 f" {self.retries}."
             )
+        if not 0 < self.text_weight < math.inf:
+            raise InputError(f"text_weight must be above 0 and finite, got {self.text_weight}.")
         if self.invalid not in INVALID:
             raise InputError(f"invalid must be one of {', '.join(INVALID)}, got {self.invalid!r}.")
         if self.to is not None and not self.to.endswith(ENDINGS):
@@ -233,15 +238,6 @@ def configuration(composed: DictConfig, words: Words) -> SynthesizeConfig:
             f"dpft synthesize resume=RUN goes on as it was begun, got {others[0]} too; drop it."
         )
     folder = str(composed.resume)
-    return replace(saved_synthesis(folder), resume=folder, output=str(composed.output))
-
-
-def saved_synthesis(folder: str) -> SynthesizeConfig:
-    """Returns the configuration that a synthesis was begun with.
-
-    Raises:
-        InputError: The folder is of none.
-    """
     path = Path(folder) / SYNTHESIS
     if not path.is_file():
         raise InputError(
@@ -249,4 +245,4 @@ def saved_synthesis(folder: str) -> SynthesizeConfig:
             f" {SYNTHESIS}; give the folder that it named."
         )
     found: SynthesizeConfig = load_saved(path, SynthesizeConfig, polymorphic=POLYMORPHIC)
-    return found
+    return replace(found, resume=folder, output=str(composed.output))

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dpft.data.json_weights import JsonWeights
 from dpft.data.tokenization import TokenizedExample
 from dpft.devices import moved
 from dpft.kinds import (
@@ -62,6 +63,9 @@ class Batch:
     """Token ids of the label words, shape (k,), int64."""
     weights: Tensor | None = None
     """What each example's loss is multiplied with, shape (b,), float32; None: 1."""
+    token_weights: Tensor | None = None
+    """What each label counts in the mean of its example's losses, shape (b, t), float32, 0 where no
+    loss is; None: all alike."""
     units: Tensor | None = None
     """Privacy unit of each example, shape (b,), int64; None: each is a unit of its own."""
 
@@ -82,6 +86,7 @@ class Batch:
             positions=there(self.positions),
             words=there(self.words),
             weights=there(self.weights),
+            token_weights=there(self.token_weights),
             units=there(self.units),
         )
 
@@ -228,6 +233,8 @@ class TextLayout(Layout):
     """Token ids of the label words."""
     max_length: int | None = None
     """Tokens to which a batch is padded at most, as no row is longer; None: no bound."""
+    token_weights: JsonWeights | None = None
+    """What the tokens of a text count in its loss; None: all alike."""
 
     def length(self, row: TokenizedExample) -> int:
         """See ``Layout.length``."""
@@ -267,7 +274,14 @@ class TextLayout(Layout):
         inputs = self._inputs(rows)
         if self.answer == TEXT:
             labels, decoder = self._text(rows, len(inputs["input_ids"][0]))
-            return Batch(inputs=inputs | decoder, labels=labels, kind=self.kind)
+            weights = self.token_weights
+            counted = None if weights is None else [weights.of(row) for row in labels.tolist()]
+            return Batch(
+                inputs=inputs | decoder,
+                labels=labels,
+                kind=self.kind,
+                token_weights=None if counted is None else torch.tensor(counted),
+            )
         batch = Batch(
             inputs=inputs,
             labels=torch.tensor([row.labels for row in rows], dtype=torch.float32),

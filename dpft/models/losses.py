@@ -49,11 +49,16 @@ class Batch(Protocol):
     def weights(self) -> Tensor | None:
         """What each example's loss is multiplied with, shape (b,)."""
 
+    @property
+    def token_weights(self) -> Tensor | None:
+        """What each label counts in the mean of its example's losses, shape (b, t)."""
+
 
 def per_example_losses(model: nn.Module, batch: Batch) -> Tensor:
     """Returns each example's loss.
 
-    A text's is the cross-entropy averaged over its own target tokens; a label's is the
+    A text's is the cross-entropy averaged over its own target tokens, by what each of them counts
+    (``token_weights``); a label's is the
     cross-entropy over the label words' logits (Li et al. 2022, section 4) or the classes'; a
     score's is the squared error; attributes' the binary cross-entropy, summed over them (Bu et al.
     2022, the authors' code). A weight multiplies it.
@@ -154,6 +159,12 @@ def _nll(model: nn.Module, batch: Batch, *, mean: bool) -> tuple[Tensor, Tensor]
     """Returns each example's sum or mean over its target tokens, and how many they are."""
     labels = _predicted(batch)
     tokens = (labels != IGNORED_LABEL).sum(dim=1)
+    if mean and batch.token_weights is not None:
+        weights = _shifted(batch, batch.token_weights, 0)
+        losses = _token_losses(_logits(model, batch), labels)
+        whole = weights.sum(dim=1).to(losses.dtype)
+        nll = (losses * weights).sum(dim=1) / torch.where(whole > 0, whole, 1)
+        return nll, tokens
     head = loss_head_of(model)
     if head is None:
         nll = _token_losses(_logits(model, batch), labels).sum(dim=1)
@@ -169,11 +180,16 @@ def _predicted(batch: Batch) -> Tensor:
     """Returns the labels where they are predicted, shape (b, t)."""
     if batch.kind == CLASSIFIER:
         raise ValueError(f"a {batch.kind} model writes no texts.")
+    return _shifted(batch, batch.labels, IGNORED_LABEL)
+
+
+def _shifted(batch: Batch, of_labels: Tensor, filling: int) -> Tensor:
+    """Returns what is known of each label, shape (b, t), where that label is predicted."""
     # A decoder's input is its labels one step late, and a masked token's label is where it stood.
     if batch.kind != CAUSAL:
-        return batch.labels
+        return of_labels
     # Labels are shifted in place of logits: a shifted (b, t, v) copy costs v times as much.
-    return functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED_LABEL)
+    return functional.pad(of_labels[:, 1:], (0, 1), value=filling)
 
 
 def _token_losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -22,10 +22,11 @@ from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.clipping.engine import LossFunction
 from dpft.privacy.ledger import StepLog
-from dpft.privacy.noise import SIGNAL_STEPS, SignalAndNoise, SignalMeter
+from dpft.privacy.noise import SignalAndNoise, SignalMeter
 from dpft.privacy.phased_clipper import PhasedClipper
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.randomness import Randomness, private_dropout
+from dpft.records.configuration import SIGNAL_STEPS
 
 
 class PrivacyEngine:

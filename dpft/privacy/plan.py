@@ -29,7 +29,8 @@ EXAMPLE = "example"
 """The unit of privacy where each record is one of its own."""
 CHUNK = "chunk"
 """The unit of privacy where a record is cut into chunks, and each is one of its own."""
-MECHANISM = "mechanism"
+MECHANISM, COUNTS = "mechanism", "counts"
+"""Keys of a plan in its file that it may lack."""
 GIVEN = "given"
 """The source of a delta that the configuration gives."""
 
@@ -91,7 +92,10 @@ class ClippingPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class SpentBefore:
-    """What the same records spent before, on the run's tokenizer, as that run's ledger has it."""
+    """What the same records spent before on a histogram, as that one's ledger has it.
+
+    It is the histogram of the run's tokenizer, or that of a synthesis.
+    """
 
     run_id: str
     lines: int
@@ -133,6 +137,8 @@ class PrivacyPlan(ClippingPlan):
     """The owner's public name of the data; runs of different names may be left out of a total."""
     tokenizer: SpentBefore | None = None
     """What the tokenizer's epsilon comes from, where it adds to the training's."""
+    counts: SpentBefore | None = None
+    """The histogram of a synthesis: the run's own epsilon is of it and of the training."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -222,6 +228,7 @@ class HistogramPlan:
     accountant = "prv"
     is_trial = False
     tokenizer = None
+    counts = None
     calibration = None
 
     @property
@@ -249,6 +256,8 @@ Plan = PrivacyPlan | HistogramPlan
 def write_plan(plan: ClippingPlan | HistogramPlan) -> dict[str, Any]:
     """Returns a plan ready for JSON; of DP-SGD its mechanism is not named."""
     written = asdict(plan)
+    if written.get(COUNTS) is None:
+        written.pop(COUNTS, None)
     mechanism = getattr(plan, MECHANISM, None)
     if mechanism is not None:
         del written[MECHANISM]
@@ -270,14 +279,17 @@ def read_plan(written: Mapping[str, Any]) -> Plan:
             for name in ("delta", "num_examples"):
                 _check_same(name, getattr(line, name), getattr(line.histogram, name))
             return HistogramPlan(**written)
-        spent = line.tokenizer
-        if spent is not None:
-            _check_same("delta", spent.delta, spent.mechanism.delta)
         parts: dict[str, Any] = {
             "phases": tuple(Phase(**vars(phase)) for phase in line.phases),
             "calibration": line.calibration,
-            "tokenizer": None if spent is None else SpentBefore(**as_json(spent)),
         }
+        for name, spent in (("tokenizer", line.tokenizer), (COUNTS, line.counts)):
+            if spent is not None:
+                _check_same("delta", spent.delta, spent.mechanism.delta)
+                parts[name] = SpentBefore(**as_json(spent))
+        if line.counts is not None:
+            _check_same("delta", line.delta, line.counts.delta)
+            _check_same("num_examples", line.num_examples, line.counts.mechanism.num_examples)
         if line.mechanism is not None:
             parts[MECHANISM] = read_mechanism(line.mechanism)
         return PrivacyPlan(**{**written, **parts})

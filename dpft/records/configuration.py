@@ -295,6 +295,10 @@ class WhiteBoxLine:
     """Along its gradient before training."""
 
 
+SIGNAL_STEPS = 30
+"""Updates, from the first, over which the ratio is averaged (Li et al. 2022, section 3.1.1)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepMeasured:
     """A line of private/diagnostics.jsonl, as far as a report of many runs reads it."""

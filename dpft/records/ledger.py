@@ -144,18 +144,32 @@ class PlannedPhase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpentBefore:
-    """What the same records spent before, on the run's tokenizer, from its ledger."""
+class SpentElsewhere:
+    """What the same records spent before on a histogram, from its ledger."""
 
     run_id: str
-    """What names the tokenizer's run."""
+    """What names the histogram's ledger."""
     lines: AtLeastOne
-    """Lines of its ledger."""
+    """Lines of it."""
     head: str
     """Hash of the last of them."""
     delta: Delta
-    """Delta of the tokenizer's run."""
+    """Delta of the histogram."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpentBefore(SpentElsewhere):
+    """What the same records spent before, on the run's tokenizer, from its ledger."""
+
     mechanism: GaussianHistogram
+    """The one step of its ledger."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpentOnCounts(SpentElsewhere):
+    """What the same records spent before, on the histogram of a synthesis, from its ledger."""
+
+    mechanism: GaussianCounts
     """The one step of its ledger."""
 
 
@@ -211,6 +225,9 @@ class TrainingPlan(PlannedPromise):
     """What chose the noise multiplier; null where it was given."""
     tokenizer: SpentBefore | None
     """What the same records spent before, on the run's tokenizer, from its ledger."""
+    counts: SpentOnCounts | None = None
+    """What the same records spent before, on the histogram of a synthesis, from its ledger: the
+    epsilon of this ledger is of both. Absent where the run is of no synthesis with a condition."""
 
 
 @dataclass(frozen=True, kw_only=True)

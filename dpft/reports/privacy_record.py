@@ -20,10 +20,8 @@ from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.accounting.interpretation import noise_warnings
 from dpft.privacy.accounting.selection import TrialCount
 from dpft.privacy.accounting.summary import AccountingReport, account, delta_text, eps_text
-from dpft.privacy.clipping.engine import rounding_headroom
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER, ClippingPlan, PrivacyPlan
-from dpft.privacy.randomness import DROPOUT_SOURCE
 from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
 from dpft.records.configuration import RunConfiguration
 from dpft.records.form import joined
@@ -67,6 +65,8 @@ def promise_of(
         accounting: Of its steps.
         trainable_parameters: How many numbers get noise; 1 where that is not known.
     """
+    from dpft.privacy.clipping.engine import rounding_headroom
+
     epsilon, accountant = _headline(plan, accounting)
     return PlanPromise(
         epsilon=epsilon,
@@ -130,6 +130,7 @@ def private_run(
         curve: Of epsilon over the plan's steps; None leaves it out.
     """
     from dpft.privacy.noise import NOISE_SOURCE
+    from dpft.privacy.randomness import DROPOUT_SOURCE
 
     promise = promise_of(plan, accounting, trainable_parameters=counts.trainable)
     warnings = [NOT_PRIVATE_SEED, *promise.warnings] if reproducible else [*promise.warnings]
@@ -176,6 +177,8 @@ def no_promise(
         steps: Steps planned.
         clipping: Of a run that clips and adds no noise; None of any other.
     """
+    from dpft.privacy.clipping.engine import rounding_headroom
+
     nothing = NoPromise(
         num_examples=num_examples, expected_batch_size=expected_batch_size, steps=steps, warnings=()
     )

@@ -69,9 +69,16 @@ from dpft.runs.composition import (
     account_together,
     check_head,
     check_same_unit,
-    tokenizers_beside,
+    spent_beside,
+    without_counted,
 )
-from dpft.runs.saved_run import CLOSING_LINE, SpentRun, find_ledgers, read_spent
+from dpft.runs.saved_run import (
+    CLOSING_LINE,
+    SpentRun,
+    find_ledgers,
+    read_spent,
+    read_spent_of_synthesis,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +285,25 @@ def answer(config: AccountConfig) -> Answer:
     if config.run is not None:
         return one_run(config)
     if config.runs is not None:
-        return several_runs(config)
+        found = find_ledgers(
+            config.run_folders, leave_out=config.folders_left_out, data_id=config.data_id
+        )
+        runs, counted = without_counted([read_spent(folder) for folder in found.folders])
+        if not runs:
+            raise InputError(
+                f"runs must hold a noisy step, got none in {', '.join(config.run_folders)}."
+            )
+        check_same_unit(runs)
+        with Accountants() as accountants:
+            own = [account_for_spent(run, accountants=accountants) for run in runs]
+            together = account_together(
+                runs, delta=config.delta, accountant=config.accountant, accountants=accountants
+            )
+        pairs = list(zip(runs, own, strict=True))
+        return Answer(
+            table=together_table(pairs, together, (*found.left_out, *counted)),
+            record=together_record(pairs, together, (*found.left_out, *counted)),
+        )
     if config.batch_sizes is not None:
         return over_batch_sizes(config)
     accounting = account_for_setting(config)
@@ -391,6 +416,10 @@ def run_table(
         rows.append(("steps", f"{words} at sample rate {noise.sample_rate:.6g}{beside}"))
     if sum(run.taken.values()) != run.steps:
         rows[-1] = ("costs as", rows[-1][1])
+    if run.plan.counts is not None:
+        noise = run.plan.counts.mechanism["noise_multiplier"]
+        words = f"1 of noise multiplier {noise:.6g}, run {run.plan.counts.run_id}"
+        rows.append(("counts", f"{words}: the histogram of its synthesis, in epsilon too"))
     rows += [
         ("batch", f"{run.plan.expected_batch_size:g} expected"),
         ("units", f"{run.plan.num_examples} (taken as public)"),
@@ -425,7 +454,7 @@ def run_record(
     witnessed_lines: int | None = None,
 ) -> RunCost:
     """Returns the same as it is printed; what is not known has no key."""
-    noises, plan, ledger = list(run.taken), run.plan, run.ledger
+    noises, plan, ledger = list(run.whole), run.plan, run.ledger
     only = noises[0] if len(noises) == 1 else None
     return RunCost(
         run=run.folder,
@@ -446,7 +475,7 @@ def run_record(
                 steps=steps,
                 threshold_delta=noise.threshold_delta or None,
             )
-            for noise, steps in run.taken.items()
+            for noise, steps in run.whole.items()
         ),
         num_examples=plan.num_examples,
         expected_batch_size=plan.expected_batch_size,
@@ -500,9 +529,9 @@ def together_table(
     lines += warning_lines(notes, label="note")
     found = [f"ledgers counted: {len(runs)}; folders left out: {len(left_out)}"]
     also = [
-        f"{run.folder}: its tokenizer, run {run.plan.tokenizer.run_id}, is counted from its plan"
-        for run in tokenizers_beside([run for run, _ in runs])
-        if run.plan.tokenizer is not None
+        f"{run.folder}: its tokenizer, run {before.run_id}, is counted from its plan"
+        for run, before in spent_beside([run for run, _ in runs])
+        if before is run.plan.tokenizer
     ]
     notes = [*found, *also, SAME_DATA, *_copies(runs), *_data_ids(runs)]
     lines += warning_lines(notes, label="note")
@@ -603,7 +632,7 @@ def _run_lines(run: SpentRun, own: EpsilonBound) -> list[str]:
     lines = []
     spent = f"{delta_text(own.delta):>11}{eps_text(own.epsilon):>13}"
     end = f"{spent}  {own.accountant:<5}{run.folder}"
-    for noise, steps in run.taken.items():
+    for noise, steps in run.whole.items():
         values = f"{noise.noise_multiplier:>12.6g}{noise.sample_rate:>13.6g}"
         lines.append(f"{steps:>10}{values}{end}")
         end = ""
@@ -618,7 +647,7 @@ def one_run(config: AccountConfig) -> Answer:
         StateError: Its ledger is damaged, or has another head than the one given.
     """
     assert config.run is not None
-    run = read_spent(config.run)
+    run = read_spent_of_synthesis(config.run)
     run, witnessed = _with_its_end(config, run)
     with Accountants() as accountants:
         spending = account_for_spent(
@@ -646,31 +675,3 @@ def _with_its_end(config: AccountConfig, run: SpentRun) -> tuple[SpentRun, int |
         if run.ledger.closed:
             run = replace(run, end="head")
     return run, witnessed
-
-
-def several_runs(config: AccountConfig) -> Answer:
-    """Returns what ``runs=`` asks for.
-
-    Raises:
-        InputError: They are no private runs, one is named twice, or they differ in their unit.
-        StateError: A ledger is damaged.
-    """
-    found = find_ledgers(
-        config.run_folders, leave_out=config.folders_left_out, data_id=config.data_id
-    )
-    runs = [read_spent(folder) for folder in found.folders]
-    if not runs:
-        raise InputError(
-            f"runs must hold a noisy step, got none in {', '.join(config.run_folders)}."
-        )
-    check_same_unit(runs)
-    with Accountants() as accountants:
-        own = [account_for_spent(run, accountants=accountants) for run in runs]
-        together = account_together(
-            runs, delta=config.delta, accountant=config.accountant, accountants=accountants
-        )
-    pairs = list(zip(runs, own, strict=True))
-    return Answer(
-        table=together_table(pairs, together, found.left_out),
-        record=together_record(pairs, together, found.left_out),
-    )

@@ -21,9 +21,9 @@ from dpft.privacy.accounting import Accountants, EpsilonBound, account, account_
 from dpft.privacy.accounting.calibration import smallest_noise
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
 from dpft.privacy.accounting.summary import delta_text, eps_text
+from dpft.privacy.ledger import Noise, added_up, as_mechanisms, thresholds_delta
 from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION, PrivacyPlan, SpentBefore
 from dpft.privacy.privacy_config import NOT_PRIVATE
-from dpft.privacy.spending import Noise, added_up, as_mechanisms, thresholds_delta
 from dpft.records.ledger import LedgerHead
 from dpft.records.promises import (
     OpenVocabulary,
@@ -68,19 +68,21 @@ def account_for_spent(
     at = plan.delta if delta is None else delta
     calibration = plan.calibration
     led = plan.accountant if calibration is None else calibration.accountant
-    bound = account_taken(run.taken, at, accountant or led, accountants)
+    bound = account_taken(run.whole, at, accountant or led, accountants)
     source = plan.delta_source if delta is None else GIVEN
     warnings = _notes(run) + delta_warnings(at, plan.num_examples, source=source)
     if plan.tokenizer is not None:
-        warnings.append(_with_tokenizer(run, at, accountants))
+        warnings.append(with_its_tokenizer(run, at, accountants))
     return replace(bound, warnings=(*bound.warnings, *warnings))
 
 
-def _with_tokenizer(run: SpentRun, delta: float, accountants: Accountants) -> str:
+def with_its_tokenizer(run: SpentRun, delta: float, accountants: Accountants) -> str:
+    """Returns what a run costs with its tokenizer, in a sentence."""
     before = run.plan.tokenizer
     assert before is not None
     at = math.fsum([delta, before.delta])
-    both = account_taken(added_up(run.taken, run.tokenizer_taken), at, "pld", accountants)
+    taken = added_up(run.whole, run.taken_before(before))
+    both = account_taken(taken, at, "pld", accountants)
     return (
         "epsilon is of the training alone; with its tokenizer, which the same records made,"
         f" epsilon = {eps_text(both.epsilon)} (upper bound by {both.accountant}) at delta ="
@@ -107,7 +109,7 @@ def account_together(
         InputError: The runs do not protect the same unit, or no accountant can bound them.
     """
     check_same_unit(runs)
-    beside = [run.tokenizer_taken for run in tokenizers_beside(runs)]
+    beside = [run.taken_before(before) for run, before in spent_beside(runs)]
     taken = added_up(*(run.taken for run in runs), *beside)
     at = default_together(runs) if delta is None else delta
     return _compose(taken, at, accountant or "pld", accountants)
@@ -119,26 +121,35 @@ def default_together(runs: Sequence[SpentRun]) -> float:
     A tokenizer's comes on top, since half of it goes to its threshold, whatever the others have.
     """
     tokenizers = [run.plan.delta for run in runs if thresholds_delta(run.taken)]
-    tokenizers += [run.plan.tokenizer.delta for run in tokenizers_beside(runs)]  # type: ignore[union-attr]
+    tokenizers += [
+        before.delta
+        for run, before in spent_beside(runs)
+        if thresholds_delta(run.taken_before(before))
+    ]
     others = [run.plan.delta for run in runs if not thresholds_delta(run.taken)]
     return math.fsum([*tokenizers, *([min(others)] if others else [])])
 
 
-def tokenizers_beside(runs: Sequence[SpentRun]) -> list[SpentRun]:
-    """Returns runs whose tokenizer adds to their cost and is no run among them, one for each.
+def spent_beside(runs: Sequence[SpentRun]) -> list[tuple[SpentRun, SpentBefore]]:
+    """Returns what plans name that adds to their cost and is no run among them, each once.
+
+    That is a tokenizer, or the histogram of a synthesis; with it comes a run that names it.
 
     Raises:
-        StateError: A run among them has the tokenizer's name, and not the ledger that the plan has.
+        StateError: A run among them has its name, and not the ledger that the plan has.
     """
     here = {run.ledger.run_id: run for run in runs}
-    beside: dict[str, SpentRun] = {}
-    for run in runs:
-        before = run.plan.tokenizer
-        if before is None:
-            continue
+    beside: dict[str, tuple[SpentRun, SpentBefore]] = {}
+    named_by_plans = [
+        (run, before)
+        for run in runs
+        for before in (run.plan.tokenizer, run.plan.counts)
+        if before is not None
+    ]
+    for run, before in named_by_plans:
         named = here.get(before.run_id)
         if named is None:
-            beside.setdefault(before.run_id, run)
+            beside.setdefault(before.run_id, (run, before))
         elif named.ledger.heads[before.lines : before.lines + 1] != (before.head,):
             raise StateError(
                 f"the ledger of {named.folder} must have the head {before.head} after line"
@@ -146,6 +157,26 @@ def tokenizers_beside(runs: Sequence[SpentRun]) -> list[SpentRun]:
                 " replaced. Put it back as it was."
             )
     return list(beside.values())
+
+
+def without_counted(runs: Sequence[SpentRun]) -> tuple[list[SpentRun], list[str]]:
+    """Returns runs without the histograms that others name, each run's epsilon being its own.
+
+    Returns:
+        The others, and a sentence for each histogram that is left to its training's plan.
+
+    Raises:
+        StateError: As ``spent_beside``.
+    """
+    spent_beside(runs)
+    trainings = {run.plan.counts.run_id: run.folder for run in runs if run.plan.counts is not None}
+    notes = [
+        f"{run.folder}: its histogram is counted with {trainings[run.ledger.run_id]}, whose plan"
+        " names it"
+        for run in runs
+        if run.ledger.run_id in trainings
+    ]
+    return [run for run in runs if run.ledger.run_id not in trainings], notes
 
 
 def check_same_unit(runs: Sequence[SpentRun]) -> None:

@@ -30,10 +30,9 @@ from dpft.files import (
 from dpft.kinds import NOTHING, PROMPTS
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve
-from dpft.privacy.ledger import check_ledger
+from dpft.privacy.ledger import Noise, check_ledger, steps_taken
 from dpft.privacy.plan import EXAMPLE
 from dpft.privacy.replay_log import NO_STEPS, read_journal
-from dpft.privacy.spending import Noise, steps_taken
 from dpft.privacy.witness import read_handed
 from dpft.records.configuration import StepEntry
 from dpft.records.form import joined, parse, write_record

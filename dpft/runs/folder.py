@@ -362,6 +362,7 @@ def restored_plan(
         tokenizer=spent_before(tokenizer_of(config)),
         mechanism=_of_plan(config.mechanism, bound.mechanism),
     )
+    own = replace(own, counts=bound.counts)  # What began it, a synthesis, knows of them.
     calibration = bound.calibration
     asked = None if calibration is None else calibration.target
     if asked is not None and guarantee.eps != asked:

@@ -28,17 +28,18 @@ from dpft.files import (
     MODEL,
     PRIVACY,
     PRIVATE,
+    SYNTHESIS,
+    TRAINING,
     TRIALS,
     TUNING,
     refuse_links,
 )
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
 from dpft.privacy.accounting.interpretation import shown_epsilon
-from dpft.privacy.ledger import LedgerRecord
+from dpft.privacy.ledger import LedgerRecord, Noise, added_up, steps_taken
 from dpft.privacy.mechanisms.histogram import histogram_of
-from dpft.privacy.plan import GIVEN, HistogramPlan, Plan, PrivacyPlan, write_plan
+from dpft.privacy.plan import GIVEN, HistogramPlan, Plan, PrivacyPlan, SpentBefore, write_plan
 from dpft.privacy.replay_log import check_lodged, knows_the_end, read_run_ledger
-from dpft.privacy.spending import Noise, steps_taken
 from dpft.records.configuration import PrivacySection, read_saved
 from dpft.records.costs import Interval, Search
 from dpft.records.form import as_json, read_record
@@ -270,16 +271,54 @@ class SpentRun:
         return self.ledger.counted_steps
 
     @property
-    def tokenizer_taken(self) -> Mapping[Noise, int]:
-        """The noisy step of the tokenizer that the plan adds to; none where it adds to none."""
-        before = self.plan.tokenizer
-        if before is None:
-            return {}
+    def whole(self) -> Mapping[Noise, int]:
+        """The steps taken, and that of the histogram whose epsilon is the run's, too."""
+        counts = self.plan.counts
+        return self.taken if counts is None else added_up(self.taken, self.taken_before(counts))
+
+    def taken_before(self, before: SpentBefore) -> Mapping[Noise, int]:
+        """Returns the one noisy step of a histogram that the plan names."""
         record = LedgerRecord(
             steps=1, mechanisms=(before.mechanism,), closed=True, lines=before.lines,
             head=before.head,
         )  # fmt: skip
         return steps_taken(record, Path(self.folder) / LEDGER)
+
+
+def read_spent_of_synthesis(folder: str) -> SpentRun:
+    """Returns what a synthesis has spent, as its training's ledger has it; else as ``read_spent``.
+
+    Until that ledger has its first line, it is what the histogram's own has.
+
+    Raises:
+        InputError: As ``read_spent``.
+        StateError: As ``read_spent``, or the histogram's ledger is not what the training's names.
+    """
+    path = Path(folder)
+    training = path / TRAINING
+    ledger = read_run_ledger(training) if (path / SYNTHESIS).exists() else None
+    if ledger is None or (ledger.plan is None and not ledger.counted_steps):
+        return read_spent(folder)
+    run = read_spent(str(training))
+    if (path / LEDGER).exists():
+        check_counts(run, read_spent(folder))
+    return run
+
+
+def check_counts(run: SpentRun, histogram: SpentRun) -> None:
+    """Refuses the ledger of a histogram that is not the one which a training's plan names.
+
+    Raises:
+        StateError: It is another, or the plan names none.
+    """
+    known = run.plan.counts
+    heads = histogram.ledger.heads
+    if known is None or heads[known.lines : known.lines + 1] != (known.head,):
+        raise StateError(
+            f"{Path(histogram.folder) / LEDGER} must be the ledger of the histogram that"
+            f" {Path(run.folder) / LEDGER} names in its first line, got another; put both back as"
+            " they were."
+        )
 
 
 def read_spent(folder: str, *, trial: bool = False) -> SpentRun:

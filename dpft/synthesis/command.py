@@ -10,14 +10,14 @@ the training, a run of its own in ``training/``, which goes on as any run does; 
 import hashlib
 import hmac
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dpft.config.load import dump
-from dpft.config.schema import TrainCommand
+from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.config.synthesize import (
     OpenSynthesis,
     SharedPrivacy,
@@ -32,6 +32,7 @@ from dpft.files import (
     LEDGER,
     MODEL,
     SYNTHESIS,
+    TRAINING,
     check_writable,
     hold_run,
     private_path,
@@ -51,8 +52,11 @@ from dpft.privacy.plan import (
 )
 from dpft.runs import run as runs
 from dpft.runs.api import TRAIN_COMMAND
+from dpft.runs.composition import spent_before
 from dpft.runs.exit_codes import crash_kept, say
 from dpft.runs.folder import has_begun
+from dpft.runs.run_plan import RunPlan, plan_run
+from dpft.runs.saved_run import read_spent, read_spent_of_synthesis
 from dpft.synthesis.condition import allotted, shares
 from dpft.synthesis.draft import draft_schema
 from dpft.synthesis.generator import forget_blocks, generate_rows
@@ -66,7 +70,6 @@ from dpft.synthesis.plan import (
     SCHEMA_FILE,
     SYNTHETIC,
     TABLE_KEY,
-    TRAINING,
     Budget,
     PublicPart,
     delta_source,
@@ -238,7 +241,7 @@ def _finish(
         noisy = NO_COUNTS
         if part.condition is not None:
             noisy = _histogram(part, table, budget, kept, folder)
-        _train(part, table, budget, kept, folder / TRAINING)
+        _train(part, table, budget, kept, folder)
         wanted = part.config.num or budget.num_examples
         cells: list[Mapping[str, Any]] = [{}] * wanted
         if part.condition is not None:
@@ -352,15 +355,33 @@ def _row(table: PrivateTable, at: int) -> Row:
 def _train(
     part: PublicPart, table: PrivateTable, budget: Budget, kept: Sequence[int], folder: Path
 ) -> None:
-    """Trains the generator, a run in a folder of its own; goes on with one that broke off."""
+    """Trains the generator, a run in a folder of its own; goes on with one that broke off.
+
+    Its plan, the first line of its ledger, names the histogram, so that what both spent follows
+    from that ledger alone.
+
+    Raises:
+        StateError: The training that goes on names another histogram.
+    """
     records = [_record(part, table, at) for at in kept]
+    training = folder / TRAINING
+    counts = None if budget.counts is None else spent_before(read_spent(str(folder)))
+
+    def planner(config: TrainConfig, count_units: Callable[[], int]) -> RunPlan:
+        plan = plan_run(config, count_units)
+        if plan.privacy is None:
+            return plan
+        return replace(plan, privacy=replace(plan.privacy, counts=counts))
+
     with rows_in_memory(records):
-        if (folder / MODEL).is_dir() or has_begun(folder):
-            composed = TRAIN_COMMAND.compose([f"resume={folder}"])
+        if (training / MODEL).is_dir() or has_begun(training):
+            if counts is not None:
+                read_spent_of_synthesis(str(folder))
+            composed = TRAIN_COMMAND.compose([f"resume={training}"])
             command = TRAIN_COMMAND.load(composed.values, composed.words)
         else:
             command = _training(part, budget)
-        runs.run(command, folder)
+        runs.run(command, training, planner=planner)
 
 
 def _record(part: PublicPart, table: PrivateTable, at: int) -> dict[str, str]:
@@ -373,7 +394,9 @@ def _record(part: PublicPart, table: PrivateTable, at: int) -> dict[str, str]:
 
 def _training(part: PublicPart, budget: Budget) -> TrainCommand:
     config = part.config
-    words = ["task=custom", *task_words(part.max_prompt + part.max_target + 2), "privacy=none"]
+    weights = () if config.text_weight == 1 else part.rows.json_weights(config.text_weight)
+    longest = part.max_prompt + part.max_target + 2
+    words = ["task=custom", *task_words(longest, weights), "privacy=none"]
     composed = TRAIN_COMMAND.compose(words)
     plain: TrainCommand = TRAIN_COMMAND.load(composed.values, composed.words)
     assert isinstance(config.privacy, SharedPrivacy | OpenSynthesis)

@@ -17,14 +17,14 @@ from transformers import LogitsProcessorList
 
 from dpft.errors import StateError
 from dpft.evaluation.outputs import ModelOutputs
-from dpft.files import read_json, write_json
+from dpft.files import TRAINING, read_json, write_json
 from dpft.generation.decoding import DecodeConfig, generate_texts
 from dpft.generation.processors import nucleus_processors, root_seed, uniforms
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import trained_model_of_run
 from dpft.runs.tracking import batch_progress
 from dpft.synthesis.decoding import RowConstraint, RowGrammar
-from dpft.synthesis.plan import GIVEN_COLUMN, TRAINING, PublicPart
+from dpft.synthesis.plan import GIVEN_COLUMN, PublicPart
 from dpft.synthesis.rows import RowFormat
 from dpft.synthesis.schema import Row
 from dpft.tasks.custom import CustomTexts

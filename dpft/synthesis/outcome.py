@@ -14,19 +14,19 @@ from pathlib import Path
 from dpft.data.raw_rows import write_rows
 from dpft.errors import StateError
 from dpft.evaluation.predictions import spread
-from dpft.files import LEDGER, PAGE, PRIVATE_PAGE, private_path, read_file, write_text
+from dpft.files import LEDGER, PAGE, PRIVATE_PAGE, TRAINING, private_path, read_file, write_text
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.mechanism import Composition
-from dpft.privacy.ledger import read_ledger
+from dpft.privacy.ledger import Noise, as_mechanisms, read_ledger
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import NEIGHBORING_RELATION, PrivacyPlan
-from dpft.privacy.spending import Noise, added_up, as_mechanisms
 from dpft.records import synthesis as records
 from dpft.records.form import read_record, write_record
 from dpft.records.ledger import LedgerHead
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.terminal import Grid
-from dpft.runs.saved_run import SpentRun, read_spent
+from dpft.runs.composition import with_its_tokenizer
+from dpft.runs.saved_run import SpentRun, read_spent, read_spent_of_synthesis
 from dpft.synthesis.columns import Identity
 from dpft.synthesis.generator import Drawn
 from dpft.synthesis.measures import Tables, measured
@@ -34,7 +34,6 @@ from dpft.synthesis.page import private_page, public_page, terminal
 from dpft.synthesis.plan import (
     ACCOUNTANT,
     SCHEMA_FILE,
-    TRAINING,
     Budget,
     PublicPart,
     delta_source,
@@ -185,14 +184,14 @@ def spent_parts(part: PublicPart, budget: Budget, folder: Path) -> list[tuple[st
     """
     if part.guarantee is None:
         return []
-    found = [(TRAINED, folder / TRAINING)]
+    spent = [(TRAINED, read_spent_of_synthesis(str(folder)))]
     if budget.counts is not None:
-        found.insert(0, (HISTOGRAM, folder))
-    spent = [(name, read_spent(str(place))) for name, place in found]
+        spent.insert(0, (HISTOGRAM, read_spent(str(folder))))
     for name, run in spent:
         plan, noise = run.plan, budget.noise_multiplier
         if isinstance(plan, PrivacyPlan):
             is_planned = plan.noise_multiplier == noise and plan.delta == budget.delta
+            is_planned = is_planned and (plan.counts is None) == (budget.counts is None)
         else:
             noise = None if budget.counts is None else budget.counts.noise_multiplier
             is_planned = run.ledger.mechanisms[0]["noise_multiplier"] == noise
@@ -240,10 +239,13 @@ def statement(
     )
     if guarantee is None or budget.delta is None or guarantee.eps is None:
         return said
-    taken = added_up(*(run.taken for _, run in spent))
+    training = spent[-1][1]
     with Accountants() as accountants:
-        whole = _epsilon(taken, budget.delta, accountants)
+        whole = _epsilon(training.whole, budget.delta, accountants)
         alone = [_epsilon(run.taken, budget.delta, accountants) for _, run in spent]
+        warnings = delta_warnings(budget.delta, budget.num_examples, source=delta_source(part))
+        if training.plan.tokenizer is not None:
+            warnings.append(with_its_tokenizer(training, budget.delta, accountants))
     parts = tuple(
         records.SynthesisPart(
             name=name,
@@ -255,8 +257,8 @@ def statement(
         )
         for (name, run), epsilon in zip(spent, alone, strict=True)
     )
-    warnings = [NOT_PRIVATE_SEED] if guarantee.noise_seed is not None else []
-    warnings += delta_warnings(budget.delta, budget.num_examples, source=delta_source(part))
+    if guarantee.noise_seed is not None:
+        warnings.insert(0, NOT_PRIVATE_SEED)
     if whole > guarantee.eps:
         warnings.append(
             f"more noisy steps were taken than planned, after a crash: epsilon is above the"

@@ -84,8 +84,8 @@ def public_page(said: Synthesis, schema: str) -> str:
     if parts:
         note = (
             "Nothing else read a record. Each part's ε is its own, at the δ of the whole; together"
-            " they are composed, not added. `dpft account runs=FOLDER` computes the same from both"
-            " ledgers."
+            " they are composed, not added. `dpft account run=FOLDER` computes the same from the"
+            " training's ledger alone, whose first line has the histogram's."
         )
         columns = ("part", "ε alone", "noise multiplier", "noisy steps", "head of its ledger")
         tables.insert(0, PageTable(title="What ε is of", columns=columns, rows=parts, note=note))

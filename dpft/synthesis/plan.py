@@ -26,7 +26,6 @@ from dpft.synthesis.schema import Schema
 from dpft.synthesis.table import PrivateTable
 
 SCHEMA_FILE, COUNTS = "schema.yaml", "counts.json"
-TRAINING = "training"
 SYNTHETIC = "synthetic.csv"
 DRAFTED = "private/draft.schema.yaml"
 TABLE_KEY = "private/table_key"
@@ -112,9 +111,15 @@ def public_part(config: SynthesizeConfig, schema: Schema) -> PublicPart:
     )
 
 
-def task_words(max_length: int) -> list[str]:
-    """Returns the words by which the training reads what is given of a row, and what is learned."""
+def task_words(max_length: int, weights: tuple[float, ...] = ()) -> list[str]:
+    """Returns the words by which the training reads what is given of a row, and what is learned.
+
+    Args:
+        max_length: Most tokens of both.
+        weights: ``RowFormat.json_weights``; none: all tokens count alike.
+    """
     return [
+        f"task.json_weights=[{','.join(map(repr, weights))}]",
         f"task.prompt='{{{GIVEN_COLUMN}}}'",
         f"task.target='{{{ROW_COLUMN}}}'",
         f"task.max_length={max_length}",

@@ -99,6 +99,22 @@ class RowFormat:
         names = [("," if at else "") + self._name(c) for at, c in enumerate(self.written)]
         return (*names, self._brackets[1])
 
+    def json_weights(self, of_text: float) -> tuple[float, ...]:
+        """Returns what the stretches of a target count in its loss, names and values by turns.
+
+        >>> from dpft.synthesis.columns import column_of
+        >>> columns = (column_of("age", {"type": "integer", "minimum": 1, "maximum": 9}),
+        ...            column_of("note", {"type": "text", "max_tokens": 9}))
+        >>> RowFormat(schema=Schema(columns=columns)).json_weights(2.0)
+        (1.0, 1.0, 1.0, 2.0)
+        >>> RowFormat(schema=Schema(columns=columns), form="array").json_weights(2.0)
+        (1.0, 2.0)
+        """
+        values = [of_text if isinstance(column, Text) else 1.0 for column in self.written]
+        if self.form == ARRAY:
+            return tuple(values)
+        return tuple(weight for value in values for weight in (1.0, value))
+
     @property
     def pattern(self) -> str:
         """A regular expression of every target.

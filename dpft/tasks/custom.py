@@ -5,6 +5,7 @@ template of a plain text, a text and the column of its class, or messages, of wh
 last one is learned and those before it are read.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -50,6 +51,9 @@ class CustomFields(OwnRows):
     """Template of what the model learns to write after it."""
     learn_prompt: bool = False
     """Whether the model learns to write the prompt, too, and so whole rows from nothing."""
+    json_weights: tuple[float, ...] = ()
+    """Of a target that is JSON: what its tokens count in the row's loss, by the stretches that
+    commas and colons outside of strings begin; those beyond, and the end, count 1."""
     text_template: str | None = field(default=None, metadata={"key": "text"})
     """Template of a text to learn as a whole, or, with ``task.label``, to classify."""
     messages_column: str | None = field(default=None, metadata={"key": "messages"})
@@ -81,6 +85,15 @@ class CustomFields(OwnRows):
             raise InputError(
                 "task.learn_prompt=true is for task.prompt and task.target, got it with another"
                 " form; drop it (task.text is learned as a whole without it)."
+            )
+        if self.json_weights and (self.learn_prompt or form not in (TEMPLATES, None)):
+            raise InputError(
+                "task.json_weights is for task.prompt and task.target without task.learn_prompt,"
+                " got it with another form; drop it."
+            )
+        if not all(0 < weight < math.inf for weight in self.json_weights):
+            raise InputError(
+                f"task.json_weights must be above 0 and finite, got {list(self.json_weights)}."
             )
         super().__post_init__()
 

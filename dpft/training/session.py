@@ -32,9 +32,8 @@ from dpft.parallel.rank_environment import TERMINATED, termination_requests
 from dpft.parallel.ranks import ALONE, Ranks, Share
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.privacy.noise import SIGNAL_STEPS
 from dpft.privacy.witness import Handover
-from dpft.records.configuration import StepMeasured
+from dpft.records.configuration import SIGNAL_STEPS, StepMeasured
 from dpft.records.form import parse
 from dpft.training.checkpoint import ResumePoint, restore_checkpoint, save_checkpoint
 from dpft.training.compiling import private_cache

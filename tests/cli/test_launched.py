@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpft.cli.train import passed_on
+from dpft.cli.commands import passed_on
 
 
 @pytest.mark.parametrize(

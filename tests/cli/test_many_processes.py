@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from dpft.cli import hydra_app
+from dpft.cli.commands import passed_on
 from dpft.cli.hydra_app import run_hydra
 from dpft.cli.main import SUBCOMMANDS, main
-from dpft.cli.train import passed_on
 from dpft.parallel import processes, rank_environment
 from dpft.parallel.parallel_config import SHARED, LaunchConfig
 

@@ -2,7 +2,9 @@
 
 import html
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +28,9 @@ FETCHED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*(?:src|href)=\"?
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site: where ``make docs`` just built it, as CI says by a variable, or anew."""
+    if built := os.environ.get("DPFT_BUILT_SITE"):
+        return Path(built).resolve()
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
@@ -116,6 +121,48 @@ def test_titles_lead_a_search_and_whole_pages_their_sections() -> None:
     assert first_hits(entries, "memory", 4) == ["c.html", "b.html", "a.html"]
     assert first_hits(entries, "memo") == ["c.html", "b.html", "a.html"]
     assert first_hits(entries, "cuda") == []
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
+NARROW = 420
+WIDTHS = """<!doctype html><body><script>
+const pages = %s, widths = {};
+async function measure() {
+  for (const page of pages) {
+    const frame = document.createElement("iframe");
+    frame.style.cssText = "border:0; width:%dpx; height:900px";
+    frame.src = page;
+    document.body.append(frame);
+    await new Promise(done => frame.onload = done);
+    widths[page] = frame.contentDocument.documentElement.scrollWidth;
+    frame.remove();
+  }
+  document.body.textContent = JSON.stringify(widths);
+}
+measure();
+</script></body>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+def test_no_page_is_wider_than_a_narrow_screen(site: Path, tmp_path: Path) -> None:
+    pages = sorted(page.relative_to(site).as_posix() for page in site.rglob("*.html"))
+    harness = site / "widths-of-pages.html"
+    harness.write_text(WIDTHS % (json.dumps(pages), NARROW))
+    done = subprocess.run(
+        [
+            str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu",
+            "--allow-file-access-from-files", f"--user-data-dir={tmp_path}",
+            "--virtual-time-budget=600000", "--dump-dom", harness.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    harness.unlink()
+    found = re.search(r"<body>(\{.*\})</body>", done.stdout)
+    assert found, done.stdout[-500:] + done.stderr[-500:]
+    widths = json.loads(html.unescape(found[1]))
+    assert sorted(widths) == pages and len(pages) > 80 and min(widths.values()) > 300
+    assert {page: width for page, width in widths.items() if width > NARROW} == {}
 
 
 @pytest.mark.slow

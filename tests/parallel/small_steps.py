@@ -4,9 +4,18 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, RobertaConfig, RobertaForMaskedLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
-from dpft.data.batches import TextLayout
+from dpft.data.batches import TextLayout, View
+from dpft.data.corpora import SpanCorruption
+from dpft.data.images import ImageForm, ImageLayout, RandomView
 from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED
 from dpft.methods.base import METHODS, Method
 from dpft.parallel.cutting import repeated_blocks, whole
@@ -27,15 +36,28 @@ from tests.privacy.test_methods_twin import BERT, IDS, RECIPES, SHAPES, WORDS, S
 NORM = 0.05
 LLAMA = IDS | {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 LLAMA |= {"intermediate_size": 12, "max_position_embeddings": 32, "tie_word_embeddings": True}
+VIT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 2}
+VIT |= {"intermediate_size": 12, "image_size": 8, "patch_size": 4}
+IMAGES = ImageLayout(
+    form=ImageForm(channels=3, height=8, width=8), mean=(0.5,) * 3, std=(0.25,) * 3, outputs=2
+)
+IMAGE_HEAD = frozenset({"classifier.weight", "classifier.bias"})
 MODELS = {
-    "gpt2": SHAPES["gpt2"],
+    **SHAPES,
     "t5": SHAPES["t5-text"],
     "llama": Shape(lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)), TextLayout(kind=CAUSAL)),
     "roberta": Shape(
         lambda: RobertaForMaskedLM(RobertaConfig(**BERT)),
         TextLayout(kind=MASKED, answer=LABEL_WORDS, words=WORDS),
     ),
+    "t5-spans": SHAPES["t5-text"],
+    "vit": Shape(lambda: ViTForImageClassification(ViTConfig(**VIT)), IMAGES, IMAGE_HEAD),
 }
+VIEWS: dict[str, View] = {
+    "t5-spans": SpanCorruption(noise_density=0.3, mean_span=2.0, sentinels=(3, 4, 5), end=2),
+    "vit": RandomView(),
+}
+"""What is read of a record, drawn anew in each step."""
 CPU = torch.device("cpu")
 
 
@@ -59,6 +81,9 @@ class Case:
     steps: int = 2
     bands: int = 1
     """Of the noise; above 1 it hangs together, and groups take turns."""
+    device: str = "cpu"
+    precision: str = "fp32"
+    """What losses are computed in; the loss scale of fp16 is 64."""
 
     @property
     def mechanism(self) -> Mechanism:
@@ -103,7 +128,7 @@ def take_steps(ranks: Ranks, case: Case) -> Outcome:
             outcome.sent_bytes.append(ranks.traffic.sent_bytes - sent)
             outcome.own_units.append(sum(len(norms) for norms in statistics.norms))
             everyones, _ = gathered(statistics, 0, ranks)
-            norms = torch.cat([torch.empty(0), *everyones.norms])
+            norms = torch.cat([torch.empty(0), *(each.cpu() for each in everyones.norms)])
             outcome.norms.append(norms.sort().values.tolist())
             outcome.gradients.append(gradients_of(model))
     return outcome
@@ -123,21 +148,26 @@ def prepared(case: Case) -> tuple[Method, nn.Module]:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
-    return method, model.train(case.checkpointing)
+    return method, model.train(case.checkpointing).to(case.device)
 
 
 def records(case: Case) -> TrainingSet:
     """Returns 24 ragged records, whole on every rank."""
     generator = torch.Generator().manual_seed(5)
     layout = case.shape.layout
-    examples = [row(layout, number, 3 + number * 5 % 9, generator) for number in range(24)]
+    if isinstance(layout, ImageLayout):
+        examples = [*layout.synthetic(nn.Identity(), 24, 1)]
+    else:
+        examples = [row(layout, number, 3 + number * 5 % 9, generator) for number in range(24)]
     units = [[at] if at % 4 else [at, at + 1, at + 2] for at in range(0, 22)]
     return TrainingSet(
         examples=examples,
         micro_batch_size=case.micro_batch_size,
         layout=layout,
-        device=CPU,
+        device=torch.device(case.device),
+        precision=case.precision,
         units=units if case.units else None,
+        view=VIEWS.get(case.model),
     )
 
 
@@ -194,22 +224,26 @@ def private_engine(
         model,
         plan=plan,
         ledger=NoLedger(),
-        randomness=seeded(ranks.rank),
-        options=ClippingOptions(max_grad_norm=1.0, engine=case.engine),
+        randomness=seeded(ranks.rank, torch.device(case.device)),
+        options=ClippingOptions(
+            max_grad_norm=1.0,
+            engine=case.engine,
+            loss_scale=64.0 if case.precision == "fp16" else 1.0,
+        ),
         ranks=ranks,
         shards=shards,
     )
 
 
-def seeded(rank: int = 0) -> Randomness:
+def seeded(rank: int = 0, device: torch.device = CPU) -> Randomness:
     """Returns a rank's sources of randomness, of the test seed that all ranks share."""
-    return restore_randomness(CPU, make_randomness(CPU, 1).state(0), 1, rank=rank)
+    return restore_randomness(device, make_randomness(device, 1).state(0), 1, rank=rank)
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     """Returns a copy of every gradient there is, by name."""
     return {
-        name: whole(parameter.grad).clone()
+        name: whole(parameter.grad).cpu().clone()
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,8 @@ class Shape:
     """A kind of model, as a task uses it."""
 
     build: Callable[[], PreTrainedModel]
-    layout: TextLayout
+    layout: Any
+    """A ``Layout``."""
     new: frozenset[str] = frozenset()
 
 

@@ -17,7 +17,7 @@ from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.accounting.mechanism import RATE_MARGIN
 from dpft.privacy.accounting.summary import account
 from dpft.privacy.engine import PrivacyEngine
-from dpft.privacy.ledger import Ledger, LedgerRecord
+from dpft.privacy.ledger import Ledger, LedgerRecord, as_mechanisms, steps_taken
 from dpft.privacy.plan import (
     Phase,
     PrivacyPlan,
@@ -28,7 +28,6 @@ from dpft.privacy.plan import (
 )
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import make_randomness
-from dpft.privacy.spending import as_mechanisms, steps_taken
 from dpft.records.ledger import Calibration
 from dpft.records.promises import Origin
 from dpft.reports.pages import epsilon_points

@@ -10,8 +10,9 @@ from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping.engine import rounding_headroom
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger
-from dpft.privacy.noise import SIGNAL_STEPS, NoiseStream, SignalMeter, add_noise
+from dpft.privacy.noise import NoiseStream, SignalMeter, add_noise
 from dpft.privacy.randomness import make_randomness
+from dpft.records.configuration import SIGNAL_STEPS
 from tests.privacy.noise_blocks import block_noise
 from tests.privacy.test_engine import PHASES, affine, linear, make_engine, take_step
 from tests.privacy.test_ledger import WRITTEN

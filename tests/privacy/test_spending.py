@@ -6,9 +6,8 @@ import pytest
 
 from dpft.errors import InputError, StateError
 from dpft.privacy.accounting.mechanism import SampledGaussian
-from dpft.privacy.ledger import LedgerRecord
+from dpft.privacy.ledger import LedgerRecord, Noise, added_up, as_mechanisms, steps_taken
 from dpft.privacy.mechanisms.histogram import GaussianCounts, GaussianHistogram
-from dpft.privacy.spending import Noise, added_up, as_mechanisms, steps_taken
 
 PATH = Path("run/ledger.jsonl")
 

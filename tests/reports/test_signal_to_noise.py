@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from dpft.errors import InputError
-from dpft.reports import signal_to_noise
+from dpft.reports import comparison_page
 from dpft.reports.comparison import Comparison, compare
+from dpft.reports.comparison_page import write_signal_to_noise
 from dpft.reports.run_record import read_run, with_own_scores
-from dpft.reports.signal_to_noise import write_signal_to_noise
 from dpft.training.session import read_signal_to_noise
 from tests.reports.folders import write_run
 from tests.reports.swept_runs import compared
@@ -42,9 +42,9 @@ def test_each_run_is_a_point_and_a_row_with_its_mean_ratio_and_its_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = []
-    plot = signal_to_noise.scatter_plot
+    plot = comparison_page.scatter_plot
     monkeypatch.setattr(
-        signal_to_noise,
+        comparison_page,
         "scatter_plot",
         lambda series, **about: drawn.append((series, about)) or plot(series, **about),
     )

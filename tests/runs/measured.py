@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from dpft.privacy.noise import SIGNAL_STEPS
+from dpft.records.configuration import SIGNAL_STEPS
 
 
 def measure(run: Path, ratio: float, *, steps: int = SIGNAL_STEPS) -> Path:

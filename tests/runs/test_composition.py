@@ -7,9 +7,9 @@ from dpft.errors import InputError, StateError
 from dpft.privacy.accounting import Accountants, SampledGaussian, account
 from dpft.privacy.accounting.mechanism import AccountantError
 from dpft.privacy.accounting.summary import eps_text
+from dpft.privacy.ledger import Noise, added_up
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.privacy.plan import SpentBefore
-from dpft.privacy.spending import Noise, added_up
 from dpft.records.ledger import Calibration
 from dpft.reports.epsilon import NOT_PRIVATE_SEED
 from dpft.runs.account import SAME_DATA, run_table, together_table
@@ -18,7 +18,7 @@ from dpft.runs.composition import (
     account_together,
     check_head,
     check_same_unit,
-    tokenizers_beside,
+    spent_beside,
 )
 from dpft.runs.saved_run import SpentRun, read_spent
 from tests.runs.run_folders import (
@@ -121,8 +121,8 @@ def test_a_tokenizers_cost_is_known_from_the_plan_alone(
     assert f"epsilon = {eps_text(together.epsilon)}" in text
     again = spent(tmp_path / "b", plan=make_plan(tokenizer=before))
     both = account_together([run, again], accountants=accountants)
-    assert sum(noise.threshold_delta > 0 for noise in run.tokenizer_taken) == 1
-    assert tokenizers_beside([run, again]) == [run], "one tokenizer is paid for once"
+    assert sum(noise.threshold_delta > 0 for noise in run.taken_before(before)) == 1
+    assert spent_beside([run, again]) == [(run, before)], "one tokenizer is paid for once"
     assert both.delta == DELTA + 1e-6
 
 
@@ -133,13 +133,13 @@ def test_a_tokenizers_ledger_that_was_cut_hides_nothing(tmp_path: Path) -> None:
         run_id=str(ledger.run_id), lines=2, head=ledger.head, delta=1e-6, mechanism=HISTOGRAM
     )
     run = spent(tmp_path / "a", plan=make_plan(tokenizer=before))
-    assert tokenizers_beside([run, made]) == []
+    assert spent_beside([run, made]) == []
     for record in (replace(ledger, heads=ledger.heads[:2]), replace(ledger, heads=("", "", "x"))):
         with pytest.raises(StateError, match="must have the head .* after line 2"):
-            tokenizers_beside([run, replace(made, ledger=record)])
+            spent_beside([run, replace(made, ledger=record)])
     own = replace(run, ledger=replace(run.ledger, run_id=before.run_id))
     with pytest.raises(StateError, match="must have the head"):
-        tokenizers_beside([own])
+        spent_beside([own])
 
 
 def test_steps_of_equal_noise_add_up() -> None:

@@ -9,11 +9,10 @@ import yaml
 
 from dpft.errors import InputError, StateError
 from dpft.files import PAGE, REPORT
-from dpft.privacy.ledger import Ledger, read_ledger
+from dpft.privacy.ledger import Ledger, Noise, read_ledger
 from dpft.privacy.mechanisms.banded import Banded
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.privacy.plan import HistogramPlan, write_plan
-from dpft.privacy.spending import Noise
 from dpft.records.ledger import Calibration
 from dpft.runs.saved_run import (
     find_ledgers,

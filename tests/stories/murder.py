@@ -68,7 +68,7 @@ def start(root: Path, arguments: Sequence[str], *aim: Any) -> BaseProcess:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        [__name__, "dpft.cli.train", "dpft.runs.run", "dpft.cli.hydra_app"]
+        [__name__, "dpft.cli.commands", "dpft.runs.run", "dpft.cli.hydra_app"]
     )
     process = context.Process(target=_command, args=(root, tuple(arguments), *aim))
     process.start()

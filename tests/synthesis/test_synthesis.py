@@ -16,7 +16,7 @@ from dpft.data.raw_rows import memory_rows
 from dpft.errors import InputError, StateError
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
-from dpft.privacy.ledger import read_ledger
+from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.records import synthesis as records
 from dpft.records.form import read_record
 from dpft.synthesis import command, generator, plan
@@ -93,7 +93,40 @@ def test_both_parts_are_one_epsilon_and_the_ledgers_say_so(made: dpft.Synthesize
     assert said.parts[0].epsilon == pytest.approx(0.3 * EPS, rel=1e-3)
     assert said.parts[0].epsilon + said.parts[1].epsilon > said.epsilon
     assert said.delta == 1e-3 and said.num_examples == 60
-    assert dpft.account(runs=[made.folder]).epsilon == pytest.approx(said.epsilon)
+
+
+def test_the_trainings_ledger_alone_has_the_whole_epsilon(
+    made: dpft.Synthesized, tmp_path: Path
+) -> None:
+    """Its first line names the histogram; whoever also reads the histogram's counts it once."""
+    said = read_record(made.folder / "synthesis.json", records.Synthesis)
+    (tmp_path / "alone").mkdir()
+    shutil.copy(made.folder / "training/ledger.jsonl", tmp_path / "alone")
+    ways = [{"run": made.folder}, {"run": tmp_path / "alone"}, {"runs": [made.folder]}]
+    for given in (*ways, {"runs": [tmp_path / "alone"]}, {"runs": [made.folder / "training"]}):
+        found = dpft.account(**given)
+        assert found.epsilon == said.epsilon and found.delta == said.delta, given
+    alone = said.parts[1].epsilon
+    assert said.epsilon > alone, "the histogram costs something"
+    twice = dpft.account(runs=[made.folder, tmp_path / "alone"]).epsilon
+    assert twice > said.epsilon, "a copy's steps count again"
+    steps = [each["steps"] for each in dpft.account(run=made.folder).mechanisms]
+    assert sorted(steps) == [1, 2], "the histogram, and the training"
+
+
+def test_a_histogram_that_the_trainings_plan_does_not_name_is_refused(
+    made: dpft.Synthesized, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(made.folder, tmp_path / "run")
+    lines = (folder / "ledger.jsonl").read_text().splitlines()
+    plan = json.loads(lines[0])
+    ledger = folder / "ledger.jsonl"
+    ledger.unlink()
+    with Ledger(ledger, plan=plan["plan"]) as other:
+        other.append(1, plan["plan"]["histogram"])
+        other.close()
+    with pytest.raises(StateError, match="must be the ledger of the histogram"):
+        dpft.account(run=folder)
 
 
 def test_what_is_public_says_nothing_of_real_rows(made: dpft.Synthesized) -> None:
@@ -115,14 +148,14 @@ def test_what_is_public_says_nothing_of_real_rows(made: dpft.Synthesized) -> Non
 def test_controls_are_in_neither_part(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor are rows left out; the public number counts all of them."""
+    """Nor are rows left out; the public number counts all of them. Texts count as it was said."""
     seen: dict[str, Any] = {}
 
     def counted(self: Any, rows: Any) -> Any:
         seen["histogram"] = list(rows)
         return count(self, seen["histogram"])
 
-    def run(train: Any, folder: Path) -> None:
+    def run(train: Any, folder: Path, planner: Any) -> None:
         seen["training"] = list(memory_rows("train"))
         seen["command"] = train
         raise KeyboardInterrupt
@@ -133,8 +166,10 @@ def test_controls_are_in_neither_part(
     with pytest.raises(KeyboardInterrupt):
         dpft.synthesize(
             data, [*QUICK, "eval.held_out=0.5"], privacy={"eps": EPS, "unit": "customer_id",
-            "share": 0.5}, condition=["city"], folder=tmp_path / "run",
+            "share": 0.5}, condition=["city"], folder=tmp_path / "run", text_weight=3,
         )  # fmt: skip
+    # names and values by turns: age, smoker, note
+    assert seen["command"].task.json_weights == (1, 1, 1, 1, 1, 3)
     units = {unit for unit, _ in seen["histogram"]}
     assert 0 < len(units) < 30
     assert {row.values["customer_id"] for row in seen["training"]} == units
@@ -286,7 +321,7 @@ def test_without_a_condition_training_has_all_of_epsilon(
 ) -> None:
     seen: list[Any] = []
 
-    def run(train: Any, folder: Path) -> None:
+    def run(train: Any, folder: Path, planner: Any) -> None:
         seen.append(train.privacy.noise_multiplier)
         raise Broken
 
@@ -313,6 +348,7 @@ BAD: dict[str, tuple[Mapping[str, Any], str]] = {
     "all noise": ({"condition": ["city"], "share": 0.001}, "all noise"),
     "an ending": ({"to": "rows.xls"}, "to must end in"),
     "noise in place of eps": ({"eps": None, "noise_multiplier": 1}, "needs privacy.eps"),
+    "a text that counts nothing": ({"text_weight": 0}, "text_weight must be above 0"),
     "a share of everything": ({"share": 1}, "privacy.share must be in"),
     "no room in the model": ({"room": 400}, "has room for 256; lower max_tokens"),
     "invalid of another kind": ({"invalid": "drop"}, "invalid must be one of"),
@@ -388,7 +424,7 @@ def test_rows_that_do_not_fit_change_no_public_number(
     """A byte-order mark is none of them."""
     seen: list[Any] = []
 
-    def run(train: Any, folder: Path) -> None:
+    def run(train: Any, folder: Path, planner: Any) -> None:
         seen.append((train.privacy.num_examples, len(list(memory_rows("train")))))
         raise Broken
 

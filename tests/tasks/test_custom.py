@@ -1,3 +1,4 @@
+import math
 from dataclasses import fields, replace
 from functools import partial
 
@@ -186,6 +187,9 @@ def test_other_forms_have_no_prompt_to_learn():
     for make in (partial(plain, "{a}"), labels, chats):
         assert make()
         assert "task.learn_prompt=true is for" in refusal(make, learn_prompt=True)
+        assert "task.json_weights is for" in refusal(make, json_weights=(2.0,))
+    for weight in (0.0, -1.0, math.inf, math.nan):
+        assert "above 0 and finite" in refusal(texts, json_weights=(1.0, weight))
 
 
 def test_the_metrics_are_those_of_the_form_unless_given():

@@ -10,10 +10,9 @@ import pytest
 from dpft.errors import StateError
 from dpft.files import HISTORY, KEYS
 from dpft.privacy.engine import PrivacyEngine
-from dpft.privacy.ledger import Ledger, check_ledger, hash_of, read_ledger
+from dpft.privacy.ledger import Ledger, Noise, check_ledger, hash_of, read_ledger, steps_taken
 from dpft.privacy.mechanisms.banded import Banded
 from dpft.privacy.replay_log import read_run_ledger
-from dpft.privacy.spending import Noise, steps_taken
 from dpft.runs.saved_run import read_spent
 from dpft.training import loop as loop_module
 from dpft.training.checkpoint import find_resume_point

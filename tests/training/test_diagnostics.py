@@ -4,7 +4,8 @@ import stat
 import pytest
 import torch
 
-from dpft.privacy.noise import SIGNAL_STEPS, SignalAndNoise
+from dpft.privacy.noise import SignalAndNoise
+from dpft.records.configuration import SIGNAL_STEPS
 from dpft.training.loop import StepStatistics
 from dpft.training.session import Diagnostics, read_signal_to_noise
 

@@ -13,6 +13,7 @@ from dpft.data.chat import ChatEncoding
 from dpft.data.classification_rows import LabelWordEncoding, SentenceEncoding, label_word_ids
 from dpft.data.corpora import CorpusEncoding
 from dpft.data.encoding import Encoding, TextEncoding
+from dpft.data.json_weights import JsonWeights
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.architecture import (
@@ -253,6 +254,9 @@ def _encoding(
                 span_corruption=task.objective_for(head.kind) == SPANS,
                 chunks=task.chunks_per_record,
             )
+        if isinstance(task, CustomTexts) and task.json_weights:
+            weights = JsonWeights(weights=task.json_weights, tokenizer=tokenizer)
+            layout = replace(layout, token_weights=weights)
         kind = ChatEncoding if isinstance(task, CustomChats) else TextEncoding
         return kind(
             tokenizer=tokenizer,
