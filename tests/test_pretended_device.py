@@ -49,7 +49,7 @@ GRID = [
     ("roberta", "full", "auto", "fp32"),
     ("llama", "full", "auto", "fp32"),
 ]
-FAST = [GRID[0], ("gpt2", "lora", "auto", "fp32"), ("gpt2", "full", "auto", "bf16")]
+FAST = [GRID[0], ("gpt2", "full", "auto", "bf16")]
 Case = tuple[str, str, str, str]
 
 
