@@ -26,8 +26,7 @@ from dpft.reports.published import Reference, ReferenceMap
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.corpus import CHUNKS
 from dpft.tokenizers import OF_PIECES, TokenizerConfig
-from dpft.training.optimizers import OptimizerConfig, optimizer_class
-from dpft.training.schedules import SchedulerConfig
+from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
 from dpft.training.trackers import TRACKING, NoTracking, TrackingConfig
 from dpft.training.training_config import DeviceConfig, TrainingConfig
 

@@ -19,8 +19,7 @@ from dpft.methods.base import Method
 from dpft.models.source import ModelConfig
 from dpft.privacy.plan import CHUNK
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy, PrivacyConfig
-from dpft.training.optimizers import OptimizerConfig
-from dpft.training.schedules import SchedulerConfig
+from dpft.training.optimizers import OptimizerConfig, SchedulerConfig
 from dpft.training.training_config import TrainingConfig
 
 DRAFT = "draft"

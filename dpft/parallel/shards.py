@@ -23,9 +23,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 from dpft.parallel.cutting import ReadRows, blocks_apart, fill
 from dpft.parallel.parallel_config import sharding
 from dpft.parallel.ranks import REPLICAS, SHARDS, Grid, Ranks
-from dpft.parallel.reductions import FinishPieces
-from dpft.parallel.shard_sums import (
+from dpft.parallel.reductions import (
     Cut,
+    FinishPieces,
     PushedSums,
     Rounds,
     WholeShardedSums,

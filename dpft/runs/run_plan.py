@@ -37,7 +37,7 @@ from dpft.reports.run_record import with_kind
 from dpft.runs.composition import noise_beside, spent_before, tokenizer_of
 from dpft.runs.saved_run import SpentRun
 from dpft.tasks.base import Task
-from dpft.training.schedules import learning_rate_factor, schedule_factors
+from dpft.training.optimizers import learning_rate_factor, schedule_factors
 from dpft.training.training_config import LARGEST_DEFAULT_BATCH, TrainingConfig
 
 COUNTED = "counted in the data"

@@ -439,11 +439,11 @@ def test_classes_that_were_confused_are_counted_and_wrong_records_are_pictured()
     assert scored.picture == "1.png"
 
 
-TEXTS = {"predictions": ["a b c d"], "references": [["a b c d"]]}
+FOUR_WORDS = {"predictions": ["a b c d"], "references": [["a b c d"]]}
 
 
 def test_every_metric_has_a_value_or_a_reason():
-    values, reasons = compute_metrics(["bleu", "perplexity", "rouge_l"], {"texts": TEXTS})
+    values, reasons = compute_metrics(["bleu", "perplexity", "rouge_l"], {"texts": FOUR_WORDS})
     assert values == {"bleu": pytest.approx(100), "rouge_l": pytest.approx(1)}
     assert list(reasons) == ["perplexity"]
     assert "needs the model's likelihoods" in reasons["perplexity"]
@@ -457,7 +457,7 @@ def test_a_number_that_json_cannot_hold_is_a_reason():
 
 
 def test_metrics_of_classes_need_labels():
-    values, reasons = compute_metrics(["accuracy", "bleu"], {"texts": TEXTS})
+    values, reasons = compute_metrics(["accuracy", "bleu"], {"texts": FOUR_WORDS})
     assert list(values) == ["bleu"]
     assert reasons == {"accuracy": "needs labels, a predicted and a right one per input"}
 
@@ -492,7 +492,7 @@ def without_the_extra(monkeypatch):
 def test_without_the_extra_and_java_the_rest_is_computed(without_the_extra):
     names = ["bleu", "meteor", "cider", "rouge_1", "rouge_2", "rouge_score_l", "bertscore"]
     settings = MetricsConfig(bertscore_model=".")
-    values, reasons = compute_metrics([*names, "bleurt", "nist"], {"texts": TEXTS}, settings)
+    values, reasons = compute_metrics([*names, "bleurt", "nist"], {"texts": FOUR_WORDS}, settings)
     assert list(values) == ["bleu", "nist"]
     assert set(reasons) == {
         "meteor", "cider", "rouge_1", "rouge_2", "rouge_l", "bertscore", "bleurt"
@@ -503,7 +503,7 @@ def test_without_the_extra_and_java_the_rest_is_computed(without_the_extra):
 
 
 def test_a_value_stands_under_the_metrics_key():
-    values, _ = compute_metrics(["token_f1"], {"texts": TEXTS})
+    values, _ = compute_metrics(["token_f1"], {"texts": FOUR_WORDS})
     assert values == {"f1": pytest.approx(1)}
 
 

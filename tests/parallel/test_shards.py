@@ -14,7 +14,7 @@ from transformers import GPT2LMHeadModel
 from dpft.errors import InputError
 from dpft.parallel.cutting import blocks_apart, check_can_be_sharded, local, repeated_blocks, whole
 from dpft.parallel.ranks import ALONE, RankLost, Ranks, Share, make_grid
-from dpft.parallel.shard_sums import Rounds
+from dpft.parallel.reductions import Rounds
 from dpft.parallel.shards import ShardedModel, gathered
 from dpft.runs.prepared_run import held_to_save
 from dpft.training.loop import compute_gradient

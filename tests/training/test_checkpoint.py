@@ -22,8 +22,16 @@ from dpft.training.checkpoint import (
     restore_checkpoint,
     save_checkpoint,
 )
-from dpft.training.optimizers import SGD, Adafactor, Adam, AdamW, make_optimizer
-from dpft.training.schedules import SCHEDULES, SchedulerConfig, make_scheduler
+from dpft.training.optimizers import (
+    SCHEDULES,
+    SGD,
+    Adafactor,
+    Adam,
+    AdamW,
+    SchedulerConfig,
+    make_optimizer,
+    make_scheduler,
+)
 from dpft.training.training_state import TrainingState
 from tests.training.toy import plan, privacy, tiny_model, training_set
 
