@@ -100,7 +100,7 @@ class Subcommand:
 
     def run_job(self, config: DictConfig) -> int:
         """Run the subcommand on one composed configuration and return its exit code."""
-        return exit_code_of_job(lambda: self._run(config), withhold=self.reads_records)
+        return exit_code_of_job(partial(self._run, config), withhold=self.reads_records)
 
     def load(self, config: DictConfig, words: Words) -> Any:
         """Returns what ``run`` is given."""

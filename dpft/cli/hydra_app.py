@@ -150,11 +150,10 @@ def start_hydra(
     @hydra.main(version_base="1.3", config_path=conf, config_name=name)
     def job(config: DictConfig) -> None:
         with in_task() as task, recorded_job(config, arguments):
-
-            def checked() -> int:
-                return exit_code_of_job(lambda: refuse_several(name)) or run_job(config)
-
-            codes.append(run_noting_exit_code(lambda: until_preempted(checked, task), command))
+            # A task of submitit joins the others of its job only now.
+            refused = exit_code_of_job(partial(refuse_several, name))
+            run = partial(int, refused) if refused else partial(run_job, config)
+            codes.append(run_noting_exit_code(partial(until_preempted, run, task), command))
 
     jobs: list[SweptJob] = []
     register_resolver()
