@@ -25,6 +25,8 @@ from dpft.privacy.clipping.engine import (
 )
 from tests.slowness import slow_but
 
+pytestmark = pytest.mark.usefixtures("self_check_once")
+
 
 class NoEngine(Engine):
     """The parts that all engines share."""
