@@ -127,7 +127,9 @@ def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
         return InputError(unknown_key(cause.full_key, {*known, *_composed_keys(cause)}))
     if isinstance(cause, ValidationError) and cause.full_key:
         return InputError(f"{cause.full_key}: {_first_line(cause)}")
-    return InputError(f"the configuration cannot be composed: {_one_line(error, cause)}")
+    said = [" ".join(str(part).split()) for part in (error, cause) if part is not None]
+    reasons = "; ".join(dict.fromkeys(part for part in said if part))
+    return InputError(f"the configuration cannot be composed: {reasons}")
 
 
 def suggested_keys(error: Exception, known: Iterable[str]) -> list[str]:
@@ -181,11 +183,6 @@ def dotted_keys(node: Any, parent: str = "") -> list[str]:
         if isinstance(inner, DictConfig) and not (inner._is_none() or inner._is_missing()):
             keys += dotted_keys(inner, key)
     return keys
-
-
-def _one_line(error: Exception, cause: BaseException | None) -> str:
-    parts = [" ".join(str(part).split()) for part in (error, cause) if part is not None]
-    return "; ".join(dict.fromkeys(part for part in parts if part))
 
 
 def _first_line(error: Exception) -> str:

@@ -116,7 +116,8 @@ def _front_matter(
         for name, value in entry.metrics.items()
         if data is not None
     ]
-    library = _library(folder)
+    whole = any((folder / name).exists() for name in WHOLE)
+    library = "peft" if (folder / ADAPTER).exists() else "transformers" if whole else None
     relation = "adapter" if library == "peft" else "finetune"
     card = ModelCardData(
         base_model=base,
@@ -149,13 +150,6 @@ def _kind(task: TaskSection) -> str:
     if not issubclass(known, LabelTask):
         return "text-generation"
     return f"{known.modality}-classification"
-
-
-def _library(folder: Path) -> str | None:
-    """Returns what loads the folder; None where only dpft does."""
-    if (folder / ADAPTER).exists():
-        return "peft"
-    return "transformers" if any((folder / name).exists() for name in WHOLE) else None
 
 
 SECRET = "privacy.noise_seed"

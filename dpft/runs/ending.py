@@ -224,15 +224,10 @@ def _next(folder: Path, task: Task, tables: Sequence[ScoreTable]) -> list[list[s
     others = [] if scored or not tables else ["task.data_dir=DIR"]
     if task.effective_source == MEMORY and not others:
         others = ["task.data_dir=DIR", "eval.held_out=null"]  # The rows are not on disk.
-    return [["eval", run, *others], _use(run, task), ["report", f"runs={_value(folder)}"]]
-
-
-def _use(run: str, task: Task) -> list[str]:
-    """Returns the command that makes something of the model: texts, or a folder to hand on."""
     given = {NOTHING: f"{NOTHING}=100", PROMPTS: f"{PROMPTS}=FILE"}
-    if task.written_from is None:
-        return ["export", run]
-    return ["generate", run, given[task.written_from]]
+    wrote = task.written_from
+    use = ["export", run] if wrote is None else ["generate", run, given[wrote]]
+    return [["eval", run, *others], use, ["report", f"runs={_value(folder)}"]]
 
 
 def _value(folder: Path) -> str:
