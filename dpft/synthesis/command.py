@@ -286,6 +286,11 @@ def _histogram(
     if budget.counts is None or part.guarantee is None:
         write_json(path, {"counts": counts.tolist()}, mode=0o600)
         return tuple(counts.tolist())
+    if (folder / TRAINING).exists():
+        raise StateError(
+            f"{path} is gone, and a training of its counts has begun: noise is not drawn twice. Put"
+            f" it back as it was, with {folder / LEDGER}."
+        )
     if (folder / LEDGER).exists() and read_ledger(folder / LEDGER).counted_steps == 0:
         (folder / LEDGER).unlink()  # It broke off before a step's line: no noise was drawn.
     if (folder / LEDGER).exists():

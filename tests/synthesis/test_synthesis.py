@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -269,7 +270,14 @@ def _counts(folder: Path, change: Any) -> None:
     (folder / "counts.json").write_text(json.dumps(content))
 
 
+def _begun_training(folder: Path) -> None:
+    (folder / "training").mkdir()
+    for name in ("counts.json", "ledger.jsonl"):
+        (folder / name).unlink()
+
+
 CHANGES = {
+    "counts and ledger are gone": (_begun_training, "noise is not drawn twice"),
     "a count is another": (lambda f: _counts(f, lambda c: c.__setitem__(0, 9.0)), "not what was"),
     "a count is gone": (lambda f: _counts(f, lambda c: c.pop()), "not what was released"),
     "the ledger is gone": (lambda f: (f / "ledger.jsonl").unlink(), "is gone"),
@@ -384,6 +392,19 @@ def test_bad_input_is_one_sentence_before_noise_is_drawn(
             folder=tmp_path / "run", **given,
         )  # fmt: skip
     assert said in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("uncalibrated")
+def test_what_decoding_lacks_is_refused_before_anything_is_spent(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "noisy_counts", broken)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(InputError, match="needs llguidance, which is not installed"):
+        dpft.synthesize(
+            data, QUICK, privacy={"eps": EPS}, condition=["city"], folder=tmp_path / "run"
+        )
     assert not (tmp_path / "run").exists()
 
 
