@@ -146,27 +146,18 @@ class Rounds:
         """
         try:
             for number in sorted(set(wishes) - {DONE}):
-                self._pass(number, [wish == number for wish in wishes], mine, output, own)
+                wanted = [wish == number for wish in wishes]
+                is_mine = number == mine
+                if number in self._receivers:
+                    parts = own if is_mine and not isinstance(own, Tensor) else None
+                    self._pass_on(number, wanted, parts)
+                else:
+                    sent = own if is_mine and isinstance(own, Tensor) else self._senders[number]()
+                    self._send(sent, wanted, output if is_mine else None)
         except RankLost:
             raise
         except Exception as error:
             raise RankLost from error
-
-    def _pass(
-        self,
-        number: int,
-        wanted: Sequence[bool],
-        mine: int,
-        output: Tensor | None,
-        own: Tensor | Sequence[Tensor] | None,
-    ) -> None:
-        is_mine = number == mine
-        if number in self._receivers:
-            parts = own if is_mine and not isinstance(own, Tensor) else None
-            self._pass_on(number, wanted, parts)
-        else:
-            sent = own if is_mine and isinstance(own, Tensor) else self._senders[number]()
-            self._send(sent, wanted, output if is_mine else None)
 
     def _send(self, sent: Tensor, wanted: Sequence[bool], output: Tensor | None) -> None:
         """Sends the same to all that want it; those that do not receive nothing."""

@@ -1,6 +1,7 @@
 """A model of one layer, forty records and the arguments of a run of seconds."""
 
 import contextlib
+import html
 import io
 import json
 import logging
@@ -9,9 +10,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import pytest
 from hydra._internal.hydra import Hydra
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from dpft.cli.main import main
@@ -50,6 +54,7 @@ class Workspace:
         with (
             logging_restored(),
             composed_once(),
+            drawn_as_words(),
             contextlib.chdir(self.root),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
@@ -133,6 +138,29 @@ def composed_once() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
+        yield
+
+
+@contextlib.contextmanager
+def drawn_as_words() -> Iterator[None]:
+    """Spares each figure of a page its shapes: what is on it is put there, its words are written.
+
+    tests/reports draws them whole.
+    """
+
+    def write_words(figure: Figure, to: IO[str], **_: object) -> None:
+        words = [html.escape(text.get_text()) for text in figure.findobj(Text)]
+        to.write(f'<svg id="figure_1">{" ".join(filter(None, words))}</svg>\n')
+
+    with pytest.MonkeyPatch.context() as patch:
+        save = Figure.savefig
+        patch.setattr(
+            Figure,
+            "savefig",
+            lambda own, to, **how: (write_words if isinstance(to, io.StringIO) else save)(
+                own, to, **how
+            ),
+        )
         yield
 
 
