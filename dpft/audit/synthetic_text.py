@@ -165,11 +165,7 @@ def utility_of(
     unseen: Unseen | str,
     limit: int,
 ) -> Utility | str:
-    """Returns scores of classifiers taught by synthetic and by training records, or a reason.
-
-    Raises:
-        InputError: As ``label_task``, or the files cannot be read so.
-    """
+    """Returns scores of classifiers taught by synthetic and by training records, or a reason."""
     if label is None:
         return NO_LABEL
     if isinstance(unseen, str):
@@ -319,11 +315,7 @@ class Likeness:
 
 
 def shape_of(texts: Sequence[str]) -> TextShape:
-    """Returns some texts by themselves, at least one.
-
-    Raises:
-        InputError: datasketch is not installed.
-    """
+    """Returns some texts by themselves, at least one."""
     split = [words_of(text) for text in texts]
     return TextShape(
         lengths=tuple(map(len, split)),

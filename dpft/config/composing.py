@@ -106,12 +106,7 @@ LAUNCHERS = {
 
 
 def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
-    """Returns the error a user can mend that stands behind one of Hydra's.
-
-    Args:
-        error: What Hydra, OmegaConf or the YAML parser raised.
-        known: Dotted keys of the configuration's dataclasses.
-    """
+    """Returns the error a user can mend that stands behind one of Hydra's."""
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if isinstance(error, MissingConfigException):
         return InputError(_unknown_option(error))
@@ -350,9 +345,6 @@ def compose(name: str, overrides: Sequence[str], root: type, load: Load | None =
         root: The dataclass of the configuration, whose keys a refusal may suggest.
         load: Makes the dataclasses of what is composed; asked for what else is wrong where the
             words cannot be composed.
-
-    Raises:
-        InputError: They cannot be composed, for all these reasons.
     """
     register_resolver()
     try:

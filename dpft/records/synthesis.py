@@ -192,6 +192,10 @@ class TextLikeness:
     """Jensen-Shannon divergence of n-grams from controls, in bits, by n."""
     of_controls: Mapping[str, float] | None = None
     """The same between two halves of the controls: what it should be near."""
+    mauve: Probability | None = None
+    """MAUVE against controls', by features of the generator itself. Absent where there are few."""
+    mauve_of_training: Probability | None = None
+    """The same of training texts: what it should be near."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -385,11 +385,7 @@ METRICS: Mapping[str, Needs] = {
 
 
 def metric_checks(models: Mapping[str, str | None]) -> list[Check]:
-    """Returns the checks of what metrics need.
-
-    Args:
-        models: Configuration key to the folder given for it, or None.
-    """
+    """Returns the checks of what metrics need."""
     packages = sorted({name for needs in METRICS.values() for name in needs.packages})
     return [
         *(_metric_package(name) for name in packages),

@@ -80,12 +80,7 @@ def write_card(record: RunRecord, folder: Path) -> None:
 
 
 def render_card(record: RunRecord, folder: Path) -> str:
-    """Returns the card.
-
-    Args:
-        record: Of the run.
-        folder: With its model, an adapter or a whole one.
-    """
+    """Returns the card."""
     config, privacy = record.config, record.privacy
     public = [entry for entry in record.after() if entry.split_is_public and entry.metrics]
     name = model_title(config, privacy)
@@ -193,12 +188,7 @@ def configuration(record: RunRecord) -> str:
 
 
 def public_configuration(config: Mapping[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the content of config.yaml without seeds and paths that the user did not write.
-
-    Args:
-        config: What config.yaml holds.
-        overrides: What the user wrote after ``dpft train``.
-    """
+    """Returns the content of config.yaml without seeds and paths that the user did not write."""
     shown = {name: part for name, part in config.items() if name not in LEFT_OUT}
     kept: dict[str, Any] = _shown(shown, "", overrides)
     return kept

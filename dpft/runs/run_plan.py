@@ -345,13 +345,7 @@ def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
 
 
 def _announce(config: TrainConfig, train: TrainingConfig, number: str) -> None:
-    """Logs the keys that were chosen, none of which was given.
-
-    Args:
-        config: As it was given.
-        train: As it was chosen.
-        number: Of examples or units, with "and"; empty where no key follows it.
-    """
+    """Logs the keys that were chosen, none of which was given."""
     given = config.train
     names: list[str] = []
     if given.expected_batch_size is None and given.transfer_sample_rate_from is None:

@@ -20,10 +20,12 @@ from dpft.evaluation.outputs import ModelOutputs
 from dpft.files import TRAINING, read_json, write_json
 from dpft.generation.decoding import DecodeConfig, generate_texts
 from dpft.generation.processors import nucleus_processors, root_seed, uniforms
+from dpft.kinds import CAUSAL
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import trained_model_of_run
 from dpft.runs.tracking import batch_progress
 from dpft.synthesis.decoding import RowConstraint, RowGrammar
+from dpft.synthesis.mauve import Embed, embedding
 from dpft.synthesis.plan import GIVEN_COLUMN, PublicPart
 from dpft.synthesis.rows import RowFormat
 from dpft.synthesis.schema import Row
@@ -177,6 +179,22 @@ def _read_blocks(paths: Sequence[Path], rows: RowFormat) -> Drawn:
         except (KeyError, TypeError, ValueError):
             raise StateError(f"{path} is damaged; remove it, and go on by resume=.") from None
     return Drawn(rows=tuple(found), unparsed=unparsed, rejected=dict(rejected), left_out=left_out)
+
+
+def generator_features(part: PublicPart, folder: Path) -> Embed | None:
+    """Returns what gives features of texts by the generator.
+
+    None where it writes no texts that are to be compared, or does not read on from what it wrote.
+    """
+    texts = part.rows.texts
+    if not texts:
+        return None
+    outputs = _writer(part, folder).outputs
+    encoding: Any = outputs.encoding
+    if encoding.layout.kind != CAUSAL:
+        return None
+    most = max(text.room for text in texts)
+    return embedding(outputs.model, encoding.tokenizer, most_tokens=most)
 
 
 def _writer(part: PublicPart, folder: Path) -> Writer:

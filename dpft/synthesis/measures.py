@@ -20,6 +20,7 @@ from dpft.audit.synthetic_text import likeness
 from dpft.audit.text_overlap import leakage_of
 from dpft.records import synthesis as records
 from dpft.synthesis.columns import Category, Column, Day, Flag, Number, Text
+from dpft.synthesis.mauve import FEWEST, Embed, mauve
 from dpft.synthesis.personal import personal_data
 from dpft.synthesis.schema import Row, Schema
 from dpft.synthesis.stretches import bin_of
@@ -40,8 +41,14 @@ class Tables:
     controls: Table
 
 
-def measured(schema: Schema, tables: Tables) -> records.Measures:
-    """Returns every measure of some tables, none of them empty."""
+def measured(schema: Schema, tables: Tables, embed: Embed | None = None) -> records.Measures:
+    """Returns every measure of some tables, none of them empty.
+
+    Args:
+        schema: Of all of them.
+        tables: The rows.
+        embed: What gives features of texts; None: there is no model at hand.
+    """
     return records.Measures(
         synthetic=len(tables.synthetic),
         training=len(tables.training),
@@ -49,7 +56,7 @@ def measured(schema: Schema, tables: Tables) -> records.Measures:
         marginals=tuple(marginals(schema, tables)),
         associations=associations(schema, tables),
         usefulness=usefulness(schema, tables),
-        texts=tuple(texts(schema, tables)),
+        texts=tuple(texts(schema, tables, embed)),
         leakage=leakage(schema, tables),
         personal=personal_data(schema, tables.training, tables.synthetic),
     )
@@ -261,19 +268,24 @@ def _place(column: Column, value: Any) -> tuple[float, float]:
     return float((value - column.low) / max(column.size, column.high - column.low)), 0.0
 
 
-def texts(schema: Schema, tables: Tables) -> list[records.TextLikeness]:
+def texts(schema: Schema, tables: Tables, embed: Embed | None = None) -> list[records.TextLikeness]:
     """Returns the synthetic texts of each column against controls'."""
     found = []
     for column in schema.learned:
         if not isinstance(column, Text):
             continue
-        synthetic, real = (
-            [row[column.name] for row in table if row[column.name]]
-            for table in (tables.synthetic, tables.controls)
+        synthetic, real, trained = (
+            [str(row[column.name]) for row in table if row[column.name]]
+            for table in (tables.synthetic, tables.controls, tables.training)
         )
-        result = likeness(synthetic, real)  # type: ignore[arg-type]
+        near, of_training = _mauve(synthetic, trained[: len(synthetic)], real, embed)
+        result = likeness(synthetic, real)
         if isinstance(result, str):
-            found.append(records.TextLikeness(name=column.name, why_not=result))
+            found.append(
+                records.TextLikeness(
+                    name=column.name, why_not=result, mauve=near, mauve_of_training=of_training
+                )
+            )
             continue
         found.append(
             records.TextLikeness(
@@ -282,9 +294,21 @@ def texts(schema: Schema, tables: Tables) -> list[records.TextLikeness]:
                 p_value=result.p_value,
                 divergence={str(n): value for n, value in result.divergences.items()},
                 of_controls={str(n): value for n, value in result.control.items()},
+                mauve=near,
+                mauve_of_training=of_training,
             )
         )
     return found
+
+
+def _mauve(
+    synthetic: Sequence[str], trained: Sequence[str], real: Sequence[str], embed: Embed | None
+) -> tuple[float | None, float | None]:
+    """Returns MAUVE of synthetic texts against controls', and that of training texts beside it."""
+    if embed is None or min(map(len, (synthetic, trained, real))) < FEWEST:
+        return None, None
+    of_controls = embed(real)
+    return mauve(embed(synthetic), of_controls), mauve(embed(trained), of_controls)
 
 
 def whole_row(schema: Schema, row: Mapping[str, Any]) -> str:

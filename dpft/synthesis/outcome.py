@@ -28,7 +28,7 @@ from dpft.reports.terminal import Grid
 from dpft.runs.composition import with_its_tokenizer
 from dpft.runs.saved_run import SpentRun, read_spent, read_spent_of_synthesis
 from dpft.synthesis.columns import Identity
-from dpft.synthesis.generator import Drawn
+from dpft.synthesis.generator import Drawn, generator_features
 from dpft.synthesis.measures import Tables, measured
 from dpft.synthesis.page import private_page, public_page, terminal
 from dpft.synthesis.plan import (
@@ -103,7 +103,7 @@ def write_outcome(
     write_record(folder / STATEMENT, said)
     kept, held = sides
     if held:
-        measures = compared(part, table, kept, held, drawn.rows)
+        measures = compared(part, table, kept, held, drawn.rows, folder)
         write_record(private_path(folder, MEASURES), measures, mode=0o600)
         page = private_page(said, measures, dict(table.faults))
         write_text(private_path(folder, PRIVATE_PAGE), page, mode=0o600)
@@ -117,6 +117,7 @@ def compared(
     kept: Sequence[int],
     held: Sequence[int],
     rows: Sequence[Row],
+    folder: Path,
 ) -> records.Measures:
     """Returns every measure of at most ``eval.limit`` rows of each kind."""
     limit = part.config.eval.limit
@@ -125,7 +126,8 @@ def compared(
     synthetic, training, controls = (
         [each[at] for at in spread(len(each), limit)] for each in (rows, training, controls)
     )
-    return measured(part.schema, Tables(synthetic=synthetic, training=training, controls=controls))
+    tables = Tables(synthetic=synthetic, training=training, controls=controls)
+    return measured(part.schema, tables, generator_features(part, folder))
 
 
 @dataclass(frozen=True, kw_only=True)

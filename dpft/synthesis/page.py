@@ -240,6 +240,10 @@ def short_rows(said: Synthesis, measures: Measures) -> list[tuple[str, str, str]
         if text.told_apart is not None:
             told = f"{text.told_apart:.2f}"
             rows.append((f"{text.name}: told from real ones", told, "0.5 (a coin)"))
+        if text.mauve is not None:
+            of_real = f"{text.mauve_of_training:.2f} (training rows)"
+            what = f"{text.name}: MAUVE by the generator's features"
+            rows.append((what, f"{text.mauve:.2f}", of_real))
     leak = measures.leakage
     rows.append(
         (

@@ -21,6 +21,7 @@ from dpft.privacy.plan import GIVEN, check_delta, default_delta
 from dpft.runs.api import IN_MEMORY, TRAIN_COMMAND
 from dpft.runs.task_model import TrainedModel
 from dpft.synthesis.condition import Condition, plan_counts
+from dpft.synthesis.decoding import RowGrammar
 from dpft.synthesis.rows import RowFormat, check_tokenizer
 from dpft.synthesis.schema import Schema
 from dpft.synthesis.table import PrivateTable
@@ -76,7 +77,9 @@ def public_part(config: SynthesizeConfig, schema: Schema) -> PublicPart:
     """Returns what follows from schema and configuration alone.
 
     Raises:
-        InputError: Condition or model do not fit; before a record is read.
+        InputError: Condition or model do not fit, or llguidance is not installed; before a record
+            is read.
+        RunError: The schema makes too large a grammar.
     """
     condition = Condition.of(schema, config.condition) if config.condition else None
     rows = RowFormat(schema=schema, condition=config.condition, form=config.form)
@@ -99,6 +102,7 @@ def public_part(config: SynthesizeConfig, schema: Schema) -> PublicPart:
             f" model={config.model.name} has room for {positions}; lower max_tokens of its texts,"
             " drop a column, or set form=array."
         )
+    RowGrammar(rows, tokenizer)  # What it refuses is refused before anything is spent.
     return PublicPart(
         config=config,
         schema=schema,

@@ -5,8 +5,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
+from dpft.synthesis import personal
 from dpft.synthesis.columns import Text
 from dpft.synthesis.measures import (
     Tables,
@@ -16,6 +18,7 @@ from dpft.synthesis.measures import (
     leakage,
     marginals,
     measured,
+    texts,
     total_variation,
     usefulness,
 )
@@ -131,6 +134,24 @@ def test_copies_are_found_and_counted_against_controls() -> None:
     assert found.texts.copies == 10 and found.texts.longest_run_auc > 0.5
 
 
+def test_mauve_of_texts_is_high_for_real_ones_and_low_for_others() -> None:
+    """Beside it stands that of training texts; without a model, or of a few texts, none is."""
+
+    def embed(texts: Sequence[str]) -> np.ndarray:
+        return np.array([[text.count(each) for each in "abcdefghiRO"] for text in texts], float)
+
+    real, controls = rows(120), rows(120, seed=2)
+    (near,) = texts(SCHEMA, Tables(synthetic=rows(120, 3), training=real, controls=controls), embed)
+    other = [{**row, "note": "b" * (at % 7) + "gg"} for at, row in enumerate(real)]
+    (far,) = texts(SCHEMA, Tables(synthetic=other, training=real, controls=controls), embed)
+    assert near.mauve > 0.8 and near.mauve_of_training == far.mauve_of_training > 0.8
+    assert far.mauve < 0.05
+    few = Tables(synthetic=rows(40), training=real, controls=controls)
+    assert [each.mauve for each in texts(SCHEMA, few, embed)] == [None]
+    whole = Tables(synthetic=other, training=real, controls=controls)
+    assert [each.mauve for each in texts(SCHEMA, whole)] == [None]
+
+
 def test_what_cannot_be_taught_is_said() -> None:
     few = Tables(synthetic=rows(5), training=rows(50), controls=rows(5))
     assert "fewer than 20 rows" in str(usefulness(SCHEMA, few))
@@ -169,6 +190,32 @@ def test_personal_data_that_came_through_are_counted() -> None:
     assert (mails.real, mails.synthetic, mails.synthetic_that_are_real) == (1, 1, 0)
     assert found.kinds["card numbers"].real == 1
     assert personal_data(schema_of({"columns": {"a": {"type": "boolean"}}}), [], []) is None
+
+
+def test_presidio_adds_to_the_patterns_and_asks_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("presidio_analyzer", reason="the extra pii is not installed")
+    import socket
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("a private text is looked at, and the network was asked")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refused)
+    texts = {
+        "Ask ann@example.org or +44 7700 900123; card 4111 1111 1111 1111.": 3,
+        "Call 07700 900123 or (212) 555-0123.": 2,
+        "Between 2020-01-02 and 12:30 nothing was 42.": 0,
+    }
+    finder, by = personal._finder()
+    assert by.startswith("presidio")
+    for text, expected in texts.items():
+        assert len(finder(text)) == expected, text
+    schema = schema_of({"columns": {"note": {"type": "text", "max_tokens": 60}}})
+    real = [{"note": text} for text in texts]
+    found = personal_data(schema, real, [{"note": "Write to ANN@example.org."}])
+    assert found is not None and found.by == by
+    assert {kind: (n.real, n.synthetic_that_are_real) for kind, n in found.kinds.items()} == {
+        "e-mail addresses": (1, 1), "phone numbers": (3, 0), "card numbers": (1, 0),
+    }  # fmt: skip
 
 
 def test_all_measures_of_tables_without_texts() -> None:
