@@ -269,7 +269,10 @@ def _dropout() -> str:
 def _checked_once(check: Callable[..., float]) -> Callable[..., float]:
     def check_once(model: Any, options: Any, **given: Any) -> float:
         base = getattr(model, "get_base_model", lambda: model)()
-        key = repr(("self-check", type(model), type(base), options, given))
+        layout = given.get("layout")
+        of_layout = (type(layout), getattr(layout, "kind", None), getattr(layout, "answer", None))
+        asked = (options.clipping, options.engine, given.get("precision"), given.get("has_units"))
+        key = repr(("self-check", type(model), type(base), of_layout, asked))
         if key not in _known:
             _known[key] = check(model, options, **given)
         return _known[key]
