@@ -13,10 +13,18 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
+
+PARTS_WITH_PRECISION = (
+    "backends", "backends.cuda.matmul", "backends.cudnn", "backends.cudnn.conv",
+    "backends.cudnn.rnn", "backends.mkldnn", "backends.mkldnn.matmul", "backends.mkldnn.conv",
+    "backends.mkldnn.rnn",
+)  # fmt: skip
+"""What of torch may compute float32 with fewer bits, on accelerators and on processors."""
 
 
 def accelerator() -> torch.device | None:
@@ -97,14 +105,19 @@ def only_whole_precision() -> None:
     """Has products computed in the precision of their factors, and added up in float32.
 
     TF32 keeps ten bits of a factor, and sums in half precision fewer: norms and sums would not be
-    float32's.
+    float32's. Torch has had two ways to say so, which must not contradict each other.
     """
     torch.set_float32_matmul_precision("highest")
-    matmul = torch.backends.cuda.matmul  # the flags of CUDA and of AMD; other kinds have none
-    matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    backends: Any = torch.backends
+    matmul = backends.cuda.matmul  # the flags of CUDA and of AMD
+    matmul.allow_tf32 = backends.cudnn.allow_tf32 = False
     matmul.allow_bf16_reduced_precision_reduction = False
     matmul.allow_fp16_reduced_precision_reduction = False
     matmul.allow_fp16_accumulation = False
+    for part in PARTS_WITH_PRECISION:  # from torch 2.9 on
+        holder = attrgetter(part)(torch)
+        if hasattr(holder, "fp32_precision"):
+            holder.fp32_precision = "ieee"
 
 
 def add_in_one_order(device: torch.device, *, strictly: bool = False) -> None:

@@ -2,6 +2,9 @@
 
 They stand apart from ``ValueError`` so that the command line can print one sentence for what the
 user wrote and keep the traceback for what dpft did wrong.
+
+Whatever carries out a command may raise them, and the sentence says the rest: docstrings there list
+only those of which a caller has to know more than that.
 """
 
 from collections.abc import Iterator
@@ -73,11 +76,7 @@ class Faults:
             self.found += error.faults
 
     def refuse(self) -> None:
-        """Does nothing where nothing was refused.
-
-        Raises:
-            InputError: All that was.
-        """
+        """Does nothing where nothing was refused."""
         if self.found:
             raise InputError(*dict.fromkeys(self.found))
 

@@ -233,12 +233,7 @@ def write_json(path: Path, content: Mapping[str, Any], *, mode: int = 0o644) -> 
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns what ``write_json`` wrote, the schema version included.
-
-    Raises:
-        InputError: It is of another schema version.
-        StateError: It is damaged.
-    """
+    """Returns what ``write_json`` wrote, the schema version included."""
     try:
         content = json.loads(read_file(path), parse_int=_whole_number)
         version = content["schema_version"]
@@ -267,9 +262,6 @@ def read_yaml(path: Path) -> Any:
     """Returns the plain values of a YAML file that dpft wrote, such as a run's config.yaml.
 
     Texts stay as they are: OmegaConf's ``${...}`` is none of YAML's, and nothing resolves it.
-
-    Raises:
-        InputError: It cannot be read, or is such as dpft does not write.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -301,11 +293,7 @@ def _whole_number(digits: str) -> int:
 
 
 def check_version(version: object, path: Path) -> None:
-    """Refuses a file that another dpft wrote in a form that this one does not know.
-
-    Raises:
-        InputError: It is of another schema version.
-    """
+    """Refuses a file that another dpft wrote in a form that this one does not know."""
     if version is True or version != SCHEMA_VERSION:
         raise InputError(
             f"{path} must be of schema_version {SCHEMA_VERSION}, got {version!r}; use the dpft that"
@@ -331,11 +319,7 @@ def check_writable(folder: Path) -> None:
 
 
 def private_folder(run: Path) -> Path:
-    """Returns the run's ``private`` folder, made if need be; mode 0700, never to be released.
-
-    Raises:
-        InputError: Something of this name is there that is no folder.
-    """
+    """Returns the run's ``private`` folder, made if need be; mode 0700, never to be released."""
     folder = run / PRIVATE
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -354,9 +338,6 @@ def private_path(run: Path, name: str) -> Path:
     Args:
         run: The run's folder; it exists.
         name: One of the names above that begin with ``private/``.
-
-    Raises:
-        InputError: As ``private_folder``.
     """
     private_folder(run)
     return run / name
@@ -368,9 +349,6 @@ def write_private(run: Path, texts: Mapping[str, str | None]) -> None:
     Args:
         run: The run's folder; it exists.
         texts: What each holds, by a name above that begins with ``private/``; None: it is removed.
-
-    Raises:
-        InputError: As ``private_folder``.
     """
     private_folder(run)
     for name, text in texts.items():
@@ -389,24 +367,13 @@ def private_audit_path(run: Path, name: str) -> Path:
     Args:
         run: The run's folder; it exists.
         name: One of the names above that begin with ``private/audit/``.
-
-    Raises:
-        InputError: As ``private_folder``.
     """
     _make_folder(private_path(run, PRIVATE_AUDIT), 0o700)
     return run / name
 
 
 def audit_path(run: Path, name: str) -> Path:
-    """Returns the path of what of an audit may be released, its folder made if need be.
-
-    Args:
-        run: The run's folder; it exists.
-        name: One of the names above that begin with ``audit/``.
-
-    Raises:
-        InputError: Something of the folder's name is there that is none.
-    """
+    """Returns the path of what of an audit may be released, its folder made if need be."""
     _make_folder(run / AUDIT, 0o777)
     return run / name
 
@@ -422,11 +389,7 @@ def _make_folder(folder: Path, mode: int) -> None:
 
 @contextmanager
 def hold_run(run: Path) -> Iterator[None]:
-    """Holds a run's folder inside the block, so that two processes never write to it.
-
-    Raises:
-        InputError: Another process holds it.
-    """
+    """Holds a run's folder inside the block, so that two processes never write to it."""
     descriptor = os.open(private_path(run, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -477,11 +440,7 @@ def has_ledger_or_trials(run: Path) -> bool:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Returns the folder itself where it is a run's, else the runs of the sweep in it, by number.
-
-    Raises:
-        InputError: It is neither.
-    """
+    """Returns the folder itself where it is a run's, else the runs of its sweep, by number."""
     if (folder / CONFIGURATION).is_file():
         return [folder]
     found = [path.parent for path in folder.glob(f"[!.]*/{CONFIGURATION}") if path.is_file()]

@@ -413,16 +413,12 @@ def fuse_head(model: nn.Module) -> LossHead | None:
         return head
     if type(head) is not nn.Linear or head.bias is not None or _has_hooks(head):
         return None
-    owner, name = _place_of(model, head)
+    path = next(path for path, module in model.named_modules() if module is head)
+    holder, _, name = path.rpartition(".")
+    owner = model.get_submodule(holder)
     fused = LossHead(head)
     setattr(owner, name, fused)
     return fused
-
-
-def _place_of(model: nn.Module, head: nn.Module) -> tuple[nn.Module, str]:
-    path = next(path for path, module in model.named_modules() if module is head)
-    owner, _, name = path.rpartition(".")
-    return model.get_submodule(owner), name
 
 
 def _has_hooks(head: nn.Module) -> bool:

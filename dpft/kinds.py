@@ -115,9 +115,6 @@ class Registry(Generic[Entry]):
 
         The module of the same name is asked first, since all modules of a package together may
         take seconds to import.
-
-        Raises:
-            InputError: There is none.
         """
         if name not in self._entries:
             self._import({name} & set(self._modules()))

@@ -26,11 +26,7 @@ PIECE = 2**22
 
 
 def write_released(model: Path) -> str:
-    """Writes the digests of the tensors in a model's folder beside them; returns that of all.
-
-    Raises:
-        StateError: There is no tensor, or a file is damaged.
-    """
+    """Writes the digests of the tensors in a model's folder beside them; returns that of all."""
     tensors = tensor_digests(model)
     digest = digest_of(tensors)
     write_json(model / TENSORS, {"released": digest, "tensors": tensors})
@@ -38,11 +34,7 @@ def write_released(model: Path) -> str:
 
 
 def check_released(model: Path, released: str | None, *, ledger: Path) -> None:
-    """Refuses a model that is not the one whose digest a ledger's closing line has.
-
-    Raises:
-        StateError: It is another one, or a file of it is damaged.
-    """
+    """Refuses a model that is not the one whose digest a ledger's closing line has."""
     tensors = tensor_digests(model)
     if released == digest_of(tensors):
         return
@@ -62,9 +54,6 @@ def tensor_digests(model: Path) -> dict[str, str]:
 
     Args:
         model: The folder; safetensors files in folders below are the model's, too.
-
-    Raises:
-        StateError: There is none, one stands twice, or a file is damaged.
     """
     digests: dict[str, str] = {}
     _check_indexes(model)

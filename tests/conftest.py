@@ -215,7 +215,9 @@ def sharing(accountants: Accountants, *, prv_itself: bool = False) -> Iterator[N
 
 @pytest.fixture(scope="module")
 def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Lets runs of one shape share their self-check and their proofs, a third of what they take.
+    """Lets runs of one architecture share their self-check, and those of one shape their proofs.
+
+    Both are a third of what a run takes.
 
     A file of tests that break what it proves says ``SELF_CHECKS_EACH_RUN = True``; one that does
     not say so and expects a refusal fails.
@@ -223,6 +225,7 @@ def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "SELF_CHECKS_EACH_RUN", False):
             from dpft.models import loading
+            from dpft.privacy.clipping import exactness, patches
             from dpft.privacy.clipping.exactness import ExactnessCheck as Check
             from dpft.privacy.clipping.patches import Patches
             from dpft.runs import prepared_run
@@ -232,8 +235,11 @@ def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
             proved = _proved_once(Check._check_with_fallback)
             patch.setattr(Check, "_check_with_fallback", proved)
             patch.setattr(Check, "_compare", _losses_compared_once(Check._compare))
-            alone = _run_alone_once(Patches.check_single_examples)
-            patch.setattr(Patches, "check_single_examples", alone)
+            loop = exactness.LoopLossCheck
+            patch.setattr(loop, "_compare", _losses_compared_once(loop._compare))
+            alone = _run_alone_once(exactness.check_single_examples)
+            for module in (exactness, patches):
+                patch.setattr(module, "check_single_examples", alone)
             patch.setattr(Patches, "_learn", _learned_once(Patches._learn))
         yield
 
@@ -245,12 +251,28 @@ _known: dict[str, Any] = {}
 def _shape_of(model: Any) -> tuple[object, ...]:
     """Returns all of a model but what its weights are; its words say how much drops out."""
     weights = [(n, p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters()]
-    return (str(model), weights, getattr(model, "config", None))
+    number = _types.setdefault(type(model), len(_types))
+    return (number, str(model), weights, getattr(model, "config", None))
+
+
+_types: dict[type, int] = {}
+"""Numbers of the types of models, which are kept: two of one name are two."""
+
+
+def _dropout() -> str:
+    """Returns whose dropout layers have: that of a private run draws where torch's would not."""
+    from torch.nn import functional
+
+    return str(functional.dropout.__qualname__)
 
 
 def _checked_once(check: Callable[..., float]) -> Callable[..., float]:
     def check_once(model: Any, options: Any, **given: Any) -> float:
-        key = repr(("self-check", _shape_of(model), options, given))
+        base = getattr(model, "get_base_model", lambda: model)()
+        layout = given.get("layout")
+        of_layout = (type(layout), getattr(layout, "kind", None), getattr(layout, "answer", None))
+        asked = (options.clipping, options.engine, given.get("precision"), given.get("has_units"))
+        key = repr(("self-check", type(model), type(base), of_layout, asked))
         if key not in _known:
             _known[key] = check(model, options, **given)
         return _known[key]
@@ -298,11 +320,13 @@ def _losses_compared_once(compare: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def compare_once(self: Any, asked: Any, survey: Any, losses: Any, precision: Any) -> Any:
-        proof = repr((*_proof_of(self, of_few=True), self._plans._key))
-        shapes = (survey.drawn, survey.every_unit is None, losses.ndim, self._draws)
+        plans = getattr(self, "_plans", None)  # the loop has none, and its losses prove nothing
+        proof = None if plans is None else repr((*_proof_of(self, of_few=True), plans._key))
+        shapes = (survey.drawn, survey.every_unit is None, losses.ndim, precision, self._draws)
         code = getattr(asked.compute_losses, "__code__", None)
-        key = repr(("compared", proof, shapes, code, self._kinds))
-        if key in _known and _known.get(proof) is not None:
+        known_of = (type(self), _shape_of(self._model), proof, shapes, code, self._kinds)
+        key = repr(("compared", *known_of, _dropout()))
+        if key in _known and (proof is None or _known.get(proof) is not None):
             return _known[key]
         found = compare(self, asked, survey, losses, precision)
         if found is not None:
@@ -313,13 +337,13 @@ def _losses_compared_once(compare: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run_alone_once(check: Callable[..., bool]) -> Callable[..., bool]:
-    def check_once(self: Any, arguments: Any, units: Any) -> bool:
+    def check_once(root: Any, forward: Any, arguments: Any, units: Any) -> bool:
         from dpft.privacy.clipping.separation.flow import signature_of
 
-        kind = signature_of(self.model, arguments, units).kind
-        key = repr(("alone", _shape_of(self.model), kind, units is None))
+        kind = signature_of(root, arguments, units).kind
+        key = repr(("alone", _shape_of(root), kind, units is None, _dropout()))
         if key not in _known:
-            _known[key] = check(self, arguments, units)
+            _known[key] = check(root, forward, arguments, units)
         return _known[key]
 
     return check_once
@@ -334,7 +358,7 @@ def _learned_once(learn: Callable[..., Any]) -> Callable[..., Any]:
         signature = signature_of(self.model, arguments)
         weights = sorted(self._recorder.trainable.now())
         of_call = (signature.kind, signature.coincidences, weights)
-        key = repr(("flow", _shape_of(self.model), of_call))
+        key = repr(("flow", _shape_of(self.model), of_call, _dropout()))
         names = {module: name for name, module in self.model.named_modules()}
         if key not in _known:
             _known[key] = learn(self, arguments), names

@@ -14,7 +14,9 @@ the device. Torch lets a backend be written in Python from 2.13 on.
 
 What it cannot show: kernels that round otherwise, or add in another order; races between streams,
 and memory that is used again too early; the time and the memory that things take; attention in one
-kernel and other fused kernels; more than one device; torch.compile, which is not tried on it.
+kernel and other fused kernels; collectives between devices, since ranks talk by gloo through the
+host's memory; more than one device; FSDP2, whose shards look into storages that its tensors do not
+have; torch.compile, which is not tried on it.
 """
 
 import sys
@@ -29,12 +31,14 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from tests.parallel.forked import on_its_own
+from tests.parallel.forked import in_new_process
 
 NAME, CPU = "pretend", torch.device("cpu")
 WAITS: Counter[str] = Counter()
 """How often the host waited, by operation and place."""
 HALF = (torch.bfloat16, torch.float16)
+LAUNCHES: Counter[str] = Counter()
+"""How often the device was given something to compute, by operation; views compute nothing."""
 READS = frozenset(
     f"aten::{name}" for name in (
         "_local_scalar_dense", "nonzero", "is_nonzero", "equal", "_unique2", "unique_dim",
@@ -49,6 +53,13 @@ MAY_MIX = frozenset(
 )  # fmt: skip
 """Operations that take tensors of both sides: copies, and indices, which a device takes from the
 CPU, waiting."""
+MAKES_NOTHING = frozenset(
+    f"aten::{name}" for name in (
+        "_unsafe_view", "detach", "lift_fresh", "empty", "empty_like", "empty_strided",
+        "new_empty", "_local_scalar_dense",
+    )
+)  # fmt: skip
+"""Operations without a kernel, beside the views that say so."""
 IN_HALF = ("linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "conv2d", "einsum")
 
 
@@ -144,6 +155,8 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if own and name not in MAY_MIX and any(other.dim() for other in others):
         where = [(tensor.device.type, tuple(tensor.shape)) for tensor in tensors]
         raise Mismatch(f"{name} of {where}")
+    if (own or goes_there) and not func.is_view and name not in MAKES_NOTHING:
+        LAUNCHES[name] += 1
     if own and name in READS:
         waited(name)
     if own and goes_back and name == "aten::_to_copy":
@@ -366,25 +379,23 @@ def pretending() -> Iterator[Counter[str]]:
     """Registers the device, and counts the waits of the block."""
     register()
     WAITS.clear()
+    LAUNCHES.clear()
     with Device():
         yield WAITS
 
 
-def on_pretended(work: Callable[..., Any], *arguments: Any, limit: float = 60.0) -> Any:
+def on_pretended(work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Returns what some work gives in a process of its own that has the device.
 
-    The process is the child of one in which no test has run: once autograd has run it knows of no
+    The process is forked from one that has done nothing: once autograd has run it knows of no
     further device.
 
     Args:
         work: A function of a module.
         arguments: Its own, which can be pickled.
-        limit: Most seconds that it may take.
-
-    Raises:
-        AssertionError: It failed, with its traceback.
+        options: As ``in_new_process`` takes them.
     """
-    return on_its_own(_run, work, arguments, limit=limit)
+    return in_new_process(_run, work, arguments, **options)
 
 
 def _run(work: Callable[..., Any], arguments: Any) -> Any:

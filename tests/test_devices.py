@@ -1,3 +1,5 @@
+from operator import attrgetter
+
 import pytest
 import torch
 
@@ -54,6 +56,9 @@ def test_products_are_in_whole_precision() -> None:
     assert not (matmul.allow_tf32 or torch.backends.cudnn.allow_tf32)
     assert not matmul.allow_bf16_reduced_precision_reduction
     assert torch.get_float32_matmul_precision() == "highest"
+    parts = [attrgetter(part)(torch) for part in devices.PARTS_WITH_PRECISION]
+    found = [part.fp32_precision for part in parts if hasattr(part, "fp32_precision")]
+    assert len(found) >= len(parts) - 1 and {*found} == {"ieee"}
 
 
 def test_random_states_are_put_back() -> None:

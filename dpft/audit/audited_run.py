@@ -126,11 +126,7 @@ def untrained(run: AuditedRun, batch_size: int) -> Iterator[Scorer]:
 
 
 def starting_model(config: TrainConfig, run: AuditedRun) -> PreTrainedModel:
-    """Returns the run's model on the CPU as its method prepared it, before the first step.
-
-    Raises:
-        InputError: The model cannot be found any more.
-    """
+    """Returns the run's model on the CPU as its method prepared it, before the first step."""
     here = config.__class__(**{**vars(config), "model": kept_here(config.model, run.folder)})
     architecture = read_architecture(here.model)
     here = fitted_to(here, architecture)
@@ -199,11 +195,7 @@ def read_run_records(run: Path, config: TrainConfig, encoding: Encoding) -> RunR
 def records_and_unseen(
     run: Path, config: TrainConfig, encoding: Encoding
 ) -> tuple[RunRecords | str, Unseen | str]:
-    """Returns the training records and others, or of either why they are not there, in words.
-
-    Raises:
-        StateError: A file in private/ is damaged.
-    """
+    """Returns the training records and others, or of either why they are not there, in words."""
     try:
         records = read_run_records(run, config, encoding)
     except InputError as error:
@@ -213,11 +205,7 @@ def records_and_unseen(
 
 
 def check_writes_texts(config: TrainConfig) -> TextTask:
-    """Returns a run's task, whose answers are texts.
-
-    Raises:
-        InputError: They are labels.
-    """
+    """Returns a run's task, whose answers are texts."""
     if not isinstance(config.task, TextTask):
         raise InputError(
             f"run must be of a model that writes texts, got task={config.task.name}, whose answers"
@@ -341,12 +329,7 @@ WITHHELD = "audit={name}: what it found is private, and shown on a terminal alon
 
 
 def audit(config: AuditConfig) -> Finding:
-    """Looks at a run and returns what it found, once it is written down.
-
-    Raises:
-        InputError: There is no such run, or the audit cannot look at it.
-        StateError: What it must know of the run is damaged.
-    """
+    """Looks at a run and returns what it found, once it is written down."""
     quiet_transformers()
     saved, folder = saved_run(config.run), Path(config.run)
     run = AuditedRun(

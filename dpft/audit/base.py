@@ -68,12 +68,7 @@ class Audit(ABC):
 
     @abstractmethod
     def find(self, run: AuditedRun) -> Finding:
-        """Looks at a run.
-
-        Raises:
-            InputError: The run is not one that this audit can look at.
-            StateError: What it must know of the run is damaged.
-        """
+        """Looks at a run."""
 
 
 AUDITS: Registry[type[Audit]] = Registry("dpft.audit.kinds", key="audit.name")
@@ -81,11 +76,7 @@ AUDITS: Registry[type[Audit]] = Registry("dpft.audit.kinds", key="audit.name")
 
 
 def check_value(holds: bool, key: str, says: str, got: object) -> None:
-    """Refuses a value of an audit's key.
-
-    Raises:
-        InputError: It does not hold.
-    """
+    """Refuses a value of an audit's key."""
     if not holds:
         raise InputError(f"audit.{key} must {says}, got {got}.")
 
@@ -122,11 +113,7 @@ class AuditConfig:
 
 
 def import_extra(module: str) -> ModuleType:
-    """Returns a module of the ``audit`` extra.
-
-    Raises:
-        InputError: It is not installed, or is broken; says how to get it.
-    """
+    """Returns a module of the ``audit`` extra."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -288,9 +288,6 @@ def epsilon_lower_bound(outcome: Outcome, *, delta: float, confidence: float = 0
     Guarantees:
         Whatever is (eps, delta)-differentially private in each canary gets a bound above eps with
         a probability of at most ``1 - confidence``.
-
-    Raises:
-        InputError: Delta or confidence is out of range.
     """
     check_delta(delta)
     check_confidence(confidence)
@@ -342,9 +339,6 @@ def mu_lower_bound(outcome: Outcome, *, confidence: float = 0.95) -> float:
     Guarantees:
         A mechanism that is mu-Gaussian-DP in each canary gets a bound above mu with a probability
         of at most ``1 - confidence``.
-
-    Raises:
-        InputError: Confidence is out of range.
     """
     check_confidence(confidence)
     return _mu_lower_bound(outcome, 1 - confidence)
@@ -486,11 +480,7 @@ def _split(ascending: NDArray[np.float64]) -> int:
 
 
 def check_delta(delta: float) -> None:
-    """Refuses a delta outside [0, 1).
-
-    Raises:
-        InputError: It is.
-    """
+    """Refuses a delta outside [0, 1)."""
     if not 0 <= delta < 1:
         raise InputError(f"delta must be in [0, 1), got {delta}; take that of the run's report.")
 
@@ -503,9 +493,6 @@ def confidence_of_each(confidence: float, choices: int) -> float:
 
     >>> round(confidence_of_each(0.95, 10), 6)
     0.995
-
-    Raises:
-        InputError: The confidence is outside (0, 1), or there are no choices.
     """
     check_confidence(confidence)
     if choices < 1:

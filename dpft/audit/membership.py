@@ -59,9 +59,6 @@ def rmia_scores(
         references_out: Of k reference models not trained on the records, shape (k, n).
         population: Of the model under attack, of z records that it was not trained on, shape (z,).
         population_references: Of the reference models, shape (l, z).
-
-    Raises:
-        InputError: A value is not finite, or shapes do not match.
     """
     target = _finite(log_likelihoods, "log-likelihoods", 1)
     population_target = _finite(population, "log-likelihoods of the population", 1)

@@ -99,9 +99,6 @@ def scores_of(rows: Sequence[Sequence[Attempt]], *, records: int) -> Memorizatio
     Guarantees:
         ``exact_match`` is at most ``token_accuracy``, and a distance in tokens is 0 exactly where
         a row matches.
-
-    Raises:
-        InputError: rapidfuzz is not installed.
     """
     tokens, words = [], []
     for row in rows:
@@ -175,11 +172,7 @@ class PromptedRow:
 
 
 def hidden_of(asked: str | None, encoding: TokenEncoding) -> str:
-    """Returns which part of a record is hidden from the model, ``CONTINUATION`` or ``SPANS``.
-
-    Raises:
-        InputError: The model has not learned to write it.
-    """
+    """Returns which part of a record is hidden from the model, ``CONTINUATION`` or ``SPANS``."""
     masked = encoding.layout.kind == MASKED
     fills = masked or (isinstance(encoding, CorpusEncoding) and encoding.span_corruption)
     hidden = asked or (SPANS if fills else CONTINUATION)

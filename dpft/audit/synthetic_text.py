@@ -165,11 +165,7 @@ def utility_of(
     unseen: Unseen | str,
     limit: int,
 ) -> Utility | str:
-    """Returns scores of classifiers taught by synthetic and by training records, or a reason.
-
-    Raises:
-        InputError: As ``label_task``, or the files cannot be read so.
-    """
+    """Returns scores of classifiers taught by synthetic and by training records, or a reason."""
     if label is None:
         return NO_LABEL
     if isinstance(unseen, str):
@@ -319,17 +315,14 @@ class Likeness:
 
 
 def shape_of(texts: Sequence[str]) -> TextShape:
-    """Returns some texts by themselves, at least one.
-
-    Raises:
-        InputError: datasketch is not installed.
-    """
+    """Returns some texts by themselves, at least one."""
     split = [words_of(text) for text in texts]
+    counts = {n: ngrams(split, n) for n in NGRAMS}
     return TextShape(
         lengths=tuple(map(len, split)),
         distinct=len(set(texts)),
         repeated=sum(NearDuplicates(texts).repeated(texts)),
-        distinct_ngrams={n: _distinct_share(split, n) for n in NGRAMS},
+        distinct_ngrams={n: len(each) / max(1, each.total()) for n, each in counts.items()},
     )
 
 
@@ -380,12 +373,6 @@ def _divergence(one: Sequence[str], other: Sequence[str], n: int) -> float:
     grams = list(counts[0] | counts[1])
     rows = [[count[gram] for gram in grams] for count in counts]
     return float(jensenshannon(*rows, base=2) ** 2)
-
-
-def _distinct_share(texts: Sequence[Sequence[str]], n: int) -> float:
-    counts = ngrams(texts, n)
-    total = sum(counts.values())
-    return len(counts) / total if total else 0.0
 
 
 def _shuffled(texts: Sequence[str], order: np.random.Generator) -> list[str]:

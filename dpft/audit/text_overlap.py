@@ -86,11 +86,7 @@ class NearDuplicates:
     """Texts, of which those near to another text can be found. Equal ones are held once."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        """Hashes the texts.
-
-        Raises:
-            InputError: datasketch is not installed.
-        """
+        """Hashes the texts."""
         self._datasketch = import_extra("datasketch")
         self._index = self._datasketch.MinHashLSH(num_perm=BANDS * ROWS, params=(BANDS, ROWS))
         self._grams = list(dict.fromkeys(map(grams_of, texts)))
@@ -144,11 +140,7 @@ class PromptSets:
 
 
 def prompt_sets(training: Sequence[str], unseen: Sequence[str]) -> PromptSets:
-    """Returns the four sets of prompts, of every record of both.
-
-    Raises:
-        InputError: datasketch is not installed.
-    """
+    """Returns the four sets of prompts, of every record of both."""
     held = NearDuplicates(training)
     repeated, in_train = held.repeated(training), held.near(unseen)
     return PromptSets(
@@ -305,11 +297,7 @@ class Leakage:
 def leakage_of(
     synthetic: Sequence[str], training: Sequence[str], unseen: Sequence[str] | None
 ) -> Leakage:
-    """Returns the overlap of synthetic texts with training records and with others.
-
-    Raises:
-        InputError: datasketch is not installed.
-    """
+    """Returns the overlap of synthetic texts with training records and with others."""
     near = NearDuplicates(synthetic)
     known = set(map(_plain, synthetic))
     of_training = _found(synthetic, known, near, training)
@@ -362,12 +350,7 @@ def _plain(text: str) -> str:
 
 
 def canaries_found(run: Path, texts: Sequence[str]) -> dict[str, CanariesInTexts]:
-    """Returns how many canaries texts contain, included ones and others apart.
-
-    Raises:
-        InputError: The file of the canaries is of another schema version.
-        StateError: The file of the canaries is damaged.
-    """
+    """Returns how many canaries texts contain, included ones and others apart."""
     path = run / CANARIES
     if not path.exists():
         return {}

@@ -88,9 +88,6 @@ def mechanism_trade_off(mechanism: Mechanism) -> PiecewiseTradeOff:
     ``1 - delta(eps) - e^eps alpha`` and their mirror images, where delta(eps) is the larger of
     that of adding a record and that of removing one.
 
-    Args:
-        mechanism: What was planned; its own delta plays no part.
-
     Guarantees:
         The deltas are PLD's upper bounds, raised by what rounding can take (``pld.deltas``), and
         between tangents the curve is their envelope. So no test does better against the mechanism
@@ -224,11 +221,7 @@ def roc_curve(scores: ArrayLike, members: ArrayLike) -> RocCurve:
 
 
 def check_confidence(confidence: float) -> None:
-    """Refuses the confidence of a test outside (0, 1).
-
-    Raises:
-        InputError: It is.
-    """
+    """Refuses the confidence of a test outside (0, 1)."""
     if not 0 < confidence < 1:
         raise InputError(f"confidence must be in (0, 1), got {confidence}; 0.95 is usual.")
 
@@ -241,9 +234,6 @@ def operating_point(curve: RocCurve, limit: float, confidence: float = 0.95) -> 
         limit: In [0, 1]; 0.01 and 0.001 are usual. Below one in ``curve.non_members`` it allows
             no false alarm at all.
         confidence: Of each interval.
-
-    Raises:
-        InputError: The limit or the confidence is out of range.
     """
     check_confidence(confidence)
     if not 0 <= limit <= 1:

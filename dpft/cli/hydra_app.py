@@ -18,6 +18,7 @@ from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
 from dpft.cli import SHELL_COMPLETION
+from dpft.cli.commands import recorded_job
 from dpft.cli.commands import subcommand as subcommand_of
 from dpft.cli.jobs import (
     SweptJob,
@@ -31,7 +32,6 @@ from dpft.cli.jobs import (
     swept_jobs,
     until_preempted,
 )
-from dpft.cli.subcommand import recorded_job
 from dpft.config.composing import (
     NOT_COMPOSED,
     all_faults,
@@ -60,9 +60,6 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
     """Compose the configuration, run the job or the jobs of a sweep, and return the exit code.
 
     A failing job does not stop the others of its sweep; the worst exit code is returned.
-
-    Raises:
-        InputError: The configuration cannot be composed from these arguments.
     """
     subcommand = subcommand_of(name)
     keys = partial(subcommand.keys, name)
@@ -92,9 +89,6 @@ def refuse_bare_words(name: str, overrides: Sequence[str], keys: Keys) -> None:
         name: The subcommand.
         overrides: The words, in order.
         keys: Returns the keys and groups that it takes.
-
-    Raises:
-        InputError: It says how the word is written.
     """
     for place, word in enumerate(overrides):
         cut = _cut_word(overrides[place : place + 3])
@@ -133,11 +127,7 @@ def _cut_word(words: Sequence[str]) -> tuple[str, str] | None:
 
 
 def refuse_shared_sweep(name: str, overrides: Sequence[str], flags: Sequence[str]) -> None:
-    """Refuses several runs in processes that share one.
-
-    Raises:
-        InputError: A sweep was asked for, and torchrun has started several processes.
-    """
+    """Refuses several runs in processes that share one."""
     there = world()
     if there is None or there.size == 1:
         return
@@ -152,11 +142,7 @@ def refuse_shared_sweep(name: str, overrides: Sequence[str], flags: Sequence[str
 def start_hydra(
     name: str, arguments: list[str], run_job: Callable[[DictConfig], int], *, known: list[str]
 ) -> int:
-    """Hand over to ``hydra.main`` and return the worst exit code of its jobs.
-
-    Raises:
-        InputError: The configuration cannot be composed from these arguments.
-    """
+    """Hand over to ``hydra.main`` and return the worst exit code of its jobs."""
     codes: list[int] = []
     command = uuid4().hex
     conf = str(config_directory())
@@ -164,11 +150,10 @@ def start_hydra(
     @hydra.main(version_base="1.3", config_path=conf, config_name=name)
     def job(config: DictConfig) -> None:
         with in_task() as task, recorded_job(config, arguments):
-
-            def checked() -> int:
-                return exit_code_of_job(lambda: refuse_several(name)) or run_job(config)
-
-            codes.append(run_noting_exit_code(lambda: until_preempted(checked, task), command))
+            # A task of submitit joins the others of its job only now.
+            refused = exit_code_of_job(partial(refuse_several, name))
+            run = partial(int, refused) if refused else partial(run_job, config)
+            codes.append(run_noting_exit_code(partial(until_preempted, run, task), command))
 
     jobs: list[SweptJob] = []
     register_resolver()
@@ -209,11 +194,6 @@ def print_tuning_bill(sweep: Path, job_folders: Sequence[Path]) -> None:
 
 def split_arguments(name: str, arguments: Sequence[str], keys: Keys) -> tuple[list[str], list[str]]:
     """Returns Hydra's flags (with their values) and the overrides, each in order.
-
-    Args:
-        name: The subcommand.
-        arguments: Of its command line.
-        keys: Returns the keys and groups that it takes.
 
     Raises:
         InputError: A flag is none of Hydra's, or asks for a configuration to be unpickled from

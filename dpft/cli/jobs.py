@@ -284,11 +284,7 @@ def sweep_folder() -> Path | None:
 
 
 def remove_empty_folders(job_folders: Iterable[Path] = ()) -> None:
-    """Remove the folders this command made and nothing was written into.
-
-    Args:
-        job_folders: Those of a sweep's jobs, in whatever process they ran.
-    """
+    """Remove the folders this command made and nothing was written into."""
     folders_of_jobs = list(job_folders)
     for root, uppermost in _new_roots:
         for job_folder in folders_of_jobs:

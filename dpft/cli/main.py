@@ -4,6 +4,7 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from dpft import __version__
 from dpft.cli import SHELL_COMPLETION
@@ -36,16 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments after the program's name; None means the process's own.
     """
+    arguments = list(sys.argv[1:] if argv is None else argv)
     with silent_beside_first():
-        return answer(list(sys.argv[1:] if argv is None else argv))
-
-
-def answer(arguments: list[str]) -> int:
-    """Does what the arguments ask for, and returns the exit code."""
-    if not arguments:
-        print(usage(), file=sys.stderr)
-        return BAD_INPUT
-    return exit_code_of_command(lambda: answer_words(arguments))
+        if not arguments:
+            print(usage(), file=sys.stderr)
+            return BAD_INPUT
+        return exit_code_of_command(partial(answer_words, arguments))
 
 
 def answer_words(arguments: list[str]) -> int:

@@ -53,7 +53,8 @@ def run(config: ReportConfig) -> None:
     if config.folders:
         report_runs(config)
         return
-    key = read_key(_key_path(config))
+    at = config.sheets[0].with_name(SHEET_KEY) if config.key is None else Path(config.key)
+    key = read_key(at)
     described = describe(key, read_ratings(config.sheets, key))
     if config.output == "json":
         print(json_text(described))
@@ -109,14 +110,7 @@ def compared(
     *,
     metrics: tuple[str, ...] | None,
 ) -> Comparison:
-    """Returns the comparison that was asked for of some runs.
-
-    Args:
-        config: What was asked for.
-        records: Of the runs, with the scores that the reader may see.
-        unfinished: Folders of others.
-        metrics: Those of ``config.metrics`` that these records have.
-    """
+    """Returns the comparison that was asked for of some runs."""
     return compare(records, unfinished=unfinished, over=config.keys, metrics=metrics)
 
 
@@ -145,9 +139,3 @@ def _joined(words: list[str], key: str) -> list[str]:
         return words
     values = ",".join(value.removeprefix("[").removesuffix("]") for value in given)
     return [*(word for word in words if not word.startswith(f"{key}=")), f"{key}=[{values}]"]
-
-
-def _key_path(config: ReportConfig) -> Path:
-    if config.key is None:
-        return config.sheets[0].with_name(SHEET_KEY)
-    return Path(config.key)

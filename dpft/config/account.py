@@ -196,11 +196,7 @@ def _check_head(head: str, *, given: bool) -> None:
 
 
 def check_exactly_one(**values: object) -> None:
-    """Refuses two keys of which both or neither is given.
-
-    Raises:
-        InputError: Not exactly one of ``values`` is given.
-    """
+    """Refuses two keys of which both or neither is given."""
     given = [name for name, value in values.items() if value is not None]
     if len(given) != 1:
         raise InputError(
@@ -210,22 +206,14 @@ def check_exactly_one(**values: object) -> None:
 
 
 def check_positive(**values: float | None) -> None:
-    """Refuses numbers that are not positive.
-
-    Raises:
-        InputError: A given number is zero or below.
-    """
+    """Refuses numbers that are not positive."""
     for name, value in values.items():
         if value is not None and value <= 0:
             raise InputError(f"{name} must be above 0, got {value}; raise it.")
 
 
 def check_plot(to: str) -> None:
-    """Refuses a file that no plot can be written to.
-
-    Raises:
-        InputError: Its name says no format, or its folder does not exist.
-    """
+    """Refuses a file that no plot can be written to."""
     if Path(to).suffix not in PLOTS:
         raise InputError(f"to must be a file named *{' or *'.join(PLOTS)}, got {to!r}.")
     if not Path(to).parent.is_dir():
@@ -233,11 +221,7 @@ def check_plot(to: str) -> None:
 
 
 def check_output(output: str) -> None:
-    """Refuses an output format that no subcommand writes.
-
-    Raises:
-        InputError: ``output`` is neither table nor json.
-    """
+    """Refuses an output format that no subcommand writes."""
     if output not in OUTPUTS:
         raise InputError(f"output must be one of {', '.join(OUTPUTS)}, got {output!r}.")
 

@@ -106,12 +106,7 @@ LAUNCHERS = {
 
 
 def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
-    """Returns the error a user can mend that stands behind one of Hydra's.
-
-    Args:
-        error: What Hydra, OmegaConf or the YAML parser raised.
-        known: Dotted keys of the configuration's dataclasses.
-    """
+    """Returns the error a user can mend that stands behind one of Hydra's."""
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if isinstance(error, MissingConfigException):
         return InputError(_unknown_option(error))
@@ -132,7 +127,9 @@ def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
         return InputError(unknown_key(cause.full_key, {*known, *_composed_keys(cause)}))
     if isinstance(cause, ValidationError) and cause.full_key:
         return InputError(f"{cause.full_key}: {_first_line(cause)}")
-    return InputError(f"the configuration cannot be composed: {_one_line(error, cause)}")
+    said = [" ".join(str(part).split()) for part in (error, cause) if part is not None]
+    reasons = "; ".join(dict.fromkeys(part for part in said if part))
+    return InputError(f"the configuration cannot be composed: {reasons}")
 
 
 def suggested_keys(error: Exception, known: Iterable[str]) -> list[str]:
@@ -186,11 +183,6 @@ def dotted_keys(node: Any, parent: str = "") -> list[str]:
         if isinstance(inner, DictConfig) and not (inner._is_none() or inner._is_missing()):
             keys += dotted_keys(inner, key)
     return keys
-
-
-def _one_line(error: Exception, cause: BaseException | None) -> str:
-    parts = [" ".join(str(part).split()) for part in (error, cause) if part is not None]
-    return "; ".join(dict.fromkeys(part for part in parts if part))
 
 
 def _first_line(error: Exception) -> str:
@@ -350,9 +342,6 @@ def compose(name: str, overrides: Sequence[str], root: type, load: Load | None =
         root: The dataclass of the configuration, whose keys a refusal may suggest.
         load: Makes the dataclasses of what is composed; asked for what else is wrong where the
             words cannot be composed.
-
-    Raises:
-        InputError: They cannot be composed, for all these reasons.
     """
     register_resolver()
     try:

@@ -183,9 +183,6 @@ def command_help(
         root: The dataclass of the command's configuration.
         polymorphic: As for ``dpft.config.load.load``.
         folders: Where YAMLs are looked for, dpft's own first.
-
-    Raises:
-        InputError: The words cannot be composed, or name nothing.
     """
     changes = [word for word in words if "=" in word or word[:1] in "~+"]
     names = [word for word in words if word not in changes]
@@ -211,9 +208,6 @@ def composed_command(
         root: The dataclass of its configuration.
         polymorphic: As for ``dpft.config.load.load``.
         folders: Where YAMLs are looked for, dpft's own first.
-
-    Raises:
-        InputError: The words cannot be composed.
     """
     searched = ",".join(quoted(f"file://{folder}") for folder in folders[1:])
     composed = compose(name, [*changes, f"hydra.searchpath=[{searched}]"], root)
@@ -236,9 +230,6 @@ def help_text(command: Command, about: Sequence[str] = ()) -> str:
         command: As composed.
         about: Groups, sections or keys to explain alone, or ``ALL``; none: all too, but where that
             is more than two screens, the keys' names alone.
-
-    Raises:
-        InputError: One of them is none.
     """
     keys = command.keys()
     if not about or list(about) == [ALL]:

@@ -125,9 +125,6 @@ def refuse_witness_of_file(privacy: Mapping[str, Any], *, given: bool) -> None:
     Args:
         privacy: The section as YAML files, or files and the command line, make it.
         given: Whether the command line says it.
-
-    Raises:
-        InputError: A file names one.
     """
     if privacy.get("witness") is None or given:
         return
@@ -236,12 +233,7 @@ def dataclass_in(hint: Any) -> type | None:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """Returns the sentence that refuses a key and names the known keys nearest to it.
-
-    Args:
-        key: A dotted key that the configuration does not take.
-        known: Every dotted key that it takes somewhere.
-    """
+    """Returns the sentence that refuses a key and names the known keys nearest to it."""
     if key in RETIRED:
         return f"configuration key {key} is gone: {RETIRED[key]}."
     known = set(known)

@@ -107,7 +107,8 @@ def build(values: Mapping[str, Any], cls: type, *, key: str, schema: Schema) -> 
     with faults.gathering():
         _refuse_unknown(values, fields, key, schema)
     for name, entry in fields.items():
-        if name not in values and _has_default(entry):
+        defaults = (entry.default, entry.default_factory)
+        if name not in values and any(each is not dataclasses.MISSING for each in defaults):
             continue
         inner, hint = join_key(key, name), hints[entry.name]
         with faults.gathering():
@@ -264,11 +265,6 @@ def _refuse_unknown(
         raise InputError(*(unknown_key(name, known) for name in unknown))
 
 
-def _has_default(entry: "dataclasses.Field[Any]") -> bool:
-    missing = dataclasses.MISSING
-    return entry.default is not missing or entry.default_factory is not missing
-
-
 Config = TypeVar("Config")
 VOCABULARY = "tokenizer"
 """A section that only a run of ``dpft tokenizer`` has."""
@@ -321,14 +317,6 @@ def from_values(
 
     Saved values come this way and not by ``load``: a folder may have been received, and a text such
     as ``${oc.env:NAME}`` in it would be resolved there to a secret of whoever received it.
-
-    Args:
-        values: A mapping of keys to plain values, as ``plain`` makes it.
-        root: The dataclass of the whole configuration.
-        polymorphic: As for ``load``.
-
-    Raises:
-        InputError: As ``load``, or the values are no mapping.
     """
     if not isinstance(values, Mapping):
         raise InputError("the configuration must be a mapping of keys to values.")
@@ -379,11 +367,7 @@ def _bring_up_to_date(values: Any) -> None:
 
 
 def config_directory() -> Path:
-    """Returns the absolute folder of the YAML configurations.
-
-    Raises:
-        InputError: Neither place has one.
-    """
+    """Returns the absolute folder of the YAML configurations."""
     package = Path(dpft.__file__).resolve().parent
     places = (package / "conf", package.parent / "conf")
     for place in places:
@@ -396,11 +380,7 @@ def config_directory() -> Path:
 
 
 def published_size(task: str) -> int:
-    """Returns the published number of training examples of a task, from conf/task.
-
-    Raises:
-        InputError: There is no such task, or it states no size.
-    """
+    """Returns the published number of training examples of a task, from conf/task."""
     folder = config_directory() / "task"
     names = sorted(path.stem for path in folder.glob("*.yaml"))
     if task not in names:

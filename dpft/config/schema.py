@@ -26,8 +26,7 @@ from dpft.reports.published import Reference, ReferenceMap
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.corpus import CHUNKS
 from dpft.tokenizers import OF_PIECES, TokenizerConfig
-from dpft.training.optimizers import OptimizerConfig, optimizer_class
-from dpft.training.schedules import SchedulerConfig
+from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
 from dpft.training.trackers import TRACKING, NoTracking, TrackingConfig
 from dpft.training.training_config import DeviceConfig, TrainingConfig
 
@@ -43,11 +42,7 @@ POLYMORPHIC = {
 
 
 def check_complete(task: Task) -> None:
-    """Refuses a task of which keys that it needs are not given.
-
-    Raises:
-        InputError: The sentence of ``Task.lacks``.
-    """
+    """Refuses a task of which keys that it needs are not given."""
     if task.lacks is not None:
         raise InputError(task.lacks)
 
@@ -78,11 +73,7 @@ def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:
 
 
 def check_compile(privacy: PrivacyConfig, model: ModelConfig, train: TrainingConfig) -> None:
-    """Refuses to compile what is run otherwise than in one forward and its backward pass.
-
-    Raises:
-        InputError: ``train.compile`` stands beside a loop, or beside gradient checkpoints.
-    """
+    """Refuses to compile what is run otherwise than in one forward and its backward pass."""
     clips = privacy.clips
     if train.compile and clips is not None and clips.engine == "loop":
         raise InputError(
@@ -102,11 +93,7 @@ def check_compile(privacy: PrivacyConfig, model: ModelConfig, train: TrainingCon
 
 
 def check_adaptive_scale(privacy: PrivacyConfig, train: TrainingConfig) -> None:
-    """Refuses a loss scale that moves by noisy gradients where there are none.
-
-    Raises:
-        InputError: The run is not private.
-    """
+    """Refuses a loss scale that moves by noisy gradients where there are none."""
     if train.adaptive_loss_scale and privacy.guarantee is None:
         raise InputError(
             "train.adaptive_loss_scale=true needs privacy=dp, whose noisy gradients move the scale,"
@@ -117,11 +104,7 @@ def check_adaptive_scale(privacy: PrivacyConfig, train: TrainingConfig) -> None:
 def check_mechanism(
     mechanism: MechanismConfig, privacy: PrivacyConfig, method: Method, train: TrainingConfig
 ) -> None:
-    """Refuses noise that hangs together where it cannot.
-
-    Raises:
-        InputError: There is no noise, the method is refused, or the loss scale adapts.
-    """
+    """Refuses noise that hangs together where it cannot."""
     if not mechanism.makes.has_streams:
         return
     name = f"mechanism={mechanism.name}"
@@ -145,9 +128,6 @@ def check_public_numbers(task: Task, privacy: PrivacyConfig) -> None:
     """Refuses two public numbers of one thing that are far apart, before any record is read.
 
     The larger one would lower the sample rate, and so epsilon, of records that are not there.
-
-    Raises:
-        InputError: One is more than twice the other, and both count the task's records.
     """
     published, given = task.public_num_train_examples, privacy.num_examples
     if published is None or given is None or privacy.unit != EXAMPLE:
@@ -162,11 +142,7 @@ def check_public_numbers(task: Task, privacy: PrivacyConfig) -> None:
 
 
 def check_chunks(task: Task, privacy: PrivacyConfig, train: TrainingConfig) -> None:
-    """Refuses a unit of chunks where there are none, and a record that is no micro-batch.
-
-    Raises:
-        InputError: The unit is a chunk of a task without, or a record has more chunks than fit.
-    """
+    """Refuses a unit of chunks where there are none, and a record that is no micro-batch."""
     if privacy.clips is None:
         return
     key, rows = task.rows_key, task.most_rows
@@ -189,11 +165,7 @@ def check_chunks(task: Task, privacy: PrivacyConfig, train: TrainingConfig) -> N
 
 
 def check_mixture(task: Task, privacy: PrivacyConfig) -> None:
-    """Refuses to leave out records of a private run because others come before them.
-
-    Raises:
-        InputError: A mixture's tasks are limited.
-    """
+    """Refuses to leave out records of a private run because others come before them."""
     limit = getattr(task, "mixture_limit", None)
     if limit is not None and privacy.guarantee is not None:
         raise InputError(
@@ -205,11 +177,7 @@ def check_mixture(task: Task, privacy: PrivacyConfig) -> None:
 def check_scored_between(
     config: EvalConfig, train: TrainingConfig, parallel: ParallelConfig
 ) -> None:
-    """Refuses scores while training where the model is not whole, or compiled, between two steps.
-
-    Raises:
-        InputError: It is.
-    """
+    """Refuses scores while training of a model that between two steps is not whole, or compiled."""
     key = config.schedule_key
     if key is not None and parallel.shards_model:
         raise InputError(
@@ -221,11 +189,7 @@ def check_scored_between(
 
 
 def check_start(method: Method, model: ModelConfig) -> None:
-    """Refuses a model that does not start as the method needs it to.
-
-    Raises:
-        InputError: ``model.init`` is another than the method's.
-    """
+    """Refuses a model that does not start as the method needs it to."""
     required = method.required_init
     if required not in (None, model.init):
         raise InputError(f"method={method.name} needs model.init={required}, got {model.init}.")
@@ -234,11 +198,7 @@ def check_start(method: Method, model: ModelConfig) -> None:
 def check_quantization(
     method: Method, model: ModelConfig, train: TrainingConfig, parallel: ParallelConfig
 ) -> None:
-    """Refuses quantized weights beside what moves them, compiles them or cuts them into shards.
-
-    Raises:
-        InputError: Something does.
-    """
+    """Refuses quantized weights beside what moves them, compiles them or cuts them into shards."""
     if not model.is_quantized:
         return
     key = f"model.quantization={model.quantization}"
@@ -259,11 +219,7 @@ def check_quantization(
 
 
 def check_exposure(task: Task, audit: CanaryConfig) -> None:
-    """Refuses canaries whose suffix nobody learns to write.
-
-    Raises:
-        InputError: The task's answers are labels, or its records no texts.
-    """
+    """Refuses canaries whose suffix nobody learns to write."""
     if audit.wanted and not task.has_canaries:
         raise InputError(
             f"audit.canaries needs a task of texts, got task={task.name}: canaries are words; set"
@@ -280,20 +236,13 @@ def check_suffixes(audit: CanaryConfig, resume: str | None) -> None:
     """Refuses to begin a run with canaries that ``audit=exposure`` would refuse after it.
 
     A run that was begun with them goes on, and its model is scored and used as any other.
-
-    Raises:
-        InputError: As ``CanaryConfig.check_suffixes``.
     """
     if resume is None:
         audit.check_suffixes()
 
 
 def check_white_box(method: Method, audit: CanaryConfig) -> None:
-    """Refuses to look into steps whose noisy gradient is not one of the model's own weights.
-
-    Raises:
-        InputError: The method makes carriers of its gradient.
-    """
+    """Refuses to look into steps whose noisy gradient is not one of the model's own weights."""
     if audit.white_box and method.name == "rgp":
         raise InputError(
             "audit.white_box=true needs a method whose gradient is of the weights themselves, got"
@@ -304,11 +253,7 @@ def check_white_box(method: Method, audit: CanaryConfig) -> None:
 def check_noise_known(
     mechanism: MechanismConfig, method: Method, privacy: PrivacyConfig, optimizer: OptimizerConfig
 ) -> None:
-    """Refuses an optimizer that takes the noise out of squared gradients, where it is not known.
-
-    Raises:
-        InputError: There is no noise, or not the same in each number that moves and each step.
-    """
+    """Refuses an optimizer that takes the noise out of squared gradients, where it is not known."""
     if not optimizer.needs_noise_std:
         return
     if privacy.guarantee is None:
@@ -535,11 +480,7 @@ class ExportConfig:
 
 
 def check_human_eval(config: EvaluateConfig) -> None:
-    """Refuses a rating sheet without inputs, or without a run whose model writes the responses.
-
-    Raises:
-        InputError: human_eval is below 1 or stands without run, or human_eval_runs without it.
-    """
+    """Refuses a rating sheet without inputs, or without a run whose model writes the responses."""
     if config.human_eval is None:
         if config.human_eval_runs:
             raise InputError("human_eval_runs needs human_eval, got none; give human_eval=N.")

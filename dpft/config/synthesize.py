@@ -19,8 +19,7 @@ from dpft.methods.base import Method
 from dpft.models.source import ModelConfig
 from dpft.privacy.plan import CHUNK
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy, PrivacyConfig
-from dpft.training.optimizers import OptimizerConfig
-from dpft.training.schedules import SchedulerConfig
+from dpft.training.optimizers import OptimizerConfig, SchedulerConfig
 from dpft.training.training_config import TrainingConfig
 
 DRAFT = "draft"
@@ -79,11 +78,7 @@ CHOICES: dict[str, type[PrivacyConfig]] = {"dp": SharedPrivacy, "none": OpenSynt
 
 
 def privacy_class(name: str) -> type[PrivacyConfig]:
-    """Returns the configuration class of ``privacy=<name>``.
-
-    Raises:
-        InputError: There is no such choice.
-    """
+    """Returns the configuration class of ``privacy=<name>``."""
     if name not in CHOICES:
         raise InputError(f"privacy must be one of {', '.join(CHOICES)}, got {name!r}.")
     return CHOICES[name]
@@ -134,11 +129,7 @@ class ControlConfig:
 
 
 def check_source(data: str | None, resume: str | None) -> None:
-    """Refuses a synthesis of nothing.
-
-    Raises:
-        InputError: There are no data, and nothing to go on with.
-    """
+    """Refuses a synthesis of nothing."""
     if data is None and resume is None:
         raise InputError(
             "data must be the file of a table, got none; give data=notes.csv, or resume=RUN."

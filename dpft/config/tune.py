@@ -39,11 +39,7 @@ class SearchSpace:
     """Key to the list of values it may have, nested as the keys are."""
 
     def values(self) -> dict[str, list[Any]]:
-        """Returns the space with dotted keys.
-
-        Raises:
-            InputError: A key may not be drawn, has no list, or an empty one.
-        """
+        """Returns the space with dotted keys."""
         found = dict(_leaves(self.space))
         for key, values in found.items():
             if key.partition(".")[0] not in SECTIONS and key not in CLIPPING:
@@ -63,11 +59,7 @@ class SearchSpace:
         return found
 
     def settings(self) -> list[dict[str, Any]]:
-        """Returns every setting that a trial may draw.
-
-        Raises:
-            InputError: As ``values``, or there are none or too many to account for.
-        """
+        """Returns every setting that a trial may draw."""
         space = self.values()
         number = math.prod(map(len, space.values()))
         if not space or number > MOST_SETTINGS:
@@ -184,11 +176,7 @@ class TuneCommand(TrainCommand):
 
 
 def with_setting(config: TrainConfig, setting: Mapping[str, Any]) -> TrainConfig:
-    """Returns a configuration with some of its keys set.
-
-    Raises:
-        InputError: A key is unknown, or the values do not fit.
-    """
+    """Returns a configuration with some of its keys set."""
     if "train.epochs" in setting and config.train.steps is not None:
         raise InputError(
             f"tuning.space draws train.epochs, which train.steps={config.train.steps} replaces;"

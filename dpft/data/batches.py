@@ -68,6 +68,8 @@ class Batch:
     loss is; None: all alike."""
     units: Tensor | None = None
     """Privacy unit of each example, shape (b,), int64; None: each is a unit of its own."""
+    is_padded: bool = False
+    """Whether some text that is read is shorter than the longest, as its attention mask says."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -272,8 +274,10 @@ class TextLayout(Layout):
     def collate(self, rows: Sequence[TokenizedExample]) -> Batch:
         """Returns the rows as one batch, padded on the right to ``padded_length``."""
         inputs = self._inputs(rows)
+        longest = len(inputs["input_ids"][0])
+        is_padded = any(len(row.input_ids) < longest for row in rows)
         if self.answer == TEXT:
-            labels, decoder = self._text(rows, len(inputs["input_ids"][0]))
+            labels, decoder = self._text(rows, longest)
             weights = self.token_weights
             counted = None if weights is None else [weights.of(row) for row in labels.tolist()]
             return Batch(
@@ -281,12 +285,14 @@ class TextLayout(Layout):
                 labels=labels,
                 kind=self.kind,
                 token_weights=None if counted is None else torch.tensor(counted),
+                is_padded=is_padded,
             )
         batch = Batch(
             inputs=inputs,
             labels=torch.tensor([row.labels for row in rows], dtype=torch.float32),
             kind=self.kind,
             answer=self.answer,
+            is_padded=is_padded,
         )
         return batch if self.kind == CLASSIFIER else self._with_words(batch, rows)
 

@@ -25,7 +25,13 @@ class SentenceEncoding(TokenEncoding):
         if not examples:
             return []
         columns = self._columns(examples)
-        self._check_room(len(columns))
+        texts = len(columns)
+        least = self.tokenizer.num_special_tokens_to_add(pair=texts > 1) + texts
+        if self.max_length < least:
+            raise InputError(
+                f"task.max_length must be at least {least}, a token of each text and the"
+                f" tokenizer's marks around them, got {self.max_length}; raise it."
+            )
         encoded = self.tokenizer(
             *columns,
             truncation="longest_first",
@@ -65,15 +71,6 @@ class SentenceEncoding(TokenEncoding):
         )["input_ids"]
         cut = {at for at, ids in zip(full, whole, strict=True) if len(ids) > self.max_length}
         return [at in cut for at in range(len(rows))]
-
-    def _check_room(self, texts: int) -> None:
-        """Refuses a length at which the tokenizer would cut nothing at all."""
-        least = self.tokenizer.num_special_tokens_to_add(pair=texts > 1) + texts
-        if self.max_length < least:
-            raise InputError(
-                f"task.max_length must be at least {least}, a token of each text and the"
-                f" tokenizer's marks around them, got {self.max_length}; raise it."
-            )
 
     def _columns(self, examples: Sequence[LabeledExample]) -> list[list[str]]:
         """Returns the first sentences and, where there are two, the second ones.

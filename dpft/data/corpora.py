@@ -11,7 +11,7 @@ The objectives `SpanCorruption` (T5) and `MaskedTokens` (BERT) hide spans or tok
 record is read.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import shake_256
@@ -38,19 +38,11 @@ from dpft.data.raw_rows import (
 from dpft.data.tokenization import TokenizedExample, start_id, token_ids
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, GAP, IGNORED_LABEL, MASKED
-from dpft.tasks.base import SPLITS, CorpusForm, Example, Task
+from dpft.tasks.base import SPLITS, Example, Task
 
 ENDINGS = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet", ".csv")
 """Endings of a file's name, all of formats that are read as a stream."""
 KNOWN = f"{', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
-
-
-def corpus_formats(form: CorpusForm) -> Mapping[str, Reader]:
-    """Returns the readers of a corpus's files by the endings of their names."""
-    read_text = _document_rows if form.by_document else _line_rows
-    read = partial(read_text, column=form.column)
-    own: dict[str, Reader] = {".txt": read, ".txt.gz": packed(read), ".csv": _csv_rows}
-    return {ending: own.get(ending) or FORMATS[ending] for ending in ENDINGS}
 
 
 def corpus_files(task: Task) -> dict[str, list[Path]]:
@@ -108,7 +100,10 @@ def corpus_split(task: Task, split: str) -> list[Path]:
 
 def _rows(task: Task, split: str) -> Iterator[Row]:
     assert task.corpus_form is not None
-    readers = corpus_formats(task.corpus_form)
+    form = task.corpus_form
+    read = partial(_document_rows if form.by_document else _line_rows, column=form.column)
+    own: dict[str, Reader] = {".txt": read, ".txt.gz": packed(read), ".csv": _csv_rows}
+    readers = {ending: own.get(ending) or FORMATS[ending] for ending in ENDINGS}
     return chain.from_iterable(file_rows(file, readers) for file in corpus_split(task, split))
 
 

@@ -19,8 +19,13 @@ from dpft.estimates.activations import Activations
 from dpft.methods.base import layer_numbers, quantized_layers
 from dpft.parallel.cutting import blocks_apart, repeated_blocks
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
-from dpft.parallel.reductions import owned_places, pieces_between, turn_lengths
-from dpft.parallel.shard_sums import Cut, owned_stretches
+from dpft.parallel.reductions import (
+    Cut,
+    owned_places,
+    owned_stretches,
+    pieces_between,
+    turn_lengths,
+)
 from dpft.privacy.clipping.choices import keeping_is_cheaper
 from dpft.privacy.noise import BLOCK
 from dpft.training.optimizers import OptimizerConfig

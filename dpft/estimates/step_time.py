@@ -223,18 +223,7 @@ def estimate(
     steps: int,
     peak_memory_bytes: int,
 ) -> EstimatedTime:
-    """Returns the time that the steps of a run would take.
-
-    Args:
-        shapes: Of the prepared model.
-        speed: Of the machine.
-        private: Whether gradients are clipped.
-        typical_length: Of a record in tokens, as ``Task.typical`` has it.
-        micro_batch_size: As in training.
-        expected_batch_size: As in training.
-        steps: Steps planned.
-        peak_memory_bytes: Of a process, as ``rank_memory`` plans it.
-    """
+    """Returns the time that the steps of a run would take."""
     size = min(micro_batch_size, expected_batch_size)
     tokens = typical_length * expected_batch_size
     micro_batches = -(-expected_batch_size // size)

@@ -65,7 +65,14 @@ def read_predictions(
     if kind == ".txt":
         return _predictions_by_line(path, [repair(line) for line in lines], inputs, wanted)
     rows = _ROW_READERS[kind](path, [repair(line) for line in lines])
-    return _predictions_by_input(path, rows, inputs, wanted, repair)
+    found = _rows_by_input(path, rows, {repair(name).strip() for name in inputs}, repair)
+    names = [repair(name).strip() for name in wanted]
+    if any(name not in found for name in names):
+        raise InputError(
+            f"{path}: predictions must have one for each distinct input of the split, got none for"
+            " some of them."
+        )
+    return [found[name].prediction for name in names]
 
 
 def _lines(path: Path) -> list[str]:
@@ -102,24 +109,6 @@ def _predictions_by_line(
             f" of first occurrence, got {len(lines)} lines, which are not as many."
         )
     return lines[: len(wanted)]
-
-
-def _predictions_by_input(
-    path: Path,
-    rows: Iterator[_Row],
-    inputs: Sequence[str],
-    wanted: list[str],
-    repair: Callable[[str], str],
-) -> list[str]:
-    """Returns the predictions of the wanted inputs, joined on the repaired input."""
-    found = _rows_by_input(path, rows, {repair(name).strip() for name in inputs}, repair)
-    names = [repair(name).strip() for name in wanted]
-    if any(name not in found for name in names):
-        raise InputError(
-            f"{path}: predictions must have one for each distinct input of the split, got none for"
-            " some of them."
-        )
-    return [found[name].prediction for name in names]
 
 
 def _rows_by_input(

@@ -225,7 +225,14 @@ def read_ratings(paths: Sequence[Path], key: Key) -> Ratings:
                 given.append(Rating(rater=rater, item=entry.item, system=entry.system, value=value))
             else:
                 not_rated += 1
-    _check_complete(paths, {response for response, _ in seen}, key)
+    found = {response for response, _ in seen}
+    missing = [name for name in key.responses if name not in found]
+    if missing:
+        raise InputError(
+            f"{_names(paths)}: the sheets must hold all {len(key.responses)} rows of {key.path},"
+            f" got {len(found)}; response_id {missing[0]} is missing. A response that nobody rated"
+            " keeps its row, with an empty rating."
+        )
     if not given:
         raise InputError(
             f"{_names(paths)}: the column rating must hold at least one rating from {SCALE[0]} to"
@@ -260,16 +267,6 @@ def _value(row: _Row) -> int:
     if not value.is_integer() or not lowest <= value <= highest:
         raise InputError(f"{row.place}: {expected}, got {value:g}.")
     return int(value)
-
-
-def _check_complete(paths: Sequence[Path], found: set[str], key: Key) -> None:
-    missing = [name for name in key.responses if name not in found]
-    if missing:
-        raise InputError(
-            f"{_names(paths)}: the sheets must hold all {len(key.responses)} rows of {key.path},"
-            f" got {len(found)}; response_id {missing[0]} is missing. A response that nobody rated"
-            " keeps its row, with an empty rating."
-        )
 
 
 def _names(paths: Sequence[Path]) -> str:

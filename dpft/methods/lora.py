@@ -84,7 +84,12 @@ class Lora(PeftMethod):
         """
         from peft.tuners.lora import LoraLayer
 
-        shared = _shared_weights(model)
+        owned = [
+            parameter
+            for module in model.modules()
+            for _, parameter in module.named_parameters(recurse=False)
+        ]
+        shared = {parameter for parameter, uses in Counter(owned).items() if uses > 1}
         for name, layer in model.named_modules():
             if isinstance(layer, LoraLayer) and layer.get_base_layer().weight in shared:
                 raise InputError(
@@ -151,16 +156,6 @@ def _sides(layer: "nn.Module") -> "Sequence[int]":
         return layer.out_features, layer.in_features
     shape: Sequence[int] = cast(Any, layer).weight.shape
     return shape
-
-
-def _shared_weights(model: "nn.Module") -> "set[nn.Parameter]":
-    """Returns the parameters that several modules own, such as tied embeddings."""
-    owned = [
-        parameter
-        for module in model.modules()
-        for _, parameter in module.named_parameters(recurse=False)
-    ]
-    return {parameter for parameter, uses in Counter(owned).items() if uses > 1}
 
 
 def _last_parts(model: "nn.Module") -> str:

@@ -386,24 +386,15 @@ def _read(model: ModelConfig) -> PretrainedConfig:
         if not model.architecture or model.folder is not None:
             raise
         return _drawn(model)
-    _set_dropout(found, model)
-    return found
-
-
-def _set_dropout(config: PretrainedConfig, model: ModelConfig) -> None:
-    """Writes the dropout rates of ``model.architecture`` into a checkpoint's configuration.
-
-    They are the one part of an architecture that fine-tuning may choose anew: no weight is of
-    another shape by them.
-    """
     for name in (name for name in model.architecture if DROPOUT in name):
-        if not hasattr(config, name):
-            there = ", ".join(sorted(key for key in config.to_dict() if DROPOUT in key))
+        if not hasattr(found, name):
+            there = ", ".join(sorted(key for key in found.to_dict() if DROPOUT in key))
             raise InputError(
-                f"model.architecture.{name} must be a dropout rate of {config.model_type}, which"
+                f"model.architecture.{name} must be a dropout rate of {found.model_type}, which"
                 f" has {there or 'none'}; drop it, or give one of those."
             )
-        setattr(config, name, model.architecture[name])
+        setattr(found, name, model.architecture[name])
+    return found
 
 
 def _drawn(model: ModelConfig) -> PretrainedConfig:

@@ -7,7 +7,8 @@ depends on its own row only.
 Shapes: b examples, t tokens, v vocabulary, k label words or classes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -53,15 +54,18 @@ class Batch(Protocol):
     def token_weights(self) -> Tensor | None:
         """What each label counts in the mean of its example's losses, shape (b, t)."""
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether the attention mask is known to have zeros."""
+
 
 def per_example_losses(model: nn.Module, batch: Batch) -> Tensor:
     """Returns each example's loss.
 
     A text's is the cross-entropy averaged over its own target tokens, by what each of them counts
-    (``token_weights``); a label's is the
-    cross-entropy over the label words' logits (Li et al. 2022, section 4) or the classes'; a
-    score's is the squared error; attributes' the binary cross-entropy, summed over them (Bu et al.
-    2022, the authors' code). A weight multiplies it.
+    (``token_weights``); a label's is the cross-entropy over the label words' logits (Li et al.
+    2022, section 4) or the classes'; a score's is the squared error; attributes' the binary
+    cross-entropy, summed over them (Bu et al. 2022, the authors' code). A weight multiplies it.
 
     Returns:
         Losses, shape (b,), in nats (a score's: its own unit squared); float32, or float64 for a
@@ -151,8 +155,39 @@ def token_logits(model: nn.Module, batch: Batch) -> Tensor:
 def _logits(model: nn.Module, batch: Batch) -> Tensor:
     # A cache is of no use where nothing is generated, and costs memory.
     options: dict[str, Any] = {"use_cache": False} if batch.kind in (CAUSAL, SEQ2SEQ) else {}
-    logits: Tensor = model(**batch.inputs, **options).logits
+    with masks_known_to_matter(batch):
+        logits: Tensor = model(**batch.inputs, **options).logits
     return logits
+
+
+MAY_BE_LEFT_OUT = {"allow_is_causal_skip", "allow_is_bidirectional_skip"}
+
+
+@contextmanager
+def masks_known_to_matter(batch: Batch) -> Iterator[None]:
+    """Spares an accelerator the questions whether a padded batch's mask could be left out.
+
+    A mask without zeros is left out, for a faster kernel. To see one, transformers reads from the
+    device, twice a micro-batch, and the host waits for all work before it; what is made of a mask
+    with zeros is the same without.
+    """
+    if not batch.is_padded or batch.labels.device.type == "cpu":
+        yield
+        return
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MAKERS
+
+    own = MAKERS["sdpa"]
+
+    def make(*args: Any, **options: Any) -> Any:
+        if options.get("attention_mask") is not None:
+            options |= dict.fromkeys(options.keys() & MAY_BE_LEFT_OUT, False)
+        return own(*args, **options)
+
+    MAKERS["sdpa"] = make
+    try:
+        yield
+    finally:
+        MAKERS["sdpa"] = own
 
 
 def _nll(model: nn.Module, batch: Batch, *, mean: bool) -> tuple[Tensor, Tensor]:

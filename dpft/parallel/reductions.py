@@ -1,20 +1,35 @@
-"""One sum of all ranks' gradients, each stretch of it finished by one rank and given to all.
+"""Sums over ranks: one gradient of all, whole or in shards, and the rounds in which parts are sent.
 
 Each stretch of a gradient has an owner. The others send it their values of it; the owner adds them
 up in float64, in the order of ranks, finishes them (adds the noise), rounds once, and sends every
 rank the outcome. So a sum depends on no network's order of additions, nothing is rounded that a
 single process would not round, and ranks cannot come to differ. On the way are float32 numbers, as
 many as an all-reduce sends.
+
+Of a model in shards either each rank keeps a whole sum, and what is another's shard goes there once
+a step; or each micro-batch's sum goes there at once, and no rank holds a whole one.
+
+A sharded model's weights are with all ranks, so whoever needs a block needs the others to send
+theirs. But how often a rank runs the model depends on its records: how many micro-batches it has,
+what the clipper proves of the first of them, how long a text it writes. Ranks that had to run in
+step would wait for ever where one takes another way. So each says what it wishes for next, all hear
+what everyone wishes, and all send it; a rank that is done serves the others until all are. What is
+wished for is a block's place and nothing of its content; rounds pass between ranks, and count as
+private.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from dpft.parallel.ranks import Ranks
+from dpft.parallel.ranks import RankLost, Ranks
 
 TURN = 2**22
 """Numbers that a rank finishes between two exchanges, or the one stretch that has more."""
@@ -186,3 +201,420 @@ def _parts(
         end = start + len(stretches[place])
         yield place, row[start:end]
         start = end
+
+
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Under its present name; torch before 2.13 has the second one alone."""
+
+DONE = -1
+"""The wish of a rank that needs nothing more."""
+
+Sender = Callable[[], Tensor]
+"""Returns what this rank sends whoever wishes for it, 1-D, as long on every rank."""
+
+Receiver = Callable[[Sequence[Tensor]], None]
+"""Takes what ranks sent this one, 1-D each, float32."""
+
+
+class Rounds:
+    """The wishes of the ranks that hold one model's shards together.
+
+    Guarantees:
+        What each rank gets, and in which order, follows from the ranks' own sequences of wishes,
+        not from who is faster. A rank that fails while it is inside ``served`` serves the others
+        until they are done, and raises then; one that fails amid a round ends at once.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        group: dist.ProcessGroup,
+        words: dist.ProcessGroup,
+        device: torch.device,
+    ) -> None:
+        """Joins the ranks of two process groups of the same ranks.
+
+        Args:
+            ranks: All of the run, which count the traffic.
+            group: Through which weights and sums pass.
+            words: Through which wishes pass, in the processor's memory.
+            device: What the ranks compute on.
+        """
+        self._ranks, self._group, self._words = ranks, group, words
+        self.place, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._senders: list[Sender] = []
+        self._receivers: dict[int, tuple[int, Receiver]] = {}
+        self._like = torch.empty(0, device=device)
+
+    def offer(self, sender: Sender) -> int:
+        """Returns the number by which every rank may wish for what all of them send.
+
+        It is the same on each, since all offer the same things in the same order.
+        """
+        self._senders.append(sender)
+        return len(self._senders) - 1
+
+    def gather(self, number: int, output: Tensor, own: Tensor) -> None:
+        """Fills ``output`` with what every rank sends of an offer, in the order of places.
+
+        Args:
+            number: Of the offer.
+            output: 1-D, ``size`` times as long as ``own``.
+            own: What this rank sends, which may lie inside ``output``.
+        """
+        self._carry_out(self._heard(number), number, output, own)
+
+    def accept(self, length: int, receiver: Receiver) -> int:
+        """Returns the number by which every rank may push to all; as ``offer``.
+
+        Args:
+            length: Numbers of float32 that each other one sends this rank.
+            receiver: Takes what was sent to this rank, in the order of places.
+        """
+        self._receivers[len(self._senders)] = (length, receiver)
+        return self.offer(lambda: torch.empty(0))
+
+    def push(self, number: int, parts: Sequence[Tensor]) -> None:
+        """Sends each rank its part, 1-D, of what all accept under a number."""
+        self._carry_out(self._heard(number), number, None, parts)
+
+    @contextmanager
+    def served(self) -> Iterator[None]:
+        """Lets ranks run the model as often as each likes; ends when all have come to its end.
+
+        An interrupted rank leaves at once: it may be amid a round.
+
+        Raises:
+            RankLost: A rank has ended, or failed amid a round, where the others wait for it: it
+                ends too, so that they learn of it.
+        """
+        try:
+            yield
+        except RankLost:
+            raise
+        except Exception:
+            self._serve()
+            raise
+        self._serve()
+
+    def _serve(self) -> None:
+        """Sends what the others wish for until nobody wishes for anything."""
+        while set(wishes := self._heard(DONE)) != {DONE}:
+            self._carry_out(wishes, DONE, None, None)
+
+    def _heard(self, wish: int) -> list[int]:
+        """Returns everyone's wish, once all have one."""
+        found = torch.empty(self.size, dtype=torch.int64)
+        own = torch.tensor([wish])
+        self._ranks.call("wish", lambda: _all_gather(found, own, group=self._words), own)
+        wishes: list[int] = found.tolist()
+        return wishes
+
+    def _carry_out(
+        self,
+        wishes: Sequence[int],
+        mine: int,
+        output: Tensor | None,
+        own: Tensor | Sequence[Tensor] | None,
+    ) -> None:
+        """Passes on what each rank wishes for, the lowest number first.
+
+        Raises:
+            RankLost: This rank failed, or another is gone.
+        """
+        try:
+            for number in sorted(set(wishes) - {DONE}):
+                wanted = [wish == number for wish in wishes]
+                is_mine = number == mine
+                if number in self._receivers:
+                    parts = own if is_mine and not isinstance(own, Tensor) else None
+                    self._pass_on(number, wanted, parts)
+                else:
+                    sent = own if is_mine and isinstance(own, Tensor) else self._senders[number]()
+                    self._send(sent, wanted, output if is_mine else None)
+        except RankLost:
+            raise
+        except Exception as error:
+            raise RankLost from error
+
+    def _send(self, sent: Tensor, wanted: Sequence[bool], output: Tensor | None) -> None:
+        """Sends the same to all that want it; those that do not receive nothing."""
+        if all(wanted):
+            assert output is not None
+            gather = partial(_all_gather, output, sent, group=self._group)
+            self._ranks.call("gather", gather, sent)
+            return
+        received = sent.new_empty(0) if output is None else output
+        counts = [len(sent) if output is not None else 0] * self.size
+        handed = sent.repeat(sum(wanted))
+        self._exchange("gather", received, counts, handed, [len(sent) * each for each in wanted])
+
+    def _pass_on(
+        self, number: int, pushing: Sequence[bool], parts: Sequence[Tensor] | None
+    ) -> None:
+        """Hands each rank's part to the rank that accepts it."""
+        length, receiver = self._receivers[number]
+        counts = [length * each for each in pushing]
+        if parts is None:
+            handed, lengths = self._like.new_empty(0), [0] * self.size
+        else:
+            handed, lengths = torch.cat(list(parts)), [len(part) for part in parts]
+        received = handed.new_empty(sum(counts))
+        self._exchange("push", received, counts, handed, lengths)
+        receiver([part for part in received.split(length) if length])
+
+    def _exchange(
+        self,
+        kind: str,
+        received: Tensor,
+        received_counts: list[int],
+        handed: Tensor,
+        handed_counts: list[int],
+    ) -> None:
+        exchange = partial(
+            dist.all_to_all_single,
+            received,
+            handed,
+            received_counts,
+            handed_counts,
+            group=self._group,
+        )
+        self._ranks.call(kind, exchange, handed)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How one parameter is cut: shard k has the rows from ``k * ceil(rows / shards)`` on."""
+
+    shape: tuple[int, ...]
+    shards: int
+
+    @property
+    def size(self) -> int:
+        """How many numbers the parameter has."""
+        return self._row * self.shape[0]
+
+    @property
+    def _row(self) -> int:
+        size = 1
+        for length in self.shape[1:]:
+            size *= length
+        return size
+
+    def stretch(self, shard: int) -> tuple[int, int]:
+        """Returns where a shard begins and ends in the flattened parameter.
+
+        >>> [Cut((5, 2), 3).stretch(shard) for shard in range(3)]
+        [(0, 4), (4, 8), (8, 10)]
+        """
+        rows, chunk = self.shape[0], -(-self.shape[0] // self.shards)
+        return min(rows, shard * chunk) * self._row, min(rows, (shard + 1) * chunk) * self._row
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """A piece of a parameter's sum, and where it lies in the flattened parameter."""
+
+    name: str
+    start: int
+    end: int
+    piece: Piece
+
+
+class PushedSums:
+    """Sums of which each rank holds its shard alone, in float64: ``parallel.accumulate=sharded``.
+
+    Parts go to the shards' owners as soon as they are there, so that no whole gradient is kept.
+    """
+
+    def __init__(self, cuts: Mapping[str, Cut], rounds: Rounds, device: torch.device) -> None:
+        """Begins with nothing."""
+        self._cuts, self._rounds, self._device = cuts, rounds, device
+        self._held: dict[str, Tensor] = {}
+        self._numbers = {
+            name: rounds.accept(_length(cut.stretch(rounds.place)), partial(self._take, name))
+            for name, cut in cuts.items()
+        }
+
+    def add(self, name: str, total: Tensor | None, part: Tensor) -> None:
+        """Sends each shard of a part to its owner, who adds it to its own."""
+        flat, cut = part.reshape(-1), self._cuts[name]
+        self._rounds.push(
+            self._numbers[name],
+            [flat[slice(*cut.stretch(shard))] for shard in range(cut.shards)],
+        )
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def clear(self) -> None:
+        """Forgets all sums."""
+        self._held.clear()
+
+    def taken(self, name: str) -> Tensor:
+        """Returns this rank's shard of a sum, flat and in float64, and forgets it."""
+        held = self._held.pop(name, None)
+        return self._zeros(name) if held is None else held
+
+    def _take(self, name: str, parts: Sequence[Tensor]) -> None:
+        """Adds what each rank sent of this rank's shard, in the order of places."""
+        held = self._held.setdefault(name, self._zeros(name))
+        for part in parts:
+            held += part.to(held.device)
+
+    def _zeros(self, name: str) -> Tensor:
+        length = _length(self._cuts[name].stretch(self._rounds.place))
+        return torch.zeros(length, dtype=torch.float64, device=self._device)
+
+
+class WholeShardedSums:
+    """Sums that each rank keeps whole, in ``grad`` of what bears the parameters' names."""
+
+    def __init__(self, unsharded: Mapping[str, nn.Parameter], cuts: Mapping[str, Cut]) -> None:
+        """Takes all the model's parameters."""
+        self._unsharded, self._cuts = unsharded, cuts
+
+    def taken(self, name: str) -> Tensor:
+        """Returns this rank's own sum of a whole parameter, flat, and forgets it."""
+        parameter = self._unsharded[name]
+        held, parameter.grad = parameter.grad, None
+        if held is None:
+            size, like = self._cuts[name].size, parameter
+            return torch.zeros(size, dtype=like.dtype, device=like.device)
+        return held.reshape(-1)
+
+
+def stretches_of(
+    cuts: Mapping[str, Cut], places: Mapping[str, int], shard: int, rows: int, block: int
+) -> list[list[_Stretch]]:
+    """Returns the pieces of a shard of all parameters that the rank of each row finishes.
+
+    Each row has the whole model, so that each of the ranks with one shard finishes a part of it.
+    """
+    spans = [(name, *cut.stretch(shard)) for name, cut in cuts.items()]
+    total = sum(end - start for _, start, end in spans)
+    each = -(-total // rows)
+    found: list[list[_Stretch]] = [[] for _ in range(rows)]
+    before = 0
+    for name, start, end in spans:
+        at = start
+        while at < end:
+            row = (before + at - start) // each
+            last = min(end, start + (row + 1) * each - before)
+            for first, stop, piece in pieces_between(
+                places[name], at, last, total=cuts[name].size, block=block
+            ):
+                found[row].append(_Stretch(name, first, stop, piece))
+            at = last
+        before += end - start
+    return found
+
+
+def owned_stretches(
+    cuts: Mapping[str, Cut], places: Mapping[str, int], shards: int, rows: int, block: int
+) -> tuple[list[_Stretch], list[list[int]]]:
+    """Returns the pieces of all shards, and the places of those that each rank finishes."""
+    stretches: list[_Stretch] = []
+    owned: list[list[int]] = [[] for _ in range(rows * shards)]
+    for column in range(shards):
+        for row, own in enumerate(stretches_of(cuts, places, column, rows, block)):
+            owned[row * shards + column] = list(range(len(stretches), len(stretches) + len(own)))
+            stretches += own
+    return stretches, owned
+
+
+def finish_whole(
+    sums: WholeShardedSums,
+    cuts: Mapping[str, Cut],
+    places: Mapping[str, int],
+    block: int,
+    finish: FinishPieces,
+    *,
+    ranks: Ranks,
+    twins: Ranks,
+    shard: int,
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields this rank's shard of each finished sum, flat.
+
+    Args:
+        sums: This rank's own.
+        cuts: Of what trains.
+        places: Of these among all parameters.
+        block: As ``StepSums.finish``.
+        finish: As ``StepSums.finish``.
+        ranks: All of the run; that of row i and shard k is number ``i * shards + k``.
+        twins: The ranks with this shard, one of each row.
+        shard: This rank's.
+    """
+    shards = ranks.size // twins.size
+    flat = {name: sums.taken(name) for name in cuts}
+    stretches, owned = owned_stretches(cuts, places, shards, twins.size, block)
+    finish_sums(
+        [flat[each.name][each.start : each.end] for each in stretches],
+        lambda parts: finish([(stretches[at].piece, total) for at, total in parts]),
+        ranks,
+        owned,
+    )
+    own_parts = {}
+    for name, cut in cuts.items():
+        start, end = cut.stretch(shard)
+        own_parts[name] = flat.pop(name)[start:end].clone()
+    if twins.size > 1:
+        _exchange(own_parts, twins)
+    yield from own_parts.items()
+
+
+def finish_pushed(
+    sums: PushedSums,
+    cuts: Mapping[str, Cut],
+    places: Mapping[str, int],
+    block: int,
+    finish: FinishPieces,
+    *,
+    twins: Ranks,
+    shard: int,
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields this rank's shard of each finished sum; as ``finish_whole``, of pushed sums."""
+    held = {name: sums.taken(name) for name in cuts}
+    (mine,) = stretches_of(cuts, places, shard, 1, block)
+    starts = {name: cut.stretch(shard)[0] for name, cut in cuts.items()}
+    finish_sums(
+        [held[s.name][s.start - starts[s.name] : s.end - starts[s.name]] for s in mine],
+        lambda parts: finish([(mine[at].piece, total) for at, total in parts]),
+        twins,
+    )
+    for name in cuts:
+        yield name, held.pop(name)
+
+
+def _exchange(parts: Mapping[str, Tensor], twins: Ranks) -> None:
+    """Gives each of the ranks with one shard what the others have finished of it."""
+    flat = torch.cat(list(parts.values()))
+    each = -(-len(flat) // twins.size)
+    padded = flat.new_zeros(each)
+    own = flat[twins.rank * each : (twins.rank + 1) * each]
+    padded[: len(own)] = own
+    whole = torch.cat(twins.all_gather(padded))
+    start = 0
+    for part in parts.values():
+        part.copy_(whole[start : start + len(part)])
+        start += len(part)
+
+
+def _length(stretch: tuple[int, int]) -> int:
+    return stretch[1] - stretch[0]
+
+
+def as_gradient(parameter: nn.Parameter, shard: Tensor) -> DTensor:
+    """Returns a shard of a gradient as what an optimizer takes for a sharded parameter."""
+    data = parameter.data
+    assert isinstance(data, DTensor)
+    local = data.to_local()
+    return DTensor.from_local(
+        shard.to(local).view_as(local),
+        data.device_mesh,
+        data.placements,
+        shape=data.shape,
+        stride=data.stride(),
+        run_check=False,
+    )

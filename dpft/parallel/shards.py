@@ -23,9 +23,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 from dpft.parallel.cutting import ReadRows, blocks_apart, fill
 from dpft.parallel.parallel_config import sharding
 from dpft.parallel.ranks import REPLICAS, SHARDS, Grid, Ranks
-from dpft.parallel.reductions import FinishPieces
-from dpft.parallel.shard_sums import (
+from dpft.parallel.reductions import (
     Cut,
+    FinishPieces,
     PushedSums,
     Rounds,
     WholeShardedSums,
@@ -95,7 +95,10 @@ class ShardedModel:
         model._get_fsdp_state()._lazy_init()  # type: ignore[operator]  # else who runs first is root
         self._groups = [m for m in model.modules() if isinstance(m, FSDPModule)]
         for group in self._groups:
-            self._let_go_on_time(group)
+            group.set_requires_gradient_sync(False, recurse=False)
+            group.set_modules_to_backward_prefetch([group])  # itself: no second block is gathered
+            if self.grid.shard_size > 1:
+                group.set_custom_all_gather(_Gathering(group, self.rounds))
         self._gather_root_for(own)
         self.unsharded = self._unsharded()
         """What bears each parameter's name while its group is gathered, in the model's order."""
@@ -193,12 +196,6 @@ class ShardedModel:
             )
         for name, shard in found:
             parameters[name].grad = as_gradient(parameters[name], shard)
-
-    def _let_go_on_time(self, group: FSDPModule) -> None:
-        group.set_requires_gradient_sync(False, recurse=False)
-        group.set_modules_to_backward_prefetch([group])  # itself: no second block is gathered
-        if self.grid.shard_size > 1:
-            group.set_custom_all_gather(_Gathering(group, self.rounds))
 
     def _gather_root_for(self, blocks: Sequence[nn.Module]) -> None:
         """Has the root's parameters gathered before a module that may use them runs.

@@ -203,11 +203,7 @@ class HeldParameters:
         self._before = fingerprints.of(self._parameters)
 
     def check(self) -> None:
-        """Refuses values that changed; the one look at the device is here.
-
-        Raises:
-            RunError: A parameter was written to; its name is said.
-        """
+        """Refuses values that changed; the one look at the device is here."""
         same = self._fingerprints.of(self._parameters) == self._before
         for name, is_same in zip(self._parameters, same.tolist(), strict=True):
             if not is_same:

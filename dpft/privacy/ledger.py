@@ -406,9 +406,6 @@ def check_ledger(record: LedgerRecord, plan: PrivacyPlan) -> None:
 
     Steps that were taken again with new noise after a crash make it longer than the plan, or
     shorter, where a stream that broke off cost more steps than it took.
-
-    Raises:
-        StateError: It is of another plan, is not closed, or has fewer steps.
     """
     if record.plan != plan:
         raise StateError(

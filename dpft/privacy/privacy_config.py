@@ -289,11 +289,7 @@ def _one_of(known: tuple[str, ...], **values: str) -> None:
 
 
 def check_num_examples(num_examples: int | None) -> None:
-    """Refuses a number of training examples below one.
-
-    Raises:
-        InputError: It is given and below one.
-    """
+    """Refuses a number of training examples below one."""
     if num_examples is not None and num_examples < 1:
         raise InputError(
             f"privacy.num_examples must be at least 1, got {num_examples}; null takes the task's."

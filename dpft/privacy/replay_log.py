@@ -187,9 +187,6 @@ def check_lodged(
         lodged: Its ``lines`` and ``head`` as they were then.
         by: What says so, for the message.
         whole: Whether the ledger ended there, as it does in privacy.json.
-
-    Raises:
-        StateError: It is another one, or was cut or added to.
     """
     _check_anchor(path, ledger, Anchor.read(lodged, by), whole=whole)
 

@@ -40,11 +40,7 @@ class Witness(Protocol):
         """What a report calls it: no path, and no argument, which may be secret."""
 
     def check(self, folder: Path) -> None:
-        """Refuses, before a step is taken, what cannot work.
-
-        Raises:
-            InputError: It cannot.
-        """
+        """Refuses, before a step is taken, what cannot work."""
 
     def take(self, line: str) -> None:
         """Hands over one line.
@@ -220,9 +216,6 @@ def check_going_on(
         folder: The run's.
         witness: Who may have heads of it.
         run_id: What a checkpoint names the run by, for a ledger that has no line.
-
-    Raises:
-        StateError: It does.
     """
     name = ledger.run_id or run_id
     if name is not None and isinstance(witness, WitnessFile) and witness.path.exists():

@@ -525,9 +525,6 @@ def compare(
         over: Keys of the rows, of the columns, and of tables; fewer than three will do, and of
             none they are chosen.
         metrics: Those of these tables and plots; None: each split's first.
-
-    Raises:
-        InputError: A key or a metric is in no run.
     """
     settings = group_runs(records, kept=over)
     keys = swept_keys(settings)

@@ -189,13 +189,7 @@ class PublishedPivot:
 def published_pivots(
     pivot: Pivot, split: Split, settings: Sequence[Setting]
 ) -> list[PublishedPivot]:
-    """Returns the published maps that stand beside a two-way table; none where none fits.
-
-    Args:
-        pivot: The table.
-        split: Whose scores it has.
-        settings: All of them, as the table numbers them.
-    """
+    """Returns the published maps that stand beside a two-way table; none where none fits."""
     found = {number for row in pivot.settings for number in row if number is not None}
     runs = [run for number in sorted(found) for run in settings[number].runs]
     maps: list[ReferenceMap] = []
@@ -266,13 +260,7 @@ MODELS, METHODS = {"model.name", "model.path"}, {"method.name", "method.rank"}
 
 
 def split_plots(comparison: Comparison, split: Split, name: str) -> list[Markup]:
-    """Returns the plots of a split's scores, those for which the runs are made.
-
-    Args:
-        comparison: All runs.
-        split: Whose scores.
-        name: Tells the figures from those of other splits.
-    """
+    """Returns the plots of a split's scores, those for which the runs are made."""
     return [
         plot
         for place, metric in enumerate(comparison.shown(split))
@@ -531,16 +519,8 @@ class Panel:
 def write_signal_to_noise(comparison: Comparison, ratios: Ratios, folder: Path) -> Path:
     """Writes a table, and a plot for each metric, into the folder's ``private/``.
 
-    Args:
-        comparison: The runs, and which metrics are drawn of them.
-        ratios: Those of each run's first updates, by its folder.
-        folder: Where reports of the runs go; made if need be.
-
     Returns:
         The page, mode 0600.
-
-    Raises:
-        InputError: The first updates of a run were not measured.
     """
     _check_measured(ratios)
     panels = [

@@ -385,14 +385,17 @@ METRICS: Mapping[str, Needs] = {
 
 
 def metric_checks(models: Mapping[str, str | None]) -> list[Check]:
-    """Returns the checks of what metrics need.
-
-    Args:
-        models: Configuration key to the folder given for it, or None.
-    """
+    """Returns the checks of what metrics need."""
     packages = sorted({name for needs in METRICS.values() for name in needs.packages})
+    costs = {
+        name: _cost([metric for metric, needs in METRICS.items() if name in needs.packages])
+        for name in packages
+    }
     return [
-        *(_metric_package(name) for name in packages),
+        *(
+            extra_check(name, EXTRA, cost=cost, other=f"{cost}, or other numbers")
+            for name, cost in costs.items()
+        ),
         java_check(),
         *(_model(key, folder) for key, folder in models.items()),
     ]
@@ -418,11 +421,6 @@ def java_check() -> Check:
         lines = [line for line in done.stderr.splitlines() if "version" in line]
         return Check(what="Java", state=OK, found=lines[0] if lines else "answers")
     return Check(what="Java", state=MISSING, found=found, cost=cost, remedy=_JAVA_REMEDY)
-
-
-def _metric_package(name: str) -> Check:
-    cost = _cost([metric for metric, needs in METRICS.items() if name in needs.packages])
-    return extra_check(name, EXTRA, cost=cost, other=f"{cost}, or other numbers")
 
 
 def _model(key: str, folder: str | None) -> Check:

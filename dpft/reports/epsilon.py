@@ -208,14 +208,11 @@ def _accountant_line(name: str, answer: Answer) -> str:
 
 def _cells(name: str, answer: float | Interval) -> tuple[str, str, str]:
     if isinstance(answer, Interval):
-        return _lower(answer.lower), f"{answer.estimate:.{DECIMALS}f}", eps_text(answer.upper)
+        lower = abs(round_up(-answer.lower, DECIMALS))
+        return f"{lower:.{DECIMALS}f}", f"{answer.estimate:.{DECIMALS}f}", eps_text(answer.upper)
     if name == "gdp":
         return "", f"{answer:.{DECIMALS}f}", ""
     return "", "", eps_text(answer)
-
-
-def _lower(value: float) -> str:
-    return f"{abs(round_up(-value, DECIMALS)):.{DECIMALS}f}"
 
 
 def _wrapped(text: str, *, indent: int) -> str:
@@ -398,15 +395,7 @@ def plot_noise_batch_ratio(
     budget: Budget,
     path: Path,
 ) -> None:
-    """Draws the noise-batch ratio over batch sizes, at fixed steps and along a budget of tokens.
-
-    Args:
-        curves: Number of steps to the noise at each batch size, ascending.
-        found: Divisions of the budget.
-        best: The one that is advised.
-        budget: Of tokens and of privacy.
-        path: File to write; its suffix says what.
-    """
+    """Draws the noise-batch ratio over batch sizes, at fixed steps and along a budget of tokens."""
     figure, (axes,) = _figure(1)
     for steps, points in curves.items():
         known = [

@@ -125,15 +125,7 @@ def draw_svg(
     width: float = 6.6,
     height: float = 3.3,
 ) -> Markup:
-    """Returns a drawing as an ``<svg>`` element that fits the width it is given.
-
-    Args:
-        draw: Draws on empty axes.
-        name: Tells its elements from those of other figures on a page.
-        label: What it shows, for those who cannot see it.
-        width: In inches; the text's size is relative to it.
-        height: In inches.
-    """
+    """Returns a drawing as an ``<svg>`` element that fits the width it is given."""
     from matplotlib import style
     from matplotlib.figure import Figure
 
@@ -234,16 +226,7 @@ def heat_map(
     columns: tuple[str, Sequence[str]],
     scale: tuple[float, float],
 ) -> Markup:
-    """Returns means over two keys as a grid of colors with the numbers in them.
-
-    Args:
-        cells: A mean for each row and column; None where there was no run.
-        name: Of the figure.
-        metric: What the means are of.
-        rows: The key along the vertical axis and its values.
-        columns: The key along the horizontal axis and its values.
-        scale: The values that the first and the last color stand for.
-    """
+    """Returns means over two keys as a grid of colors with the numbers in them."""
     least, most = scale
 
     def draw(axes: "Axes") -> None:

@@ -79,7 +79,10 @@ def plan_table(
     ]
     if isinstance(record, OpenPlan) or plan is None or accounting is None:
         assert isinstance(record, OpenPlan)
-        lines = [*_not_private_lines(record), "", *lines]
+        alarm = ["NOT PRIVATE: privacy=none trains without differential privacy."]
+        if record.max_grad_norm is not None:
+            alarm.append("Each example's gradient is clipped, and no noise is added.")
+        lines = [*alarm, "", *lines]
         lines.append(f"{'steps':<22}{record.steps}")
         lines += [f"{name:<22}{value}" for name, value in _clipped_rows(record)]
     else:
@@ -176,13 +179,6 @@ def summary_line(record: PrivatePlan | OpenPlan) -> str:
         both = round_up(record.epsilon_with_tokenizer, 3)
         spent += f" of the training alone, ε {both:.3f} with its tokenizer"
     return ", ".join([*taken, spent])
-
-
-def _not_private_lines(record: OpenPlan) -> list[str]:
-    lines = ["NOT PRIVATE: privacy=none trains without differential privacy."]
-    if record.max_grad_norm is not None:
-        lines.append("Each example's gradient is clipped, and no noise is added.")
-    return lines
 
 
 def _clipped_rows(record: OpenPlan) -> list[tuple[str, str]]:

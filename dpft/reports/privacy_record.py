@@ -59,11 +59,6 @@ def promise_of(
     """Returns what a plan promises: what privacy.json and ``dpft plan`` share.
 
     ``max_grad_norm`` and ``sensitivity`` are those of the first phase; ``phases`` has each one's.
-
-    Args:
-        plan: What a run is bound to.
-        accounting: Of its steps.
-        trainable_parameters: How many numbers get noise; 1 where that is not known.
     """
     from dpft.privacy.clipping.engine import rounding_headroom
 
@@ -353,12 +348,6 @@ def with_selection(
 
     What accountants say of the winner's steps alone is left out: lower than what was spent, it
     would be read as epsilon.
-
-    Args:
-        record: The winner's privacy.json, as if it had been trained alone.
-        calibration: Of the search.
-        count: How the number of trials was drawn.
-        space: What each trial drew its setting from.
     """
     warnings = [
         text for text in record.warnings if not any(part in text for part in NOT_OF_A_SEARCH)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpft.errors import InputError
-from dpft.records.configuration import RunConfiguration
 from dpft.records.scores import ScoreEntry
 from dpft.reports.pages import printed
 from dpft.reports.run_record import RunRecord
@@ -60,21 +59,13 @@ class Reference:
 
 
 def check_eps(eps: float | None, key: str) -> None:
-    """Refuses a published epsilon that is none.
-
-    Raises:
-        InputError: It is not above 0.
-    """
+    """Refuses a published epsilon that is none."""
     if eps is not None and eps <= 0:
         raise InputError(f"{key} eps must be above 0, or null for none, got {eps}.")
 
 
 def check_scale(metric: str, value: float, key: str) -> None:
-    """Refuses a percentage where metrics.json has a fraction.
-
-    Raises:
-        InputError: The metric's scale ends at 1, and the value is beyond it.
-    """
+    """Refuses a percentage where metrics.json has a fraction."""
     if metric.rpartition(SPLIT_OF_METRIC)[2] in FRACTIONS and abs(value) > 1:
         raise InputError(
             f"{key} metric {metric} must be at most 1, as in metrics.json, got {value};"
@@ -207,9 +198,6 @@ def saved_maps(saved: Sequence[Mapping[str, Any]] | None) -> list[ReferenceMap]:
 
     Args:
         saved: ``reference_maps`` of its config.yaml; None: it has none.
-
-    Raises:
-        InputError: One of them is no map.
     """
     try:
         return [_from_saved(each) for each in saved or ()]
@@ -286,7 +274,9 @@ def published_table(
     """
     maps = saved_maps(record.config.reference_maps)
     rows = [row for row in (one.row_of(record.values) for one in maps) if row is not None]
-    rows += _rows_of_model(record.config)
+    recipes = [Reference(**row) for row in record.config.reference or ()]
+    of_model = [row for row in recipes if row.model in (None, record.config.model.name)]
+    rows += of_model or recipes
     if not rows:
         return None
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
@@ -320,12 +310,6 @@ def _own_rows(
         mark = next((_mark(one) for one in after if not one.split_is_public), "")
         return [(f"this run{mark}", of_splits)] if after else []
     return [(f"this run, split {one.split}{_mark(one)}", one.metrics) for one in after]
-
-
-def _rows_of_model(config: RunConfiguration) -> list[Reference]:
-    """Returns the rows for the run's model, or all where none is."""
-    rows = [Reference(**row) for row in config.reference or ()]
-    return [row for row in rows if row.model in (None, config.model.name)] or rows
 
 
 def _settings(row: Reference, config: Mapping[str, Any], *, swept: bool) -> str:

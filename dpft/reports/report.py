@@ -80,12 +80,7 @@ def write_card(record: RunRecord, folder: Path) -> None:
 
 
 def render_card(record: RunRecord, folder: Path) -> str:
-    """Returns the card.
-
-    Args:
-        record: Of the run.
-        folder: With its model, an adapter or a whole one.
-    """
+    """Returns the card."""
     config, privacy = record.config, record.privacy
     public = [entry for entry in record.after() if entry.split_is_public and entry.metrics]
     name = model_title(config, privacy)
@@ -121,7 +116,8 @@ def _front_matter(
         for name, value in entry.metrics.items()
         if data is not None
     ]
-    library = _library(folder)
+    whole = any((folder / name).exists() for name in WHOLE)
+    library = "peft" if (folder / ADAPTER).exists() else "transformers" if whole else None
     relation = "adapter" if library == "peft" else "finetune"
     card = ModelCardData(
         base_model=base,
@@ -156,13 +152,6 @@ def _kind(task: TaskSection) -> str:
     return f"{known.modality}-classification"
 
 
-def _library(folder: Path) -> str | None:
-    """Returns what loads the folder; None where only dpft does."""
-    if (folder / ADAPTER).exists():
-        return "peft"
-    return "transformers" if any((folder / name).exists() for name in WHOLE) else None
-
-
 SECRET = "privacy.noise_seed"
 LEFT_OUT = ("reference", "reference_maps")
 """Sections that have their place elsewhere in the report."""
@@ -193,12 +182,7 @@ def configuration(record: RunRecord) -> str:
 
 
 def public_configuration(config: Mapping[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the content of config.yaml without seeds and paths that the user did not write.
-
-    Args:
-        config: What config.yaml holds.
-        overrides: What the user wrote after ``dpft train``.
-    """
+    """Returns the content of config.yaml without seeds and paths that the user did not write."""
     shown = {name: part for name, part in config.items() if name not in LEFT_OUT}
     kept: dict[str, Any] = _shown(shown, "", overrides)
     return kept

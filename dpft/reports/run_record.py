@@ -85,10 +85,6 @@ def read_evaluations(folder: Path) -> list[ScoreEntry]:
     """Returns what metrics.json may show, an entry each; none where there is no such file.
 
     Of a private split that an earlier dpft wrote there whole, nothing more is returned.
-
-    Raises:
-        InputError: It is of another schema version.
-        StateError: It is damaged.
     """
     return [shown(entry) for entry in _read(folder / METRICS)]
 
@@ -97,10 +93,6 @@ def read_own_evaluations(folder: Path) -> list[ScoreEntry]:
     """Returns all entries, those of private splits as private/metrics.json has them.
 
     Where that is gone, as from a folder that was handed on, they are as metrics.json has them.
-
-    Raises:
-        InputError: One of the files is of another schema version.
-        StateError: One is damaged.
     """
     own = {entry.place: entry for entry in _read(folder / PRIVATE_METRICS)}
     found = []
@@ -212,12 +204,7 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Returns what a run's public files say.
-
-    Raises:
-        InputError: One of them is missing or of another schema version.
-        StateError: A JSON file is damaged.
-    """
+    """Returns what a run's public files say."""
     try:
         privacy = run_privacy(folder / PRIVACY)
         values = dict(read_yaml(folder / CONFIGURATION))
@@ -242,16 +229,7 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def with_own_scores(record: RunRecord, *, rounded: bool = False) -> RunRecord:
-    """Returns a run's record with the scores of private splits that its owner has in private/.
-
-    Args:
-        record: As ``read_run`` gives it.
-        rounded: Whether they are rounded to the digits that may be shown.
-
-    Raises:
-        InputError: A file of scores is of another schema version.
-        StateError: One is damaged.
-    """
+    """Returns a run's record with the scores of private splits that its owner has in private/."""
     own = read_own_evaluations(record.folder)
     return replace(
         record, evaluations=[shown(one, rounded=True) for one in own] if rounded else own
@@ -271,9 +249,6 @@ def find_runs(named: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
     Args:
         named: Folders of runs, or of sweeps, whose runs are taken in the order of their numbers.
-
-    Raises:
-        InputError: One of them is neither.
     """
     found = [run for folder in named for run in runs_in(folder)]
     distinct = list({run.resolve(): run for run in found}.values())
@@ -289,12 +264,7 @@ def model_name(model: ModelSection) -> str:
 
 
 def model_title(config: RunConfiguration, privacy: RunPrivacy) -> str:
-    """Returns what the base is called where its kind is said, too, as the run wrote it down.
-
-    Args:
-        config: Of the run.
-        privacy: Its privacy.json; that of an older run does not say.
-    """
+    """Returns what the base is called where its kind is said, too, as the run wrote it down."""
     return privacy.model or model_name(config.model)
 
 

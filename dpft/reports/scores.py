@@ -106,15 +106,7 @@ def page_parts(
     pictures: Mapping[str, bytes],
     parts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns what report.html shows beside ``score_parts``: figures, words, plots, confusions.
-
-    Args:
-        config: What config.yaml says.
-        privacy: What privacy.json says.
-        evaluations: Entries of metrics.json.
-        pictures: Images that were wrongly classed, by the name of their file.
-        parts: What ``score_parts`` returned.
-    """
+    """Returns what report.html shows beside ``score_parts``: figures, words, plots, confusions."""
     names = {name for table in parts["tables"] for name, _ in table.rows}
     return {
         "figures": figures(config, privacy, parts["tables"]),
@@ -139,24 +131,19 @@ def score_tables(evaluations: Sequence[ScoreEntry]) -> list[ScoreTable]:
 
 def _table(task: str, split: str, entries: Sequence[ScoreEntry]) -> ScoreTable:
     seen = [entry for entry in entries if entry.examples is not None or entry.digits is not None]
+    names = dict.fromkeys(name for entry in seen for name in entry.metrics)
     return ScoreTable(
         task=task,
         split=split,
         public=all(entry.split_is_public for entry in seen),
         stages=[entry.stage for entry in seen],
         examples=[entry.examples for entry in seen if entry.examples is not None],
-        rows=metric_rows(seen),
+        rows=[(name, [entry.metrics.get(name) for entry in seen]) for name in names],
         not_computed=_not_computed(seen),
         texts=_shown_texts(entries),
         hidden=[entry.stage for entry in entries if entry not in seen],
         digits=next((entry.digits for entry in seen if entry.digits is not None), None),
     )
-
-
-def metric_rows(evaluations: Sequence[ScoreEntry]) -> list[tuple[str, list[float | None]]]:
-    """Returns each metric's name and its value at every stage, None where it was not computed."""
-    names = dict.fromkeys(name for entry in evaluations for name in entry.metrics)
-    return [(name, [entry.metrics.get(name) for entry in evaluations]) for name in names]
 
 
 def _shown_texts(entries: Sequence[ScoreEntry]) -> list[ShownText]:
@@ -381,12 +368,7 @@ class Confusion:
 
 
 def confusions(evaluations: Sequence[ScoreEntry], pictures: Mapping[str, bytes]) -> list[Confusion]:
-    """Returns the confusion of each split that is public and has classes.
-
-    Args:
-        evaluations: Entries of metrics.json.
-        pictures: Images of them, by the name of their file.
-    """
+    """Returns the confusion of each split that is public and has classes."""
     last = [entry for entry in evaluations if entry.stage == "after" and entry.confusion]
     return [_confusion(entry, pictures, alone=len(last) == 1) for entry in last]
 

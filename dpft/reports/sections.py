@@ -212,9 +212,9 @@ def input_rows(config: RunConfiguration) -> list[Row]:
 def precision_note(precision: str) -> str:
     """Returns what a model computed in, and what that does to how far a record moves a sum."""
     if precision == "fp32":
-        return precision
+        return f"{precision}, TF32 and sums in half precision switched off"
     return (
-        f"{precision}, norms and sums float32. A longer record pads the others of its"
+        f"{precision}, norms and sums float32 without TF32. A longer record pads the others of its"
         " micro-batch, which rounds their gradients anew: bf16 was measured to move the others' sum"
         " by up to 2.6e-3 of max_grad_norm and the whole sum by up to 1.0001 of it, where the"
         " sensitivity says 1; ε does not count that excess, and no bound on it is proved"

@@ -161,11 +161,7 @@ def account_for_setting(config: AccountConfig) -> Accounting:
 
 
 def resolve(config: AccountConfig) -> Setting:
-    """Returns the numbers that follow from those given.
-
-    Raises:
-        InputError: Too little is given, or the batch is larger than the data.
-    """
+    """Returns the numbers that follow from those given."""
     size, batch = config.num_examples, config.expected_batch_size
     if batch is not None:
         size = _needed(size, "expected_batch_size", "sample_rate")
@@ -502,13 +498,7 @@ def together_table(
     together: EpsilonBound,
     left_out: Sequence[str] = (),
 ) -> str:
-    """Returns each run's own epsilon and that of all of them on the same data.
-
-    Args:
-        runs: What each one's ledger says, and what it cost by itself.
-        together: What all cost.
-        left_out: Why other folders are not among them.
-    """
+    """Returns each run's own epsilon and that of all of them on the same data."""
     columns = f"{'steps':>10}{'noise':>12}{'sample rate':>13}{'own delta':>11}{'own epsilon':>13}"
     lines = [f"{columns}  {'by':<5}run"]
     for run, own in runs:

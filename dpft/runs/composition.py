@@ -55,12 +55,6 @@ def account_for_spent(
     Delta, and whose bound leads, are those of the plan in the ledger's first line; what other files
     of the run say never takes their place.
 
-    Args:
-        run: What its folder says.
-        delta: In place of the run's own.
-        accountant: In place of the one that led the run's own accounting.
-        accountants: Running accountants.
-
     Raises:
         InputError: ``delta`` is out of range, or no accountant can bound the steps.
     """
@@ -180,11 +174,7 @@ def without_counted(runs: Sequence[SpentRun]) -> tuple[list[SpentRun], list[str]
 
 
 def check_same_unit(runs: Sequence[SpentRun]) -> None:
-    """Refuses runs whose epsilons protect different things.
-
-    Raises:
-        InputError: Their unit or neighboring relation differs.
-    """
+    """Refuses runs whose epsilons protect different things."""
     first = runs[0]
     for run in runs[1:]:
         for name in ("unit", "neighboring_relation"):
@@ -196,11 +186,7 @@ def check_same_unit(runs: Sequence[SpentRun]) -> None:
 
 
 def check_head(run: SpentRun, head: str) -> None:
-    """Refuses a ledger whose head is not the one that was lodged elsewhere.
-
-    Raises:
-        StateError: It is another one.
-    """
+    """Refuses a ledger whose head is not the one that was lodged elsewhere."""
     ledger = run.ledger
     if ledger.head == head:
         return
@@ -227,12 +213,6 @@ def account_taken(
     taken: Mapping[Noise, int], delta: float, leader: str, accountants: Accountants
 ) -> EpsilonBound:
     """Returns what noisy steps cost at ``delta``, of which thresholds take theirs.
-
-    Args:
-        taken: How many there are of each noise.
-        delta: Of all of it.
-        leader: The accountant whose bound should lead.
-        accountants: Running accountants.
 
     Raises:
         InputError: ``delta`` is out of range, or no accountant can bound the steps.
@@ -461,11 +441,7 @@ def planned_with_tokenizer(
 def noise_beside(
     tokenizer: SpentRun, *, total_eps: float, delta: float, sample_rate: float, steps: int
 ) -> float:
-    """Returns the least noise with which a training and its tokenizer keep within one epsilon.
-
-    Raises:
-        InputError: The tokenizer leaves too little.
-    """
+    """Returns the least noise with which a training and its tokenizer keep within one epsilon."""
     at = delta_with(delta, tokenizer)
     others = as_mechanisms(tokenizer.taken, at)
     left = others[0].delta

@@ -58,11 +58,7 @@ CLIPPING_NORMS = ("method.bitfit_max_grad_norm",)
 
 
 def with_task_of_run(overrides: list[str]) -> list[str]:
-    """Returns the overrides, with the task of the run that ``run=`` names chosen first.
-
-    Raises:
-        InputError: There is no such run.
-    """
+    """Returns the overrides, with the task of the run that ``run=`` names chosen first."""
     folder = given_text(overrides, "run")
     if folder is None:
         return overrides
@@ -268,11 +264,7 @@ def _file_of_tokenizer_run(folder: str) -> Path:
 
 
 def plan_configuration(composed: DictConfig, words: Words) -> PlanConfig:
-    """Returns what was composed, of a run that is only planned.
-
-    Raises:
-        InputError: It is incomplete or wrong.
-    """
+    """Returns what was composed, of a run that is only planned."""
     return _of_recipe(composed, words, PlanConfig)
 
 
@@ -312,11 +304,7 @@ def evaluate_overrides(overrides: list[str]) -> list[str]:
 
 
 def evaluate_configuration(composed: DictConfig, words: Words) -> list[EvaluateConfig]:
-    """Returns what is to be scored; for a rating sheet each run that is to be on it.
-
-    Raises:
-        InputError: It is incomplete or wrong, or a run that it names is none.
-    """
+    """Returns what is to be scored; for a rating sheet each run that is to be on it."""
     config = load(composed, EvaluateConfig, polymorphic=TASK)
     if config.human_eval is not None:
         from dpft.runs.human_eval import rated_runs
@@ -329,9 +317,6 @@ def generate_configuration(composed: DictConfig, words: Words) -> GenerateConfig
     """Returns what is to be written, texts as long as the run's unless a word says otherwise.
 
     Whole records are as long as those that were trained on.
-
-    Raises:
-        InputError: It is incomplete or wrong, or the run that it names is none.
     """
     config = load(composed, GenerateConfig, polymorphic=TASK)
     saved = saved_run(config.run)

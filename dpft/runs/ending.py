@@ -69,12 +69,7 @@ SCORES = "scores"
 
 
 def show_ending(folder: Path, task: Task) -> None:
-    """Prints what a run has come to: tables on a terminal, a line for each fact elsewhere.
-
-    Args:
-        folder: Of a run that has ended, or of a search.
-        task: The run's.
-    """
+    """Prints what a run has come to: tables on a terminal, a line for each fact elsewhere."""
     lines = ending_lines(folder, task)
     if not sys.stdout.isatty():
         show(lines)
@@ -108,16 +103,7 @@ def _score_grid(table: ScoreTable, record: RunRecord) -> Grid:
 
 
 def ending_lines(folder: Path, task: Task) -> list[str]:
-    """Returns what a run has come to, a line each, with the folder as it is seen from here.
-
-    Args:
-        folder: Of a run that has ended, or of a search.
-        task: The run's.
-
-    Raises:
-        InputError: A public file of the run is missing.
-        StateError: One is damaged.
-    """
+    """Returns what a run has come to, a line each, with the folder as it is seen from here."""
     here = Path.cwd()
     whole = Path(os.path.abspath(folder))
     short = whole.relative_to(here) if whole.is_relative_to(here) else folder
@@ -137,12 +123,7 @@ def ending_lines(folder: Path, task: Task) -> list[str]:
 
 
 def _if_nothing_was_learned(evaluations: Sequence[ScoreEntry], predictions: Path) -> list[str]:
-    """Returns the line that names the page on bad scores, where a model seems to need it.
-
-    Args:
-        evaluations: Entries whose scores the reader of the line may see.
-        predictions: The file of what was answered after training on the split of these entries.
-    """
+    """Returns the line that names the page on bad scores, where a model seems to need it."""
     stages: dict[tuple[str, str], dict[str, Mapping[str, float]]] = {}
     for entry in evaluations:
         place = stages.setdefault((entry.task, entry.split), {})
@@ -153,7 +134,11 @@ def _if_nothing_was_learned(evaluations: Sequence[ScoreEntry], predictions: Path
         majority = _majority(predictions) if len(stages) == 1 and "accuracy" in after else None
         if majority is not None and after["accuracy"] <= majority:
             what = "of always answering the most frequent class"
-        elif common is not None and not _is_better(common, before[common], after[common]):
+        elif common is not None and not (
+            after[common] < before[common]
+            if common in LOWER_IS_BETTER
+            else after[common] > before[common]
+        ):
             what = "before training"
         else:
             continue
@@ -162,10 +147,6 @@ def _if_nothing_was_learned(evaluations: Sequence[ScoreEntry], predictions: Path
             f" better than those {what}; {BAD_SCORES} has the usual causes"
         ]
     return []
-
-
-def _is_better(metric: str, before: float, after: float) -> bool:
-    return after < before if metric in LOWER_IS_BETTER else after > before
 
 
 def _majority(predictions: Path) -> float | None:
@@ -243,15 +224,10 @@ def _next(folder: Path, task: Task, tables: Sequence[ScoreTable]) -> list[list[s
     others = [] if scored or not tables else ["task.data_dir=DIR"]
     if task.effective_source == MEMORY and not others:
         others = ["task.data_dir=DIR", "eval.held_out=null"]  # The rows are not on disk.
-    return [["eval", run, *others], _use(run, task), ["report", f"runs={_value(folder)}"]]
-
-
-def _use(run: str, task: Task) -> list[str]:
-    """Returns the command that makes something of the model: texts, or a folder to hand on."""
     given = {NOTHING: f"{NOTHING}=100", PROMPTS: f"{PROMPTS}=FILE"}
-    if task.written_from is None:
-        return ["export", run]
-    return ["generate", run, given[task.written_from]]
+    wrote = task.written_from
+    use = ["export", run] if wrote is None else ["generate", run, given[wrote]]
+    return [["eval", run, *others], use, ["report", f"runs={_value(folder)}"]]
 
 
 def _value(folder: Path) -> str:
@@ -268,15 +244,6 @@ def report(
     curve: EpsilonCurve | None = None,
 ) -> RunRecord:
     """Writes predictions, metrics, the privacy record and the report.
-
-    Args:
-        config: Of the run.
-        plan: Of the run.
-        folder: Of the run.
-        counts: Parameters trained.
-        evaluations: Scores of the trained model.
-        ended: Where the training stands; None of a run without privacy.
-        curve: Of epsilon over the plan's steps; None leaves it out.
 
     Returns:
         What the run's public files say now.

@@ -80,16 +80,6 @@ def evaluate(
     """Returns the scores on each part of the evaluation split, with a bar or lines as it goes.
 
     torch's random state is left as it was: evaluation must not move what training draws.
-
-    Args:
-        config: What is scored, how texts are written, and by which metrics.
-        model: On its device.
-        encoding: How records become what it reads.
-        scored: Records by part of the split; none where evaluation is off.
-        stage: "before" or "after" training.
-        extra_positions: Positions of the model that stand before a text's own.
-        ranks: The processes that have model and records.
-        shown: Whether a bar or lines show how far it has come.
     """
     scored = {part: _known_to_read(encoding, part, some) for part, some in scored.items()}
     outputs = ModelOutputs(
@@ -195,12 +185,7 @@ def _open_folder(config: EvaluateConfig, folder: Path, held: ExitStack) -> None:
 
 
 def evaluate_saved(config: EvaluateConfig, ranks: Ranks = ALONE) -> list[Evaluation]:
-    """Returns the scores of a file of outputs, or of a model, for each part of the split.
-
-    Args:
-        config: What is scored.
-        ranks: The processes that share the records; each has the model.
-    """
+    """Returns the scores of a file of outputs, or of a model, for each part of the split."""
     if config.predictions is not None:
         metric_specs(config.task.metrics)
         parts = config.task.parts(config.eval.split)
@@ -484,13 +469,7 @@ def _read(path: Path) -> tuple[StepPoint, ...]:
 def score_with(
     average: WeightAverage | None, prepared: Prepared, ranks: Ranks = ALONE
 ) -> list[Evaluation]:
-    """Returns the scores of the released weights, after those of the others where there are two.
-
-    Args:
-        average: Of the run's weights: it has those that are not released.
-        prepared: The run; its model has the released weights, and keeps them.
-        ranks: As for ``score``.
-    """
+    """Returns the scores of the released weights, after those of the others where there are two."""
     beside = []
     if average is not None and prepared.division.scored:
         average.swap()

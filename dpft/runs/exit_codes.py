@@ -158,10 +158,15 @@ INTERRUPTED = 130
 def exit_code_of_command(command: Callable[[], int]) -> int:
     """Run a whole command under dpft's signal handling and return its exit code."""
     codes: list[int] = []
+
+    def flushed() -> None:
+        codes.append(command())
+        sys.stdout.flush()  # Whether anybody reads it shows then.
+
     try:
         with termination_as_exit():
             # The job itself, which reads records, ends inside; what is left is Hydra's.
-            failed = exit_code_of_job(lambda: codes.append(_flushed(command)), withhold=False)
+            failed = exit_code_of_job(flushed, withhold=False)
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
@@ -171,13 +176,6 @@ def exit_code_of_command(command: Callable[[], int]) -> int:
         say(str(exit_.code))
         return FAILED
     return failed or codes[0]
-
-
-def _flushed(command: Callable[[], int]) -> int:
-    """Returns a command's code once all its output is out: whether anybody reads it shows then."""
-    code = command()
-    sys.stdout.flush()
-    return code
 
 
 @contextmanager

@@ -209,12 +209,7 @@ def write_begun(
 
 
 def read_begun(folder: Path) -> BegunFile:
-    """Returns when and with what a run was begun; a run that is older says nothing.
-
-    Raises:
-        InputError: The file is of another schema version.
-        StateError: It is damaged.
-    """
+    """Returns when and with what a run was begun; a run that is older says nothing."""
     path = folder / BEGUN
     return read_record(path, BegunFile) if path.exists() else BegunFile()
 
@@ -314,12 +309,7 @@ def resumed_configuration(
 
 
 def kept_here(model: ModelConfig, folder: Path) -> ModelConfig:
-    """Returns a model that a run keeps, at the path it has now: the folder may have been moved.
-
-    Args:
-        model: A run's; any other is returned as it is.
-        folder: The run's, or the search's.
-    """
+    """Returns a model that a run keeps, at the path it has now: the folder may have been moved."""
     kept = folder / BASE_MODEL
     is_kept = is_base_model(model.path or "") and kept.is_dir()
     return replace(model, path=str(kept)) if is_kept else model
@@ -394,11 +384,7 @@ def _refuse_edited(expected: str, got: str) -> NoReturn:
 
 
 def read_secrets(folder: Path) -> Secrets:
-    """Returns a run's keys.
-
-    Raises:
-        StateError: One cannot be read.
-    """
+    """Returns a run's keys."""
     unit = _read_key(folder / UNIT_KEY)
     held_out = held_out_key(folder)[0] if (folder / HELD_OUT_KEY).exists() else None
     audit = _read_key(folder / AUDIT_KEY)
@@ -413,12 +399,7 @@ def fingerprint_text(training_set: TrainingSet) -> str:
 
 
 def same_records(folder: Path, training_set: TrainingSet) -> None:
-    """Refuses to go on with other records than the run began with.
-
-    Raises:
-        InputError: They are others.
-        StateError: The fingerprint cannot be read.
-    """
+    """Refuses to go on with other records than the run began with."""
     path = folder / FINGERPRINT
     try:
         known = read_record(path, Fingerprint)
@@ -547,10 +528,6 @@ def folder_of_run(command: TrainCommand, folder: Path) -> Path:
 
 def restarted_command(command: TrainCommand, folder: Path) -> TrainCommand:
     """Returns the command to carry out: to go on, where a restart finds that the run has begun.
-
-    Args:
-        command: As it was given, to begin a run or to go on with one.
-        folder: The run's.
 
     Raises:
         InputError: As ``resumed_configuration``, or the run there was begun by other words.

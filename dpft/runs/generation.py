@@ -84,9 +84,6 @@ def write_records(
         trained_model: Writes them.
         prompts: What it goes on from.
         ranks: The processes that share the prompts; each of them has what all have written.
-
-    Raises:
-        InputError: As ``TrainedModel.outputs``.
     """
     outputs = _outputs(config, task, trained_model, ranks)
     if ranks.size > 1:
@@ -188,14 +185,6 @@ def write(
 
     Records are no more open to other users than the prompts that stand in them, and how many of
     a user's prompts have become rows the statement does not say.
-
-    Args:
-        config: What was asked for.
-        target: The files.
-        privacy: The run's privacy.json.
-        task: Says whether a template has read the texts.
-        written: After each prompt.
-        prompts: What the model went on from.
     """
     unparsed, prompted = written.unparsed(prompts), config.prompts is not None
     said = statement(
@@ -320,10 +309,6 @@ def privacy_of(folder: Path) -> RunPrivacy:
 
 def written_task(config: GenerateConfig, trained: Task) -> TextTask:
     """Returns the task whose texts are written: the run's, or that of its whole records for num.
-
-    Args:
-        config: Whose ``task`` is the run's, as overrides have changed it.
-        trained: The task that the model was trained on.
 
     Raises:
         InputError: It writes no texts, or no whole records and ``num`` is given, or what says what

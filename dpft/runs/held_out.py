@@ -72,9 +72,6 @@ def read_early(config: TrainConfig) -> Iterator[None]:
     Args:
         config: Of a run that begins. Of one with several processes nothing is read: each of them
             reads for itself, and only the first one speaks.
-
-    Raises:
-        InputError: As ``load_training_data``.
     """
     if config.parallel.name != "none" or config.task.effective_source != "local":
         yield
@@ -87,11 +84,7 @@ def read_early(config: TrainConfig) -> Iterator[None]:
 
 
 def load_training_data(config: TrainConfig) -> TrainingData:
-    """Returns the training records, and whose they are where ``privacy.unit`` is a column.
-
-    Raises:
-        InputError: As ``read_examples``.
-    """
+    """Returns the training records, and whose they are where ``privacy.unit`` is a column."""
     early = _early.get()
     if early and _reads_the_same(early[0][0], config):
         return early.pop()[1]
@@ -143,12 +136,7 @@ def canaries_text(canaries: Sequence[Canary], task: Task) -> str:
 
 
 def read_canaries(folder: Path) -> list[Canary]:
-    """Returns a run's canaries; none where it was trained without.
-
-    Raises:
-        InputError: The file is of another schema version.
-        StateError: The file is damaged.
-    """
+    """Returns a run's canaries; none where it was trained without."""
     path = folder / CANARIES
     if not path.exists():
         return []
@@ -229,9 +217,6 @@ def divide(config: TrainConfig, data: TrainingData, key: bytes | None = None) ->
 def records_to_score(config: EvaluateConfig) -> dict[str, list[Record]]:
     """Returns the records to score, by part of the split.
 
-    Args:
-        config: What is scored, a run's or any other model.
-
     Raises:
         InputError: They cannot be read, or were held out otherwise, or by a key that is not there,
             or are no longer the same.
@@ -301,11 +286,7 @@ def known_by(data: TrainingData, key: bytes) -> str:
 
 
 def held_out_key(run: Path) -> tuple[bytes, str]:
-    """Returns the key by which a run held records out, and its fingerprint of all of them.
-
-    Raises:
-        InputError: It cannot be read.
-    """
+    """Returns the key by which a run held records out, and its fingerprint of all of them."""
     path = run / HELD_OUT_KEY
     try:
         key, before = path.read_text(encoding="ascii").split("\n")[:2]

@@ -59,9 +59,6 @@ def write_sheet(runs: Sequence[EvaluateConfig]) -> None:
     Args:
         runs: The configuration of each run, all of one task, at least one; the first says how texts
             are written.
-
-    Raises:
-        InputError: The runs are not of one split, or there is a sheet already.
     """
     first = runs[0]
     systems = [*(str(config.run) for config in runs), REFERENCE]

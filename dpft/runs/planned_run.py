@@ -95,9 +95,6 @@ def plan_compute(
         plan: The run's own, for its public numbers; its steps and batch are not read.
         tokens_per_example: How long an example is taken to be.
         parameters: Of the whole model.
-
-    Raises:
-        InputError: The budget is too small.
     """
     guarantee = config.privacy.guarantee
     assert config.compute is not None and guarantee is not None and guarantee.eps is not None
@@ -202,7 +199,8 @@ def measure_step(
         with options.make(model) as clipper:
             clipper.accumulate(longest)
             per_batch = _timed(lambda: clipper.accumulate(typical))
-        noise = _timed(lambda: _add_noise(model))
+        trained = [p for p in model.parameters() if p.requires_grad]
+        noise = _timed(lambda: add_noise(trained, 1.0, make_randomness(device).noise))
     per_step = per_batch * expected_batch_size / size + noise
     return MeasuredTime(
         seconds_per_step=per_step,
@@ -220,11 +218,6 @@ def _timed(work: Callable[[], object]) -> float:
     work()
     _wait()
     return time.monotonic() - start
-
-
-def _add_noise(model: nn.Module) -> None:
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    add_noise(parameters, 1.0, make_randomness(parameters[0].device).noise)
 
 
 def _wait() -> None:
@@ -261,9 +254,6 @@ def describe_run(config: PlanConfig, *, is_shown: bool = False) -> PlannedRun:
         config: As ``dpft train`` would have it.
         is_shown: The plan goes to its owner's terminal alone, so that the estimate of time may
             follow the lengths of the owner's records.
-
-    Raises:
-        InputError: As ``dpft train`` would raise it.
     """
     say_default_method(config)
     architecture = read_architecture(config.model)

@@ -245,12 +245,7 @@ def held_to_save(method: Method, model: nn.Module) -> Callable[[nn.Parameter], b
 def _check_end(
     resume_point: ResumePoint | None, plan: RunPlan, guarantee: DifferentialPrivacy | None
 ) -> None:
-    """Refuses a run that has ended but not as it was bound to.
-
-    Raises:
-        InputError: Its configuration was edited in what its report promises.
-        StateError: It has no ledger, and its generator states are gone before its last step.
-    """
+    """Refuses a run that has ended but not as it was bound to."""
     assert resume_point is not None
     if guarantee is not None:
         check_promises(resume_point, guarantee)
@@ -311,10 +306,6 @@ def prepare(
         resume_point: Where that run broke off.
         planner: Makes the plan of a run that begins.
         ranks: The run's processes, of which this one takes its share of each batch.
-
-    Raises:
-        InputError: Anything does not fit.
-        RunError: The clipper is not exact on this model.
     """
     if config.eval.enabled:
         metric_specs(config.task.metrics)
@@ -388,11 +379,7 @@ def prepare(
 
 
 def check_compiled_shape(config: TrainConfig, count_units: Callable[[], int]) -> None:
-    """Refuses to compile a clipped run whose first step may have nothing to compile.
-
-    Raises:
-        InputError: Its micro-batches are too large for its batches.
-    """
+    """Refuses to compile a clipped run whose first step may have nothing to compile."""
     if not config.train.compile or config.privacy.clips is None:
         return
     size = public_size(config, count_units).num_examples

@@ -120,11 +120,6 @@ def run(
         folder: Of the run: a new one, or with ``command.resume`` the one to go on in.
         write_request: Writes how a new run was asked for.
         planner: Makes the plan of a new run, of which nothing is left to choose afterwards.
-
-    Raises:
-        InputError: Anything does not fit.
-        RunError: Training failed, or the clipper is not exact on this model.
-        StateError: What a run that goes on left is damaged.
     """
     if command.launch.name != "none":
         raise InputError(
@@ -166,11 +161,7 @@ def _look(command: TrainCommand, folder: Path) -> tuple[Witness | None, TrainCon
 
 
 def witness_of(command: TrainCommand, folder: Path) -> Witness | None:
-    """Returns the witness of a command, found to be usable; None: it has none.
-
-    Raises:
-        InputError: It cannot be used, or is in the run's own folder.
-    """
+    """Returns the witness of a command, found to be usable; None: it has none."""
     if command.privacy.witness is None:
         return None
     witness = make_witness(command.privacy.witness)
@@ -422,16 +413,15 @@ def starting_models(model: ModelConfig) -> list[StartingModel]:
 
     Args:
         model: ``model.path`` is a run's model, or an exported one; another has none.
-
-    Raises:
-        InputError: Its privacy.json is of another schema version.
-        StateError: It is damaged, or contradicts the ledger beside it.
     """
     record = _record_beside(model)
     if record is None:
         return []
     earlier = [*(record.starting_models or ())]
-    return [_promised_by(record), *earlier] if isinstance(record, PrivateRun) else earlier
+    if not isinstance(record, PrivateRun):
+        return earlier
+    kept = {key.field: getattr(record, key.field) for key in keys_of(StartingModel)}
+    return [StartingModel(**{**kept, "ledger": record.ledger.head}), *earlier]
 
 
 def _record_beside(model: ModelConfig) -> RunPrivacy | None:
@@ -449,8 +439,3 @@ def _record_beside(model: ModelConfig) -> RunPrivacy | None:
             check_released(folder, ledger.released, ledger=found.parent / LEDGER)
     record = read_privacy(found)
     return record if isinstance(record, PrivateRun | OpenRun) else None
-
-
-def _promised_by(record: PrivateRun) -> StartingModel:
-    kept = {key.field: getattr(record, key.field) for key in keys_of(StartingModel)}
-    return StartingModel(**{**kept, "ledger": record.ledger.head})

@@ -98,11 +98,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_micro_batch_tokens(config: TrainConfig) -> None:
-    """Refuses micro-batches that the longest record or unit allowed does not fit into.
-
-    Raises:
-        InputError: ``train.micro_batch_tokens`` is less than they may have.
-    """
+    """Refuses micro-batches that the longest record or unit allowed does not fit into."""
     tokens, longest = config.train.micro_batch_tokens, config.task.longest
     records = least_rows(config)
     if tokens is None:
@@ -142,14 +138,7 @@ def planned_shapes(
     head: Head,
     model: PreTrainedModel | None = None,
 ) -> ModelShapes:
-    """Returns what the cost of a step follows from, of the model that would be trained.
-
-    Args:
-        config: As it would run.
-        architecture: Of the model.
-        head: What it answers with.
-        model: What ``planned_model`` returned, where it is there already.
-    """
+    """Returns what the cost of a step follows from, of the model that would be trained."""
     positions = None
     layout = layout_of(config.task, architecture, head)
     if not layout.has_lengths:
@@ -173,14 +162,6 @@ def estimated_cost(
     """Returns the time of a run's steps, from a probe of the machine and the model's shapes.
 
     Of many processes it is the time of one with its share of the records, without the network's.
-
-    Args:
-        config: As it would run.
-        plan: Its mechanism and steps.
-        architecture: Of the model.
-        head: What it answers with.
-        typical_length: Of a record in tokens, of ``taken_length``.
-        peak_memory_bytes: Of a process, as planned.
     """
     device, settings = config.train.prepare(), config.train
     clips = config.privacy.clips
@@ -323,9 +304,6 @@ def cut(
         device: What this rank computes on.
         ranks: The processes; from now on they may run the model inside ``settled``.
         read: Reads the shards of what is on the meta device.
-
-    Raises:
-        InputError: A parameter cannot be sharded.
     """
     if not config.shards_model:
         return None
@@ -378,12 +356,6 @@ def with_micro_batch_size(
 ) -> Config:
     """Returns the configuration with the micro-batch size that ``auto`` stands for.
 
-    Args:
-        config: With the length of its examples and its batch size.
-        architecture: Of the model.
-        head: What it answers with.
-        device: Where it is trained.
-
     Raises:
         InputError: The device's memory is unknown, or not even one record, or unit, fits.
     """
@@ -432,11 +404,7 @@ def _fitting(
 
 
 def check_ranks(config: PlanConfig, architecture: Architecture, head: Head) -> None:
-    """Refuses what a run of these processes would refuse.
-
-    Raises:
-        InputError: The processes make no whole replicas, or the model cannot be cut.
-    """
+    """Refuses what a run of these processes would refuse."""
     check_shards(config.parallel, config.parallel.planned_processes)
     check_sharding(config)
     if config.parallel.shards_model:

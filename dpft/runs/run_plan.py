@@ -37,7 +37,7 @@ from dpft.reports.run_record import with_kind
 from dpft.runs.composition import noise_beside, spent_before, tokenizer_of
 from dpft.runs.saved_run import SpentRun
 from dpft.tasks.base import Task
-from dpft.training.schedules import learning_rate_factor, schedule_factors
+from dpft.training.optimizers import learning_rate_factor, schedule_factors
 from dpft.training.training_config import LARGEST_DEFAULT_BATCH, TrainingConfig
 
 COUNTED = "counted in the data"
@@ -345,13 +345,7 @@ def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
 
 
 def _announce(config: TrainConfig, train: TrainingConfig, number: str) -> None:
-    """Logs the keys that were chosen, none of which was given.
-
-    Args:
-        config: As it was given.
-        train: As it was chosen.
-        number: Of examples or units, with "and"; empty where no key follows it.
-    """
+    """Logs the keys that were chosen, none of which was given."""
     given = config.train
     names: list[str] = []
     if given.expected_batch_size is None and given.transfer_sample_rate_from is None:

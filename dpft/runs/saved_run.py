@@ -408,10 +408,6 @@ def check_beside(folder: Path, ledger: LedgerRecord | None) -> None:
     Args:
         folder: The run's.
         ledger: What its ledger says, held against ``private/``; None: there is none.
-
-    Raises:
-        InputError: A file is of another schema version.
-        StateError: One contradicts it, or names lines that it lacks.
     """
     known = _stated(folder)
     if ledger is None:
@@ -430,9 +426,6 @@ def check_model(folder: Path, ledger: LedgerRecord | None) -> None:
     Args:
         folder: The run's.
         ledger: What its ledger says; None, of a run without privacy, has nothing to compare with.
-
-    Raises:
-        StateError: It is another one.
     """
     if ledger is not None and ledger.closed:
         check_released(folder / MODEL, ledger.released, ledger=folder / LEDGER)

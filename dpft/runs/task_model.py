@@ -44,17 +44,7 @@ logger = logging.getLogger(__name__)
 def with_fused_head(
     model: PreTrainedModel, config: TrainConfig, architecture: Architecture, head: Head
 ) -> PreTrainedModel:
-    """Returns the model, its head one that also gives losses where the configuration says so.
-
-    Args:
-        model: After ``Method.prepare``; it may be on ``meta``.
-        config: Of the run.
-        architecture: Of the model.
-        head: What it answers with.
-
-    Raises:
-        InputError: It is to be fused and cannot be.
-    """
+    """Returns the model, its head one that also gives losses where the configuration says so."""
     wanted = config.train.fused_head
     if wanted is False:
         return model
@@ -108,11 +98,7 @@ Config = TypeVar("Config", bound=TrainConfig)
 
 
 def head_of(task: Task, architecture: Architecture) -> Head:
-    """Returns what the model must answer with to do the task.
-
-    Raises:
-        InputError: The model cannot do the task.
-    """
+    """Returns what the model must answer with to do the task."""
     return modality_of(task).head(task, architecture)
 
 
@@ -122,11 +108,7 @@ def layout_of(task: Task, architecture: Architecture, head: Head) -> Layout:
 
 
 def encoding_of(task: Task, architecture: Architecture, head: Head, processor: Any) -> Encoding:
-    """Returns how the task's records become what that model reads.
-
-    Raises:
-        InputError: As ``Modality.encoding``.
-    """
+    """Returns how the task's records become what that model reads."""
     return modality_of(task).encoding(task, architecture, head, processor)
 
 
@@ -173,9 +155,6 @@ def prepare_in_shards(
     A model whose weights cannot be read so is loaded whole, and nothing is left to read: one that
     does not come from a checkpoint, or gets rows for new tokens, or of whose weights the method
     makes others.
-
-    Raises:
-        InputError: As ``prepare_model``.
     """
     try:
         rows = _rows_of(architecture)
@@ -199,11 +178,7 @@ def _rows_of(architecture: Architecture) -> CheckpointRows:
 
 
 def training_head(config: TrainConfig, architecture: Architecture) -> Head:
-    """Returns what the model of a run answers with, once the run is known to fit it.
-
-    Raises:
-        InputError: As ``head_of``, ``new_names`` and ``check_lengths``.
-    """
+    """Returns what the model of a run answers with, once the run is known to fit it."""
     head = head_of(config.task, architecture)
     new_names(architecture, head)
     modality_of(config.task).check_fit(
@@ -229,11 +204,7 @@ def fitted_to(config: Config, architecture: Architecture) -> Config:
 
 
 def check_fit(config: TrainConfig) -> None:
-    """Refuses a run whose task, model and method do not go together.
-
-    Raises:
-        InputError: As ``training_head``.
-    """
+    """Refuses a run whose task, model and method do not go together."""
     architecture = read_architecture(config.model)
     training_head(fitted_to(config, architecture), architecture)
 
@@ -267,9 +238,6 @@ class TrainedModel:
             seed: Of a head that it lacks.
             dequantizes: Whether quantized weights become float32 ones of the same values, which
                 a method's own can be added to.
-
-        Raises:
-            InputError: It cannot be found or understood, or mixes examples.
         """
         model = load_with_tokens(self.architecture, head, self.tokens, seed=seed)
         if dequantizes and self.architecture.model.is_quantized:
@@ -290,9 +258,6 @@ class TrainedModel:
         Args:
             task: Says how long its records may be.
             max_new_tokens: Tokens that the model may write after one; None where it writes none.
-
-        Raises:
-            InputError: As ``Modality.check_fit`` and ``encoding_of``.
         """
         task = self.fitted(task)
         self.check_lengths(task, max_new_tokens=max_new_tokens)
@@ -300,11 +265,7 @@ class TrainedModel:
         return encoding_of(task, self.architecture, head, self.processor(task, head))
 
     def check_lengths(self, task: Task, *, max_new_tokens: int | None) -> None:
-        """Refuses texts longer than the positions that the model has for them.
-
-        Raises:
-            InputError: Records, or an input with what is written after it, may not fit.
-        """
+        """Refuses texts longer than the positions that the model has for them."""
         modality_of(task).check_fit(
             self.fitted(task),
             self.architecture,
@@ -322,11 +283,7 @@ class TrainedModel:
         return self.method is None and bool(new_names(self.architecture, self.head(task)))
 
     def on_device(self, task: Task, device: torch.device) -> PreTrainedModel:
-        """Returns the model of a task on the device where it is to run.
-
-        Raises:
-            InputError: As ``load``.
-        """
+        """Returns the model of a task on the device where it is to run."""
         model = self.load(self.head(task))
         model.to(device)  # type: ignore[arg-type]
         return model
@@ -334,11 +291,7 @@ class TrainedModel:
     def outputs(
         self, task: Task, device: torch.device, *, batch_size: int, max_new_tokens: int
     ) -> ModelOutputs:
-        """Returns what writes texts after the task's inputs.
-
-        Raises:
-            InputError: As ``encoding`` and ``load``.
-        """
+        """Returns what writes texts after the task's inputs."""
         encoding = self.encoding(task, max_new_tokens=max_new_tokens)
         return ModelOutputs(
             model=self.on_device(task, device),

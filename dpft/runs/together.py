@@ -91,11 +91,7 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "peft", "numpy")
 
 
 def check_alike(config: TrainConfig | EvaluateConfig | GenerateConfig, ranks: Ranks) -> None:
-    """Refuses processes of other code, or with another configuration.
-
-    Raises:
-        InputError: On the first one, naming the first key that differs.
-    """
+    """Refuses processes of other code, or with another configuration."""
     if ranks.size == 1:
         return
     own = {**_versions(), **_flat(plain(config))}
@@ -118,10 +114,6 @@ def share_settings(
 
     Where a restart finds that the run has begun, they are those of that run. The other processes
     write to no file of the folder but their shards of a checkpoint.
-
-    Args:
-        own: On the first process; None on the others.
-        ranks: The processes.
     """
     if ranks.size == 1:
         assert own is not None
@@ -137,12 +129,7 @@ def share_settings(
 
 
 def share_secrets(own: Secrets | None, ranks: Ranks) -> Secrets:
-    """Returns the first process's keys, which decide whose records are held out or left out.
-
-    Args:
-        own: On the first process; None on the others.
-        ranks: The processes.
-    """
+    """Returns the first process's keys, which decide whose records are held out or left out."""
     if ranks.size == 1:
         assert own is not None
         return own
@@ -160,11 +147,7 @@ def fresh_secrets(config: TrainConfig) -> Secrets:
 
 
 def agreed(prepared: Prepared, ranks: Ranks) -> Prepared:
-    """Returns what a process prepared, with the first one's plan and weights.
-
-    Raises:
-        InputError: The records differ, or what is made of them, or the models.
-    """
+    """Returns what a process prepared, with the first one's plan and weights."""
     if ranks.size == 1:
         return prepared
     key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))
@@ -180,16 +163,7 @@ def agreed(prepared: Prepared, ranks: Ranks) -> Prepared:
 
 
 def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
-    """Refuses processes that read other records with a model, or have another one.
-
-    Args:
-        model: To be scored, or to write.
-        records: What it reads; what they are is in their ``repr``.
-        ranks: The processes.
-
-    Raises:
-        InputError: On the first one; it says "data" or "model", and no more.
-    """
+    """Refuses processes that read other records with a model, or have another one."""
     if ranks.size == 1:
         return
     key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))
@@ -219,11 +193,7 @@ def _bit_sum(tensor: Tensor) -> list[int]:
 
 
 def check_arithmetic(prepared: Prepared, ranks: Ranks) -> None:
-    """Refuses processes that round otherwise.
-
-    Raises:
-        InputError: On the first one.
-    """
+    """Refuses processes that round otherwise."""
     with ranks.settled():
         bits = bits_of_a_gradient(
             prepared.model,

@@ -92,11 +92,7 @@ def as_lines(words: Iterable[tuple[str, int]]) -> str:
 
 
 def read_histogram(folder: Path) -> list[tuple[str, int]]:
-    """Returns the words of a run's file and their counts.
-
-    Raises:
-        StateError: It is gone, or a line of it is damaged.
-    """
+    """Returns the words of a run's file and their counts."""
     path = folder / HISTOGRAM
     try:
         lines = read_file(path).decode("utf-8").split("\n")[:-1]
@@ -110,9 +106,6 @@ def close_ledger_of(folder: Path) -> None:
     """Closes the ledger of a histogram that is on disk, where the run broke off in between.
 
     The file is whole or not there, and its noise was drawn once, after the ledger's one line.
-
-    Raises:
-        StateError: The ledger is damaged.
     """
     path = folder / LEDGER
     if not path.exists() or not (folder / HISTOGRAM).exists():
@@ -295,10 +288,6 @@ def make_without_privacy(
     """Makes the tokenizer of all words as they are counted, and a report that says NOT PRIVATE.
 
     The counts themselves stay in the run's private/.
-
-    Raises:
-        InputError: There is no word, or the words do not allow so many pieces.
-        RunError: The process that makes the pieces failed.
     """
     pairs = zip(counted.words, counted.counts.astype(int).tolist(), strict=True)
     lines = as_lines((word, count) for word, count in pairs if not is_special(word))
@@ -386,11 +375,6 @@ def make_tokenizer(
 ) -> Answer:
     """Makes a private vocabulary, or another one of a noisy histogram that is there.
 
-    Args:
-        command: What is asked for.
-        folder: Of the run: a new one, or with ``command.resume`` that one.
-        write_request: Writes how a new run was asked for.
-
     Raises:
         InputError: Something does not fit; where the noise is drawn, the sentence says that its
             epsilon stands spent.
@@ -442,11 +426,7 @@ def _begin(command: TokenizerCommand, folder: Path, write_request: WriteRequest 
 
 
 def count(command: TokenizerCommand) -> WordHistogram:
-    """Returns the words of the training records, with a guarantee bounded for each unit; private.
-
-    Raises:
-        InputError: The records cannot be read, or one of them is faulty.
-    """
+    """Returns the words of the training records, with a guarantee bounded per unit; private."""
     tokenizer = command.tokenizer
     caps = Caps(words=tokenizer.words_per_record, l2=tokenizer.l2_cap, linf=tokenizer.linf_cap)
     if not command.privacy.promises:

@@ -166,10 +166,6 @@ def open_tracking(
         config: Which tracker.
         folder: The run's; it exists.
         public: What the tracker says of the run once, ready for JSON; public.
-
-    Raises:
-        InputError: The tracker cannot be opened.
-        StateError: How far it has come cannot be read.
     """
     path = folder / TRACKING / f"{config.name}.json"
     own = folder / TRACKING / config.name
@@ -207,22 +203,14 @@ Trackings = tuple[Tracking, ...]
 
 
 def check_tracking(config: TrainConfig) -> None:
-    """Refuses a tracker that cannot be opened, before anything else is done.
-
-    Raises:
-        InputError: Its package is missing, or nobody is logged in.
-    """
+    """Refuses a tracker that cannot be opened, before anything else is done."""
     if isinstance(config.tracking, TrackerConfig):
         config.tracking.check()
 
 
 @contextmanager
 def tracked(config: TrainConfig, plan: RunPlan, folder: Path) -> Iterator[Trackings]:
-    """Gives the trackers of a session, closed at the end of the block.
-
-    Raises:
-        InputError: One cannot be opened.
-    """
+    """Gives the trackers of a session, closed at the end of the block."""
     if not isinstance(config.tracking, TrackerConfig):
         yield ()
         return

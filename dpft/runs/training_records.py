@@ -39,14 +39,6 @@ def make_training_set(
 
     Whether a record is left out depends on that record alone.
 
-    Args:
-        config: Of the run.
-        data: All records; packed ones are forgotten as they are encoded.
-        encoding: How they become rows.
-        device: Where the model is.
-        unit_key: Decides which records of a unit of too many are kept.
-        canaries: Trained on beside them, where they are included.
-
     Raises:
         InputError: No record has anything to learn, or a canary does not fit ``max_length``.
     """
@@ -142,11 +134,7 @@ def _of_steps(config: TrainConfig, encoding: Encoding) -> Encoding:
 
 
 def check_canaries(canaries: Sequence[Canary], task: Task, encoding: Encoding) -> None:
-    """Refuses canaries that would be cut: the model could not learn what an audit looks for.
-
-    Raises:
-        InputError: One is longer than ``max_length``.
-    """
+    """Refuses canaries that would be cut: the model could not learn what an audit looks for."""
     # Each of them, left out or not: words that begin a text may be more tokens than others.
     records = (canary.record(task) for canary in canaries)
     if any(map(encoding.cuts, records)):
@@ -170,11 +158,6 @@ def _encoded(
     """Returns the records in tokens, which rows have anything to learn, and each record's number.
 
     The last is of rows, more than one where records are cut into chunks.
-
-    Args:
-        encoding: How they become rows.
-        records: Each is asked for once.
-        keeps_empty: Whether those that have nothing to learn stay among the rows.
     """
     rows = encoding.rows_together([])
     usable, counts = [np.empty(0, np.bool_)], [np.empty(0, np.int64)]
@@ -252,18 +235,11 @@ def summarize(
     *,
     canaries: int = 0,
 ) -> DataSummary:
-    """Returns what became of the records of a run.
-
-    Args:
-        config: The run's.
-        data: Every record that was read.
-        division: Which of them are held out.
-        training_set: What was made of the others, and of canaries.
-        canaries: How many records these added.
-    """
+    """Returns what became of the records of a run."""
     guarantee = config.privacy.guarantee
     grouped = training_set.units is not None
-    trained = _trained_on(training_set)
+    units = training_set.units
+    trained = range(len(training_set.examples)) if units is None else list(chain(*units))
     kept = len(division.kept)
     rows = len(training_set.examples) + (0 if grouped else training_set.excluded)
     chunks = rows - kept - canaries
@@ -326,9 +302,3 @@ def render(summary: DataSummary) -> str:
         named = ["", which, "", *named]
     heading = ["# The records of this run", "", NOTE, "", "| training records | number |"]
     return "\n".join([*heading, "|---|---:|", *table, *named, ""])
-
-
-def _trained_on(training_set: TrainingSet) -> Sequence[int]:
-    if training_set.units is None:
-        return range(len(training_set.examples))
-    return [at for unit in training_set.units for at in unit]

@@ -88,11 +88,7 @@ from dpft.training.checkpoint import checkpoints, delete_generator_states
 
 
 def score_metric(command: TuneCommand) -> MetricSpec:
-    """Returns what trials are chosen by.
-
-    Raises:
-        InputError: The task has no such metric, or neither end of it is better.
-    """
+    """Returns what trials are chosen by."""
     specs = {spec.reported_as: spec for spec in metric_specs(command.task.metrics)}
     name = command.tune.metric or next(iter(specs), "")
     usable = [key for key, spec in specs.items() if spec.better is not None]
@@ -124,12 +120,7 @@ def write_trial_score(trial: Path, trial_score: TrialScore) -> None:
 
 
 def read_trial_score(trial: Path) -> TrialScore | None:
-    """Returns how a trial ended; None where it has not.
-
-    Raises:
-        InputError: The file is of another schema version.
-        StateError: It is damaged.
-    """
+    """Returns how a trial ended; None where it has not."""
     path = trial / TRIAL_SCORE
     return read_record(path, TrialScore) if path.exists() else None
 
@@ -179,22 +170,13 @@ def write_search(folder: Path, search: Search) -> None:
 
 
 def read_search(folder: Path) -> Search | None:
-    """Returns what ``write_search`` wrote; None where nothing was drawn yet.
-
-    Raises:
-        InputError: It is of another schema version.
-        StateError: It is damaged.
-    """
+    """Returns what ``write_search`` wrote; None where nothing was drawn yet."""
     path = folder / TRIALS
     return read_record(path, Search) if path.exists() else None
 
 
 def same_records(command: TuneCommand, search: Search) -> None:
-    """Refuses to go on with other training records than the search began with.
-
-    Raises:
-        InputError: They are others.
-    """
+    """Refuses to go on with other training records than the search began with."""
     data = load_training_data(command.settings())
     if not hmac.compare_digest(known_by(data, bytes.fromhex(search.key)), search.fingerprint):
         raise InputError(
@@ -354,13 +336,13 @@ def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> 
 
     Nothing copied names the trial, and every public file has the day and the time of the search's
     beginning: how long it took would tell how many trials there were.
-
-    Raises:
-        StateError: A trial has spent more than the search's bound covers.
     """
     check_spent(search, folder)
     shutil.rmtree(folder / MODEL, ignore_errors=True)
-    for source in _released(trial):
+    files = [trial / name for name in (CONFIGURATION, METRICS, LEDGER)]
+    files += [path for pattern in TEXTS_OF_EVALUATIONS for path in trial.glob(pattern)]
+    files += [path for path in (trial / MODEL).rglob("*") if path.is_file()]
+    for source in files:
         target = folder / source.relative_to(trial)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
@@ -385,11 +367,7 @@ def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> 
 
 
 def check_spent(search: Search, folder: Path) -> None:
-    """Refuses a search with a trial that took more noisy steps than were planned.
-
-    Raises:
-        StateError: There is one; its own ``dpft train resume=`` was told to overspend.
-    """
+    """Refuses a search with a trial that took more noisy steps than were planned."""
     for number in range(len(search.trials)):
         trial = trial_folder(folder, number)
         if not (trial / LEDGER).exists():
@@ -403,21 +381,11 @@ def check_spent(search: Search, folder: Path) -> None:
             )
 
 
-def _released(trial: Path) -> list[Path]:
-    files = [trial / name for name in (CONFIGURATION, METRICS, LEDGER)]
-    files += [path for pattern in TEXTS_OF_EVALUATIONS for path in trial.glob(pattern)]
-    return files + [path for path in (trial / MODEL).rglob("*") if path.is_file()]
-
-
 logger = logging.getLogger(__name__)
 
 
 def resumed_search(folder: str) -> TuneCommand:
-    """Returns the configuration that the search in a folder was begun with.
-
-    Raises:
-        InputError: There is no search.
-    """
+    """Returns the configuration that the search in a folder was begun with."""
     path = Path(folder) / TUNE_CONFIGURATION
     if not path.is_file():
         raise InputError(
@@ -435,11 +403,6 @@ def run(command: TuneCommand, folder: Path, *, write_request: WriteRequest | Non
         command: The search's configuration, and whether it goes on.
         folder: Of the search: a new one, or with ``command.resume`` the one to go on in.
         write_request: Writes how a new search, and each of its trials, was asked for.
-
-    Raises:
-        InputError: Anything does not fit.
-        RunError: No trial has a score.
-        StateError: What a search that goes on left is damaged.
     """
     check_start(ParallelConfig())
     quiet_transformers()
@@ -468,12 +431,7 @@ def run(command: TuneCommand, folder: Path, *, write_request: WriteRequest | Non
 def go_on_search(
     command: TuneCommand, folder: Path, write_request: WriteRequest | None = None
 ) -> None:
-    """Carries out what is left of a search; what was drawn stays.
-
-    Raises:
-        InputError: The training records are others.
-        StateError: What was drawn, or a trial's state, is damaged.
-    """
+    """Carries out what is left of a search; what was drawn stays."""
     with hold_run(folder):
         if (folder / REPORT).exists() and (folder / PRIVACY).exists():
             logger.info("the search in %s has ended; nothing is left to do", folder)
@@ -489,11 +447,7 @@ def go_on_search(
 def finish(
     command: TuneCommand, search: Search, folder: Path, write_request: WriteRequest | None = None
 ) -> None:
-    """Runs the trials that have not ended and publishes the best.
-
-    Raises:
-        RunError: None of them has a score.
-    """
+    """Runs the trials that have not ended and publishes the best."""
     spec = score_metric(command)
     with hint_of_resume(folder):
         count = command.tune.count

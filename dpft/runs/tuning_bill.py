@@ -48,10 +48,6 @@ class SweptRun:
 def write_tuning_bill(sweep: Path, folders: Sequence[Path]) -> str:
     """Writes the bill of a sweep into its folder and returns it in words.
 
-    Args:
-        sweep: The sweep's folder.
-        folders: Of its runs, those without a ledger among them.
-
     Returns:
         Lines of text; none where no run has spent anything.
     """

@@ -52,11 +52,7 @@ def embeddings(model: "PreTrainedModel") -> nn.Embedding:
 
 
 def check_white_box(model: "PreTrainedModel") -> None:
-    """Refuses to hold steps against canaries where no step moves the embeddings of their words.
-
-    Raises:
-        InputError: The input embeddings do not train.
-    """
+    """Refuses to hold steps against canaries where no step moves the embeddings of their words."""
     if not embeddings(model).weight.requires_grad:
         raise InputError(
             "audit.white_box=true needs a method that trains the input embeddings, such as"
@@ -155,12 +151,7 @@ class StepScores:
 
 
 def read_white_box(folder: Path, *, canaries: int, steps: int) -> StepScores:
-    """Returns the scores of a run.
-
-    Raises:
-        InputError: Scores of a step are missing.
-        StateError: The file is damaged.
-    """
+    """Returns the scores of a run."""
     path = folder / WHITE_BOX
     by_step = {line.step: line for line, _ in step_lines(path)}
     if set(by_step) != set(range(1, steps + 1)):
@@ -209,11 +200,7 @@ def _centered_scores(rows: Tensor) -> Tensor:
 
 
 def step_lines(path: Path) -> Iterator[tuple[WhiteBoxLine, str]]:
-    """Yields each step's scores, with its line; none of a line that was never ended.
-
-    Raises:
-        StateError: The file is damaged.
-    """
+    """Yields each step's scores, with its line; none of a line that was never ended."""
     if not path.exists():
         return
     *lines, _ = path.read_text(encoding="utf-8").split("\n")
@@ -344,16 +331,7 @@ def white_box(
     device: torch.device,
     path: Path,
 ) -> WhiteBoxListener:
-    """Returns the listener that holds a run's steps against its canaries.
-
-    Args:
-        model: As it is before training.
-        encoding: How records become rows.
-        task: Whose records the canaries are.
-        canaries: Of the run; those without a coin are left out.
-        device: The model's.
-        path: Where the scores are written.
-    """
+    """Returns the listener that holds a run's steps against its canaries."""
     coins = [canary for canary in canaries if canary.kind == COIN]
     encoded = encoding.rows([canary.record(task) for canary in coins])
     pieces = [encoded[at : at + TOGETHER] for at in range(0, len(encoded), TOGETHER)]
@@ -362,13 +340,7 @@ def white_box(
 
 
 def listener_of(model: "PreTrainedModel", batches: Sequence[Batch], path: Path) -> WhiteBoxListener:
-    """Returns who holds steps against the canaries of some batches, on the model's device.
-
-    Args:
-        model: As it is before training; what it trains is known.
-        batches: The canaries.
-        path: Where the scores are written.
-    """
+    """Returns who holds steps against the canaries of some batches, on the model's device."""
     table = embeddings(model).weight
     owners = owners_of(batches, len(table)).to(table.device)
     tokens = (owners >= 0).nonzero().flatten()

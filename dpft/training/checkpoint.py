@@ -319,7 +319,10 @@ def save_checkpoint(
             checksums=checksums,
         )
         write_state(partial, state)
-        _put_in_place(partial, target)
+        sync_folder(partial)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        sync_folder(target.parent)
         _drop_older(folder, keep)
 
     ranks.first(complete)
@@ -333,14 +336,6 @@ def _make_empty(partial: Path) -> None:
     for stale in partial.parent.glob(PARTIAL_CHECKPOINT):
         shutil.rmtree(stale)
     partial.mkdir(mode=0o700)
-
-
-def _put_in_place(partial: Path, target: Path) -> None:
-    """Gives a complete checkpoint its name; it is on the disk before, and its name afterwards."""
-    sync_folder(partial)
-    shutil.rmtree(target, ignore_errors=True)
-    partial.rename(target)
-    sync_folder(target.parent)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

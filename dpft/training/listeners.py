@@ -215,7 +215,13 @@ class StepProgress:
             return self
         doing(TRAINING, self._foretold)
         if self._taken < self._steps:
-            self._say_what_is_silent()
+            first = self._windows.first
+            shown = "no progress" if first is None else f"progress from step {first} on"
+            logger.info(
+                "steps %d to %d show %s: the times of fewer than ten steps would tell of their"
+                " batches",
+                *(self._taken + 1, self._steps, shown),
+            )
         return self
 
     def __exit__(
@@ -267,14 +273,6 @@ class StepProgress:
         """Returns when the first step shows, unless none does."""
         first = self._windows.first
         return [] if first is None else [f"steps show from step {first} of {self._steps} on"]
-
-    def _say_what_is_silent(self) -> None:
-        first = self._windows.first
-        shown = "no progress" if first is None else f"progress from step {first} on"
-        logger.info(
-            "steps %d to %d show %s: the times of fewer than ten steps would tell of their batches",
-            self._taken + 1, self._steps, shown,
-        )  # fmt: skip
 
 
 def clock_time(seconds: float) -> str:

@@ -4,8 +4,11 @@ It knows no task, method or privacy: an engine hands it batches and turns losses
 and hooks say what trains and what the optimizer is given.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import reduce
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -243,19 +246,23 @@ def compute_gradient(
 
 
 def sent_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yields batches on a device; to an accelerator the next is made and sent before each is used.
+    """Yields batches on a device; to an accelerator the next one is sent before each is used.
 
-    So the host makes the next one while the device still works, and the device need not wait.
+    A thread makes the one after that meanwhile. It draws nothing but what is keyed by step and
+    record, so that batches are the same; an error in it is raised here, before what follows.
     """
     if device.type == "cpu":
         yield from batches
         return
-    ahead: Batch | None = None
-    for batch in batches:
-        following = batch.to(device)
-        if ahead is not None:
-            yield ahead
-        ahead = following
+    source, ahead = iter(batches), None
+    with ThreadPoolExecutor(1) as worker:
+        coming = worker.submit(next, source, None)
+        while (made := coming.result()) is not None:
+            following = made.to(device)
+            coming = worker.submit(next, source, None)
+            if ahead is not None:
+                yield ahead
+            ahead = following
     if ahead is not None:
         yield ahead
 
@@ -295,8 +302,13 @@ def check_weights(model: nn.Module, step: int) -> None:
         for name, parameter in model.named_parameters()
         if parameter.requires_grad or parameter.grad is not None
     }
-    # one look at the device
-    finite = torch.stack([values.isfinite().all() for values in moving.values()]).tolist()
+    moving = {name: values for name, values in moving.items() if values.numel()}
+    if not moving:
+        return
+    # the largest magnitude of each, by few operations and in one look at the device
+    largest = torch._foreach_norm(list(moving.values()), math.inf)
+    widest = reduce(torch.promote_types, {each.dtype for each in largest})
+    finite = torch.stack([each.to(widest) for each in largest]).isfinite().tolist()
     for name, is_finite in zip(moving, finite, strict=True):
         if not is_finite:
             raise RunError(

@@ -24,7 +24,7 @@ from dpft.parallel.shards import ShardedModel
 from dpft.privacy.cipher import AgingKey, secret_key
 from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.clipping.engine import LossFunction, check_losses
-from dpft.privacy.phased_clipper import PhasedClipper
+from dpft.privacy.engine import PhasedClipper
 from dpft.privacy.plan import ClippingPlan, write_plan
 from dpft.privacy.privacy_config import Clipping
 from dpft.privacy.randomness import ViewStream, make_randomness, private_dropout, restore_randomness

@@ -40,11 +40,13 @@ from dpft.training.compiling import private_cache
 from dpft.training.listeners import PublicStep, StepEvaluation, StepListener, StepProgress
 from dpft.training.loop import StepEngine, StepStatistics, TrainingSet, train
 from dpft.training.optimizer_steps import tell_noise
-from dpft.training.optimizers import OptimizerConfig, check_works_on_shards, make_optimizer
-from dpft.training.schedules import (
+from dpft.training.optimizers import (
+    OptimizerConfig,
     SchedulerConfig,
+    check_works_on_shards,
     learning_rate_factor,
     learning_rate_of,
+    make_optimizer,
     make_scheduler,
 )
 from dpft.training.training_config import TrainingConfig, WeightAverage

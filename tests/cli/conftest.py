@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dpft.cli import commands, hydra_app, main, subcommand
-from dpft.cli.subcommand import run_folder, write_hydra_record
+from dpft.cli import commands, hydra_app, main
+from dpft.cli.commands import run_folder, write_hydra_record
 from dpft.config import composing
 from dpft.config.load import by_name, config_directory
 from dpft.errors import InputError, StateError
@@ -94,9 +94,9 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     (conf / "method" / "full.yaml").write_text("name: full\n")
     (conf / "method" / "lora.yaml").write_text("name: lora\nrank: 4\n")
     own = SimpleNamespace(config=Fake, polymorphic={"method": by_name(method_class)}, run=run_fake)
-    monkeypatch.setitem(commands._SUBCOMMANDS, "fake", lambda: subcommand.Subcommand(**vars(own)))
+    monkeypatch.setitem(commands._SUBCOMMANDS, "fake", lambda: commands.Subcommand(**vars(own)))
     monkeypatch.setitem(main.SUBCOMMANDS, "fake", "stand in for a subcommand")
-    for user in (hydra_app, subcommand, composing):
+    for user in (hydra_app, commands, composing):
         monkeypatch.setattr(user, "config_directory", lambda: conf)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from dpft.cli import subcommand
+from dpft.cli import commands
+from dpft.cli.commands import composed_job, recorded_job, write_hydra_record
 from dpft.cli.main import main
-from dpft.cli.subcommand import composed_job, recorded_job, write_hydra_record
 
 
 def test_a_run_records_its_composition_and_nothing_else(fake: SimpleNamespace) -> None:
@@ -33,7 +33,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
             "job": {"name": "train", "override_dirname": ",".join(words)},
         }
     )
-    monkeypatch.setattr(subcommand.HydraConfig, "get", lambda: hydra)
+    monkeypatch.setattr(commands.HydraConfig, "get", lambda: hydra)
     return OmegaConf.create({"task": "e2e", "privacy": {"witness": ["prog", "secret"]}})
 
 
@@ -54,4 +54,4 @@ def test_the_words_of_a_job_are_forgotten_after_it(config: DictConfig) -> None:
     with recorded_job(config, ["task=e2e"]):
         assert composed_job().words.typed == ("task=e2e",)
         assert composed_job().words.job == ("task=e2e", "++privacy.witness=[prog,secret]")
-    assert subcommand._job.get() is None
+    assert commands._job.get() is None

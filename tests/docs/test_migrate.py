@@ -13,7 +13,7 @@ import pytest
 
 from docs.tools.examples import environment
 from docs.tools.pages import DOCS, File, parts_of
-from tests.parallel.forked import on_its_own
+from tests.parallel.forked import in_new_process
 from tests.slowness import slow_but
 
 FILES = {
@@ -75,7 +75,7 @@ def test_a_script_after_trains_within_its_budget(
     if has_own_interpreter:
         lines = printed(folder, script)
     else:
-        lines = on_its_own(printed_here, folder, script)
+        lines = in_new_process(printed_here, folder, script)
     (said,) = re.findall(r"^epsilon ([\d.]+) at delta", lines, re.MULTILINE)
     budget = BUDGETS.get(name, 8.0)
     assert budget - 0.05 < float(said) <= budget

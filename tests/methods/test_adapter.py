@@ -3,12 +3,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from dpft.errors import InputError
 from dpft.methods.adapter import Adapter
-from dpft.methods.base import count_parameters
-from dpft.methods.layers import INITIAL_STD, Bottleneck
+from dpft.methods.adapter_files import SETTINGS, WEIGHTS
+from dpft.methods.base import count_parameters, original_name
+from dpft.methods.layers import INITIAL_STD, AdaptedProjection, Bottleneck
+from dpft.models.architecture import read_architecture
+from dpft.models.loading import load_model
+from dpft.models.source import EMBEDDED_MODEL, ModelConfig
 from tests.methods.shapes import (
     LARGE,
     ROBERTA_BASE,
+    auto_class,
     fresh,
     logits,
     loss_of,
@@ -97,3 +103,138 @@ def test_a_model_with_adapters_generates() -> None:
     ids = torch.tensor([[5, 6, 7]])
     text = model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
     assert text.shape[1] > 3 and torch.equal(text[:, :3], ids)
+
+
+def adapted_names(shape: str, **settings) -> list[str]:
+    model = recipe("adapter", bottleneck=4, **settings).prepare(fresh(shape))
+    return [name for name, m in model.named_modules() if isinstance(m, AdaptedProjection)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "places"),
+    [
+        ("gpt2", ["transformer.h.0.attn.c_proj", "transformer.h.0.mlp.c_proj"]),
+        ("opt", ["model.decoder.layers.0.self_attn.out_proj", "model.decoder.layers.0.fc2"]),
+        ("llama-tied", ["model.layers.0.self_attn.o_proj", "model.layers.0.mlp.down_proj"]),
+        (
+            "bert-masked-lm",
+            ["bert.encoder.layer.0.attention.output.dense", "bert.encoder.layer.0.output.dense"],
+        ),
+        (
+            "distilbert-classification",
+            [
+                "distilbert.transformer.layer.0.attention.out_lin",
+                "distilbert.transformer.layer.0.ffn.lin2",
+            ],
+        ),
+    ],
+)
+def test_each_block_has_two_adapters(shape: str, places: list[str]) -> None:
+    names = adapted_names(shape)
+    assert names[:2] == places and len(names) == 4
+
+
+@pytest.mark.parametrize("shape", ["t5", "bart"])
+def test_encoder_and_decoder_have_them_and_cross_attention_has_none(shape: str) -> None:
+    names = adapted_names(shape)
+    assert len(names) == 2 * 2 * 2
+    assert not any("EncDec" in name or "encoder_attn" in name for name in names)
+
+
+def test_layers_that_share_their_weights_share_their_adapters() -> None:
+    assert len(adapted_names("albert-classification")) == 2
+
+
+def test_targets_lead_over_the_architectures_own() -> None:
+    names = adapted_names("t5", targets=("EncDecAttention.o",))
+    assert len(names) == 2 and all(name.endswith("EncDecAttention.o") for name in names)
+
+
+def test_a_parameters_name_still_leads_to_its_name_in_the_model() -> None:
+    own = {name for name, _ in fresh("gpt2").named_parameters()}
+    model = recipe("adapter", bottleneck=4).prepare(fresh("gpt2"))
+    names = {original_name(name) for name, _ in model.named_parameters()}
+    assert own == {name for name in names if ".adapter." not in name}
+
+
+def test_adapters_have_the_models_precision() -> None:
+    model = recipe("compacter", bottleneck=4, n=2).prepare(fresh("gpt2").double())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
+
+
+def test_targets_that_match_nothing_are_refused_with_what_there_is() -> None:
+    with pytest.raises(InputError, match="got attn.o_proj; .* c_attn, c_fc, c_proj, lm_head"):
+        adapted_names("gpt2", targets=("attn.o_proj",))
+
+
+def test_an_unknown_architecture_is_refused_with_what_there_is() -> None:
+    model = fresh("vit")
+    with pytest.raises(InputError, match="method.targets must be given .*'vit', got none; .*fc2"):
+        recipe("adapter", bottleneck=4).prepare(model)
+
+
+@pytest.mark.parametrize("bottleneck", [0, -3])
+@pytest.mark.parametrize("name", ["adapter", "compacter"])
+def test_a_bottleneck_below_one_is_refused(name: str, bottleneck: int) -> None:
+    with pytest.raises(InputError, match=f"method.bottleneck must be at least 1, got {bottleneck}"):
+        recipe(name, bottleneck=bottleneck)
+
+
+@pytest.mark.parametrize("name", ["adapter", "compacter"])
+def test_a_bottleneck_wider_than_the_model_is_refused(name: str) -> None:
+    message = "method.bottleneck must be at most the hidden size 16, got 20"
+    model = fresh("gpt2")
+    with pytest.raises(InputError, match=message):
+        recipe(name, bottleneck=20).prepare(model)
+    assert not any(isinstance(module, AdaptedProjection) for module in model.modules())
+
+
+@pytest.mark.parametrize("name", ["adapter", "compacter"])
+def test_the_files_hold_what_trained_and_nothing_else(name: str, tmp_path: Path) -> None:
+    method = recipe(name, bottleneck=4)
+    model = prepared(method, "gpt2")
+    model.name_or_path = "somewhere"  # as from_pretrained leaves it: the base is held elsewhere
+    method.save(model, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([SETTINGS, WEIGHTS])
+
+
+def test_the_saved_settings_lead_over_those_of_the_method_that_restores(tmp_path: Path) -> None:
+    method, kind = recipe("adapter", bottleneck=4, targets=("mlp.c_proj",)), loss_of("gpt2")
+    model = prepared(method, "gpt2")
+    method.save(model, tmp_path)
+    restored = recipe("adapter").restore(fresh("gpt2"), tmp_path).eval()
+    assert torch.equal(logits(restored, kind), logits(model, kind))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", slow_but(("gpt2",), ("gpt2", "t5")))
+def test_a_random_base_is_saved_beside_under_its_own_names(shape: str, tmp_path: Path) -> None:
+    method, kind = recipe("compacter", bottleneck=4, n=2), loss_of(shape)
+    model = prepared(method, shape)
+    train(model, kind)
+    before = logits(model, kind)
+    method.save(model, tmp_path)
+    assert torch.equal(logits(model, kind), before)
+    base = auto_class(shape).from_pretrained(tmp_path / "base")
+    assert all(torch.equal(p, base.get_parameter(n)) for n, p in fresh(shape).named_parameters())
+    assert torch.equal(logits(method.restore(base, tmp_path).eval(), kind), before)
+
+
+@pytest.mark.parametrize(("init", "held_elsewhere"), [("pretrained", True), ("random", False)])
+def test_the_base_is_saved_where_no_checkpoint_holds_it(
+    init: str, held_elsewhere: bool, tmp_path: Path
+) -> None:
+    tiny = ModelConfig(name="tiny", path=str(EMBEDDED_MODEL), init=init)
+    model = load_model(read_architecture(tiny), seed=0)
+    method = recipe("adapter", targets=("mlp.c_proj",))
+    method.save(method.prepare(model), tmp_path)
+    assert (tmp_path / "base" / "model.safetensors").is_file() is not held_elsewhere
+
+
+def test_files_of_another_method_or_model_are_refused(tmp_path: Path) -> None:
+    method = recipe("adapter", bottleneck=4)
+    method.save(prepared(method, "gpt2"), tmp_path)
+    with pytest.raises(InputError, match="must be of method=compacter, got 'adapter'"):
+        recipe("compacter").restore(fresh("gpt2"), tmp_path)
+    with pytest.raises(InputError, match="must be for the base model given, got transformer"):
+        method.restore(fresh("bert-masked-lm"), tmp_path)

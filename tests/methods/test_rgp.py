@@ -24,10 +24,9 @@ from dpft.methods.layers import ReparametrizedLinear
 from dpft.methods.rgp import RGP
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
-from dpft.training.optimizers import AdamW, make_optimizer
+from dpft.training.optimizers import AdamW, SchedulerConfig, make_optimizer, make_scheduler
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
-from dpft.training.schedules import SchedulerConfig, make_scheduler
 from dpft.training.training_state import TrainingState
 from tests.slowness import slow_but
 from tests.training import toy

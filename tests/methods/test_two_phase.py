@@ -21,10 +21,15 @@ from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.planning import make_plan
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
-from dpft.training.optimizers import AdamW, make_optimizer
+from dpft.training.optimizers import (
+    AdamW,
+    SchedulerConfig,
+    learning_rate_factor,
+    make_optimizer,
+    make_scheduler,
+)
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
-from dpft.training.schedules import SchedulerConfig, learning_rate_factor, make_scheduler
 from dpft.training.self_check import synthetic_losses
 from dpft.training.training_state import TrainingState
 from tests.slowness import slow, slow_but

@@ -22,6 +22,8 @@ from dpft.privacy.clipping import PerExampleClipper
 from tests.models import small
 from tests.slowness import slow_but
 
+pytestmark = pytest.mark.usefixtures("self_check_once")
+
 VOCABULARY = 11
 ROWS = [([1, 2, 3, 4, 5], 2), ([6, 7, 8], 1), ([9, 10], 0)]
 """Token ids and the number of prompt tokens, which carry no loss."""

@@ -1,9 +1,8 @@
-"""Processes of their own for tests, and real ranks, joined by gloo on the loopback; none hangs.
+"""Real ranks for tests: forked processes, joined by gloo on the loopback, that never hang.
 
 Importing torch and transformers takes seconds and forking takes milliseconds, so a test worker
 forks a server before its first test, when everything is imported and no thread of torch's runs.
-The server forks each test's processes, so that they begin as the server did, whatever tests ran
-before.
+The server forks each test's ranks, so that they begin as the server did, whatever tests ran before.
 """
 
 import os
@@ -64,27 +63,36 @@ def on_ranks(
     Raises:
         AssertionError: A rank raised, died or was too slow; it says what each of them did.
     """
-    return _ask(_on_rank, function, size, args, limit, tuple(dying))
+    return _asked(function, size, args, limit, dying)
 
 
-def on_its_own(function: Callable[..., Any], *args: Any, limit: float = LIMIT) -> Any:
-    """Returns what a function of a module returns in a new process, which is no rank.
+def in_new_process(
+    function: Callable[..., Any], *args: Any, limit: float = LIMIT, dies: bool = False
+) -> Any:
+    """Returns what a function returns in a new process that knows of no others.
 
     Args:
-        function: Called with ``args``.
+        function: Of a module.
         args: Its own.
         limit: Seconds that it has; then it is killed.
+        dies: Whether it ends without an answer; the answer is ``LOST``.
 
     Raises:
-        AssertionError: It raised, died or was too slow; it says which.
+        AssertionError: It raised, died or was too slow; with its traceback.
     """
-    (answer,) = _ask(_alone, function, 1, args, limit, ())
+    (answer,) = _asked(function, None, args, limit, (0,) if dies else ())
     return answer
 
 
-def _ask(*request: Any) -> list[Any]:
+def _asked(
+    function: Callable[..., Any],
+    size: int | None,
+    args: tuple[Any, ...],
+    limit: float,
+    dying: Collection[int],
+) -> list[Any]:
     assert _server is not None, "tests/conftest.py starts the server once tests are collected"
-    _server.send_bytes(pickle.dumps(request))
+    _server.send_bytes(pickle.dumps((function, size, args, limit, tuple(dying))))
     answers, faults = pickle.loads(_server.recv_bytes())
     assert not faults, "\n".join(faults)
     return list(answers)
@@ -110,18 +118,20 @@ def _serve(tests: Connection) -> None:
 
 
 def _answers(
-    place: Callable[..., Any],
     function: Callable[..., Any],
-    size: int,
+    size: int | None,
     args: tuple[Any, ...],
     limit: float,
     dying: list[int],
 ) -> bytes:
-    """Returns what each rank answered and what went wrong, pickled."""
-    port = _free_port()
-    ranks = [
-        _fork(lambda at=rank: _call(place, function, at, size, port, args)) for rank in range(size)
-    ]
+    """Returns what each rank answered and what went wrong, pickled; without a size, of no rank."""
+    if size is None:
+        size, ranks = 1, [_fork(lambda: _tried(lambda: function(*args)))]
+    else:
+        port = _free_port()
+        ranks = [
+            _fork(lambda at=rank: _call(function, at, size, port, args)) for rank in range(size)
+        ]
     deadline = time.monotonic() + limit
     answers: dict[int, Any] = {}
     faults = []
@@ -164,34 +174,26 @@ def _fork(call: Callable[[], tuple[Any, str | None]]) -> tuple[int, Connection]:
 
 
 def _call(
-    place: Callable[..., Any],
-    function: Callable[..., Any],
-    rank: int,
-    size: int,
-    port: int,
-    args: tuple[Any, ...],
+    function: Callable[..., Any], rank: int, size: int, port: int, args: tuple[Any, ...]
 ) -> tuple[Any, str | None]:
     """Returns a function's answer on a rank, or what it raised."""
-    try:
-        return place(function, rank, size, port, args), None
-    except BaseException:
-        return None, traceback.format_exc()
-
-
-def _on_rank(
-    function: Callable[..., Any], rank: int, size: int, port: int, args: tuple[Any, ...]
-) -> Any:
     place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
     os.environ.update({name: str(number) for name, number in place.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    with started(ParallelConfig(name="ddp", cpu_offload=True)) as ranks:
-        return function(ranks, *args)
+
+    def call() -> Any:
+        with started(ParallelConfig(name="ddp", cpu_offload=True)) as ranks:
+            return function(ranks, *args)
+
+    return _tried(call)
 
 
-def _alone(
-    function: Callable[..., Any], rank: int, size: int, port: int, args: tuple[Any, ...]
-) -> Any:
-    return function(*args)
+def _tried(call: Callable[[], Any]) -> tuple[Any, str | None]:
+    """Returns what a call returns, or what it raised."""
+    try:
+        return call(), None
+    except BaseException:
+        return None, traceback.format_exc()
 
 
 def _free_port() -> int:

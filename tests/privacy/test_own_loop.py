@@ -81,6 +81,7 @@ def test_noise_that_protects_nothing_is_refused() -> None:
         GaussianNoise(frozen.parameters(), noise_std=1.0, expected_batch_size=1)
 
 
+@pytest.mark.usefixtures("shared_accounting")
 def test_a_loop_of_ones_own_learns_within_its_budget() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(500, 4)

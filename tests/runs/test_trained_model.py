@@ -17,8 +17,7 @@ from dpft.models.source import ModelConfig
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.runs.task_model import TrainedModel, head_of, prepare_model, trained_model_of_run
 from dpft.tasks.base import TASKS, LabeledExample, Task
-from dpft.training.optimizers import optimizer_class
-from dpft.training.schedules import SchedulerConfig
+from dpft.training.optimizers import SchedulerConfig, optimizer_class
 from dpft.training.training_config import TrainingConfig
 from tests.models import small
 from tests.slowness import slow_but, slow_but_every

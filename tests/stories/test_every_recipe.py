@@ -44,7 +44,7 @@ import dpft.runs.run  # noqa: F401  as sklearn
 from dpft.config.composing import register_resolver
 from dpft.config.load import config_directory
 from dpft.models.source import EMBEDDED_MODEL
-from tests.data.images import made
+from tests.data import made_images as made
 from tests.models import small
 from tests.slowness import slow, slow_but
 from tests.stories.tiny import Workspace, own_entries

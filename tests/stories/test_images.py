@@ -11,7 +11,7 @@ import pytest
 import sklearn.datasets  # noqa: F401  as joblib
 
 import dpft.runs.run  # noqa: F401  as joblib
-from tests.data.images import made
+from tests.data import made_images as made
 from tests.slowness import slow, slow_but
 from tests.stories.tiny import Workspace, own_entries
 

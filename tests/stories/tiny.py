@@ -1,17 +1,23 @@
 """A model of one layer, forty records and the arguments of a run of seconds."""
 
 import contextlib
+import html
 import io
 import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
 
 import pytest
 from hydra._internal.hydra import Hydra
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from dpft.cli.main import main
@@ -50,6 +56,8 @@ class Workspace:
         with (
             logging_restored(),
             composed_once(),
+            drawn_as_words(),
+            scored_plainly(),
             contextlib.chdir(self.root),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
@@ -133,6 +141,47 @@ def composed_once() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
+        yield
+
+
+@contextlib.contextmanager
+def drawn_as_words() -> Iterator[None]:
+    """Spares each figure of a page its shapes: what is on it is put there, its words are written.
+
+    tests/reports draws them whole.
+    """
+
+    def write_words(figure: Figure, to: IO[str], **_: object) -> None:
+        words = [html.escape(text.get_text()) for text in figure.findobj(Text)]
+        to.write(f'<svg id="figure_1">{" ".join(filter(None, words))}</svg>\n')
+
+    with pytest.MonkeyPatch.context() as patch:
+        save = Figure.savefig
+        patch.setattr(
+            Figure,
+            "savefig",
+            lambda own, to, **how: (write_words if isinstance(to, io.StringIO) else save)(
+                own, to, **how
+            ),
+        )
+        yield
+
+
+@contextlib.contextmanager
+def scored_plainly() -> Iterator[None]:
+    """Spares each metric a table of its columns, and each worker the import of ``evaluate``.
+
+    tests/evaluation/test_local_metric.py has metrics give in that shape what they give here.
+    """
+
+    def compute(spec: Any, columns: Mapping[str, Any], settings: object = None) -> float:
+        more = {"settings": settings} if spec.reads_settings else {}
+        return float(spec.score(**columns, **more))
+
+    stand_in = ModuleType("dpft.evaluation.local_metric")
+    vars(stand_in).update(compute=compute)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, stand_in.__name__, stand_in)
         yield
 
 

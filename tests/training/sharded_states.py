@@ -12,8 +12,13 @@ from dpft.parallel.shards import ShardedModel
 from dpft.records.configuration import BoundRun
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
 from dpft.training.optimizer_steps import BiasCorrectedAdam, tell_noise
-from dpft.training.optimizers import AdamW, OptimizerConfig, make_optimizer
-from dpft.training.schedules import SchedulerConfig, make_scheduler
+from dpft.training.optimizers import (
+    AdamW,
+    OptimizerConfig,
+    SchedulerConfig,
+    make_optimizer,
+    make_scheduler,
+)
 from dpft.training.training_config import TrainingConfig, WeightAverage
 from dpft.training.training_state import TrainingState, model_state, optimizer_state
 from tests.training.toy import tiny_model

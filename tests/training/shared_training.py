@@ -15,10 +15,9 @@ from dpft.privacy.privacy_config import NoPrivacy
 from dpft.training import loop as loop_module
 from dpft.training.checkpoint import find_resume_point
 from dpft.training.loop import TrainingSet
-from dpft.training.optimizers import SGD, OptimizerConfig
+from dpft.training.optimizers import SGD, OptimizerConfig, SchedulerConfig
 from dpft.training.ordinary import Clipped, train_ordinarily
 from dpft.training.private_run import train_privately
-from dpft.training.schedules import SchedulerConfig
 from dpft.training.session import Session
 from dpft.training.training_config import TrainingConfig
 from tests.parallel.small_steps import NORM, Case, plan_of, prepared, records, sharded

@@ -20,10 +20,9 @@ from dpft.training.checkpoint import (
     restore_checkpoint,
     save_checkpoint,
 )
-from dpft.training.optimizers import SGD, make_optimizer
+from dpft.training.optimizers import SGD, SchedulerConfig, make_optimizer, make_scheduler
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
-from dpft.training.schedules import SchedulerConfig, make_scheduler
 from dpft.training.training_config import Averaging, TrainingConfig, WeightAverage
 from dpft.training.training_state import TrainingState
 from tests.slowness import slow, slow_but

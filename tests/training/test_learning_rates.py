@@ -2,11 +2,12 @@ import pytest
 
 from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
-from dpft.training.optimizers import AdamW, make_optimizer
-from dpft.training.schedules import (
+from dpft.training.optimizers import (
+    AdamW,
     SchedulerConfig,
     learning_rate_factor,
     learning_rate_of,
+    make_optimizer,
     make_scheduler,
 )
 from dpft.training.training_state import TrainingState

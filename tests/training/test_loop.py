@@ -5,8 +5,7 @@ import torch
 
 from dpft.errors import RunError
 from dpft.training.loop import check_weights, sent_ahead, train
-from dpft.training.optimizers import AdamW, make_optimizer
-from dpft.training.schedules import SchedulerConfig, make_scheduler
+from dpft.training.optimizers import AdamW, SchedulerConfig, make_optimizer, make_scheduler
 from tests.training.toy import tiny_model, training_set
 
 

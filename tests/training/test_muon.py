@@ -16,8 +16,13 @@ from dpft.errors import InputError
 from dpft.methods.base import METHODS
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
 from dpft.training.optimizer_steps import MuonAndAdamW, tables_and_heads
-from dpft.training.optimizers import Muon, check_works_on_shards, make_optimizer
-from dpft.training.schedules import SchedulerConfig, make_scheduler
+from dpft.training.optimizers import (
+    Muon,
+    SchedulerConfig,
+    check_works_on_shards,
+    make_optimizer,
+    make_scheduler,
+)
 from dpft.training.training_state import TrainingState, optimizer_state
 from tests.training.toy import tiny_model
 

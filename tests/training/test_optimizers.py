@@ -14,10 +14,12 @@ from dpft.training.optimizers import (
     Adam,
     AdamW,
     OptimizerConfig,
+    SchedulerConfig,
     make_optimizer,
+    make_scheduler,
     optimizer_class,
+    schedule_factors,
 )
-from dpft.training.schedules import SchedulerConfig, make_scheduler, schedule_factors
 
 KINDS = {
     "adamw": torch.optim.AdamW,

@@ -7,8 +7,15 @@ from torch import Tensor, nn
 from dpft.errors import RunError, SaidElsewhere
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.training.loop import StepStatistics
-from dpft.training.optimizers import SGD, Adafactor, AdamW, OptimizerConfig, make_optimizer
-from dpft.training.schedules import SchedulerConfig, make_scheduler
+from dpft.training.optimizers import (
+    SGD,
+    Adafactor,
+    AdamW,
+    OptimizerConfig,
+    SchedulerConfig,
+    make_optimizer,
+    make_scheduler,
+)
 from dpft.training.session import Start, check_equal, gathered, share_start
 from dpft.training.training_state import TrainingState, model_state, optimizer_state
 from tests.parallel.forked import on_ranks

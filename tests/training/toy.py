@@ -12,8 +12,7 @@ from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.training.loop import TrainingSet
-from dpft.training.optimizers import AdamW
-from dpft.training.schedules import SchedulerConfig
+from dpft.training.optimizers import AdamW, SchedulerConfig
 from dpft.training.session import Session
 from dpft.training.training_config import TrainingConfig
 

@@ -25,6 +25,7 @@ PUBLIC: dict[str, tuple[str, str]] = {
     "HISTOGRAM": ("Of `dpft tokenizer`: the words that were kept, each with its noisy count.", ""),
     "TOKENIZER": ("Of `dpft tokenizer`: the tokenizer that was made of them.", ""),
     "SYNTHESIS": ("Of `dpft synthesize`: how it was asked for; its training is a run below.", ""),
+    "TRAINING": ("Of `dpft synthesize`: the folder of its training, a run of its own.", ""),
     "TRACKING": ("With `tracking=`: event files, and how far each tracker has come.", ""),
     "HYDRA": ("How the command was composed.", ""),
     "OVERRIDES": ("The words of the command.", ""),

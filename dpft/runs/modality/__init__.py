@@ -21,21 +21,11 @@ class Modality(ABC):
 
     @abstractmethod
     def head(self, task: Any, architecture: Architecture) -> Head:
-        """Returns what the model must answer with to do the task.
-
-        Raises:
-            InputError: The model cannot do the task.
-        """
+        """Returns what the model must answer with to do the task."""
 
     @abstractmethod
     def fitted(self, task: Any, architecture: Architecture, extra_positions: int) -> Any:
-        """Returns the task with the size of its records, where the model says it.
-
-        Args:
-            task: A size that it states stands, whether it fits or not.
-            architecture: Of the model.
-            extra_positions: Positions that the method takes before a text's own.
-        """
+        """Returns the task with the size of its records, where the model says it."""
 
     @abstractmethod
     def check_fit(
@@ -46,17 +36,7 @@ class Modality(ABC):
         max_new_tokens: int | None,
         extra_positions: int = 0,
     ) -> None:
-        """Refuses records that the model has no room for.
-
-        Args:
-            task: Says how large its records may be.
-            architecture: Of the model.
-            max_new_tokens: Tokens it may write; None where it writes none.
-            extra_positions: Positions that the method takes before a text's own.
-
-        Raises:
-            InputError: They may not fit.
-        """
+        """Refuses records that the model has no room for."""
 
     @abstractmethod
     def processor(
@@ -76,9 +56,6 @@ class Modality(ABC):
             head: What it answers with.
             folder: Where a run saved its own; None: the model's.
             tokens: Words that a tokenizer is to have beside its own.
-
-        Raises:
-            InputError: It cannot be found or reached, or does not fit the model.
         """
 
     @abstractmethod
@@ -89,11 +66,7 @@ class Modality(ABC):
     def encoding(
         self, task: Any, architecture: Architecture, head: Head, processor: Any
     ) -> Encoding:
-        """Returns how the task's records become what that model reads.
-
-        Raises:
-            InputError: The processor does not fit the task.
-        """
+        """Returns how the task's records become what that model reads."""
 
 
 MODALITIES: Registry[Modality] = Registry("dpft.runs.modality", key="a task's modality")

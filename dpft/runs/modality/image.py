@@ -98,11 +98,7 @@ def own_size(config: PretrainedConfig, place: str) -> int:
 
 
 def channels_of(config: PretrainedConfig) -> int:
-    """Returns how many channels a model sees: 1, gray, or 3, color.
-
-    Raises:
-        InputError: It is another number.
-    """
+    """Returns how many channels a model sees: 1, gray, or 3, color."""
     channels, _ = _made_for(config)
     if channels not in (GRAY, COLOR):
         raise InputError(f"the model must see images of 1 or 3 channels, got {channels}.")
@@ -114,9 +110,6 @@ def check_size(form: ImageForm, config: PretrainedConfig) -> None:
 
     A model with positions takes the one that they are for; convolutions take any that is not
     smaller than what their strides make one number of.
-
-    Raises:
-        InputError: It is such a size.
     """
     _, sides = _made_for(config)
     has_positions = hasattr(config, "num_attention_heads") or hasattr(config, "num_heads")

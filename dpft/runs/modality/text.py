@@ -37,13 +37,7 @@ logger = logging.getLogger(__name__)
 def fitted_task(
     task: TextualTask, architecture: Architecture, extra_positions: int = 0
 ) -> TextualTask:
-    """Returns the task with a length for its examples that the model has positions for.
-
-    Args:
-        task: A length that it states stands, whether it fits or not.
-        architecture: Of the model.
-        extra_positions: Positions that the method takes before a text's own.
-    """
+    """Returns the task with a length for its examples that the model has positions for."""
     positions = max_positions(architecture.config())
     room = None if positions is None else _room(positions, extra_positions)
     fitted = task.fitted(room)
@@ -63,17 +57,7 @@ def check_lengths(
     max_new_tokens: int | None,
     extra_positions: int = 0,
 ) -> None:
-    """Refuses texts longer than the positions that the model has for them.
-
-    Args:
-        task: Says how long its records may be.
-        architecture: Of the model.
-        max_new_tokens: Tokens it may write; None where it writes none.
-        extra_positions: Positions that the method takes before a text's own.
-
-    Raises:
-        InputError: Records, or an input with its prediction, may not fit.
-    """
+    """Refuses texts longer than the positions that the model has for them."""
     positions = max_positions(architecture.config())
     if positions is None:
         return

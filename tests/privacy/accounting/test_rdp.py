@@ -52,6 +52,9 @@ def test_no_divergence_is_lost_to_rounding():
     assert (ours >= least * (1 - 1e-9)).all()
     assert ours[orders == 64] == pytest.approx(least[orders == 64], rel=1e-3, abs=0)
     assert (np.diff(ours) >= 0).all()
+    far = SampledGaussian(noise_multiplier=1e5, sample_rate=1e-8, steps=1000, delta=1e-12)
+    assert dp_accounting.rdp.RdpAccountant(rdp.ORDERS).compose(far.event()).get_epsilon(1e-12) == 0
+    assert rdp.epsilon(far).upper > 0
 
 
 @pytest.mark.filterwarnings("error")

@@ -8,6 +8,8 @@ from dpft.privacy.clipping.norms import LONGEST, formed_gradient, squared_norms
 from dpft.privacy.clipping.uses import OuterProduct, RowsUse, merge_uses
 from tests.privacy.clipping.small_uses import dense, gradient, outer, rows_use
 
+pytestmark = pytest.mark.usefixtures("self_check_once")
+
 
 @pytest.mark.parametrize(
     "uses",

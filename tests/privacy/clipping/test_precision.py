@@ -10,6 +10,8 @@ from dpft.privacy.clipping.engine import STYLES
 from tests.privacy.clipping.oracle import Clipped, Records, gpt2, records
 from tests.slowness import slow_but
 
+pytestmark = pytest.mark.usefixtures("self_check_once")
+
 NORM = 0.5
 FAST = [name for name in ENGINES if name != "loop"]
 

@@ -16,6 +16,8 @@ from dpft.privacy.clipping.trainable import parameter_groups
 from tests.privacy.clipping.oracle import Clipped, gpt2, records
 from tests.slowness import slow_but, slow_but_each
 
+pytestmark = pytest.mark.usefixtures("self_check_once")
+
 NORM = 0.5
 FAST = [name for name in ENGINES if name != "loop"]
 UNITS = torch.tensor([9, 4, 9, 9])

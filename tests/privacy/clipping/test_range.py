@@ -14,6 +14,8 @@ from dpft.privacy.clipping.algorithms import ENGINES
 from dpft.privacy.clipping.engine import STYLES
 from tests.slowness import slow_but, slow_but_each
 
+pytestmark = pytest.mark.usefixtures("self_check_once")
+
 MAGNITUDES = (1e-25, 1e-19, 1e-8, 1.0, 1e13, 1e25)
 NORMS = (1e-10, 1e-6, 1.0, 1e6)
 PAIRS = {

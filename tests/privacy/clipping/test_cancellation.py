@@ -12,6 +12,8 @@ from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.algorithms import ENGINES
 from tests.slowness import slow_but_each
 
+pytestmark = pytest.mark.usefixtures("self_check_once")
+
 NORM = 0.1
 EXPONENTS = range(0, 12)
 

@@ -16,7 +16,7 @@ from dpft.tasks.celeba import CelebA
 from dpft.tasks.cifar import Cifar10, Cifar100
 from dpft.tasks.digits import DigitsTask
 from dpft.tasks.images import ImagesTask
-from tests.data.images import made
+from tests.data import made_images as made
 
 TEN = tuple(f"class {n}" for n in range(10))
 HUNDRED = tuple(f"class {n}" for n in range(100))

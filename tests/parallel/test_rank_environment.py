@@ -1,13 +1,50 @@
-"""What a task of a job of submitit is told of its place, and what torch is told of it then."""
+"""What processes beside the first one say, which is nothing, and when they speak all the same."""
 
 import os
+import signal
+import subprocess
 import sys
+import threading
 
 import pytest
 
 from dpft.errors import InputError
 from dpft.parallel.parallel_config import ParallelConfig, World, check_start, world
-from dpft.parallel.rank_environment import PORTS, joined, submitted_job, submitted_task
+from dpft.parallel.rank_environment import (
+    PORTS,
+    joined,
+    submitted_job,
+    submitted_task,
+    termination_requests,
+)
+from tests.parallel.silent_program import PROGRAM
+
+
+def outcome(**environment: str) -> subprocess.CompletedProcess[str]:
+    """Returns what a program says that prints by every way there is."""
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+
+def test_the_first_process_speaks() -> None:
+    done = outcome(RANK="0", WORLD_SIZE="2")
+    assert sorted(done.stdout.split()) == ["child", "print"]
+    assert done.stderr.split() == ["descriptor", "log", "dpft:", "error:", "wrong", "after"]
+    assert done.returncode == 2
+
+
+def test_another_process_says_nothing_but_the_error_that_it_ends_with() -> None:
+    done = outcome(RANK="1", WORLD_SIZE="2")
+    assert done.stdout == ""
+    assert done.stderr.split() == ["waited", "dpft:", "error:", "wrong", "after"]
+    assert done.returncode == 2
+
+
+def test_one_process_alone_speaks() -> None:
+    assert outcome(RANK="1", WORLD_SIZE="1").stdout != ""
+
 
 SLURM = {
     "SUBMITIT_EXECUTOR": "slurm",
@@ -109,3 +146,25 @@ def test_who_is_no_task_needs_no_submitit(
     assert submitted_job() is None
     with joined(submitted_task()):
         assert world() is None
+
+
+def test_inside_the_block_a_termination_is_only_noted():
+    before = signal.getsignal(signal.SIGTERM)
+    with termination_requests() as asked:
+        assert not asked()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_another_thread_is_told_of_no_signal():
+    answers = []
+
+    def elsewhere():
+        with termination_requests() as asked:
+            answers.append(asked())
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert answers == [False]
