@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
+from dpft.devices import moved
 from dpft.kinds import IGNORED_LABEL
 
 CHUNK_NUMBERS = 2**24
@@ -67,7 +68,7 @@ class Targets:
         places = counted.flatten().nonzero()[:, 0]
         examples = places // max(1, labels.shape[1])
         counts = tuple(counted.sum(1).tolist())
-        places, examples = places.to(labels.device), examples.to(labels.device)
+        places, examples = moved(places, labels.device), moved(examples, labels.device)
         return cls(places, labels.flatten().index_select(0, places), examples, counts)
 
 

@@ -201,8 +201,10 @@ def waits_of_steps(fused: bool) -> list[Any]:
 def test_the_host_seldom_waits_in_the_steady_state(fused: bool) -> None:
     micro, step, *where = on_pretended(waits_of_steps, fused)
     print(*where, sep="\n")
-    assert micro <= MICRO_BATCH_WAITS
-    assert step <= 2 * MICRO_BATCH_WAITS + STEP_WAITS
+    # A fused head looks at which positions count, and at whether its losses came out again.
+    most = MICRO_BATCH_WAITS + fused
+    assert micro <= most
+    assert step <= 2 * most + STEP_WAITS
     assert where, "waits must be counted"
 
 
