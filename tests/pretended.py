@@ -15,8 +15,8 @@ the device. Torch lets a backend be written in Python from 2.13 on.
 What it cannot show: kernels that round otherwise, or add in another order; races between streams,
 and memory that is used again too early; the time and the memory that things take; attention in one
 kernel and other fused kernels; collectives between devices, since ranks talk by gloo through the
-host's memory; more than one device; quantized bases, whose sums do not agree here yet; FSDP2, whose shards look into storages that its tensors do not
-have; torch.compile, which is not tried on it.
+host's memory; more than one device; quantized bases, whose sums do not agree here yet; FSDP2, whose
+shards look into storages that its tensors do not have; torch.compile, which is not tried on it.
 """
 
 import sys
