@@ -354,7 +354,7 @@ def _module_to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.M
     moved: dict[int, Any] = {}
 
     def there(tensor: Tensor) -> Tensor:
-        plain = real(tensor.detach())
+        plain = real(tensor.detach()).as_subclass(Tensor)
         if dtype is not None and plain.is_floating_point():
             plain = plain.to(dtype)
         return Pretend(plain.clone()) if device.type == NAME else plain
@@ -364,7 +364,9 @@ def _module_to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.M
             if parameter is not None and id(parameter) not in moved:
                 made = torch.nn.Parameter(there(parameter), requires_grad=parameter.requires_grad)
                 for key, value in vars(parameter).items():  # of a quantized one its scales
-                    setattr(made, key, value.to(device) if hasattr(value, "to") else value)
+                    if not isinstance(value, torch.nn.Module):
+                        there_too = value.to(device) if hasattr(value, "to") else value
+                        setattr(made, key, value if there_too is None else there_too)
                 moved[id(parameter)] = made
             if parameter is not None:
                 each._parameters[name] = moved[id(parameter)]
