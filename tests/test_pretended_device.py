@@ -24,6 +24,7 @@ from dpft.data import batches as batches_module
 from dpft.data.batches import Batch
 from dpft.errors import RunError
 from dpft.generation.processors import nucleus_processors
+from dpft.head_losses import fuse_head
 from dpft.models.losses import per_example_losses
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy import gaussians, randomness
@@ -114,9 +115,10 @@ def test_two_ranks_leave_the_gradients_of_one() -> None:
 class Steps:
     """What a step is made of, small: a model, its clipper, noise and an optimizer."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, *, fused: bool = False) -> None:
         shape = SHAPES["gpt2"]
         _, model = prepared(shape, "full", CPU)
+        assert not fused or fuse_head(model) is not None
         self.model, self.layout, self.device = model.to(device), shape.layout, torch.device(device)
         self.optimizer = AdamW(name="adamw").make(
             self.model.parameters(), learning_rate=1e-3, weight_decay=0.0
@@ -185,8 +187,8 @@ def test_the_host_waits_a_few_dozen_times_while_a_batch_is_proved() -> None:
     assert 0 < count <= PROOF_WAITS
 
 
-def waits_of_steps() -> list[Any]:
-    steps = Steps(THERE)
+def waits_of_steps(fused: bool) -> list[Any]:
+    steps = Steps(THERE, fused=fused)
     with PerExampleClipper(steps.model, 0.5) as clipper:
         for step in range(4):  # calls 1 to 8 of a kind, of which the clipper checks 1, 2, 4 and 8
             steps.take(step, clipper)
@@ -195,8 +197,9 @@ def waits_of_steps() -> list[Any]:
         return [*steps.waits, *WAITS.elements()]
 
 
-def test_the_host_seldom_waits_in_the_steady_state() -> None:
-    micro, step, *where = on_pretended(waits_of_steps)
+@pytest.mark.parametrize("fused", [False, True], ids=["logits", "fused-head"])
+def test_the_host_seldom_waits_in_the_steady_state(fused: bool) -> None:
+    micro, step, *where = on_pretended(waits_of_steps, fused)
     print(*where, sep="\n")
     # A fused head looks at which positions count, and at whether its losses came out again.
     most = MICRO_BATCH_WAITS + fused
