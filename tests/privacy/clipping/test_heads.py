@@ -1,5 +1,6 @@
 """Uses of a vocabulary's weight: wide output gradients, and heads without logits."""
 
+import math
 import os
 from dataclasses import replace
 from types import SimpleNamespace
@@ -298,6 +299,17 @@ def a_use(factor: float, hidden: float) -> RecomputedHead:
     seen = SimpleNamespace(squares=lambda count, like: Squares(torch.ones(1), torch.ones(1)))
     product = SimpleNamespace(seen=seen, targets=None, weight=torch.zeros(2, 3))
     return RecomputedHead(torch.tensor([factor]), torch.full((1, 2, 3), hidden), product)
+
+
+def test_a_formed_square_that_cancels_says_how_large_its_terms_were() -> None:
+    """Of 40 positions that add up to nothing; the terms are what rounding could have lost."""
+    signs = torch.ones(40, 1)
+    signs[20:] = -1
+    cancelled = heads._squares(signs.expand(40, 3), torch.ones(40, 2))
+    assert cancelled.values.item() == 0
+    # Each position's outer product has norm sqrt(3 * 2): together at most 40 times that.
+    bound = 40 * math.sqrt(6)
+    assert cancelled.terms.item() >= 0.9 * bound**2 * torch.finfo(torch.float32).eps ** 0.5
 
 
 @pytest.mark.parametrize("sign", [1, -1])
