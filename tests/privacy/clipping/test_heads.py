@@ -305,11 +305,11 @@ def test_a_formed_square_that_cancels_says_how_large_its_terms_were() -> None:
     """Of 40 positions that add up to nothing; the terms are what rounding could have lost."""
     signs = torch.ones(40, 1)
     signs[20:] = -1
-    cancelled = heads._squares(signs.expand(40, 3), torch.ones(40, 2))
-    assert cancelled.values.item() == 0
+    cancels = heads._squares(signs.expand(40, 3), torch.ones(40, 2))
+    assert cancels.values.item() == 0
     # Each position's outer product has norm sqrt(3 * 2): together at most 40 times that.
     bound = 40 * math.sqrt(6)
-    assert cancelled.terms.item() >= 0.9 * bound**2 * torch.finfo(torch.float32).eps ** 0.5
+    assert cancels.terms.item() >= 0.9 * bound**2 * torch.finfo(torch.float32).eps ** 0.5
 
 
 @pytest.mark.parametrize("sign", [1, -1])
