@@ -388,7 +388,13 @@ BAD: dict[str, tuple[Mapping[str, Any], str]] = {
     "a share of everything": ({"share": 1}, "privacy.share must be in"),
     "no room in the model": ({"room": 400}, "has room for 256; lower max_tokens"),
     "invalid of another kind": ({"invalid": "drop"}, "invalid must be one of"),
-    "a file that is none": ({"data": "nowhere.csv", "schema": "x.yaml"}, "schema must be a file"),
+    "a file that is none": ({"data": "nowhere.csv", "schema": None}, "data must be the file"),
+    "a schema that is none": ({"schema": "x.yaml"}, "schema must be a file"),
+    "a head that cannot be fused": (
+        {"text_weight": 2.0, "train.fused_head": True},
+        "all count alike, got task.json_weights",
+    ),
+    "adapters of no layer": ({"method": "lora", "model.lora_targets": ["nowhere"]}, "nowhere"),
     "an ending of the data": ({"data": "notes.xlsx"}, "data must end in"),
     "a batch above the data": ({"batch": 100}, "expected_batch_size must be at most"),
 }
@@ -437,7 +443,7 @@ def test_what_decoding_lacks_is_refused_before_anything_is_spent(
 
 
 TABLES: dict[str, tuple[bytes, str]] = {
-    "ragged": (b"city,age\nRome,42,x\n", "3 cells where the header has 2"),
+    "ragged": (b"city,age\nRome,42,x\n", "a cell that holds commas; or set invalid=skip."),
     "latin-1": ("city,age\nRome,42\nZ\u00fcrich,42\n".encode("latin-1"), "line 3: not UTF-8"),
     "a header of duplicates": (b"city,age,age\nRome,42,43\n", "two columns have one name"),
     "three rows": (b"city,age\n" + 3 * b"Rome,42\n", "at least 20 rows, got 3"),
