@@ -330,6 +330,16 @@ class SpentCurve:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CountedBefore:
+    """The histogram of a synthesis, made of the same records before the training."""
+
+    noise_multiplier: Positive
+    """Standard deviation of the noise over the sensitivity."""
+    ledger: LedgerHead
+    """Its ledger as the training's plan names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrivateRun(PlanPromise, WithTokenizer, SeedMarked, Parameters, Origin, Versioned):
     """A run of `dpft train` with privacy=dp, or what a `dpft tune` published."""
 
@@ -344,9 +354,11 @@ class PrivateRun(PlanPromise, WithTokenizer, SeedMarked, Parameters, Origin, Ver
     """Who says how many examples there are."""
     ledger: LedgerHead
     """The ledger as it was when this was written."""
+    histogram: CountedBefore | None = None
+    """Of a synthesis: its histogram, which epsilon covers together with the training's steps."""
     epsilon_curve: SpentCurve | None = None
     """Upper bounds of epsilon over the plan's steps; between two points the next one's holds. Not
-    of a search."""
+    of a search, nor of a synthesis with a histogram."""
     witness: Handed | None = None
     """Who was handed heads of the ledger."""
     selection: Selection | None = None

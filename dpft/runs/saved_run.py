@@ -157,6 +157,10 @@ def _of_plan(privacy: Stated, ledger: LedgerRecord) -> Iterator[Fact]:
     for name in PLANNED:
         if name in written and not (_is_of_search(privacy) and name == "calibration"):
             yield name, stated.get(name), written[name]
+    counts = plan.counts if isinstance(plan, PrivacyPlan) else None
+    histogram = privacy.histogram if isinstance(privacy, PrivateRun) else None
+    head = None if histogram is None else histogram.ledger.head
+    yield "histogram.ledger.head", head, None if counts is None else counts.head
 
 
 def _of_accountants(search: Search | None, privacy: Stated, ledger: LedgerRecord) -> Iterator[Fact]:
@@ -274,15 +278,16 @@ class SpentRun:
     def whole(self) -> Mapping[Noise, int]:
         """The steps taken, and that of the histogram whose epsilon is the run's, too."""
         counts = self.plan.counts
-        return self.taken if counts is None else added_up(self.taken, self.taken_before(counts))
+        before = {} if counts is None else taken_before(counts, self.folder)
+        return added_up(self.taken, before)
 
-    def taken_before(self, before: SpentBefore) -> Mapping[Noise, int]:
-        """Returns the one noisy step of a histogram that the plan names."""
-        record = LedgerRecord(
-            steps=1, mechanisms=(before.mechanism,), closed=True, lines=before.lines,
-            head=before.head,
-        )  # fmt: skip
-        return steps_taken(record, Path(self.folder) / LEDGER)
+
+def taken_before(before: SpentBefore, folder: str | Path) -> Mapping[Noise, int]:
+    """Returns the one noisy step of a histogram that the plan of a run in ``folder`` names."""
+    record = LedgerRecord(
+        steps=1, mechanisms=(before.mechanism,), closed=True, lines=before.lines, head=before.head
+    )
+    return steps_taken(record, Path(folder) / LEDGER)
 
 
 def read_spent_of_synthesis(folder: str) -> SpentRun:

@@ -20,6 +20,8 @@ from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.records import synthesis as records
 from dpft.records.form import read_record
+from dpft.records.promises import PrivateRun, run_privacy
+from dpft.runs.saved_run import read_spent
 from dpft.synthesis import command, generator, plan
 from dpft.synthesis.condition import Condition
 from dpft.synthesis.rows import RowFormat
@@ -113,6 +115,32 @@ def test_the_trainings_ledger_alone_has_the_whole_epsilon(
     assert twice > said.epsilon, "a copy's steps count again"
     steps = [each["steps"] for each in dpft.account(run=made.folder).mechanisms]
     assert sorted(steps) == [1, 2], "the histogram, and the training"
+
+
+def test_the_trainings_own_record_states_the_whole_epsilon_and_no_smaller_one(
+    made: dpft.Synthesized, tmp_path: Path
+) -> None:
+    """Who reads the training's folder alone must not take its steps' epsilon for the table's."""
+    said = read_record(made.folder / "synthesis.json", records.Synthesis)
+    training = shutil.copytree(made.folder / "training", tmp_path / "training")
+    privacy = run_privacy(training / "privacy.json")
+    assert isinstance(privacy, PrivateRun) and privacy.histogram is not None
+    assert privacy.epsilon == pytest.approx(said.epsilon, abs=1e-9) and privacy.delta == said.delta
+    assert privacy.histogram.ledger == said.parts[0].ledger
+    assert privacy.histogram.noise_multiplier == said.parts[0].noise_multiplier
+    assert privacy.epsilon_curve is None and set(privacy.epsilons) == {"pld", "rdp"}
+    alone, whole = (f"{each:.3f}" for each in (said.parts[1].epsilon, said.epsilon))
+    assert alone != whole
+    for name in ("report.md", "report.html", "privacy.json"):
+        text = (training / name).read_text()
+        assert whole in text and alone not in text, name
+    assert "histogram of its synthesis together" in (training / "report.md").read_text()
+    assert not read_spent(str(training)).differences
+    content = json.loads((training / "privacy.json").read_text())
+    for name, changed in (("histogram", None), ("epsilon", said.parts[1].epsilon)):
+        edited = {k: v for k, v in {**content, name: changed}.items() if v is not None}
+        (training / "privacy.json").write_text(json.dumps(edited))
+        assert any(name in each for each in read_spent(str(training)).differences), name
 
 
 def test_a_histogram_that_the_trainings_plan_does_not_name_is_refused(
