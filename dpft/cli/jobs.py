@@ -34,9 +34,9 @@ from dpft.parallel.rank_environment import (
     SLURM,
     TERMINATED,
     Task,
-    is_beside_first,
+    is_not_rank_0,
     joined,
-    silent_beside_first,
+    silent_except_rank_0,
     submitted_task,
 )
 from dpft.records.configuration import EndedJob
@@ -67,7 +67,7 @@ def run_noting_exit_code(job: Callable[[], int], command: str) -> int:
         InputError: The sweep's private folder is a symbolic link.
         OSError: The code cannot be written.
     """
-    if HydraConfig.get().mode != RunMode.MULTIRUN or is_beside_first():
+    if HydraConfig.get().mode != RunMode.MULTIRUN or is_not_rank_0():
         return job()
     _note(FAILED, command)
     code = job()
@@ -150,7 +150,7 @@ def in_task() -> Iterator[Task | None]:
     if task is None:
         yield None
         return
-    with joined(task), silent_beside_first(), termination_as_exit():
+    with joined(task), silent_except_rank_0(), termination_as_exit():
         yield task
 
 

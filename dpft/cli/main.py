@@ -10,7 +10,7 @@ from dpft import __version__
 from dpft.cli import SHELL_COMPLETION
 from dpft.errors import InputError
 from dpft.parallel.parallel_config import refuse_several
-from dpft.parallel.rank_environment import silent_beside_first
+from dpft.parallel.rank_environment import silent_except_rank_0
 from dpft.runs.exit_codes import BAD_INPUT, exit_code_of_command
 
 SUBCOMMANDS = {
@@ -38,14 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments after the program's name; None means the process's own.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with silent_beside_first():
+    with silent_except_rank_0():
         if not arguments:
             print(usage(), file=sys.stderr)
             return BAD_INPUT
-        return exit_code_of_command(partial(answer_words, arguments))
+        return exit_code_of_command(partial(dispatch, arguments))
 
 
-def answer_words(arguments: list[str]) -> int:
+def dispatch(arguments: list[str]) -> int:
     """Does what one or more words ask for, and returns the exit code."""
     if arguments[0] in ("--help", "-h", "help"):
         print(usage())

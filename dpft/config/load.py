@@ -379,7 +379,7 @@ def config_directory() -> Path:
     )
 
 
-def published_size(task: str) -> int:
+def published_num_train_examples(task: str) -> int:
     """Returns the published number of training examples of a task, from conf/task."""
     folder = config_directory() / "task"
     names = sorted(path.stem for path in folder.glob("*.yaml"))

@@ -1,4 +1,4 @@
-"""Ratings by people: a sheet that hides whose each response is, its key, filled sheets, means.
+"""Ratings by people: sheets that hide whose each response is, their keys, filled sheets, means.
 
 Li et al. 2022 (arXiv 2110.05679, Table 3 and Appendix K) had responses to Persona-Chat rated from 1
 to 5 given the history of the dialog, those of several models and the reference beside each other.

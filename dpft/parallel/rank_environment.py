@@ -26,20 +26,20 @@ PATIENCE = 5.0
 _voices: list[TextIO] = []
 
 
-def is_beside_first() -> bool:
+def is_not_rank_0() -> bool:
     """Returns whether this process was started beside the first one of a run."""
     rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     return rank.isdecimal() and int(rank) > 0 and size.isdecimal() and int(size) > 1
 
 
 @contextmanager
-def silent_beside_first() -> Iterator[None]:
+def silent_except_rank_0() -> Iterator[None]:
     """Sends whatever a process beside the first prints in the block to nobody.
 
     Libraries print, too, also from C++: so it is the file descriptors that lead nowhere. An error
     that only this process knows of is said by ``error_stream``.
     """
-    if not is_beside_first():
+    if not is_not_rank_0():
         yield
         return
     sys.stdout.flush()

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from dpft.evaluation.metrics.base import HIGHER, METRICS, MetricSpec
 from dpft.files import WRONG_IMAGES
-from dpft.privacy.accounting.interpretation import most_right
+from dpft.privacy.accounting.interpretation import best_attack_accuracy
 from dpft.privacy.accounting.summary import eps_text, figure_text, round_up
 from dpft.privacy.plan import EXAMPLE
 from dpft.records.configuration import RunConfiguration
@@ -268,7 +268,7 @@ def meaning(privacy: RunPrivacy) -> str | None:
         return None
     unit = privacy.unit
     whose = "one example was" if unit == EXAMPLE else f"the rows of one `{unit}` were"
-    right = most_right(*guarantee(privacy))
+    right = best_attack_accuracy(*guarantee(privacy))
     if right is None:
         return (
             "What ε allows: nearly everything. Whoever sees the model and knows all other records"
@@ -296,7 +296,7 @@ def tone_of(promise: tuple[float, float] | None) -> Tone:
     Args:
         promise: Epsilon and delta; None: nothing is promised.
     """
-    right = None if promise is None else most_right(*promise)
+    right = None if promise is None else best_attack_accuracy(*promise)
     if right is None:
         return "bad"
     return "good" if float(right) <= MOSTLY_GUESSING else "fair"

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from dpft.config.load import published_size
+from dpft.config.load import published_num_train_examples
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError
 from dpft.kinds import LABELS
 from dpft.methods.base import MethodPhase
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.models.source import ModelConfig
-from dpft.parallel.rank_environment import is_beside_first
+from dpft.parallel.rank_environment import is_not_rank_0
 from dpft.privacy.accounting.calibration import (
     Calibrate,
     EarlyCalibration,
@@ -331,7 +331,7 @@ def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
     size = public_size(config, count_rows)
     train = given
     if source is not None:
-        published = published_size(source)
+        published = published_num_train_examples(source)
         theirs = given.batch_size(published, of=f"examples of {source}")
         batch = max(1, round(theirs / published * size.num_examples))
         logger.info("train.expected_batch_size=%d: the sample rate of %s", batch, source)
@@ -386,7 +386,7 @@ def warn_of_noise(plan: PrivacyPlan, trainable_parameters: int) -> None:
 
 def announce(command: TrainCommand) -> None:
     """Logs what is about to be trained, from the configuration alone; on the first process."""
-    if is_beside_first():
+    if is_not_rank_0():
         return
     if command.resume is not None:
         logger.info("going on with %s: %s", command.resume, what_is_trained(command))

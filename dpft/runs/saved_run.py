@@ -5,7 +5,7 @@ config.yaml and reports are what a run wrote for its readers; nothing signs them
 the folder can edit them. A key there that says otherwise than the ledger is named, with the file
 that has it; what depends on the file is refused, and ``dpft account run=`` answers from the ledger.
 An epsilon that no accountant's answer of this version can confirm at a glance must at least not be
-below what a simple test of the ledger's steps shows (``shown_epsilon``).
+below what a simple test of the ledger's steps shows (``epsilon_lower_bound``).
 
 Importing it imports no torch, so that a command is refused at once.
 """
@@ -35,7 +35,7 @@ from dpft.files import (
     refuse_links,
 )
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
-from dpft.privacy.accounting.interpretation import shown_epsilon
+from dpft.privacy.accounting.interpretation import epsilon_lower_bound
 from dpft.privacy.ledger import LedgerRecord, Noise, added_up, steps_taken
 from dpft.privacy.mechanisms.histogram import histogram_of
 from dpft.privacy.plan import GIVEN, HistogramPlan, Plan, PrivacyPlan, SpentBefore, write_plan
@@ -220,7 +220,7 @@ def _impossible(folder: Path, privacy: Stated, ledger: LedgerRecord) -> Iterator
         for noise, steps in steps_taken(ledger, folder / LEDGER).items():
             if noise.threshold_delta:
                 continue  # A histogram's is exact, and was compared.
-            least = shown_epsilon(
+            least = epsilon_lower_bound(
                 noise_multiplier=noise.noise_multiplier,
                 sample_rate=noise.sample_rate,
                 steps=steps,

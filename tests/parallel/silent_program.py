@@ -16,7 +16,7 @@ def job():
     subprocess.run(["echo", "child"])
     raise InputError("wrong")
 
-with rank_environment.silent_beside_first():
+with rank_environment.silent_except_rank_0():
     code = exit_code_of_job(job)
 print("after", file=sys.stderr)
 sys.exit(code)

@@ -8,7 +8,7 @@ import pytest
 
 from dpft.errors import StateError
 from dpft.files import PAGE, REPORT, SCORES_BY_STEP
-from dpft.privacy.accounting.interpretation import most_right
+from dpft.privacy.accounting.interpretation import best_attack_accuracy
 from dpft.records.configuration import TrainSection
 from dpft.records.form import parse, write_record
 from dpft.records.promises import COMPUTABLE
@@ -122,7 +122,8 @@ def test_a_run_that_is_not_private_promises_nothing(privacy: dict) -> None:
 
 def test_the_sentence_says_how_often_a_guess_of_membership_can_be_right() -> None:
     record = {**private(unit="customer_id"), "epsilon": 3.0, "delta": 1e-5}
-    assert "at most **95.3 %**" in str(meaning(record)) and most_right(3.0, 1e-5) == "95.3"
+    assert "at most **95.3 %**" in str(meaning(record))
+    assert best_attack_accuracy(3.0, 1e-5) == "95.3"
     assert "the rows of one `customer_id` were trained on" in str(meaning(record))
     assert "one example was trained on" in str(meaning(private()))
     assert "nearly everything" in str(meaning({**record, "epsilon": 30.0}))
@@ -155,7 +156,7 @@ def test_a_model_with_a_private_tokenizer_promises_what_both_cost() -> None:
     epsilon, delta, _ = figures(CONFIG, record, [])
     assert (epsilon.value, delta.value) == ("7.25", "2 × 10⁻⁵")
     assert "its tokenizer included; 3.00 of the training" in epsilon.note
-    assert f"{most_right(7.25, 2e-5)} %" in str(meaning(record))
+    assert f"{best_attack_accuracy(7.25, 2e-5)} %" in str(meaning(record))
 
 
 series_of = plain(series_of)

@@ -8,7 +8,7 @@ the advantage, ``1 - false_positives - false_negatives``, by
 ``(e^eps - 1 + 2 delta) / (e^eps + 1)``. Where either case is as likely as the other, the test is
 therefore wrong with a probability of at least ``(1 - delta) / (e^eps + 1)``; some mechanism of this
 epsilon and delta meets it with equality. Read backwards, what a test can do bounds epsilon from
-below (``shown_epsilon``).
+below (``epsilon_lower_bound``).
 
 *Signal.* A warning is public, so it may not depend on a record: not on gradients, which it is
 about. What is left is the best case. Clipped gradients have at most the length C, so that those of
@@ -102,7 +102,7 @@ LEAST_ERROR = Decimal("1e-6")
 """An error this rare is none to a reader: no percentage is printed."""
 
 
-def least_error(epsilon: float, delta: float) -> Decimal:
+def lowest_attack_error(epsilon: float, delta: float) -> Decimal:
     """Returns how often, at least, a test of membership is wrong, in [0, 1/2].
 
     Args:
@@ -113,7 +113,7 @@ def least_error(epsilon: float, delta: float) -> Decimal:
     return EXACT.divide(EXACT.subtract(1, Decimal(delta)), weight)
 
 
-def most_right(epsilon: float, delta: float) -> str | None:
+def best_attack_accuracy(epsilon: float, delta: float) -> str | None:
     """Returns, in percent and rounded up, how often a test of membership can be right.
 
     None where that is so close to always that the bound tells nothing.
@@ -121,10 +121,10 @@ def most_right(epsilon: float, delta: float) -> str | None:
     Guarantees:
         The printed number is never below the bound, and below 100.
 
-    >>> most_right(0.0, 0.0), most_right(3.0, 1e-5), most_right(8.0, 1e-5), most_right(40.0, 1e-5)
-    ('50', '95.3', '99.967', None)
+    >>> [best_attack_accuracy(epsilon, 1e-5) for epsilon in (3.0, 8.0, 40.0)]
+    ['95.3', '99.967', None]
     """
-    error = least_error(epsilon, delta)
+    error = lowest_attack_error(epsilon, delta)
     if error < LEAST_ERROR:
         return None
     last = Decimal(1).scaleb(min((error * 100).adjusted() - SIGNIFICANT + 1, -DECIMALS))
@@ -132,7 +132,7 @@ def most_right(epsilon: float, delta: float) -> str | None:
     return f"{(100 - percent).normalize():f}"
 
 
-def shown_epsilon(
+def epsilon_lower_bound(
     *, noise_multiplier: float, sample_rate: float, steps: int, delta: float
 ) -> float:
     """Returns the least epsilon of sampled Gaussian steps that a simple test of membership shows.
@@ -144,15 +144,17 @@ def shown_epsilon(
     Guarantees:
         No epsilon below it is true of the steps at ``delta``, but for 1e-6 of it by rounding.
 
-    >>> shown = shown_epsilon(noise_multiplier=1.0, sample_rate=1.0, steps=1, delta=1e-5)
+    >>> shown = epsilon_lower_bound(noise_multiplier=1.0, sample_rate=1.0, steps=1, delta=1e-5)
     >>> round(shown, 2)  # of one Gaussian step 4.38 is the exact epsilon
     4.38
     """
     some = {*(2**power for power in range(steps.bit_length())), steps}
-    return max(_shown_by_sum(noise_multiplier, sample_rate, n, delta) for n in some)
+    return max(_lower_bound_by_sum(noise_multiplier, sample_rate, n, delta) for n in some)
 
 
-def _shown_by_sum(noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> float:
+def _lower_bound_by_sum(
+    noise_multiplier: float, sample_rate: float, steps: int, delta: float
+) -> float:
     import numpy as np
     from scipy.special import gammaln, log_ndtr, xlog1py, xlogy
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from dpft.errors import InputError, RunError, is_out_of_memory
+from dpft.machine import return_freed_memory
 from dpft.privacy.clipping.choices import Tuning
 from dpft.privacy.clipping.engine import LossFunction, is_a_list
 from dpft.privacy.clipping.patches import CompilerFailed, Patches
@@ -162,6 +163,8 @@ class LossCheck:
         self, asked: Computation, survey: Survey, losses: Tensor, precision: torch.dtype | None
     ) -> SubsetLosses | None:
         """Returns losses of few rows of the bare model, which are those among all rows."""
+        # A check holds the graphs of two calls, which grow around the holes that others left.
+        return_freed_memory()
         survey.choose(losses)
         check = CrossExampleCheck(
             model_calls=self._calls,

@@ -13,10 +13,10 @@ from dpft.privacy.accounting.gdp import gaussian_epsilon
 from dpft.privacy.accounting.interpretation import (
     LEAST_SHARE,
     LEAST_STRENGTH,
-    least_error,
-    most_right,
+    best_attack_accuracy,
+    epsilon_lower_bound,
+    lowest_attack_error,
     noise_warnings,
-    shown_epsilon,
     signal_notes,
     signal_share,
 )
@@ -135,24 +135,24 @@ def test_the_bound_is_the_error_of_the_best_test_of_the_worst_mechanism(
 ) -> None:
     pair = worst_pair(epsilon, delta)
     best = sum(max(with_unit, without) for with_unit, without in pair) / 2
-    assert float(1 - least_error(epsilon, delta)) == pytest.approx(best, rel=1e-12)
+    assert float(1 - lowest_attack_error(epsilon, delta)) == pytest.approx(best, rel=1e-12)
     advantage = (math.expm1(epsilon) + 2 * delta) / (math.exp(epsilon) + 1)
-    assert float(1 - 2 * least_error(epsilon, delta)) == pytest.approx(advantage, abs=1e-14)
+    assert float(1 - 2 * lowest_attack_error(epsilon, delta)) == pytest.approx(advantage, abs=1e-14)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), SETTINGS)
 def test_the_printed_percentage_is_above_the_bound_and_below_always(
     epsilon: float, delta: float
 ) -> None:
-    printed = Fraction(most_right(epsilon, delta))
-    bound = 100 - 100 * Fraction(least_error(epsilon, delta))
+    printed = Fraction(best_attack_accuracy(epsilon, delta))
+    bound = 100 - 100 * Fraction(lowest_attack_error(epsilon, delta))
     assert bound <= printed < 100
     assert printed - bound <= max((100 - bound) / 10, Fraction(0))
 
 
 def test_where_the_bound_tells_nothing_there_is_no_percentage() -> None:
-    assert [most_right(epsilon, 1e-5) for epsilon in (14.0, 1e9, math.inf)] == [None] * 3
-    assert most_right(1.0, 1.0) is None
+    assert [best_attack_accuracy(epsilon, 1e-5) for epsilon in (14.0, 1e9, math.inf)] == [None] * 3
+    assert best_attack_accuracy(1.0, 1.0) is None
 
 
 def test_the_examples_of_the_module_hold() -> None:
@@ -170,7 +170,7 @@ def test_the_examples_of_the_module_hold() -> None:
 def test_what_a_test_shows_is_not_above_what_an_accountant_bounds(
     noise: float, rate: float, steps: int, delta: float
 ) -> None:
-    shown = shown_epsilon(noise_multiplier=noise, sample_rate=rate, steps=steps, delta=delta)
+    shown = epsilon_lower_bound(noise_multiplier=noise, sample_rate=rate, steps=steps, delta=delta)
     mechanism = SampledGaussian(noise_multiplier=noise, sample_rate=rate, steps=steps, delta=delta)
     bound = rdp.epsilon(mechanism).upper
     assert bound is not None
@@ -181,5 +181,5 @@ def test_what_a_test_shows_is_not_above_what_an_accountant_bounds(
 def test_without_sampling_a_test_shows_nearly_all(steps: int) -> None:
     """The sum of all steps is then a Gaussian mechanism whose epsilon is known."""
     noise = 2.0 * math.sqrt(steps)
-    shown = shown_epsilon(noise_multiplier=noise, sample_rate=1.0, steps=steps, delta=1e-5)
+    shown = epsilon_lower_bound(noise_multiplier=noise, sample_rate=1.0, steps=steps, delta=1e-5)
     assert shown == pytest.approx(gaussian_epsilon(0.5, 1e-5), rel=1e-2)

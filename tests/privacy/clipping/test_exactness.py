@@ -57,6 +57,20 @@ def test_the_16th_batch_is_checked_again_and_others_are_computed_once(engine):
             assert rows == ([12, 6, 6, 8, 12] if number == 16 else [12])
 
 
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ("book_keeping", "loop")))
+def test_freed_memory_goes_back_before_a_batch_is_checked_and_at_no_other(engine, monkeypatch):
+    model, given = gpt2().train(), []
+    losses, rows = counted(model)
+    monkeypatch.setattr(exactness, "return_freed_memory", lambda: given.append(len(rows)))
+    with PerExampleClipper(model, 0.5, engine=engine) as clipper:
+        for _ in range(15):
+            clipper.accumulate(losses)
+        assert given == [1], "after all rows, before the first of few"
+        before = len(rows)
+        clipper.accumulate(losses)
+    assert given == [1, before + 1]
+
+
 MIXES = {
     "a mean": lambda h: h + 0.01 * h.mean(0),
     "a detached mean": lambda h: h + 0.01 * h.detach().mean(0),
