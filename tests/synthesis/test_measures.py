@@ -210,7 +210,7 @@ def test_presidio_adds_to_the_patterns_and_asks_no_network(monkeypatch: pytest.M
         "Between 2020-01-02 and 12:30 nothing was 42.": 0,
     }
     finder, by = personal._finder()
-    assert by.startswith("presidio")
+    assert by.startswith("presidio") and ("names" in by)
     for text, expected in texts.items():
         assert len(finder(text)) == expected, text
     schema = schema_of({"columns": {"note": {"type": "text", "max_tokens": 60}}})
@@ -220,6 +220,21 @@ def test_presidio_adds_to_the_patterns_and_asks_no_network(monkeypatch: pytest.M
     assert {kind: (n.real, n.synthetic_that_are_real) for kind, n in found.kinds.items()} == {
         "e-mail addresses": (1, 1), "phone numbers": (3, 0), "card numbers": (1, 0),
     }  # fmt: skip
+
+
+def test_presidio_finds_names_where_a_model_of_spacy_is() -> None:
+    pytest.importorskip("presidio_analyzer", reason="the extra pii is not installed")
+    import spacy
+
+    if not any(name.startswith("en_") for name in spacy.util.get_installed_models()):
+        pytest.skip("no English model of spaCy is installed")
+    schema = schema_of({"columns": {"note": {"type": "text", "max_tokens": 60}}})
+    real = [{"note": "Ask Anna Schmidt, or call 07700 900123."}, {"note": "John Miller came."}]
+    found = personal_data(schema, real, [{"note": "I saw John Miller."}, {"note": "Nobody."}])
+    assert found is not None and "of names by en_" in found.by
+    names = found.kinds["names"]
+    assert (names.real, names.synthetic, names.synthetic_that_are_real) == (2, 1, 1)
+    assert found.kinds["phone numbers"].real == 1
 
 
 def test_all_measures_of_tables_without_texts() -> None:
