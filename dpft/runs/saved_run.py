@@ -64,6 +64,8 @@ PLANNED = (
     *("phases", "delta_source", "mechanism"),
 )
 """Keys of privacy.json that the plan has under the same name."""
+BOUNDS = ("rdp", "pld", "prv")
+"""Accountants whose answer is an upper bound, and no estimate."""
 Stated = PrivateRun | PrivateVocabulary
 """A privacy.json with an epsilon."""
 Fact = tuple[str, Any, Any]
@@ -209,25 +211,50 @@ def _of_configuration(asked: PrivacySection, plan: PrivacyPlan | HistogramPlan) 
 
 def _impossible(folder: Path, privacy: Stated, ledger: LedgerRecord) -> Iterator[str]:
     """Yields an epsilon that is below what the ledger's steps show, whatever goes with it."""
-    stated = [("epsilon", float(privacy.epsilon), float(privacy.delta))]
-    if isinstance(privacy, PrivateRun) and privacy.tokenizer is not None:
-        stated.append(("epsilon_with_tokenizer", *guarantee(privacy)))
-    for name, epsilon, delta in stated:
-        for noise, steps in steps_taken(ledger, folder / LEDGER).items():
-            if noise.threshold_delta:
-                continue  # A histogram's is exact, and was compared.
+    delta = float(privacy.delta)
+    taken = steps_taken(ledger, folder / LEDGER)
+    # A histogram's is exact, and was compared.
+    spent = {noise: steps for noise, steps in taken.items() if not noise.threshold_delta}
+    stated = [("epsilon", float(privacy.epsilon), delta, spent)]
+    if isinstance(privacy, PrivateRun):
+        for name in BOUNDS:
+            answer = privacy.epsilons.get(name)
+            bound = answer.upper if isinstance(answer, Interval) else answer
+            if isinstance(bound, int | float):
+                stated.append((f"epsilons.{name}", float(bound), delta, spent))
+        if privacy.tokenizer is not None:
+            stated.append(("epsilon_with_tokenizer", *guarantee(privacy), spent))
+        stated += [
+            (f"epsilon_curve at {steps} steps", bound, delta, so_far)
+            for steps, bound, so_far in _curve(privacy, ledger.plan)
+        ]
+    for name, epsilon, at, noises in stated:
+        for noise, steps in noises.items():
             least = shown_epsilon(
                 noise_multiplier=noise.noise_multiplier,
                 sample_rate=noise.sample_rate,
                 steps=steps,
-                delta=delta,
+                delta=at,
             )
             if epsilon < least * (1 - 1e-6):
                 yield (
                     f"{folder / PRIVACY}: {name} must be at least {least:.4g}, which the"
-                    f" {steps} noisy steps of {folder / LEDGER} show at delta = {delta:.4g}, got"
+                    f" {steps} noisy steps of {folder / LEDGER} show at delta = {at:.4g}, got"
                     f" {epsilon:.4g}"
                 )
+
+
+def _curve(
+    privacy: PrivateRun, plan: Plan | None
+) -> Iterator[tuple[int, float, Mapping[Noise, int]]]:
+    """Yields the curve's numbers of steps, its bounds, and what so many planned steps cost."""
+    if privacy.epsilon_curve is None or not isinstance(plan, PrivacyPlan):
+        return
+    curve = privacy.epsilon_curve
+    noise = Noise(noise_multiplier=plan.noise_multiplier, sample_rate=plan.sample_rate)
+    for steps, bound in zip(curve.steps, curve.epsilons, strict=True):
+        so_far = plan.event((min(steps, plan.steps),)).steps
+        yield steps, float(bound), {noise: so_far}
 
 
 def _same(stated: Any, known: Any) -> bool:
