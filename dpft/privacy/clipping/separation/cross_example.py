@@ -13,7 +13,7 @@ of each half of the subset is compared with what that half alone gives (``check_
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -251,11 +251,11 @@ class CrossExampleCheck:
         weights = [torch.zeros_like(among.losses.detach()) for _ in parts]
         for own, (_, places) in zip(weights, parts, strict=True):
             own[places] = scale * each[: len(places)].to(own)
-        expected = self._prints(among, weights, parameters, around, again=inside)
+        expected = self._prints(among, weights, parameters, around, again=inside, inside=inside)
         for prints, own, (rows, places) in zip(expected, weights, parts, strict=True):
             part = replace(among, survey=replace(among.survey, rows=rows))
             as_many = own if among.survey.compared is not None else own[places]
-            (got,) = self._prints(part, [as_many], parameters, around, again=True)
+            (got,) = self._prints(part, [as_many], parameters, around, again=True, inside=inside)
             if not _gradients_alike(prints, got, self._coarsest(among.losses)):
                 raise RunError(COUPLED_GRADIENTS)
 
@@ -267,6 +267,7 @@ class CrossExampleCheck:
         around: Context,
         *,
         again: bool,
+        inside: bool,
     ) -> list[dict[str, Tensor]]:
         """Returns fingerprints of the gradients of a subset's losses, weighted in some ways.
 
@@ -275,18 +276,24 @@ class CrossExampleCheck:
             weights: Of each loss, shape (n,).
             parameters: What trains, by name.
             around: Makes the model run without randomness.
-            again: Whether the losses are computed anew, and their backward pass sees the rows too.
+            again: Whether the losses are computed anew.
+            inside: Whether their backward pass sees these rows alone, too.
         """
         if not again:
             with around():
-                return _prints(subset.losses, weights, parameters)
+                return _prints(subset.losses, weights, parameters, nullcontext)
         self.state.restore()
         try:
-            with subset.again(self.model_calls, lambda _: False, around), around():
+            with subset.again(self.model_calls, lambda _: False, around) as taken:
                 losses = self.compute_losses()
                 if losses.shape != weights[0].shape:
                     raise CannotBeCompared("their number does not follow")
-                return _prints(losses, weights, parameters)
+                if inside:
+                    taken.mark(weights)
+                    with around():
+                        return _prints(losses, weights, parameters, taken.asleep)
+            with around():
+                return _prints(losses, weights, parameters, nullcontext)
         except CheckpointError:
             raise
         except Exception as error:
@@ -364,18 +371,15 @@ class CrossExampleCheck:
 
 
 def _prints(
-    losses: Tensor, weights: Sequence[Tensor], parameters: Mapping[str, Tensor]
+    losses: Tensor, weights: Sequence[Tensor], parameters: Mapping[str, Tensor], unwatched: Context
 ) -> list[dict[str, Tensor]]:
     """Returns, for each way to weight losses, fingerprints of the sum's gradients, by name."""
-    return [
-        {
-            name: _print(gradient)
-            for name, gradient in ordinary_gradients(
-                losses, parameters, weights=each, retain_graph=True
-            ).items()
-        }
-        for each in weights
-    ]
+    found = []
+    for each in weights:
+        gradients = ordinary_gradients(losses, parameters, weights=each, retain_graph=True)
+        with unwatched():
+            found.append({name: _print(gradient) for name, gradient in gradients.items()})
+    return found
 
 
 def _print(gradient: Tensor) -> Tensor:
