@@ -294,7 +294,7 @@ class Number(Column):
             found = Decimal(str(cell).strip())
         except InvalidOperation:
             raise Misfit("must be a number") from None
-        if not found.is_finite():
+        if not found.is_finite() or "_" in str(cell):  # Decimal reads 1_0 as 10
             raise Misfit("must be a number")
         if not self.low <= found <= self.high:
             raise Misfit(f"must be from {self.low} to {self.high}")

@@ -200,9 +200,9 @@ def _likeness_rows(text: TextLikeness) -> list[tuple[str, str, str]]:
     """Returns how far the texts of a column are from real ones."""
     rows = [
         (
-            f"Jensen-Shannon divergence of {n} word{'s' * (n != '1')}, bits",
+            f"{n} word{'s' * (n != '1')}: Jensen-Shannon divergence, bits",
             f"{value:.3f}",
-            f"{(text.of_controls or {})[n]:.3f} (halves of the controls)",
+            f"{(text.of_controls or {})[n]:.3f} (controls)",
         )
         for n, value in (text.divergence or {}).items()
     ]

@@ -87,6 +87,7 @@ def test_rows_are_read_as_the_schema_says() -> None:
         ({"age": "42.5"}, "whole number"),
         ({"age": "many"}, "must be a number"),
         ({"age": "NaN"}, "must be a number"),
+        ({"age": "2_5"}, "must be a number"),
         ({"age": ""}, "is missing"),
         ({"city": "rome"}, "one of the 3 values"),
         ({"smoker": "maybe"}, "true or false"),

@@ -429,6 +429,16 @@ def test_bad_input_is_one_sentence_before_noise_is_drawn(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_unit_cannot_take_the_place_of_what_is_learned(tmp_path: Path) -> None:
+    """Its values, which are never learned, would be the training's targets."""
+    rows = [{**row, "__row__": row["customer_id"]} for row in visitors()]
+    schema = {"columns": {**SCHEMA["columns"], "__row__": {"type": "id"}}}
+    with pytest.raises(InputError, match="may not be the column __row__"):
+        dpft.synthesize(rows, QUICK, schema=schema, privacy={"eps": EPS, "unit": "__row__"},
+                        folder=tmp_path / "run")  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.usefixtures("uncalibrated")
 def test_what_decoding_lacks_is_refused_before_anything_is_spent(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
