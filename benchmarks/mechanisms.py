@@ -68,8 +68,8 @@ def settings(data: Path, model: Path) -> dict[str, Setting]:
             metric="accuracy",
             better="higher",
             rates={
-                "sgd": ("0.25", "1", "4", "16"),
-                "adamw": ("2.5e-3", "1e-2", "4e-2", "1.6e-1"),
+                "sgd": ("1", "4", "16", "64"),
+                "adamw": ("1e-2", "4e-2", "1.6e-1", "6.4e-1"),
             },
         ),
     }  # fmt: skip

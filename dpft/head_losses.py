@@ -33,8 +33,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from dpft.devices import moved
-from dpft.kinds import IGNORED_LABEL
+from dpft.devices import moved, on_host
+from dpft.kinds import CAUSAL, IGNORED_LABEL
 
 CHUNK_NUMBERS = 2**24
 """Logits that are there at a time (64 MB); one example's where they are more and must be whole."""
@@ -42,6 +42,17 @@ CACHED_NUMBERS = 2**20
 """Of them, what a processor takes the logarithm of at a time, so that it stays in its cache."""
 Place = tuple[tuple[int, int], tuple[int, int]]
 """First and past-last of a chunk's positions, and of its examples."""
+
+
+def predicted_labels(labels: Tensor, kind: str, *, filling: int = IGNORED_LABEL) -> Tensor:
+    """Returns what is known of each label, shape (b, t), where that label is predicted.
+
+    A decoder's input is its labels one step late, and a masked token's label is where it stood.
+    """
+    if kind != CAUSAL:
+        return labels
+    # Labels are shifted in place of logits: a shifted (b, t, v) copy costs v times as much.
+    return nn.functional.pad(labels[:, 1:], (0, 1), value=filling)
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,7 @@ class Targets:
         places: Numbers of the positions among all b t, ascending, shape (n,).
         labels: Of these positions, shape (n,).
         examples: Example of each of them, shape (n,).
-        counts: How many each example has; they show on the host, which waits for it.
+        counts: How many each example has, as the host knows.
     """
 
     places: Tensor
@@ -63,8 +74,8 @@ class Targets:
     @classmethod
     def of(cls, labels: Tensor) -> "Targets":
         """Returns those of labels, token ids or -100, shape (b, t)."""
-        # On the host, so that a device is looked at once.
-        counted = (labels != IGNORED_LABEL).cpu()
+        # On the host, which knows a batch's labels; others are looked at once.
+        counted = on_host(labels) != IGNORED_LABEL
         places = counted.flatten().nonzero()[:, 0]
         examples = places // max(1, labels.shape[1])
         counts = tuple(counted.sum(1).tolist())

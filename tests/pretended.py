@@ -21,15 +21,16 @@ shards look into storages that its tensors do not have; torch.compile, which is 
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from tests.parallel.forked import in_new_process
 
@@ -63,10 +64,6 @@ MAKES_NOTHING = frozenset(
 IN_HALF = ("linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "conv2d", "einsum")
 
 
-HELD: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""What each tensor of the device holds."""
-
-
 class Mismatch(RuntimeError):
     """A CPU tensor met one of the device."""
 
@@ -74,22 +71,21 @@ class Mismatch(RuntimeError):
 class Pretend(Tensor):
     """A tensor of the device, which holds its numbers in a CPU tensor."""
 
+    __slots__ = ("held",)
+    held: Tensor
+    """The CPU tensor; in a slot, since the clipper looks into what ``vars`` shows of a tensor."""
+
     @staticmethod
     def __new__(cls, real: Tensor) -> "Pretend":
         made: Pretend = Tensor._make_wrapper_subclass(
             cls, real.size(), strides=real.stride(), storage_offset=real.storage_offset(),
             dtype=real.dtype, device=torch.device(NAME, 0), requires_grad=False,
         )  # fmt: skip
-        HELD[made] = real
+        made.held = real
         return made
 
     def __init__(self, real: Tensor) -> None:
         pass
-
-    @property
-    def held(self) -> Tensor:
-        """The CPU tensor; not an attribute, since the clipper looks into what has any."""
-        return HELD[self]
 
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.held.untyped_storage()
@@ -141,59 +137,90 @@ def waited(what: str) -> None:
     WAITS[f"{what} at {place}"] += 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """What is asked of an operation each time that it is called."""
+
+    name: str
+    launches: bool
+    """Whether it computes something."""
+    draws: bool
+    is_indexing: bool
+
+    @classmethod
+    @cache
+    def of(cls, func: Any) -> "Operation":
+        """Of a torch operation."""
+        name = func._schema.name
+        return cls(
+            name=name,
+            launches=not func.is_view and name not in MAKES_NOTHING,
+            draws=torch.Tag.nondeterministic_seeded in func.tags,
+            is_indexing=name in ("aten::index", "aten::_index_put_impl_", "aten::index_put_"),
+        )
+
+
 def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Does an operation on the CPU tensors, and says where its results are."""
+    operation = Operation.of(func)
+    name = operation.name
     tensors: list[Tensor] = []
-    given_args = unwrapped(args, tensors)
-    given = unwrapped(kwargs, tensors)
+    given_args = [unwrapped(each, tensors) for each in args]
+    given = {key: unwrapped(each, tensors) for key, each in kwargs.items()}
     own = [tensor for tensor in tensors if isinstance(tensor, Pretend)]
     others = [tensor for tensor in tensors if not isinstance(tensor, Pretend)]
-    name = func._schema.name
     device = kwargs.get("device")
-    goes_there = device is not None and torch.device(device).type == NAME
-    goes_back = device is not None and torch.device(device).type == "cpu"
-    if own and name not in MAY_MIX and any(other.dim() for other in others):
+    goes = None if device is None else torch.device(device).type
+    goes_there, goes_back = goes == NAME, goes == "cpu"
+    if own and others and name not in MAY_MIX and any(other.dim() for other in others):
         where = [(tensor.device.type, tuple(tensor.shape)) for tensor in tensors]
         raise Mismatch(f"{name} of {where}")
-    if (own or goes_there) and not func.is_view and name not in MAKES_NOTHING:
+    if operation.launches and (own or goes_there):
         LAUNCHES[name] += 1
-    if own and name in READS:
-        waited(name)
-    if own and goes_back and name == "aten::_to_copy":
-        waited("to cpu")
-    if not own and goes_there and name == "aten::_to_copy" and not is_pinned(others):
+    if own:
+        note_wait(operation, own, others, args, goes_back)
+    elif goes_there and name == "aten::_to_copy" and not is_pinned(others):
         waited("from memory that is not pinned")
-    if (
-        own
-        and name == "aten::copy_"
-        and isinstance(args[0], Pretend) != isinstance(args[1], Pretend)
-    ):
-        waited("copy_")
-    if own and name in ("aten::index", "aten::_index_put_impl_", "aten::index_put_"):
-        if any(other.dim() for other in others):
-            waited(f"{name} by an index of the host")
-        elif any(tensor.dtype == torch.bool for tensor in own[1:]):
-            waited(f"{name} by a mask")
     if goes_there:
         given["device"] = CPU
     if given.get("pin_memory"):
         given["pin_memory"] = False
-    drawn = torch.Tag.nondeterministic_seeded in func.tags and (goes_there or bool(own))
+    drawn = operation.draws and (goes_there or bool(own))
     with BACKEND.drawing() if drawn else nullcontext():
         results = func(*given_args, **given)
-    stays = goes_there or (bool(own) and not goes_back)
+    if goes_there or (own and not goes_back):
+        return placed(results, own)
+    return results
 
-    def placed(result: Any) -> Any:
-        if isinstance(result, list | tuple):
-            return type(result)(map(placed, result))
-        if not isinstance(result, Tensor):
-            return result
-        for tensor in own:  # in place: the same tensor comes back
+
+def note_wait(
+    operation: Operation, own: Sequence[Any], others: Sequence[Tensor], args: Any, goes_back: bool
+) -> None:
+    """Counts that the host waits for the device, where an operation on its tensors has it wait."""
+    name = operation.name
+    if name in READS:
+        waited(name)
+    if goes_back and name == "aten::_to_copy":
+        waited("to cpu")
+    if name == "aten::copy_" and isinstance(args[0], Pretend) != isinstance(args[1], Pretend):
+        waited("copy_")
+    if operation.is_indexing:
+        if any(other.dim() for other in others):
+            waited(f"{name} by an index of the host")
+        elif any(tensor.dtype == torch.bool for tensor in own[1:]):
+            waited(f"{name} by a mask")
+
+
+def placed(result: Any, own: Sequence["Pretend"]) -> Any:
+    """Returns what came out of CPU tensors as of the device; in place, the same tensor again."""
+    if isinstance(result, Tensor):
+        for tensor in own:
             if tensor.held is result:
                 return tensor
-        return Pretend(result) if stays else result
-
-    return placed(results)
+        return Pretend(result)
+    if isinstance(result, list | tuple):
+        return type(result)(placed(each, own) for each in result)
+    return result
 
 
 def unwrapped(value: Any, tensors: list[Tensor]) -> Any:
@@ -203,7 +230,7 @@ def unwrapped(value: Any, tensors: list[Tensor]) -> Any:
     """
     if isinstance(value, Tensor):
         tensors.append(value)
-        return HELD[value] if isinstance(value, Pretend) else value
+        return value.held if isinstance(value, Pretend) else value
     if isinstance(value, list | tuple):
         return [unwrapped(each, tensors) for each in value]
     if isinstance(value, dict):

@@ -6,8 +6,8 @@ Each test forks a process that registers the device; what it finds is compared w
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -19,22 +19,28 @@ import dpft.audit.kinds.one_run
 import dpft.runs.evaluation
 import dpft.runs.generation
 import dpft.runs.run  # noqa: F401  so that no process of a test imports any of it again
-from benchmarks.gpu_exactness import IDS, SHAPES, length, prepared, rows, trained
+from benchmarks.gpu_exactness import IDS, SHAPES, VOCABULARY, length, prepared, rows, trained
 from dpft.data import batches as batches_module
 from dpft.data.batches import Batch
 from dpft.errors import RunError
 from dpft.generation.processors import nucleus_processors
 from dpft.head_losses import fuse_head
+from dpft.kinds import IGNORED_LABEL
 from dpft.models.losses import per_example_losses
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy import gaussians, randomness
+from dpft.privacy.accounting import gdp
+from dpft.privacy.accounting.accountants import Accountants
+from dpft.privacy.accounting.mechanism import Epsilon
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.choices import ENGINE_NAMES
 from dpft.privacy.clipping.engine import Flat
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
+from dpft.runs import prepared_run
 from dpft.training import loop
-from dpft.training.optimizers import AdamW
+from dpft.training.optimizer_steps import tell_noise
+from dpft.training.optimizers import OPTIMIZERS, AdamW
 from tests import pretended
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case, Outcome, take_steps
@@ -125,38 +131,95 @@ class Steps:
         )
         self.noise = make_randomness(torch.device(device), 1).noise
         self.waits: list[int] = []
+        """Of each micro-batch of the last step, then those beyond them."""
 
     def take(self, step: int, clipper: PerExampleClipper) -> None:
-        """Takes one step of two micro-batches; notes the waits of each, and those beyond them."""
+        """Takes one step of two micro-batches."""
         self.optimizer.zero_grad()
         before = WAITS.total()
-        micro = 0
+        waits = []
         made = (self.layout.collate(rows(self.layout, lengths)) for lengths in LENGTHS)
         for batch in loop.sent_ahead(made, self.device):
             begun = WAITS.total()
             clipper.accumulate(lambda batch=batch: per_example_losses(self.model, batch))
-            micro = WAITS.total() - begun
+            waits.append(WAITS.total() - begun)
         add_noise(dict(self.model.named_parameters()), 0.1, self.noise, step)
         self.optimizer.step()
         loop.check_weights(self.model, step)
-        self.waits = [micro, WAITS.total() - before]
+        self.waits = [*waits, WAITS.total() - before - sum(waits)]
+
+    def weights(self) -> dict[str, Tensor]:
+        """What trains, on the host."""
+        return {name: p.detach().to(CPU, copy=True) for name, p in trained(self.model).items()}
 
 
-def taken(device: str, count: int = 2) -> dict[str, Tensor]:
+def taken(device: str, count: int = 1) -> dict[str, Tensor]:
     """The weights after some steps."""
     steps = Steps(device)
     with PerExampleClipper(steps.model, 0.5) as clipper:
         for step in range(count):
             steps.take(step, clipper)
-    return {name: p.detach().to(CPU) for name, p in trained(steps.model).items()}
+    return steps.weights()
 
 
-def test_steps_with_noise_leave_the_cpus_weights() -> None:
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What was seen while five steps were taken on the device."""
+
+    proof: int
+    """How often the host waited in the first micro-batch, while its kind was proved."""
+    weights: dict[str, Tensor]
+    """After two steps."""
+    micro_batch: int
+    """Waits of a micro-batch of the last step, the most of any."""
+    step: int
+    """Waits of the last step beside those of its micro-batches."""
+    where: list[str]
+    order: list[str]
+    """When the last step's batches were sent, and when its backward passes began."""
+
+
+def five_steps(fused: bool) -> Taken:
+    steps, order = Steps(THERE, fused=fused), []
+    backward, to = torch.autograd.backward, Batch.to
+
+    def send(batch: Batch, device: torch.device) -> Batch:
+        order.append(f"sent {len(batch.inputs['input_ids'][0])}")
+        return to(batch, device)
+
+    def begin(*args: Any, **kwargs: Any) -> None:
+        order.append("backward")
+        backward(*args, **kwargs)
+
+    with PerExampleClipper(steps.model, 0.5) as clipper, pytest.MonkeyPatch.context() as patch:
+        for step in range(4):  # calls 1 to 8 of a kind, of which the clipper checks 1, 2, 4 and 8
+            steps.take(step, clipper)
+            if step == 0:
+                proof = steps.waits[0]
+            if step == 1:
+                weights = steps.weights()
+        patch.setattr(Batch, "to", send)
+        patch.setattr(torch.autograd, "backward", begin)
+        WAITS.clear()
+        steps.take(4, clipper)
+    *micro, beyond = steps.waits
+    return Taken(
+        proof=proof, weights=weights, micro_batch=max(micro), step=beyond,
+        where=[*WAITS.elements()], order=order,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def five() -> Taken:
+    """Of a model whose losses are taken of logits."""
+    return on_pretended(five_steps, False)
+
+
+def test_steps_with_noise_leave_the_cpus_weights(five: Taken) -> None:
     """The noise has the same bits; sums come out of the same kernels."""
-    found, expected = on_pretended(taken, THERE), taken(CPU)
-    apart = sum(float((found[n] - expected[n]).square().sum()) for n in expected) ** 0.5
-    whole = sum(float(expected[n].square().sum()) for n in expected) ** 0.5
-    assert apart <= 1e-5 * whole
+    found, expected = five.weights, taken(CPU, count=2)
+    apart = {name: found[name] - expected[name] for name in expected}
+    assert length(expected) > 0 and length(apart) <= 1e-5 * length(expected)
 
 
 def noisy(device: str) -> tuple[Tensor, int]:
@@ -172,40 +235,74 @@ def test_noise_has_the_cpus_bits_and_one_look_for_all_tensors() -> None:
     assert waits == 1
 
 
-def waits_of_a_proof() -> list[Any]:
-    steps = Steps(THERE)
-    batch = steps.layout.collate(rows(steps.layout, LENGTHS[0])).to(steps.device)
-    with PerExampleClipper(steps.model, 0.5) as clipper:
-        WAITS.clear()
-        clipper.accumulate(lambda: per_example_losses(steps.model, batch))
-    return [WAITS.total(), *WAITS.items()]
-
-
-def test_the_host_waits_a_few_dozen_times_while_a_batch_is_proved() -> None:
-    count, *where = on_pretended(waits_of_a_proof)
-    print(*where, sep="\n")
-    assert 0 < count <= PROOF_WAITS
-
-
-def waits_of_steps(fused: bool) -> list[Any]:
-    steps = Steps(THERE, fused=fused)
-    with PerExampleClipper(steps.model, 0.5) as clipper:
-        for step in range(4):  # calls 1 to 8 of a kind, of which the clipper checks 1, 2, 4 and 8
-            steps.take(step, clipper)
-        WAITS.clear()
-        steps.take(4, clipper)
-        return [*steps.waits, *WAITS.elements()]
+def test_the_host_waits_a_few_dozen_times_while_a_batch_is_proved(five: Taken) -> None:
+    assert 0 < five.proof <= PROOF_WAITS
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["logits", "fused-head"])
-def test_the_host_seldom_waits_in_the_steady_state(fused: bool) -> None:
-    micro, step, *where = on_pretended(waits_of_steps, fused)
-    print(*where, sep="\n")
-    # A fused head looks at which positions count, and at whether its losses came out again.
-    most = MICRO_BATCH_WAITS + fused
-    assert micro <= most
-    assert step <= 2 * most + STEP_WAITS
-    assert where, "waits must be counted"
+def test_the_host_seldom_waits_in_the_steady_state(fused: bool, five: Taken) -> None:
+    found = on_pretended(five_steps, True) if fused else five
+    print(*found.where, sep="\n")
+    assert 0 < found.micro_batch <= MICRO_BATCH_WAITS
+    assert found.step <= STEP_WAITS
+
+
+def ignored(batch: Batch) -> Batch:
+    return replace(batch, labels=torch.full_like(batch.labels, IGNORED_LABEL))
+
+
+def out_of_range(batch: Batch) -> Batch:
+    """A row that counts nothing names a token that there is not."""
+    batch.labels[1, 1] = VOCABULARY
+    return replace(batch, weights=torch.tensor([1.0, 0.0, 1.0]))
+
+
+def written_to(batch: Batch) -> Batch:
+    batch.labels[2, 3:] = IGNORED_LABEL
+    return batch
+
+
+def written_to_where_predicted(batch: Batch) -> Batch:
+    labels, first = (batch.labels, 3) if batch.predicted is None else (batch.predicted, 2)
+    labels[2, first:] = IGNORED_LABEL
+    return batch
+
+
+Altered = Callable[[Batch], Batch]
+ALTERED: dict[str, tuple[Altered, Altered]] = {
+    "all-ignored": (ignored, lambda batch: batch),
+    "out-of-range": (out_of_range, lambda batch: batch),
+    "replaced-when-sent": (lambda batch: batch, ignored),
+    "written-to-when-sent": (lambda batch: batch, written_to),
+    "predicted-written-to": (lambda batch: batch, written_to_where_predicted),
+}
+"""What is done to a batch on the host, and then on its device."""
+
+
+def norms_of(name: str, device: str) -> Tensor | str:
+    """Norms of a batch by a fused head, or what is said against it."""
+    here, there = ALTERED[name]
+    steps = Steps(device, fused=True)
+    batch = here(steps.layout.collate(rows(steps.layout, LENGTHS[0])))
+    batch = there(batch.to(torch.device(device)))
+    with PerExampleClipper(steps.model, 0.5) as clipper:
+        try:
+            found = clipper.accumulate(lambda: per_example_losses(steps.model, batch))
+        except (IndexError, RuntimeError) as error:
+            return str(error)
+    return found.to(CPU)
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_labels_that_the_host_knows_are_those_that_count(name: str) -> None:
+    found, expected = on_pretended(norms_of, name, THERE), norms_of(name, CPU)
+    if name == "out-of-range":
+        assert found == expected
+        assert "out of bounds" in str(found)
+        return
+    assert isinstance(found, Tensor) and isinstance(expected, Tensor)
+    torch.testing.assert_close(found, expected)
+    assert bool((found == 0).all()) == (name in ("all-ignored", "replaced-when-sent"))
 
 
 LAYERS = 12
@@ -278,30 +375,8 @@ def test_a_whole_step_launches_at_most_1_6_times_what_an_ordinary_one_does() -> 
     assert of_gpt2[0] <= 1.6 * of_gpt2[1]
 
 
-def order_of_work() -> list[str]:
-    """When batches are sent, and when backward passes of a step begin, after the proofs."""
-    steps, found = Steps(THERE), []
-    backward, to = torch.autograd.backward, Batch.to
-
-    def send(batch: Batch, device: torch.device) -> Batch:
-        found.append(f"sent {len(batch.inputs['input_ids'][0])}")
-        return to(batch, device)
-
-    def begin(*args: Any, **kwargs: Any) -> None:
-        found.append("backward")
-        backward(*args, **kwargs)
-
-    with PerExampleClipper(steps.model, 0.5) as clipper, pytest.MonkeyPatch.context() as patch:
-        for step in range(3):
-            steps.take(step, clipper)
-        patch.setattr(Batch, "to", send)
-        patch.setattr(torch.autograd, "backward", begin)
-        steps.take(3, clipper)
-    return found
-
-
-def test_a_batch_is_sent_before_the_backward_pass_of_the_one_before() -> None:
-    assert on_pretended(order_of_work) == ["sent 9", "sent 9", "backward", "backward"]
+def test_a_batch_is_sent_before_the_backward_pass_of_the_one_before(five: Taken) -> None:
+    assert five.order == ["sent 9", "sent 9", "backward", "backward"]
 
 
 def test_batches_come_in_their_order_and_an_error_in_one_is_its_own() -> None:
@@ -332,12 +407,30 @@ GIVEN = (
 )  # fmt: skip
 
 
+@contextmanager
+def accounted_by_a_formula() -> Iterator[None]:
+    """Has no accountant asked: they take half of a tiny run's time, and none meets the device."""
+
+    def evaluate(_: Accountants, name: str, mechanism: Any, **__: float) -> Epsilon:
+        estimate = gdp.epsilon(mechanism).estimate
+        assert estimate is not None
+        return Epsilon(lower=0.0, estimate=estimate, upper=2 * estimate)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Accountants, "evaluate", evaluate)
+        for name in ("start", "prefetch"):
+            patch.setattr(Accountants, name, lambda *_, **__: None)
+        yield
+
+
 def commands(workspace: Workspace, *given: Sequence[str]) -> list[tiny.Outcome]:
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # as the clipper's checks would set it
-    return [workspace.run(*words) for words in given]
+    with accounted_by_a_formula():
+        return [workspace.run(*words) for words in given]
 
 
 def killed(workspace: Workspace, words: Sequence[str]) -> None:
+    """Runs a training that is killed after two steps; who resumes it checks the clipper."""
     own = loop.check_weights
 
     def check(model: nn.Module, step: int) -> None:
@@ -346,7 +439,9 @@ def killed(workspace: Workspace, words: Sequence[str]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     loop.check_weights = check
-    workspace.run(*words)
+    prepared_run.check_clipper = lambda *_, **__: 0.0
+    with accounted_by_a_formula():
+        workspace.run(*words)
 
 
 def test_a_run_is_trained_killed_resumed_scored_audited_and_writes(workspace: Workspace) -> None:
@@ -419,6 +514,35 @@ def chosen(device: str) -> Tensor:
     return choice(torch.zeros(3, 1, dtype=torch.long).to(device), scores.to(device)).to(CPU)
 
 
+def moved(device: str, names: Sequence[str] = ("adamw",)) -> list[Tensor]:
+    """Parameters after two steps of each optimizer along noise alone."""
+    found = []
+    for name in names:
+        sizes = ((3, 4), (5,), (4, 3), (2,))
+        parameters = [nn.Parameter(torch.ones(size, device=device)) for size in sizes]
+        for parameter in parameters:
+            parameter.grad = torch.zeros(parameter.shape, device=device)
+        optimizer = OPTIMIZERS.named(name)(name=name).make(parameters, 0.1, 0.01)
+        noise = make_randomness(torch.device(device), 3).noise
+        for step in range(2):
+            optimizer.zero_grad(set_to_none=False)
+            if OPTIMIZERS.named(name).needs_noise_std:
+                tell_noise(optimizer, 0.3)
+            add_noise(parameters, 0.3, noise, step)
+            optimizer.step()
+        found += [parameter.detach().to(CPU) for parameter in parameters]
+    return found
+
+
+def test_every_optimizer_moves_as_on_the_cpu() -> None:
+    names = sorted(OPTIMIZERS.entries())
+    found, expected = on_pretended(moved, THERE, names), moved(CPU, names)
+    assert len(found) == 4 * len(names)
+    for mine, other in zip(found, expected, strict=True):
+        assert not torch.equal(other, torch.ones_like(other))
+        torch.testing.assert_close(mine, other)
+
+
 def test_generation_chooses_the_cpus_tokens() -> None:
     assert torch.equal(on_pretended(chosen, THERE), chosen(CPU))
 
@@ -435,7 +559,7 @@ MUTANTS: dict[str, tuple[Change, Work]] = {
     "collation": (labels_on_the_host, taken),
     "engine": (factors_on_the_host, taken),
     "noise": (nonces_on_the_host, noisy),
-    "optimizer": (moments_on_the_host, taken),
+    "optimizer": (moments_on_the_host, moved),
     "dropout": (masks_on_the_host, dropped),
     "generation": (scores_on_the_host, chosen),
 }

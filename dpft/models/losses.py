@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpft.head_losses import loss_head_of
+from dpft.head_losses import loss_head_of, predicted_labels
 from dpft.kinds import ATTRIBUTES, CAUSAL, CLASSIFIER, IGNORED_LABEL, SCORE, SEQ2SEQ, TEXT
 
 
@@ -53,6 +53,10 @@ class Batch(Protocol):
     @property
     def token_weights(self) -> Tensor | None:
         """What each label counts in the mean of its example's losses, shape (b, t)."""
+
+    @property
+    def predicted(self) -> Tensor | None:
+        """Of texts: labels where they are predicted, if known, shape (b, t)."""
 
     @property
     def is_padded(self) -> bool:
@@ -195,7 +199,7 @@ def _nll(model: nn.Module, batch: Batch, *, mean: bool) -> tuple[Tensor, Tensor]
     labels = _predicted(batch)
     tokens = (labels != IGNORED_LABEL).sum(dim=1)
     if mean and batch.token_weights is not None:
-        weights = _shifted(batch, batch.token_weights, 0)
+        weights = predicted_labels(batch.token_weights, batch.kind, filling=0)
         losses = _token_losses(_logits(model, batch), labels)
         whole = weights.sum(dim=1).to(losses.dtype)
         nll = (losses * weights).sum(dim=1) / torch.where(whole > 0, whole, 1)
@@ -215,16 +219,8 @@ def _predicted(batch: Batch) -> Tensor:
     """Returns the labels where they are predicted, shape (b, t)."""
     if batch.kind == CLASSIFIER:
         raise ValueError(f"a {batch.kind} model writes no texts.")
-    return _shifted(batch, batch.labels, IGNORED_LABEL)
-
-
-def _shifted(batch: Batch, of_labels: Tensor, filling: int) -> Tensor:
-    """Returns what is known of each label, shape (b, t), where that label is predicted."""
-    # A decoder's input is its labels one step late, and a masked token's label is where it stood.
-    if batch.kind != CAUSAL:
-        return of_labels
-    # Labels are shifted in place of logits: a shifted (b, t, v) copy costs v times as much.
-    return functional.pad(of_labels[:, 1:], (0, 1), value=filling)
+    known = batch.predicted
+    return predicted_labels(batch.labels, batch.kind) if known is None else known
 
 
 def _token_losses(logits: Tensor, labels: Tensor) -> Tensor:

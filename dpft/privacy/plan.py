@@ -7,13 +7,13 @@ nothing here depends on data.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 from dpft.errors import InputError
 from dpft.kinds import PUBLISHED
-from dpft.privacy.accounting.mechanism import SampledGaussian
+from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
 from dpft.privacy.mechanisms.base import STREAM, Mechanism, read_mechanism
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
 from dpft.records.form import as_json, parse
@@ -144,6 +144,8 @@ class PrivacyPlan(ClippingPlan):
         super().__post_init__()
         if not self.noise_multiplier > 0:
             raise ValueError(f"noise_multiplier must be positive, got {self.noise_multiplier}.")
+        if self.counts is not None and self.calibration is not None:
+            raise ValueError("counts need a given noise: a calibration is of the steps alone.")
         if self.mechanism.has_streams:
             if len(self.phases) > 1:
                 raise ValueError(f"mechanism={self.mechanism.name} must be of one phase.")
@@ -166,6 +168,19 @@ class PrivacyPlan(ClippingPlan):
             steps=self.mechanism.compositions((self.steps,) if streams is None else streams),
             delta=self.delta,
         )
+
+    def cost(self, streams: Iterable[int] | None = None) -> SampledGaussian | Composition:
+        """Returns what the run's epsilon is of: ``event``, and the histogram of its synthesis.
+
+        Args:
+            streams: As of ``event``.
+        """
+        event = self.event(streams)
+        if self.counts is None:
+            return event
+        noise = float(self.counts.mechanism["noise_multiplier"])
+        histogram = replace(event, noise_multiplier=noise, sample_rate=1.0, steps=1)
+        return Composition(parts=(event, histogram))
 
     def may_end_after(self, streams: Sequence[int]) -> bool:
         """Returns whether streams of so many steps are a whole run's.

@@ -328,6 +328,21 @@ class SpentCurve:
     accountants: tuple[str, ...]
     """Whose bound each is."""
 
+    def __post_init__(self) -> None:
+        """Refuses lists of which one is shorter."""
+        if not len(self.steps) == len(self.epsilons) == len(self.accountants):
+            raise ValueError("steps, epsilons and accountants must be as many")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedBefore:
+    """The histogram of a synthesis, made of the same records before the training."""
+
+    noise_multiplier: Positive
+    """Standard deviation of the noise over the sensitivity."""
+    ledger: LedgerHead
+    """Its ledger as the training's plan names it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateRun(PlanPromise, WithTokenizer, SeedMarked, Parameters, Origin, Versioned):
@@ -344,9 +359,11 @@ class PrivateRun(PlanPromise, WithTokenizer, SeedMarked, Parameters, Origin, Ver
     """Who says how many examples there are."""
     ledger: LedgerHead
     """The ledger as it was when this was written."""
+    histogram: CountedBefore | None = None
+    """Of a synthesis: its histogram, which epsilon covers together with the training's steps."""
     epsilon_curve: SpentCurve | None = None
     """Upper bounds of epsilon over the plan's steps; between two points the next one's holds. Not
-    of a search."""
+    of a search, nor of a synthesis with a histogram."""
     witness: Handed | None = None
     """Who was handed heads of the ledger."""
     selection: Selection | None = None

@@ -9,6 +9,7 @@ can search and a screen reader can read.
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -133,7 +134,10 @@ def draw_svg(
         figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure.add_subplot())
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata=NO_METADATA)
+        with warnings.catch_warnings():
+            # The reader's font draws the names, which are text in the file.
+            warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+            figure.savefig(buffer, format="svg", metadata=NO_METADATA)
     drawn = buffer.getvalue()
     element = drawn[drawn.index("<svg") :]
     element = re.sub(r'\bid="([\w.]+_\d+)"', rf'id="{escape(name)}-\1"', element)

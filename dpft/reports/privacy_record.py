@@ -18,8 +18,15 @@ from dpft.methods.base import ParameterCounts
 from dpft.parallel.parallel_config import LOOPBACK_OF_ONE_MACHINE, NOT_SHARDED
 from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.accounting.interpretation import noise_warnings
+from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.selection import TrialCount
-from dpft.privacy.accounting.summary import AccountingReport, account, delta_text, eps_text
+from dpft.privacy.accounting.summary import (
+    AccountingReport,
+    account,
+    account_composition,
+    delta_text,
+    eps_text,
+)
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER, ClippingPlan, PrivacyPlan
 from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
@@ -27,6 +34,7 @@ from dpft.records.configuration import RunConfiguration
 from dpft.records.form import joined
 from dpft.records.ledger import Calibration, Handed, HandedFile, LedgerHead
 from dpft.records.promises import (
+    CountedBefore,
     NoPromise,
     Origin,
     Parameters,
@@ -49,8 +57,13 @@ NOT_CHECKED = (
 
 
 def account_for_run(plan: PrivacyPlan, ledger: LedgerRecord, accountant: str) -> AccountingReport:
-    """Returns the accounting of the steps in the ledger."""
-    return account(plan.event(ledger.streams or (1,)), accountant=accountant)
+    """Returns the accounting of the steps in the ledger, and of the histogram of a synthesis."""
+    streams = ledger.streams or (1,)
+    own, cost = plan.event(streams), plan.cost(streams)
+    if isinstance(cost, SampledGaussian):
+        return account(own, accountant=accountant)
+    both = account_composition(cost, accountant=accountant)
+    return AccountingReport(mechanism=own, **vars(both))
 
 
 def promise_of(
@@ -149,7 +162,17 @@ def private_run(
         dropout_source=DROPOUT_SOURCE,
         num_examples_source=size_source,
         ledger=LedgerHead(lines=ledger.lines, head=ledger.head),
+        histogram=_histogram(plan),
         epsilon_curve=None if curve is None else SpentCurve(**vars(curve)),
+    )
+
+
+def _histogram(plan: PrivacyPlan) -> CountedBefore | None:
+    if plan.counts is None:
+        return None
+    return CountedBefore(
+        noise_multiplier=float(plan.counts.mechanism["noise_multiplier"]),
+        ledger=LedgerHead(lines=plan.counts.lines, head=plan.counts.head),
     )
 
 

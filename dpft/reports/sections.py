@@ -98,7 +98,7 @@ def headline(privacy: RunPrivacy) -> str:
         f" by {privacy.accountant} (upper bound), {relation} {privacy.unit},"
         f" {privacy.sampler} sampling, {privacy.steps_taken} steps taken of"
         f" {privacy.steps} planned."
-        f"{with_tokenizer(privacy)}{started_from(privacy)}"
+        f"{what_epsilon_is_of(privacy)}{started_from(privacy)}"
     )
 
 
@@ -114,13 +114,16 @@ def not_private(privacy: OpenRun) -> str:
     )
 
 
-def with_tokenizer(privacy: PrivateRun) -> str:
-    """Returns what training and tokenizer cost together, where both are private."""
+def what_epsilon_is_of(privacy: PrivateRun) -> str:
+    """Returns whether epsilon is of more than training, and what a private tokenizer adds to it."""
+    own = "the training alone"
+    if privacy.histogram is not None:
+        own = "the training and the histogram of its synthesis together"
     if privacy.tokenizer is None:
-        return ""
+        return "" if privacy.histogram is None else f" That is {own}."
     epsilon, delta = guarantee(privacy)
     return (
-        " That is the training alone; the model comes with a tokenizer that the records made, too,"
+        f" That is {own}; the model comes with a tokenizer that the records made, too,"
         f" and both together are **(ε = {eps_text(epsilon)}, δ = {delta_text(delta)})"
         "-differentially private**."
     )

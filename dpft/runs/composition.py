@@ -34,7 +34,7 @@ from dpft.records.promises import (
     read_vocabulary,
 )
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
-from dpft.runs.saved_run import SpentRun, read_spent
+from dpft.runs.saved_run import SpentRun, read_spent, taken_before
 
 END_UNPROVEN = (
     "the ledger's end is unproven: it is not closed, and without private/ nothing shows whether"
@@ -75,7 +75,7 @@ def with_its_tokenizer(run: SpentRun, delta: float, accountants: Accountants) ->
     before = run.plan.tokenizer
     assert before is not None
     at = math.fsum([delta, before.delta])
-    taken = added_up(run.whole, run.taken_before(before))
+    taken = added_up(run.whole, taken_before(before, run.folder))
     both = account_taken(taken, at, "pld", accountants)
     return (
         "epsilon is of the training alone; with its tokenizer, which the same records made,"
@@ -103,7 +103,7 @@ def account_together(
         InputError: The runs do not protect the same unit, or no accountant can bound them.
     """
     check_same_unit(runs)
-    beside = [run.taken_before(before) for run, before in spent_beside(runs)]
+    beside = [taken_before(before, run.folder) for run, before in spent_beside(runs)]
     taken = added_up(*(run.taken for run in runs), *beside)
     at = default_together(runs) if delta is None else delta
     return _compose(taken, at, accountant or "pld", accountants)
@@ -118,7 +118,7 @@ def default_together(runs: Sequence[SpentRun]) -> float:
     tokenizers += [
         before.delta
         for run, before in spent_beside(runs)
-        if thresholds_delta(run.taken_before(before))
+        if thresholds_delta(taken_before(before, run.folder))
     ]
     others = [run.plan.delta for run in runs if not thresholds_delta(run.taken)]
     return math.fsum([*tokenizers, *([min(others)] if others else [])])

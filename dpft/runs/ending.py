@@ -30,7 +30,7 @@ from dpft.files import (
 from dpft.kinds import NOTHING, PROMPTS
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve
-from dpft.privacy.ledger import Noise, check_ledger, steps_taken
+from dpft.privacy.ledger import Noise, added_up, check_ledger, steps_taken
 from dpft.privacy.plan import EXAMPLE
 from dpft.privacy.replay_log import NO_STEPS, read_journal
 from dpft.privacy.witness import read_handed
@@ -53,12 +53,13 @@ from dpft.reports.privacy_record import (
 from dpft.reports.report import write_report
 from dpft.reports.run_record import RunRecord, data_name, model_title, read_run, with_own_scores
 from dpft.reports.scores import ScoreTable, metric_words, score_tables
-from dpft.reports.sections import headline, with_tokenizer
+from dpft.reports.sections import headline, what_epsilon_is_of
 from dpft.reports.terminal import Grid, show
 from dpft.runs.composition import PUBLIC_TOKENIZER, cost_together, tokenizer_of
 from dpft.runs.evaluation import write_scores
 from dpft.runs.folder import origin, read_begun
 from dpft.runs.run_plan import RunPlan
+from dpft.runs.saved_run import taken_before
 from dpft.tasks.base import Task
 from dpft.training.checkpoint import ResumePoint
 
@@ -187,7 +188,7 @@ def _promise(privacy: RunPrivacy) -> str:
         unit=privacy.unit,
         sampler=privacy.sampler,
     )
-    both = (with_tokenizer(privacy) + started_from(privacy)).replace("*", "").strip()
+    both = (what_epsilon_is_of(privacy) + started_from(privacy)).replace("*", "").strip()
     return " ".join(lines.split()) + (f". {both}" if both else "")
 
 
@@ -278,7 +279,10 @@ def report(
             steps_kept=ended.checkpoint.step,
             curve=curve,
         )
-        together = _with_tokenizer(config, alone, steps_taken(ledger, folder / LEDGER))
+        taken = steps_taken(ledger, folder / LEDGER)
+        if plan.privacy.counts is not None:
+            taken = added_up(taken, taken_before(plan.privacy.counts, folder))
+        together = _with_tokenizer(config, alone, taken)
         privacy = with_witness(together, read_handed(folder))
     write_record(folder / PRIVACY, privacy)
     return write_report(folder)

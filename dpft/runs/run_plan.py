@@ -501,9 +501,10 @@ def curve_beside(
     Args:
         config: Of the run.
         plan: Of the run.
-        wanted: False for a trial of a search, whose own steps are not what was spent.
+        wanted: False for a trial of a search, whose own steps are not what was spent. Nor are those
+            of a synthesis, whose histogram comes first.
     """
-    if plan.privacy is None or not wanted:
+    if plan.privacy is None or plan.privacy.counts is not None or not wanted:
         yield None
         return
     leader = leading_accountant(config, plan.privacy)

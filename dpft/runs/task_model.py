@@ -32,6 +32,7 @@ from dpft.privacy.clipping.heads import WIDE_ROWS
 from dpft.runs.modality import modality_of
 from dpft.tasks.base import Task
 from dpft.tasks.corpus import MASKS, CorpusTask
+from dpft.tasks.custom import CustomTexts
 from dpft.training.training_config import AUTO
 
 PLAIN = frozenset(
@@ -60,9 +61,13 @@ def with_fused_head(
 
 def _obstacle(config: TrainConfig, architecture: Architecture, head: Head) -> str | None:
     """Returns what a fused head needs and this run has not, with what it has; None for nothing."""
-    kind, guarantee = architecture.read.model_type, config.privacy.guarantee
-    if head.kind not in (CAUSAL, SEQ2SEQ) or config.task.answers != TEXTS:
-        return f"a task whose answers are texts, got task={config.task.name}"
+    kind, guarantee, task = architecture.read.model_type, config.privacy.guarantee, config.task
+    if head.kind not in (CAUSAL, SEQ2SEQ) or task.answers != TEXTS:
+        return f"a task whose answers are texts, got task={task.name}"
+    if isinstance(task, CustomTexts) and task.json_weights:
+        return (
+            "tokens that all count alike, got task.json_weights (of dpft synthesize: text_weight)"
+        )
     if kind not in PLAIN:
         return f"a model of type {', '.join(sorted(PLAIN))}, got {kind}"
     if config.parallel.shards_model:

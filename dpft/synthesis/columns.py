@@ -31,6 +31,8 @@ Value = str | int | float | bool | Decimal | datetime.date | None
 NULL = "null"
 STRING = r'"(?:[^"\\\x00-\x1f]|\\["\\nrtbf]|\\u00[01][0-9a-f])*"'
 """A text as ``json.dumps`` spells it where all of Unicode may stand for itself."""
+MOST_DIGITS = 18
+"""Of a number: its steps are counted in whole numbers, which are exact."""
 MOST_VALUES = 10_000
 """Values of a category: each is a branch of the grammar."""
 
@@ -140,6 +142,12 @@ class Category(Column):
                 " or join rare values into one.",
             )
         for value in self.values:
+            if isinstance(value, bool):
+                word = "yes, on and true" if value else "no, off and false"
+                _refuse(
+                    self.name,
+                    f"lists {value}, as YAML reads {word}; quote the word, or make it a boolean.",
+                )
             name = spelled(value)
             if not name or name != str(name).strip() or not is_unicode(name):
                 _refuse(self.name, f"lists {value!r}, which is no value; quote a text.")
@@ -228,6 +236,13 @@ class Number(Column):
     def __post_init__(self) -> None:
         for name in ("minimum", "maximum", "step"):
             object.__setattr__(self, name, self._number(name, getattr(self, name)))
+        size = max(abs(self.low), abs(self.high), self.size)
+        if size.adjusted() + 1 + self.places > MOST_DIGITS:
+            _refuse(
+                self.name,
+                f"may have numbers of at most {MOST_DIGITS} digits, those after the point counted;"
+                " narrow its range, or widen its step.",
+            )
         if self.low > self.high:
             _refuse(self.name, f"must have a minimum of at most its maximum, got {self.low}.")
         if not self.size > 0:
@@ -279,7 +294,7 @@ class Number(Column):
             found = Decimal(str(cell).strip())
         except InvalidOperation:
             raise Misfit("must be a number") from None
-        if not found.is_finite():
+        if not found.is_finite() or "_" in str(cell):  # Decimal reads 1_0 as 10
             raise Misfit("must be a number")
         if not self.low <= found <= self.high:
             raise Misfit(f"must be from {self.low} to {self.high}")

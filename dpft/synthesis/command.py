@@ -42,6 +42,7 @@ from dpft.files import (
     write_json,
     write_text,
 )
+from dpft.models.architecture import read_architecture
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.cipher import secret_key
 from dpft.privacy.ledger import Ledger, read_ledger
@@ -55,8 +56,10 @@ from dpft.runs.api import TRAIN_COMMAND
 from dpft.runs.composition import spent_before
 from dpft.runs.exit_codes import crash_kept, say
 from dpft.runs.folder import has_begun
+from dpft.runs.run_cost import planned_model
 from dpft.runs.run_plan import RunPlan, plan_run
 from dpft.runs.saved_run import read_spent, read_spent_of_synthesis
+from dpft.runs.task_model import fitted_to, training_head
 from dpft.synthesis.condition import allotted, shares
 from dpft.synthesis.draft import draft_schema
 from dpft.synthesis.generator import forget_blocks, generate_rows
@@ -157,14 +160,16 @@ def schema_file(config: SynthesizeConfig) -> Path:
 
 
 def _begin(config: SynthesizeConfig, folder: Path) -> Finished:
+    rows = source_rows(config.data or "")
     place = schema_file(config)
-    schema, rows = read_schema(place), source_rows(config.data or "")
+    schema = read_schema(place)
     _refuse_used(folder)
     target = target_file(config, folder)
     if target.exists():
         raise InputError(f"to must be a new file, got {str(target)!r}, which exists.")
     part, table = _with_table(public_part(config, schema), rows)
     budget = plan_budget(part, table)
+    _check_training(_training(part, budget))
     key = new_key()
     sides = table.sides(config.eval.held_out, key)
     folder.mkdir(parents=True, exist_ok=True)
@@ -202,6 +207,20 @@ def _go_on(config: SynthesizeConfig, folder: Path) -> Finished:
             )
         sides = table.sides(config.eval.held_out, key)
         return _finish(part, table, budget, sides, folder)
+
+
+def _check_training(config: TrainCommand) -> None:
+    """Refuses what a training would, before the histogram spends anything.
+
+    Raises:
+        InputError: Method, model, clipping and configuration do not go together.
+    """
+    architecture = read_architecture(config.model)
+    fitted = fitted_to(config, architecture)
+    model, _ = planned_model(fitted, architecture, training_head(fitted, architecture))
+    clips = config.privacy.clips
+    if clips is not None:
+        clips.clipping_options(config.train.backward_scale).resolved(model)
 
 
 def target_file(config: SynthesizeConfig, folder: Path) -> Path:

@@ -15,7 +15,14 @@ from markupsafe import Markup
 
 from dpft import __version__
 from dpft.privacy.accounting.summary import delta_text, eps_text
-from dpft.records.synthesis import Associations, Marginal, Measures, Synthesis, Usefulness
+from dpft.records.synthesis import (
+    Associations,
+    Marginal,
+    Measures,
+    Synthesis,
+    TextLikeness,
+    Usefulness,
+)
 from dpft.reports.pages import COLORS, draw_svg, render_html
 from dpft.reports.terminal import Grid
 
@@ -122,7 +129,7 @@ def private_page(said: Synthesis, measures: Measures, faults: Mapping[str, int])
         PageTable(
             title="In short",
             columns=("", "synthetic", "should be near"),
-            rows=short_rows(said, measures),
+            rows=short_rows(measures),
         ),
         PageTable(
             title="Columns",
@@ -156,15 +163,8 @@ def _text_tables(measures: Measures) -> list[PageTable]:
     tables = [
         PageTable(
             title=f"Texts of {each.name}",
-            columns=("Jensen-Shannon divergence from controls, bits", "synthetic", "controls"),
-            rows=[
-                (
-                    f"{n} word{'s' * (n != '1')}",
-                    f"{value:.3f}",
-                    f"{(each.of_controls or {})[n]:.3f}",
-                )
-                for n, value in (each.divergence or {}).items()
-            ],
+            columns=("", "synthetic", "should be near"),
+            rows=_likeness_rows(each),
             note=each.why_not or "",
         )
         for each in measures.texts
@@ -196,77 +196,92 @@ def _text_tables(measures: Measures) -> list[PageTable]:
     return tables
 
 
-def short_rows(said: Synthesis, measures: Measures) -> list[tuple[str, str, str]]:
-    """Returns the figures in short: what, of the synthetic rows, and what it should be near."""
+def _likeness_rows(text: TextLikeness) -> list[tuple[str, str, str]]:
+    """Returns how far the texts of a column are from real ones."""
+    rows = [
+        (
+            f"{n} word{'s' * (n != '1')}: Jensen-Shannon divergence, bits",
+            f"{value:.3f}",
+            f"{(text.of_controls or {})[n]:.3f} (controls)",
+        )
+        for n, value in (text.divergence or {}).items()
+    ]
+    if text.told_apart is not None:
+        rows.append(
+            ("told from real ones by a classifier", f"{text.told_apart:.2f}", "0.50 (a coin)")
+        )
+    if text.mauve is not None:
+        of_training = f"{text.mauve_of_training:.2f} (training rows)"
+        rows.append(("MAUVE by the generator's features", f"{text.mauve:.2f}", of_training))
+    return rows
+
+
+def short_rows(measures: Measures) -> list[tuple[str, str, str]]:
+    """Returns the figures in short: what, of the synthetic rows, and what it should be near.
+
+    At most nine, of however many columns: of columns and of texts the worst one. Each fits a line
+    of 80 letters.
+    """
     largest = max(measures.marginals, key=lambda each: each.total_variation - each.of_controls)
     mean = sum(each.total_variation for each in measures.marginals) / len(measures.marginals)
     near = sum(each.of_controls for each in measures.marginals) / len(measures.marginals)
     rows = [
         ("marginals, mean total variation", f"{mean:.2f}", f"{near:.2f} (controls)"),
         (
-            f"worst column, {largest.name}",
+            f"worst column, {_clipped(largest.name)}",
             f"{largest.total_variation:.2f}",
             f"{largest.of_controls:.2f} (controls)",
         ),
     ]
     pairs = measures.associations
     if pairs is not None:
-        rows.append(
-            (
-                "pairs of columns, mean difference of Cramér's V",
-                f"{pairs.mean_difference:.2f}",
-                f"{pairs.of_controls:.2f} (controls)",
-            )
-        )
+        what = "pairs, mean difference of Cramér's V"
+        near_them = f"{pairs.of_controls:.2f} (controls)"
+        rows.append((what, f"{pairs.mean_difference:.2f}", near_them))
     use = measures.usefulness
     if isinstance(use, Usefulness):
-        best = max(
-            (use.logistic_real, use.logistic_synthetic, "logistic regression"),
-            (use.boosting_real, use.boosting_synthetic, "boosted trees"),
+        label = _clipped(use.label)
+        real, synthetic, kind = max(
+            (use.logistic_real, use.logistic_synthetic, "regression"),
+            (use.boosting_real, use.boosting_synthetic, "trees"),
         )
-        rows += [
-            (
-                f"{use.label} by {best[2]} taught on them",
-                f"{best[1]:.2f}",
-                f"{best[0]:.2f} (taught on real rows; commonest class {use.commonest:.2f})",
-            ),
-            (
-                f"{use.label} of training rows guessed",
-                f"{use.guessed_of_training:.2f}",
-                f"{use.guessed_of_controls:.2f} (controls)",
-            ),
-        ]
-    for text in measures.texts:
-        if text.told_apart is not None:
-            told = f"{text.told_apart:.2f}"
-            rows.append((f"{text.name}: told from real ones", told, "0.5 (a coin)"))
-        if text.mauve is not None:
-            of_real = f"{text.mauve_of_training:.2f} (training rows)"
-            what = f"{text.name}: MAUVE by the generator's features"
-            rows.append((what, f"{text.mauve:.2f}", of_real))
+        real_rows = f"{real:.2f} (commonest {use.commonest:.2f})"
+        rows.append((f"{label} by {kind} taught on them", f"{synthetic:.2f}", real_rows))
+        of_controls = f"{use.guessed_of_controls:.2f} (controls)"
+        guessed = f"{use.guessed_of_training:.2f}"
+        rows.append((f"training rows' {label} guessed", guessed, of_controls))
+    told = [each for each in measures.texts if each.told_apart is not None]
+    if told:
+        worst = max(told, key=lambda each: each.told_apart or 0.0)
+        what = f"{_clipped(worst.name)}: told from real ones"
+        rows.append((what, f"{worst.told_apart:.2f}", "0.50 (a coin)"))
     leak = measures.leakage
-    rows.append(
-        (
-            "training rows found whole",
-            f"{100 * leak.whole_rows_of_training:.2f} %",
-            f"{100 * leak.whole_rows_of_controls:.2f} % (controls)",
-        )
-    )
+    whole = f"{100 * leak.whole_rows_of_training:.2f} %"
+    of_controls = f"{100 * leak.whole_rows_of_controls:.2f} % (controls)"
+    rows.append(("training rows found whole", whole, of_controls))
     if leak.texts.longest_run_auc is not None:
         auc = f"{leak.texts.longest_run_auc:.2f}"
-        rows.append(("longest run found of training rows above controls'", auc, "0.5"))
+        rows.append(("training rows' runs above controls'", auc, "0.50"))
     personal = measures.personal
     if personal is not None:
         kinds = personal.kinds.values()
-        real = sum(kind.synthetic_that_are_real for kind in kinds)
-        rows.append(
-            (
-                "real personal data in synthetic texts",
-                f"{real} of {sum(kind.synthetic for kind in kinds)} found",
-                "0",
-            )
-        )
+        real_ones = sum(kind.synthetic_that_are_real for kind in kinds)
+        of_all = f"{real_ones} of {sum(kind.synthetic for kind in kinds)}"
+        rows.append(("real personal data in synthetic texts", of_all, "0"))
     return rows
+
+
+NAME = 16
+"""Letters of a column's name in the table of the terminal."""
+
+
+def _clipped(name: str) -> str:
+    """Returns a column's name as it has room in a line, whatever it holds."""
+    from rich.text import Text
+
+    shown = Text(" ".join(name.split()))
+    shown.truncate(NAME, overflow="ellipsis")
+    return shown.plain
 
 
 def terminal(
@@ -277,7 +292,7 @@ def terminal(
     if measures is not None:
         columns = ("", "synthetic", "should be near")
         title = "Against real rows (for you alone)"
-        parts.append(Grid(rows=short_rows(said, measures), columns=columns, title=title))
+        parts.append(Grid(rows=short_rows(measures), columns=columns, title=title))
     parts.append(Grid(rows=list(files.items()), title="Files"))
     return parts
 

@@ -19,10 +19,11 @@ EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 DIGITS = re.compile(r"(?<![\w.])\+?\(?\d(?:[ ().\-/]{0,2}\d){6,18}(?![\w])")
 PHONE_DIGITS, CARD_DIGITS = range(7, 16), range(13, 20)
 BUILT_IN = "dpft's own patterns, which know no names (install dpft[pii] and a model of spaCy)"
-PRESIDIO = "presidio, and dpft's own patterns"
-PRESIDIO_WITHOUT_NAMES = (
-    f"{PRESIDIO}; neither knows names, since no English model of spaCy is installed"
+PRESIDIO = (
+    "presidio's recognizers of e-mail addresses, phone and card numbers{}, and dpft's own patterns"
 )
+NAMES = ", and of names by {} {} of spaCy"
+WITHOUT_NAMES = "; neither knows names, since no English model of spaCy is installed"
 KINDS = {
     "EMAIL_ADDRESS": "e-mail addresses",
     "PHONE_NUMBER": "phone numbers",
@@ -133,4 +134,7 @@ def _finder() -> tuple[Finder, str]:
                 found.append((kind, value))
         return found
 
-    return finder, PRESIDIO if models else PRESIDIO_WITHOUT_NAMES
+    if not models:
+        return finder, PRESIDIO.format("") + WITHOUT_NAMES
+    version = spacy.util.get_package_version(models[0])
+    return finder, PRESIDIO.format(NAMES.format(models[0], version))

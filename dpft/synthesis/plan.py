@@ -88,6 +88,11 @@ def public_part(config: SynthesizeConfig, schema: Schema) -> PublicPart:
             f"the unit's column {config.privacy.unit} must be in the schema, too, as type: id or"
             " type: drop."
         )
+    if config.privacy.unit in (GIVEN_COLUMN, ROW_COLUMN):
+        raise InputError(
+            f"privacy.unit may not be the column {config.privacy.unit}, a name that the training's"
+            " own records have; rename the column."
+        )
     task = TRAIN_COMMAND.compose(["task=custom", *task_words(64), "privacy=none"])
     known = TRAIN_COMMAND.load(task.values, task.words).task
     trained = TrainedModel(architecture=read_architecture(config.model))

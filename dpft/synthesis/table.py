@@ -162,6 +162,6 @@ def _checked(row: Row, schema: Schema, invalid: str, faults: Counter[str]) -> Ta
         return schema.mended(row.values) if invalid == "missing" else None
     except InputError as error:
         if invalid == "error":
-            raise InputError(f"{error}; or set invalid=skip.") from None
+            raise InputError(f"{str(error).rstrip('.')}; or set invalid=skip.") from None
         faults["it is no row of the file's format"] += 1
         return None

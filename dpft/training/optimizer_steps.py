@@ -1,11 +1,7 @@
-"""Steps of optimizers that torch and transformers lack: DP-AdamBC, Muon with AdamW, T5's Adafactor.
+"""Steps of optimizers that torch and transformers lack: DP-AdamBC, Muon with AdamW.
 
-Their configurations are in ``optimizers``, which is read before torch is imported.
-
-- DP-AdamBC: Tang et al. 2023, arXiv 2312.14334, Algorithm 1.
-- Adafactor that factors second moments where T5X does (Shazeer and Stern 2018, Algorithm 4).
-  transformers' takes rows and columns of every matrix. T5X (``t5x/adafactor.py``) keeps a small
-  matrix's second moments whole, as it does a vector's: there is little memory to save.
+Their configurations are in ``optimizers``, which is read before torch is imported. DP-AdamBC is
+Algorithm 1 of Tang et al. 2023, arXiv 2312.14334.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +11,6 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 from transformers import PreTrainedModel
-from transformers.optimization import Adafactor as TransformersAdafactor
 
 from dpft.methods.base import input_embeddings
 
@@ -174,40 +169,3 @@ def tables_and_heads(model: nn.Module) -> set[nn.Parameter]:
         inside = set(body.parameters())
         apart.update(p for p in whole.parameters() if p not in inside)
     return apart
-
-
-def is_factored(shape: Sequence[int], min_dim_size_to_factor: int) -> bool:
-    """Returns whether second moments are kept by rows and columns instead of whole.
-
-    >>> is_factored((128, 512), 128), is_factored((32, 512), 128), is_factored((512,), 1)
-    (True, False, False)
-
-    Args:
-        shape: The parameter's; its last two dimensions are rows and columns.
-        min_dim_size_to_factor: The least size of both; 1: every matrix is factored.
-    """
-    return len(shape) >= 2 and min(shape[-2:]) >= min_dim_size_to_factor
-
-
-class Adafactor(TransformersAdafactor):
-    """transformers' Adafactor, with T5X's rule of which matrices are factored."""
-
-    def __init__(
-        self, parameters: Iterable[nn.Parameter], *, min_dim_size_to_factor: int, **settings: Any
-    ) -> None:
-        """Makes the optimizer.
-
-        Args:
-            parameters: What it moves.
-            min_dim_size_to_factor: As for ``is_factored``.
-            settings: Those of transformers' Adafactor.
-        """
-        super().__init__(parameters, **settings)
-        for group in self.param_groups:
-            group["min_dim_size_to_factor"] = min_dim_size_to_factor
-
-    @staticmethod
-    def _get_options(param_group: dict[str, Any], param_shape: Sequence[int]) -> tuple[bool, bool]:
-        """Returns whether to factor, and whether there is momentum, of a parameter."""
-        factored = is_factored(param_shape, param_group["min_dim_size_to_factor"])
-        return factored, param_group["beta1"] is not None

@@ -292,7 +292,7 @@ class Adafactor(OptimizerConfig):
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
     ) -> "Optimizer":
         """Returns transformers' Adafactor, which factors what T5X does; weight decay is apart."""
-        from dpft.training.optimizer_steps import Adafactor as T5Adafactor
+        from dpft.training.adafactor import Adafactor as T5Adafactor
 
         return T5Adafactor(
             parameters,
@@ -309,7 +309,7 @@ class Adafactor(OptimizerConfig):
 
     def state_numbers(self, shape: Sequence[int]) -> int:
         """Returns how many numbers are kept for a parameter: of a large matrix rows and columns."""
-        from dpft.training.optimizer_steps import is_factored
+        from dpft.training.adafactor import is_factored
 
         if not is_factored(shape, self.min_dim_size_to_factor):
             return prod(shape)

@@ -20,7 +20,7 @@ from dpft.runs.composition import (
     check_same_unit,
     spent_beside,
 )
-from dpft.runs.saved_run import SpentRun, read_spent
+from dpft.runs.saved_run import SpentRun, read_spent, taken_before
 from tests.runs.run_folders import (
     BATCH,
     NOISE,
@@ -121,7 +121,7 @@ def test_a_tokenizers_cost_is_known_from_the_plan_alone(
     assert f"epsilon = {eps_text(together.epsilon)}" in text
     again = spent(tmp_path / "b", plan=make_plan(tokenizer=before))
     both = account_together([run, again], accountants=accountants)
-    assert sum(noise.threshold_delta > 0 for noise in run.taken_before(before)) == 1
+    assert sum(noise.threshold_delta > 0 for noise in taken_before(before, run.folder)) == 1
     assert spent_beside([run, again]) == [(run, before)], "one tokenizer is paid for once"
     assert both.delta == DELTA + 1e-6
 

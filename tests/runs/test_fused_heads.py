@@ -15,7 +15,7 @@ from dpft.head_losses import LossHead, fuse_head, loss_head_of
 from dpft.kinds import CAUSAL, SEQ2SEQ
 from dpft.models.architecture import read_architecture
 from dpft.models.losses import per_example_losses
-from dpft.runs.run_cost import planned_model
+from dpft.runs.run_cost import PlannedRanks, planned_model
 from dpft.runs.task_model import PLAIN, training_head
 from tests.config.test_conf import loaded
 from tests.slowness import slow
@@ -29,18 +29,30 @@ SIZES: dict[str, Any] = {
 }
 
 
+WEIGHTED = (
+    "task=custom", "task.prompt='{a}'", "task.target='{b}'", "task.data_dir=rows.jsonl",
+    "task.json_weights=[1.0,2.0]",
+)  # fmt: skip
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def head_in(folder: Path, *words: str, **config: Any) -> LossHead | None:
-    """The head of the model that a run would train."""
+def configured(folder: Path, *words: str, **config: Any) -> TrainConfig:
+    """What a run of a model of a few layers is asked for."""
     (folder / "config.json").write_text(json.dumps(SIZES | {"model_type": "llama"} | config))
     base = ["task=e2e", "model=local", f"model.path={folder}", "eval.enabled=false"]
     private = [] if "privacy=none" in words else ["privacy.eps=3"]
     given = loaded("train", [*base, *private, "task.max_length=64", *words])
     assert isinstance(given, TrainConfig)
+    return given
+
+
+def head_in(folder: Path, *words: str, **config: Any) -> LossHead | None:
+    """The head of the model that a run would train."""
+    given = configured(folder, *words, **config)
     architecture = read_architecture(given.model)
     model, _ = planned_model(given, architecture, training_head(given, architecture))
     return loss_head_of(model)
@@ -54,6 +66,23 @@ def test_auto_fuses_a_large_plain_head(folder: Path, words: tuple[str, ...]) -> 
     assert head_in(folder, *words, "train.fused_head=false") is None
 
 
+def test_tokens_that_do_not_count_alike_are_planned_with_their_logits(folder: Path) -> None:
+    """They are most of what a row takes: beside them stand their logarithm and their gradient."""
+    assert head_in(folder, *WEIGHTED[:-1]) is not None
+
+    def planned_bytes(*words: str) -> int:
+        given = configured(folder, *words, "train.micro_batch_size=32")
+        architecture = read_architecture(given.model)
+        head = training_head(given, architecture)
+        ranks = PlannedRanks(config=given, architecture=architecture, head=head, batch_size=32,
+                             device=torch.device("cpu"))  # fmt: skip
+        return int(ranks.costs()["memory_per_rank_bytes"].total)
+
+    logits = 4 * 32 * 64 * SIZES["vocab_size"]
+    unfused = planned_bytes(*WEIGHTED[:-1], "train.fused_head=false")
+    assert planned_bytes(*WEIGHTED) == unfused > planned_bytes(*WEIGHTED[:-1]) + logits
+
+
 def test_auto_leaves_a_small_vocabulary_alone(folder: Path) -> None:
     assert head_in(folder, vocab_size=512) is None
     assert head_in(folder, "train.fused_head=true", vocab_size=512) is not None
@@ -64,6 +93,7 @@ def test_auto_leaves_a_small_vocabulary_alone(folder: Path) -> None:
     [
         (("parallel=fsdp",), "the whole model in each process"),
         (("train.precision=fp16",), "fp32 or bf16"),
+        (WEIGHTED, "tokens that all count alike"),
         *slow(
             (("privacy.engine=loop", "train.micro_batch_size=1"), "another engine"),
             (("privacy.unit=author",), "a record for each privacy unit"),

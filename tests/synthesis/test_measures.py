@@ -1,13 +1,17 @@
 """Measures against numbers that are known, and what each of them sees and must not miss."""
 
+import io
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dpft.records.synthesis import Synthesis
+from dpft.reports.terminal import Grid
 from dpft.synthesis import personal
 from dpft.synthesis.columns import Text
 from dpft.synthesis.measures import (
@@ -22,7 +26,7 @@ from dpft.synthesis.measures import (
     total_variation,
     usefulness,
 )
-from dpft.synthesis.page import _place_of_bin
+from dpft.synthesis.page import _place_of_bin, private_page, terminal
 from dpft.synthesis.personal import patterns, personal_data
 from dpft.synthesis.schema import Row, schema_of
 from dpft.synthesis.stretches import marginal, stretch, stretch_name
@@ -206,7 +210,7 @@ def test_presidio_adds_to_the_patterns_and_asks_no_network(monkeypatch: pytest.M
         "Between 2020-01-02 and 12:30 nothing was 42.": 0,
     }
     finder, by = personal._finder()
-    assert by.startswith("presidio")
+    assert by.startswith("presidio") and ("names" in by)
     for text, expected in texts.items():
         assert len(finder(text)) == expected, text
     schema = schema_of({"columns": {"note": {"type": "text", "max_tokens": 60}}})
@@ -218,8 +222,68 @@ def test_presidio_adds_to_the_patterns_and_asks_no_network(monkeypatch: pytest.M
     }  # fmt: skip
 
 
+def test_presidio_finds_names_where_a_model_of_spacy_is() -> None:
+    pytest.importorskip("presidio_analyzer", reason="the extra pii is not installed")
+    import spacy
+
+    if not any(name.startswith("en_") for name in spacy.util.get_installed_models()):
+        pytest.skip("no English model of spaCy is installed")
+    schema = schema_of({"columns": {"note": {"type": "text", "max_tokens": 60}}})
+    real = [{"note": "Ask Anna Schmidt, or call 07700 900123."}, {"note": "John Miller came."}]
+    found = personal_data(schema, real, [{"note": "I saw John Miller."}, {"note": "Nobody."}])
+    assert found is not None and "of names by en_" in found.by
+    names = found.kinds["names"]
+    assert (names.real, names.synthetic, names.synthetic_that_are_real) == (2, 1, 1)
+    assert found.kinds["phone numbers"].real == 1
+
+
 def test_all_measures_of_tables_without_texts() -> None:
     schema = schema_of({"columns": {"a": {"type": "boolean"}}})
     some: list[Row] = [{"a": True}, {"a": False}]
     found = measured(schema, Tables(synthetic=some, training=some, controls=some))
     assert found.associations is None and found.personal is None and found.texts == ()
+
+
+def test_the_terminals_table_has_ten_lines_of_eighty_letters_whatever_is_compared() -> None:
+    """Heads and figures; of thirty columns with long names, three texts, a label, personal data."""
+    from rich.console import Console
+
+    wide = "der Straße, in der jemand wohnte 東京都千代田区\n`" * 3
+    lines = {f"{number} {wide}": {"type": "boolean"} for number in range(27)}
+    lines |= {f"note {n} {wide}": {"type": "text", "max_tokens": 40} for n in range(3)}
+    schema = schema_of({"columns": lines, "label": f"0 {wide}"})
+    draw = random.Random(0)
+    tables = [
+        [
+            {
+                name: draw.random() < 0.5
+                if says["type"] == "boolean"
+                else f"{draw.choice(PHONES)} {draw.choice(['smokes', 'sings'])} {draw.random()}"
+                for name, says in lines.items()
+            }
+            for _ in range(120)
+        ]
+        for _ in range(3)
+    ]
+    found = measured(
+        schema,
+        Tables(synthetic=tables[0], training=tables[1], controls=tables[2]),
+        lambda texts: np.array([[len(text), text.count("s")] for text in texts], float),
+    )
+    assert len(found.texts) == 3 and found.personal is not None and found.texts[0].mauve is not None
+    assert all(text.told_apart is not None for text in found.texts)
+    assert not isinstance(found.usefulness, str) and found.associations is not None
+    nothing: dict[str, Any] = dict.fromkeys((each.name for each in fields(Synthesis)), None)
+    said = Synthesis(**{**nothing, "private": False, "warnings": ()})
+    (grid,) = (
+        part for part in terminal(said, found, {}) if isinstance(part, Grid) and part.columns
+    )
+    assert len(grid.rows) == 9, "every kind of figure is there"
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    console.print(grid)
+    title, *table = console.file.getvalue().splitlines()
+    assert title.startswith("Against real rows") and len(table) == 10, "no line is wrapped"
+    page = private_page(said, found, {})
+    for text in found.texts:
+        assert f"Texts of {text.name}".splitlines()[0] in page
+    assert page.count("MAUVE by the generator") == 3, "the page has what the table leaves out"

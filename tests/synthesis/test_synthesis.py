@@ -20,6 +20,8 @@ from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.records import synthesis as records
 from dpft.records.form import read_record
+from dpft.records.promises import PrivateRun, run_privacy
+from dpft.runs.saved_run import read_spent
 from dpft.synthesis import command, generator, plan
 from dpft.synthesis.condition import Condition
 from dpft.synthesis.rows import RowFormat
@@ -113,6 +115,32 @@ def test_the_trainings_ledger_alone_has_the_whole_epsilon(
     assert twice > said.epsilon, "a copy's steps count again"
     steps = [each["steps"] for each in dpft.account(run=made.folder).mechanisms]
     assert sorted(steps) == [1, 2], "the histogram, and the training"
+
+
+def test_the_trainings_own_record_states_the_whole_epsilon_and_no_smaller_one(
+    made: dpft.Synthesized, tmp_path: Path
+) -> None:
+    """Who reads the training's folder alone must not take its steps' epsilon for the table's."""
+    said = read_record(made.folder / "synthesis.json", records.Synthesis)
+    training = shutil.copytree(made.folder / "training", tmp_path / "training")
+    privacy = run_privacy(training / "privacy.json")
+    assert isinstance(privacy, PrivateRun) and privacy.histogram is not None
+    assert privacy.epsilon == pytest.approx(said.epsilon, abs=1e-9) and privacy.delta == said.delta
+    assert privacy.histogram.ledger == said.parts[0].ledger
+    assert privacy.histogram.noise_multiplier == said.parts[0].noise_multiplier
+    assert privacy.epsilon_curve is None and set(privacy.epsilons) == {"pld", "rdp"}
+    alone, whole = (f"{each:.3f}" for each in (said.parts[1].epsilon, said.epsilon))
+    assert alone != whole
+    for name in ("report.md", "report.html", "privacy.json"):
+        text = (training / name).read_text()
+        assert whole in text and alone not in text, name
+    assert "histogram of its synthesis together" in (training / "report.md").read_text()
+    assert not read_spent(str(training)).differences
+    content = json.loads((training / "privacy.json").read_text())
+    for name, changed in (("histogram", None), ("epsilon", said.parts[1].epsilon)):
+        edited = {k: v for k, v in {**content, name: changed}.items() if v is not None}
+        (training / "privacy.json").write_text(json.dumps(edited))
+        assert any(name in each for each in read_spent(str(training)).differences), name
 
 
 def test_a_histogram_that_the_trainings_plan_does_not_name_is_refused(
@@ -360,7 +388,13 @@ BAD: dict[str, tuple[Mapping[str, Any], str]] = {
     "a share of everything": ({"share": 1}, "privacy.share must be in"),
     "no room in the model": ({"room": 400}, "has room for 256; lower max_tokens"),
     "invalid of another kind": ({"invalid": "drop"}, "invalid must be one of"),
-    "a file that is none": ({"data": "nowhere.csv", "schema": "x.yaml"}, "schema must be a file"),
+    "a file that is none": ({"data": "nowhere.csv", "schema": None}, "data must be the file"),
+    "a schema that is none": ({"schema": "x.yaml"}, "schema must be a file"),
+    "a head that cannot be fused": (
+        {"text_weight": 2.0, "train.fused_head": True},
+        "all count alike, got task.json_weights",
+    ),
+    "adapters of no layer": ({"method": "lora", "model.lora_targets": ["nowhere"]}, "nowhere"),
     "an ending of the data": ({"data": "notes.xlsx"}, "data must end in"),
     "a batch above the data": ({"batch": 100}, "expected_batch_size must be at most"),
 }
@@ -395,6 +429,16 @@ def test_bad_input_is_one_sentence_before_noise_is_drawn(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_unit_cannot_take_the_place_of_what_is_learned(tmp_path: Path) -> None:
+    """Its values, which are never learned, would be the training's targets."""
+    rows = [{**row, "__row__": row["customer_id"]} for row in visitors()]
+    schema = {"columns": {**SCHEMA["columns"], "__row__": {"type": "id"}}}
+    with pytest.raises(InputError, match="may not be the column __row__"):
+        dpft.synthesize(rows, QUICK, schema=schema, privacy={"eps": EPS, "unit": "__row__"},
+                        folder=tmp_path / "run")  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.usefixtures("uncalibrated")
 def test_what_decoding_lacks_is_refused_before_anything_is_spent(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -409,7 +453,7 @@ def test_what_decoding_lacks_is_refused_before_anything_is_spent(
 
 
 TABLES: dict[str, tuple[bytes, str]] = {
-    "ragged": (b"city,age\nRome,42,x\n", "3 cells where the header has 2"),
+    "ragged": (b"city,age\nRome,42,x\n", "a cell that holds commas; or set invalid=skip."),
     "latin-1": ("city,age\nRome,42\nZ\u00fcrich,42\n".encode("latin-1"), "line 3: not UTF-8"),
     "a header of duplicates": (b"city,age,age\nRome,42,43\n", "two columns have one name"),
     "three rows": (b"city,age\n" + 3 * b"Rome,42\n", "at least 20 rows, got 3"),

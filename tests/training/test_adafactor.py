@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpft.training.optimizer_steps import is_factored
+from dpft.training.adafactor import is_factored
 from dpft.training.optimizers import Adafactor, make_optimizer
 
 STEPS = 10

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dpft.errors import InputError
-from dpft.training import optimizer_steps
+from dpft.training.adafactor import Adafactor as T5Adafactor
 from dpft.training.optimizer_steps import BiasCorrectedAdam, MuonAndAdamW
 from dpft.training.optimizers import (
     OPTIMIZERS,
@@ -25,7 +25,7 @@ KINDS = {
     "adamw": torch.optim.AdamW,
     "adam": torch.optim.Adam,
     "sgd": torch.optim.SGD,
-    "adafactor": optimizer_steps.Adafactor,
+    "adafactor": T5Adafactor,
     "adam_bc": BiasCorrectedAdam,
     "muon": MuonAndAdamW,
 }

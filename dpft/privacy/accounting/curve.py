@@ -145,7 +145,7 @@ class EpsilonSoFar:
             return SpentEpsilon(epsilon=0.0, accountant="rdp", settled=settled)
         found = None if curve is None else curve.after(steps)
         if found is None:
-            bound = _rdp_bound(self._plan.event((steps,)))
+            bound = _rdp_bound(self._plan.cost((steps,)))
             found = SpentEpsilon(epsilon=bound, accountant="rdp", settled=settled)
         whole = self._plan.calibration
         if whole is None or steps > self._plan.steps or whole.epsilon >= found.epsilon:
@@ -153,7 +153,7 @@ class EpsilonSoFar:
         return replace(found, epsilon=whole.epsilon, accountant=whole.accountant)
 
 
-def _rdp_bound(mechanism: SampledGaussian) -> float:
+def _rdp_bound(mechanism: Mechanism) -> float:
     """Returns RDP's bound, infinite where it has none."""
     try:
         upper = rdp.epsilon(mechanism).upper
