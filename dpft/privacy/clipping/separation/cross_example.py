@@ -256,18 +256,25 @@ class CrossExampleCheck:
         weights = [torch.zeros_like(among.losses.detach()) for _ in parts]
         for own, (_, places) in zip(weights, parts, strict=True):
             own[places] = scale * each[: len(places)].to(own)
-        expected = self._prints(among, weights, parameters, around, again=inside, inside=inside)
+        _, expected = self._prints(among, weights, parameters, around, again=inside, inside=inside)
         for prints, own, (rows, places) in zip(expected, weights, parts, strict=True):
             part = replace(among, survey=replace(among.survey, rows=rows))
             as_many = own if among.survey.compared is not None else own[places]
             try:
-                (got,) = self._prints(
+                losses, (got,) = self._prints(
                     part, [as_many], parameters, around, again=True, inside=inside
                 )
             except NothingCompared:
                 if among.survey.every_unit is None:
                     raise
                 # A caller may want as many units; their losses were compared.
+                continue
+            mine = losses if among.survey.compared is None else losses[places]
+            theirs = among.losses.detach()[places]
+            if among.survey.every_unit is not None and not bool(
+                _near(mine, theirs, theirs, self.precision).all()
+            ):
+                # The caller has units in another order, so that these are the losses of others.
                 continue
             if not _gradients_alike(prints, got, self._coarsest(among.losses)):
                 raise RunError(COUPLED_GRADIENTS)
@@ -281,8 +288,8 @@ class CrossExampleCheck:
         *,
         again: bool,
         inside: bool,
-    ) -> list[dict[str, Tensor]]:
-        """Returns fingerprints of the gradients of a subset's losses, weighted in some ways.
+    ) -> tuple[Tensor, list[dict[str, Tensor]]]:
+        """Returns a subset's losses, and fingerprints of their gradients, weighted in some ways.
 
         Args:
             subset: Whose losses.
@@ -294,7 +301,7 @@ class CrossExampleCheck:
         """
         if not again:
             with around():
-                return _prints(subset.losses, weights, parameters, nullcontext)
+                return subset.losses, _prints(subset.losses, weights, parameters, nullcontext)
         self.state.restore()
         wanted = weights[0].shape
         try:
@@ -306,9 +313,9 @@ class CrossExampleCheck:
                 if inside:
                     taken.mark(weights)
                     with around():
-                        return _prints(losses, weights, parameters, taken.asleep)
+                        return losses, _prints(losses, weights, parameters, taken.asleep)
             with around():
-                return _prints(losses, weights, parameters, nullcontext)
+                return losses, _prints(losses, weights, parameters, nullcontext)
         except CheckpointError:
             raise
         except Exception as error:
