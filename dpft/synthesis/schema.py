@@ -338,11 +338,15 @@ def from_json_schema(content: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: A property is of a type that no column is.
     """
-    required = content.get("required", [])
+    required, properties = content.get("required", []), content["properties"]
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        raise InputError("a JSON Schema must have an object as properties, and a list as required.")
     columns: dict[str, Any] = {}
-    for name, says in dict(content["properties"]).items():
-        if not isinstance(says, dict):
-            raise InputError(f"the property {name} must be an object, got {says!r}.")
+    for name, says in properties.items():
+        if not isinstance(says, dict) or not isinstance(says.get("x-dpft", {}), dict):
+            raise InputError(f"the property {name} must be an object, x-dpft too, got {says!r}.")
+        if not isinstance(says.get("enum", []), list):
+            raise InputError(f"the property {name} must have a list as its enum, got {says!r}.")
         line = _property(name, says)
         types = says.get("type")
         nullable = isinstance(types, list) and "null" in types

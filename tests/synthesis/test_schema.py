@@ -1,6 +1,8 @@
 """What an owner may say of a table, and how what makes no sense is refused."""
 
+import copy
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import yaml
 from dpft.data.raw_rows import Row
 from dpft.errors import InputError
 from dpft.synthesis.draft import draft_schema
-from dpft.synthesis.schema import FaultyCell, read_schema, schema_of
+from dpft.synthesis.schema import FaultyCell, Schema, from_json_schema, read_schema, schema_of
 from tests.synthesis.tables import SCHEMA, visitors
 
 
@@ -152,6 +154,65 @@ def test_a_json_schema_says_the_same(tmp_path: Path) -> None:
 
 
 CITY_VALUES = ["Rome", "Oslo"]
+ODD = (None, True, 3, -1.5, float("nan"), float("inf"), 10**400, "", "x", "\n", "\ud800", [], [[]],
+       [None], {}, {"type": "id"}, {"a": {"a": 1}}, {1: 2})  # fmt: skip
+"""What somebody may have written in the place of anything."""
+WHOLE: dict[str, Any] = {
+    "columns": {
+        "city": {"type": "category", "values": ["Rome", "Oslo"], "missing": True},
+        "bill": {"type": "decimal", "minimum": 0, "maximum": 5, "step": 0.5},
+        "age": {"type": "integer", "minimum": 18, "maximum": 99, "step": 1},
+        "seen": {"type": "date", "minimum": "2020-01-01", "maximum": "2024-12-31"},
+        "note": {"type": "text", "max_tokens": 9},
+    },
+    "rules": ["age >= 20"],
+    "impossible": [{"city": "Rome"}],
+    "label": "city",
+}
+OF_JSON: dict[str, Any] = {
+    "required": ["age"],
+    "properties": {
+        "city": {"enum": ["Rome"], "x-dpft": {"missing": True}},
+        "age": {"type": ["integer", "null"], "minimum": 18, "maximum": 99, "multipleOf": 1},
+        "seen": {"type": "string", "format": "date", "x-dpft": {**DAY}},
+        "note": {"type": "string", "x-dpft": {"max_tokens": 24}},
+    },
+}
+
+
+def places(content: Any, *before: Any) -> Iterator[tuple[Any, ...]]:
+    """Yields the way to every part of a content."""
+    steps = content if isinstance(content, dict) else range(len(content))
+    for step in steps:
+        yield (*before, step)
+        if isinstance(content[step], dict | list):
+            yield from places(content[step], *before, step)
+
+
+@pytest.mark.parametrize(
+    "content, read", [(WHOLE, schema_of), (OF_JSON, lambda c: schema_of(from_json_schema(c)))],
+    ids=["YAML", "JSON Schema"],
+)  # fmt: skip
+def test_whatever_stands_in_a_schema_is_read_or_refused_in_a_sentence(
+    content: dict[str, Any], read: Callable[[Any], Schema]
+) -> None:
+    assert read(content).learned
+    refused = 0
+    for way in places(content):
+        for odd in ODD:
+            changed = copy.deepcopy(content)
+            part = changed
+            for step in way[:-1]:
+                part = part[step]
+            part[way[-1]] = odd
+            try:
+                found = read(changed)
+            except InputError as error:
+                refused += 1
+                assert "\n" not in str(error).strip(), (way, odd)
+            else:
+                assert all(column.pattern and column.longest for column in found.learned)
+    assert refused > 100
 
 
 def test_a_draft_that_nobody_went_through_is_refused(tmp_path: Path) -> None:

@@ -15,13 +15,15 @@ from tests.privacy.clipping.traps.nets import (
     WORDS,
     Mix,
     Net,
+    batch,
+    classified,
     either,
     exact,
     mixing,
     net_trial,
     words_trial,
 )
-from tests.privacy.clipping.traps.trial import Case, Trial
+from tests.privacy.clipping.traps.trial import Batch, Case, Trial
 
 
 def hooked(hook: Callable[..., Any], *, before: bool = False) -> Trial:
@@ -126,6 +128,11 @@ class ByFrequency(nn.Module):
         return self.leave(F.embedding(ids, self.table, scale_grad_by_freq=True))
 
 
+def of_two(model: nn.Module, one: Batch, number: int) -> Tensor:
+    """The loss of a unit of two rows."""
+    return classified(model, *(part[2 * number : 2 * number + 2] for part in one)).sum()
+
+
 def in_gradients_alone() -> Iterator[Case]:
     """Yields rows that mix in the backward pass, whose losses are their own."""
     mixes: dict[str, Mix] = {
@@ -147,6 +154,14 @@ def in_gradients_alone() -> Iterator[Case]:
         yield exact(
             f"{engine}: a checkpoint",
             lambda e=engine: net_trial(ComputedAgain(mixes=False), engine=e),
+        )
+
+    for name, mix, kind in (("own", torch.clone, exact), ("mixed", ScaledByBatch.apply, mixing)):
+        yield kind(
+            f"gradients of as many rows as units, {name}",
+            lambda mix=mix: net_trial(
+                mix, batches=[batch(8)], units=torch.arange(8) // 2, alone=of_two
+            ),
         )
 
 
