@@ -169,6 +169,9 @@ DEQUANTIZED = 8
 HEAP = 1.6
 """On a CPU, what glibc holds for activations, of what they take: it keeps freed blocks of less than
 32 MiB for later ones, which fit into them with holes (``benchmarks/run_memory.py``)."""
+HEAP_OVER_QUANTIZED = 2.3
+"""The same where frozen weights are quantized, each of which is formed and freed among activations:
+seen on one Llama, 2.5 over nf4 and 2.0 over int8."""
 NOISE_BLOCK = 56 * 10**6
 """A block of 2^20 numbers while it is drawn: bits and zeros of 8 bytes each, whole numbers, radii,
 cosines and sines of 8 for every second one, and what they are multiplied and rounded in."""
@@ -267,9 +270,14 @@ class StepShapes:
     micro_batches: int
     """Of a step and process."""
     heap: float = 1.0
-    """What the allocator holds for activations, of what they take: ``HEAP`` on a CPU."""
+    """What the allocator holds for activations, of what they take: ``heap_factor`` on a CPU."""
     history: int = 0
     """Numbers of float64 that a process keeps of earlier steps' noise."""
+
+
+def heap_factor(shapes: RankShapes) -> float:
+    """Returns what glibc holds for activations, of what they take."""
+    return HEAP_OVER_QUANTIZED if shapes.dequantized_bytes else HEAP
 
 
 def memory_by_phase(shapes: RankShapes, step: StepShapes) -> dict[str, dict[str, int]]:

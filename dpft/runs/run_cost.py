@@ -25,9 +25,9 @@ from dpft.data.encoding import TokenRows
 from dpft.errors import InputError
 from dpft.estimates.activations import Activations, guessed_activations, trace_activations
 from dpft.estimates.rank_memory import (
-    HEAP,
     RankShapes,
     StepShapes,
+    heap_factor,
     memory_by_phase,
     peak_of,
     rank_shapes,
@@ -503,11 +503,12 @@ class PlannedRanks:
 
     def _step(self, rows: int) -> StepShapes:
         clips = self.config.privacy.clips
+        is_glibcs = self.device.type == "cpu" and self._given is None
         return StepShapes(
             activations=self._activations.of_rows(rows),
             engine=self._engine,
             memory_mb=0 if clips is None else clips.clipper_memory_mb,
-            heap=HEAP if self.device.type == "cpu" and self._given is None else 1.0,
+            heap=heap_factor(self._shapes) if is_glibcs else 1.0,
             # A draw of more records than expected may be a micro-batch more.
             micro_batches=self._micro_batches(rows, self.batch_size + 3 * self.batch_size**0.5),
             history=self.config.mechanism.history_numbers

@@ -1,6 +1,8 @@
 """Memory of each process, part by part: against counts by hand."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from dpft.estimates.rank_memory import (
     PARTS,
     PHASES,
     StepShapes,
+    heap_factor,
     memory_by_phase,
     peak_of,
     rank_shapes,
@@ -148,3 +151,20 @@ def test_an_allocator_holds_more_for_activations_and_for_nothing_else() -> None:
         }
         assert held[name].get("activations", 0) == 2 * plain[name].get("activations", 0)
     assert held["accumulate"]["activations"] > 0
+
+
+def test_over_quantized_weights_an_allocator_holds_more() -> None:
+    plain = rank_shapes(model(), ParallelConfig(), 1, AdamW())
+    assert not plain.dequantized_bytes
+    assert 1 < heap_factor(plain) < heap_factor(replace(plain, dequantized_bytes=4))
+
+
+def test_measured_peaks_of_whole_runs_are_within_15_percent_of_their_plans() -> None:
+    title = "# Peak memory of whole runs against their plan"
+    section = (Path(__file__).parents[2] / "benchmarks" / "results.md").read_text().split(title)[1]
+    row = re.compile(r"(?m)^\| ([^|]+) \| (\d+) \| (\d+) \| ([\d.]+) \|$")
+    found = {name: rest for name, *rest in row.findall(section.split("\n# ")[0])}
+    assert len(found) >= 7 and {"Llama, LoRA over nf4", "Llama, LoRA over int8"} <= found.keys()
+    for measured, planned, ratio in found.values():
+        assert float(ratio) == round(int(measured) / int(planned), 2)
+        assert 0.85 <= float(ratio) <= 1.15
