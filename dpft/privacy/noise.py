@@ -376,7 +376,9 @@ class CorrelatedNoise:
 
     Guarantees:
         With x the noise over ``noise_std``, ``c_0 x_t + ... + c_(b-1) x_(t-b+1)`` are independent
-        standard Gaussians, those of ``NoiseStream``, over all steps since the stream began.
+        standard Gaussians, those of ``NoiseStream``, over all steps since the stream began. Numbers
+        that got no noise in a step begin anew: their earlier noise is no longer that of the steps
+        just before, and hanging on to it would count two steps as nearer than they are.
     """
 
     def __init__(
@@ -396,6 +398,7 @@ class CorrelatedNoise:
             for name, rows in history.items()
         }
         """Of each stretch the vectors x of the steps before, the last one first."""
+        self._met: set[str] = set()
 
     def add(
         self,
@@ -407,9 +410,11 @@ class CorrelatedNoise:
         ranks: Ranks = ALONE,
     ) -> None:
         """As ``add_noise``, of noise that hangs together; once for each step, in their order."""
+        self._met.clear()
         add_noise(
             sums, noise_std, self._stream, step, meter=meter, ranks=ranks, correlate=self._correlate
         )
+        self._earlier = {name: kept for name, kept in self._earlier.items() if name in self._met}
 
     def history(self) -> dict[str, Tensor]:
         """Returns each stretch's vectors x, float64, shape (steps, numbers), the last one first."""
@@ -421,6 +426,7 @@ class CorrelatedNoise:
         """Turns fresh Gaussians of a stretch into x, in place, and remembers it."""
         name = f"{piece.place}.{piece.block}.{first}.{len(fresh)}"
         most = len(self._others)
+        self._met.add(name)
         earlier = self._earlier.setdefault(name, deque(maxlen=most))
         for coefficient, x in zip(self._others, earlier, strict=False):
             # two roundings, never a fused one, which would depend on a number's place

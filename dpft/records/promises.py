@@ -328,6 +328,11 @@ class SpentCurve:
     accountants: tuple[str, ...]
     """Whose bound each is."""
 
+    def __post_init__(self) -> None:
+        """Refuses lists of which one is shorter."""
+        if not len(self.steps) == len(self.epsilons) == len(self.accountants):
+            raise ValueError("steps, epsilons and accountants must be as many")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CountedBefore:

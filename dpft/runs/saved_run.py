@@ -28,6 +28,7 @@ from dpft.files import (
     MODEL,
     PRIVACY,
     PRIVATE,
+    SCORES_BY_STEP,
     SYNTHESIS,
     TRAINING,
     TRIALS,
@@ -52,6 +53,7 @@ from dpft.records.promises import (
     has_noise,
     read_privacy,
 )
+from dpft.records.scores import ScoresByStep
 from dpft.released import check_released
 from dpft.reports.report import write_report
 from dpft.reports.run_record import RunRecord, find_runs, read_run
@@ -64,6 +66,8 @@ PLANNED = (
     *("phases", "delta_source", "mechanism"),
 )
 """Keys of privacy.json that the plan has under the same name."""
+BOUNDS = ("rdp", "pld", "prv")
+"""Accountants whose answer is an upper bound, and no estimate."""
 Stated = PrivateRun | PrivateVocabulary
 """A privacy.json with an epsilon."""
 Fact = tuple[str, Any, Any]
@@ -213,25 +217,57 @@ def _of_configuration(asked: PrivacySection, plan: PrivacyPlan | HistogramPlan) 
 
 def _impossible(folder: Path, privacy: Stated, ledger: LedgerRecord) -> Iterator[str]:
     """Yields an epsilon that is below what the ledger's steps show, whatever goes with it."""
-    stated = [("epsilon", float(privacy.epsilon), float(privacy.delta))]
-    if isinstance(privacy, PrivateRun) and privacy.tokenizer is not None:
-        stated.append(("epsilon_with_tokenizer", *guarantee(privacy)))
-    for name, epsilon, delta in stated:
-        for noise, steps in steps_taken(ledger, folder / LEDGER).items():
-            if noise.threshold_delta:
-                continue  # A histogram's is exact, and was compared.
+    path, delta = folder / PRIVACY, float(privacy.delta)
+    taken = steps_taken(ledger, folder / LEDGER)
+    # A histogram's is exact, and was compared.
+    spent = {noise: steps for noise, steps in taken.items() if not noise.threshold_delta}
+    stated = [(f"{path}: epsilon", float(privacy.epsilon), delta, spent)]
+    if isinstance(privacy, PrivateRun):
+        for name in BOUNDS:
+            answer = privacy.epsilons.get(name)
+            bound = answer.upper if isinstance(answer, Interval) else answer
+            if isinstance(bound, int | float):
+                stated.append((f"{path}: epsilons.{name}", float(bound), delta, spent))
+        if privacy.tokenizer is not None:
+            stated.append((f"{path}: epsilon_with_tokenizer", *guarantee(privacy), spent))
+        stated += [
+            (place, bound, delta, so_far)
+            for place, bound, so_far in _while_training(folder, privacy, ledger.plan)
+        ]
+    for place, epsilon, at, noises in stated:
+        for noise, steps in noises.items():
             least = epsilon_lower_bound(
                 noise_multiplier=noise.noise_multiplier,
                 sample_rate=noise.sample_rate,
                 steps=steps,
-                delta=delta,
+                delta=at,
             )
             if epsilon < least * (1 - 1e-6):
                 yield (
-                    f"{folder / PRIVACY}: {name} must be at least {least:.4g}, which the"
-                    f" {steps} noisy steps of {folder / LEDGER} show at delta = {delta:.4g}, got"
-                    f" {epsilon:.4g}"
+                    f"{place} must be at least {least:.4g}, which the {steps} noisy steps of"
+                    f" {folder / LEDGER} show at delta = {at:.4g}, got {epsilon:.4g}"
                 )
+
+
+def _while_training(
+    folder: Path, privacy: PrivateRun, plan: Plan | None
+) -> Iterator[tuple[str, float, Mapping[Noise, int]]]:
+    """Yields what bounds some first steps: its place, the bound, and what so many steps cost."""
+    if not isinstance(plan, PrivacyPlan):
+        return
+    curve, scores = privacy.epsilon_curve, folder / SCORES_BY_STEP
+    found: list[tuple[str, int, float | None]] = []
+    if curve is not None:
+        pairs = zip(curve.steps, curve.epsilons, strict=True)
+        found += [(f"{folder / PRIVACY}: epsilon_curve", *pair) for pair in pairs]
+    if scores.exists():
+        points = read_record(scores, ScoresByStep).points
+        found += [(f"{scores}: epsilon", point.step, point.epsilon) for point in points]
+    noise = Noise(noise_multiplier=plan.noise_multiplier, sample_rate=plan.sample_rate)
+    for place, steps, bound in found:
+        if bound is not None and steps > 0:
+            cost = plan.event((min(steps, plan.steps),)).steps
+            yield f"{place} at step {steps}", float(bound), {noise: cost}
 
 
 def _same(stated: Any, known: Any) -> bool:

@@ -155,6 +155,7 @@ def test_weights_that_are_missing_or_moved_are_not_the_same():
     assert not same_bits(one, {}) and not same_bits(one, {"a": torch.ones(3) + 1e-7})
 
 
+@pytest.mark.slow
 def test_private_micro_batches_are_timed_beside_ordinary_ones():
     workload, _, target = gpu_speed.MEASURED["gpt2_bitfit"]
     verdict = gpu_speed.throughput(QUICK, workload=workload, compiler=None, target=target)

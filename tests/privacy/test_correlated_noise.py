@@ -70,6 +70,27 @@ def test_the_noise_has_the_covariance_of_the_inverse_matrix():
     assert np.abs(expected - np.diag(np.diag(expected))).max() > 0.3 * np.abs(expected).max()
 
 
+def test_numbers_that_got_no_noise_in_a_step_begin_anew():
+    """Else two steps of a unit that are as many apart as there are bands would share a row."""
+
+    def released(noise, trains: str) -> np.ndarray:
+        held = {name: nn.Parameter(torch.zeros(8, dtype=torch.float64)) for name in "wv"}
+        for name, parameter in held.items():
+            parameter.requires_grad = name in trains
+        noise.add(held, STD, step=released.step)
+        released.step += 1
+        return np.concatenate([p.grad.numpy() / STD for p in held.values() if p.requires_grad])
+
+    released.step, noise = 0, correlated()
+    for trains in ("wv", "w"):
+        released(noise, trains)
+    found = released(noise, "wv")
+    released.step = 2
+    fresh = released(IndependentNoise(stream()), "wv")
+    begun = np.abs(found - fresh / COEFFICIENTS[0]) < 2 * grid(STD) / STD
+    assert begun[8:].all() and not begun[:8].all()
+
+
 def test_one_band_is_independent_noise():
     alone = taken(IndependentNoise(stream()), 3)
     assert np.array_equal(taken(correlated((1.0,)), 3), alone)

@@ -293,10 +293,14 @@ def edit_step(lines):
     lines[1] = lines[1].replace('"step": 1', '"step": 2')
 
 
+def true_step(lines):
+    lines[1] = lines[1].replace('"step": 1', '"step": true')
+
+
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [(duplicate, 2), (first_gone, 1), (no_json, 2), (blank, 2), (number, 2), (deep, 2),
-     (edit_step, 2)],
+     (edit_step, 2), (true_step, 2)],
 )  # fmt: skip
 def test_a_line_that_is_none_of_the_chain_is_refused_by_its_number(path, spoil, line):
     lines = path.read_text().splitlines()

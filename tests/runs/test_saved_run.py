@@ -383,6 +383,35 @@ def test_an_epsilon_below_what_the_ledgers_steps_show_is_refused(tmp_path: Path)
     assert "must be at least 0." in refused(run, "epsilon")
 
 
+@pytest.mark.parametrize("name", ["rdp", "pld", "prv"])
+def test_another_bound_below_what_the_ledgers_steps_show_is_refused(run: Path, name: str) -> None:
+    """The headline is what it was; a report has every accountant's bound beside it."""
+    interval = {"lower": 0.0, "estimate": 0.01, "upper": 0.05}
+    edit(run, epsilons={"rdp": 1.0, name: interval if name == "prv" else 0.05})
+    with pytest.raises(StateError, match=rf"privacy\.json: epsilons\.{name} must be at least 0\."):
+        read_ended_ledger(run)
+
+
+def test_bounds_of_first_steps_below_what_the_ledger_shows_are_refused(run: Path) -> None:
+    """They stand in the report's figure, and beside the scores of each step."""
+    curve = {"steps": [2, 5], "epsilons": [0.6, 1.0], "accountants": ["rdp", "rdp"]}
+    edit(run, epsilon_curve=curve)
+    assert read_ended_ledger(run) is not None
+    for low in ([0.001, 1.0], [0.6, 0.05]):
+        edit(run, epsilon_curve=curve | {"epsilons": low})
+        with pytest.raises(StateError, match=r"epsilon_curve at step \d must be at least 0\."):
+            read_ended_ledger(run)
+    edit(run, epsilon_curve=curve | {"epsilons": [0.6]})
+    with pytest.raises(StateError, match=r"epsilon_curve: .* must be as many"):
+        read_ended_ledger(run)
+    edit(run, epsilon_curve=None)
+    point = {"step": 10, "epsilon": 0.001, "accountant": "rdp", "evaluations": []}
+    scores = {"schema_version": 1, "every": 10, "points": [point]}
+    (run / "scores_by_step.json").write_text(json.dumps(scores))
+    with pytest.raises(StateError, match=r"scores_by_step\.json: epsilon at step 10 must be at"):
+        read_ended_ledger(run)
+
+
 @pytest.mark.parametrize(
     ("epsilon", "delta"), [(0.05, 0.013), (0.05, None), (None, 0.013), (1.0, 2.0)]
 )

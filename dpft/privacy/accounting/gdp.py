@@ -25,9 +25,9 @@ def epsilon(mechanism: SampledGaussian) -> Epsilon:
     Raises:
         AccountantError: The noise is so small that exp(1 / noise_multiplier^2) overflows.
     """
-    exponent = mechanism.noise_multiplier**-2
-    if exponent > _MAX_EXPONENT:
+    if mechanism.noise_multiplier < _MAX_EXPONENT**-0.5:
         raise AccountantError("Its central limit does not hold at so small a noise multiplier.")
+    exponent = mechanism.noise_multiplier**-2
     mu = mechanism.sample_rate * math.sqrt(mechanism.steps * math.expm1(exponent))
     return Epsilon(estimate=gaussian_epsilon(mu, mechanism.delta))
 
@@ -52,10 +52,10 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     The epsilon at which delta = Phi(-eps/mu + mu/2) - exp(eps) * Phi(-eps/mu - mu/2).
 
     Args:
-        mu: Distance of the two Gaussians' means in standard deviations, above 0.
+        mu: Distance of the two Gaussians' means in standard deviations; 0 where it underflows.
         delta: Target delta, in (0, 1).
     """
-    if _log_delta(mu, 0.0) <= math.log(delta):
+    if mu == 0 or _log_delta(mu, 0.0) <= math.log(delta):
         return 0.0
     return _root(lambda eps: math.log(delta) - _log_delta(mu, eps), high=1.0)
 

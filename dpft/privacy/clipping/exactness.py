@@ -3,10 +3,11 @@
 The first batch of a call signature is checked before it is used: each row runs alone through the
 model (``single_example``); losses and gradients of at most eight rows, in another order, are
 compared with the bare model's (``proof``); and their losses with those among all rows
-(``cross_example``), as are those of two more subsets. That is six calls of ``compute_losses``: on
-all rows without a graph, on three subsets, on the first of them clipped, and the last, which is
-used. A plan that is not exact falls back to larger modules (``regions``). At the 16th batch of a
-signature, the 32nd and so on all but the gradients are checked again; and where losses come another
+(``cross_example``), as are those of two more subsets, and the gradients of halves of the last. That
+is eight calls of ``compute_losses``: on all rows without a graph, on three subsets, on two halves,
+on the last subset clipped, and the last, which is used. A plan that is not exact falls back to
+larger modules (``regions``). At the 16th batch of a signature, the 32nd and so on, and at one that
+is half as large again as all before, all but the proof is made again; and where losses come another
 way than any before, by another function of the caller's, they are compared as at a first batch.
 
 ``LossCheck`` is the part that every engine does: the model, and what computes losses around it, may
@@ -25,7 +26,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from dpft.errors import InputError, RunError, is_out_of_memory
-from dpft.machine import return_freed_memory
 from dpft.privacy.clipping.choices import Tuning
 from dpft.privacy.clipping.engine import LossFunction, is_a_list
 from dpft.privacy.clipping.patches import CompilerFailed, Patches
@@ -63,6 +63,8 @@ from dpft.privacy.clipping.trainable import TrainableParameters
 from dpft.privacy.clipping.uses import Use
 
 FIRST_REPETITION = 16
+GROWTH = 1.5
+"""How many times the rows of all that were looked at a batch may have without a look."""
 WITHOUT_THE_MODEL = "a submodule called alone"
 NOT_REPEATABLE = (
     "compute_losses must return the same losses when it is called again with the same random state "
@@ -77,22 +79,32 @@ class NotRepeatable(RunError):
 class CheckSchedule:
     """Which batches of a call signature are checked: the 1st, 16th, 32nd, 64th and so on, doubling.
 
-    The rule is public: it reads numbers of batches alone.
+    So is one that has more than ``GROWTH`` times the rows of all that were: what mixes its rows in
+    large batches alone does not show in small ones. The rule reads numbers and sizes of batches.
     """
 
     def __init__(self) -> None:
         self._batches: Counter[Hashable] = Counter()
         self._checked: set[Hashable] = set()
+        self._rows: dict[Hashable, int] = {}
+        self._most: Counter[Hashable] = Counter()
+
+    def meet(self, kind: Hashable, rows: int) -> None:
+        """Notes how many rows the next batch of a signature has."""
+        self._rows[kind] = rows
 
     def is_due(self, kind: Hashable) -> bool:
         """Whether the next batch of a signature is to be checked before it is used."""
         number = self._batches[kind] + 1
         doubled = number >= FIRST_REPETITION and number & (number - 1) == 0
-        return (number == 1 or doubled) and kind not in self._checked
+        larger = self._rows.get(kind, 0) > GROWTH * self._most[kind]
+        return (number == 1 or doubled or larger) and kind not in self._checked
 
     def note_checked(self, kinds: Iterable[Hashable]) -> None:
         """Remembers that the next batch of each signature was checked."""
-        self._checked.update(kinds)
+        for kind in kinds:
+            self._checked.add(kind)
+            self._most[kind] = max(self._most[kind], self._rows.get(kind, 0))
 
     def count(self, kinds: Iterable[Hashable]) -> None:
         """Counts a used batch of each signature."""
@@ -135,6 +147,11 @@ class LossCheck:
         """The signatures of the model's calls in the computation of losses just made."""
         raise NotImplementedError
 
+    @property
+    def _scale(self) -> float:
+        """What losses are multiplied by before they are backpropagated."""
+        return 1.0
+
     def _bare(self) -> AbstractContextManager[object]:
         """Gives the model its own layers for a while."""
         return nullcontext()
@@ -163,8 +180,6 @@ class LossCheck:
         self, asked: Computation, survey: Survey, losses: Tensor, precision: torch.dtype | None
     ) -> SubsetLosses | None:
         """Returns losses of few rows of the bare model, which are those among all rows."""
-        # A check holds the graphs of two calls, which grow around the holes that others left.
-        return_freed_memory()
         survey.choose(losses)
         check = CrossExampleCheck(
             model_calls=self._calls,
@@ -176,7 +191,10 @@ class LossCheck:
             check_repeatable=partial(self._is_random, asked),
         )
         with self._bare():
-            return check.compare(survey)
+            found = check.compare(survey)
+            if found is not None:
+                check.check_gradients(found, self._trainable.now(), self._scale)
+            return found
 
 
 class LoopLossCheck(LossCheck):
@@ -270,11 +288,13 @@ class LoopLossCheck(LossCheck):
 
     def _on_call(self, arguments: Arguments) -> bool:
         """Runs each row of a call alone where that is due; says whether losses are checked too."""
-        if batch_size_of(arguments) == 0:
+        count = batch_size_of(arguments)
+        if count == 0:
             return False
         signature = signature_of(self._model, arguments, self._units)
         kind, self._precision = signature.kind, signature.precision
         self._met.append(kind)
+        self._schedule.meet(kind, count)
         if not self._schedule.is_due(kind):
             return self._forced
         check_modes(self._model)
@@ -285,10 +305,12 @@ class LoopLossCheck(LossCheck):
         if self._met or not len(losses):
             return
         self._met = [(WITHOUT_THE_MODEL, self._graph)]
+        self._schedule.meet(self._met[0], len(losses))
         if self._schedule.is_due(self._met[0]):
             after = RandomState.now(asked.state.device)
             check_halves(self._model, asked.compute_losses, asked.state)
             after.restore()
+            self._schedule.note_checked(self._met)
 
 
 ROUNDS = 7
@@ -327,6 +349,10 @@ class ExactnessCheck(LossCheck):
     @property
     def _kinds(self) -> list[Hashable]:
         return self._plans.kinds
+
+    @property
+    def _scale(self) -> float:
+        return self._tuning.scale
 
     @contextmanager
     def _bare(self) -> Iterator[None]:
@@ -410,6 +436,8 @@ class ExactnessCheck(LossCheck):
     def _on_call(self, arguments: Arguments) -> bool:
         """Puts on the plan of a call; says whether its signature is to be proved first."""
         signature = self._patches.use_plan_for(arguments, self._units)
+        if signature is not None:
+            self._schedule.meet(signature.kind, batch_size_of(arguments))
         if signature is None or not self._schedule.is_due(signature.kind):
             if self._forced and signature is not None:
                 return self._may_survey

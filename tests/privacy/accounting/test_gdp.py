@@ -45,6 +45,13 @@ def test_noise_too_small_for_the_limit_is_declined():
         gdp.epsilon(SampledGaussian(noise_multiplier=0.01, **E2E))
 
 
+def test_noise_at_the_ends_of_floating_point_is_declined_or_costs_nothing():
+    """An edited ledger may hold either; squares of them overflow and underflow."""
+    with pytest.raises(AccountantError, match="central limit"):
+        gdp.epsilon(SampledGaussian(noise_multiplier=1e-300, **E2E))
+    assert gdp.epsilon(SampledGaussian(noise_multiplier=1e308, **E2E)).estimate == 0
+
+
 @pytest.mark.parametrize("x", [-1e4, -100.0, -38.5, -30.001, -30.0, -29.999, -8.0, -1.0, 0.0, 3.0])
 def test_the_normal_distribution_is_scipys_far_into_the_tail(x: float) -> None:
     assert gdp._log_normal_cdf(x) == pytest.approx(float(log_ndtr(x)), rel=1e-12)

@@ -6,17 +6,24 @@ one of them does changes it. So losses are computed once on all rows and on thre
 them in another order (``row_subset``), and must be the same. What the caller draws for all rows is
 kept, and each row gets its own again. Where losses cannot be computed on other rows in any of the
 ways that are tried, nothing is seen, and the batch is refused.
+
+Nor need losses show a coupling: a backward pass of one's own, a hook on a gradient, a checkpoint
+that computes something else again may scale every gradient by what the batch held. So the gradient
+of each half of the subset is compared with what that half alone gives (``check_gradients``).
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from dpft.errors import RunError, is_out_of_memory
+from dpft.privacy.clipping.separation.proof import ordinary_gradients
 from dpft.privacy.clipping.separation.reexecution import (
     DeterministicMode,
     Draws,
@@ -29,6 +36,10 @@ from dpft.privacy.clipping.separation.row_subset import ModelCalls, OnCall, RowS
 ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-4}
 ROUNDING_IN_HALF = 3e-2
 MOST_READINGS = 8
+GRADIENT_ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
+GRADIENT_ROUNDING_IN_HALF = 0.1
+LEAST_SHARE = 1e-2
+"""A parameter's gradient is compared by its own size, but not below this share of the whole."""
 WHOLE: tuple[tuple[int, ...], ...] = (
     *((number,) for number in range(MOST_READINGS)),
     *combinations(range(MOST_READINGS // 2), 2),
@@ -47,6 +58,13 @@ COUPLED = (
     "a mean, a count of the batch's tokens, ranks, contrastive pairs, inputs mixed before the "
     "model), so no clipping bounds what one of them does; compute each example's loss from that "
     "example alone, or give the rows that belong together as units."
+)
+
+COUPLED_GRADIENTS = (
+    "the gradient of one example's loss depends on the other examples of its batch, though the loss"
+    " does not, so no clipping bounds what one of them does: look for a backward pass of one's own,"
+    " a hook on a gradient or on saved tensors, a checkpoint that computes something else again, or"
+    " scale_grad_by_freq, and let each example's gradient follow from that example alone."
 )
 
 
@@ -95,6 +113,30 @@ class SubsetLosses:
             return False
         number = len(self.survey.rows)
         return len(losses) in (number, number if units is None else len(units.unique()))
+
+    def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields halves of the rows, and where their losses are; none of one row or unit.
+
+        Where as many rows must run, the rest of them is exchanged for other rows instead.
+        """
+        survey, losses = self.survey, self.losses
+        if survey.compared is not None:
+            places = survey.compared.nonzero()[:, 0]
+            others = (~survey.compared).nonzero()[:, 0]
+            if len(places) > 1 and len(others) and len(losses) == len(survey.rows):
+                rows = survey.rows.clone()
+                chosen = places.roll(1)
+                rows[others] = survey.rows[chosen[torch.arange(len(others)) % len(places)]]
+                yield rows, places
+            return
+        owners = survey.rows if survey.units is None else survey.units
+        every = owners.unique()
+        if len(every) < 2:
+            return
+        for half in every.tensor_split(2):
+            mine = torch.isin(owners, half)
+            told = mine if len(losses) == len(owners) else torch.isin(every, half)
+            yield survey.rows[mine], told.nonzero()[:, 0]
 
     def agree_with(self, expected: Tensor, precision: torch.dtype) -> bool:
         """Whether these losses are those among all rows.
@@ -172,6 +214,98 @@ class CrossExampleCheck:
             check._agreeing(other, draws)
         return check._agreeing(survey, draws)
 
+    def check_gradients(
+        self, among: SubsetLosses, parameters: Mapping[str, Tensor], scale: float = 1.0
+    ) -> None:
+        """Compares the gradient of each half of some rows with the same without the other half.
+
+        Args:
+            among: Losses of all of them, with a graph that stays.
+            parameters: What trains, by name.
+            scale: What losses are multiplied by before they are backpropagated.
+
+        Raises:
+            RunError: It is another, or that cannot be seen.
+        """
+        evaluated = partial(evaluating, self.model_calls.model)
+        ways = ((self.deterministic, False), (self.deterministic, True), (evaluated, True))
+        for around, inside in ways:
+            # What is computed again in the backward pass may want the rows taken there too, or draw
+            # where nothing holds it off.
+            with suppress(CheckpointError):
+                self._check_gradients(among, parameters, scale, around, inside=inside)
+                return
+        raise NothingCompared("a checkpoint computes something else again")
+
+    def _check_gradients(
+        self,
+        among: SubsetLosses,
+        parameters: Mapping[str, Tensor],
+        scale: float,
+        around: Context,
+        *,
+        inside: bool,
+    ) -> None:
+        parts = list(among.parts())
+        each = torch.exp2(torch.arange(len(among.losses), device=among.losses.device) % 8 - 4)
+        weights = [torch.zeros_like(among.losses.detach()) for _ in parts]
+        for own, (_, places) in zip(weights, parts, strict=True):
+            own[places] = scale * each[: len(places)].to(own)
+        expected = self._prints(among, weights, parameters, around, again=inside, inside=inside)
+        for prints, own, (rows, places) in zip(expected, weights, parts, strict=True):
+            part = replace(among, survey=replace(among.survey, rows=rows))
+            as_many = own if among.survey.compared is not None else own[places]
+            (got,) = self._prints(part, [as_many], parameters, around, again=True, inside=inside)
+            if not _gradients_alike(prints, got, self._coarsest(among.losses)):
+                raise RunError(COUPLED_GRADIENTS)
+
+    def _prints(
+        self,
+        subset: SubsetLosses,
+        weights: Sequence[Tensor],
+        parameters: Mapping[str, Tensor],
+        around: Context,
+        *,
+        again: bool,
+        inside: bool,
+    ) -> list[dict[str, Tensor]]:
+        """Returns fingerprints of the gradients of a subset's losses, weighted in some ways.
+
+        Args:
+            subset: Whose losses.
+            weights: Of each loss, shape (n,).
+            parameters: What trains, by name.
+            around: Makes the model run without randomness.
+            again: Whether the losses are computed anew.
+            inside: Whether their backward pass sees these rows alone, too.
+        """
+        if not again:
+            with around():
+                return _prints(subset.losses, weights, parameters, nullcontext)
+        self.state.restore()
+        wanted = weights[0].shape
+        try:
+            with subset.again(self.model_calls, lambda _: False, around) as taken:
+                losses = self.compute_losses()
+                with taken.asleep():  # Weights may be as many as the rows that are cut.
+                    if losses.shape != wanted:
+                        raise CannotBeCompared("their number does not follow")
+                if inside:
+                    taken.mark(weights)
+                    with around():
+                        return _prints(losses, weights, parameters, taken.asleep)
+            with around():
+                return _prints(losses, weights, parameters, nullcontext)
+        except CheckpointError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise NothingCompared("fewer do not run") from error
+
+    def _coarsest(self, losses: Tensor) -> torch.dtype:
+        return max((losses.dtype, self.precision), key=lambda dtype: torch.finfo(dtype).eps)
+
     def _agreeing(self, survey: Survey, draws: Draws | None) -> SubsetLosses:
         """Returns losses of the survey's rows in a reading in which they are those among all."""
         first = next(self._readings(survey, draws), None)
@@ -236,6 +370,49 @@ class CrossExampleCheck:
             if found is not None and found.fits:
                 yield found
             met = max(met, subset.met)
+
+
+def _prints(
+    losses: Tensor, weights: Sequence[Tensor], parameters: Mapping[str, Tensor], unwatched: Context
+) -> list[dict[str, Tensor]]:
+    """Returns, for each way to weight losses, fingerprints of the sum's gradients, by name."""
+    found = []
+    for each in weights:
+        gradients = ordinary_gradients(losses, parameters, weights=each, retain_graph=True)
+        with unwatched():
+            found.append({name: _print(gradient) for name, gradient in gradients.items()})
+    return found
+
+
+def _print(gradient: Tensor) -> Tensor:
+    """Returns a gradient's norm and its projection onto a fixed direction, shape (2,)."""
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    dense = torch.view_as_real(dense) if dense.is_complex() else dense
+    rows = dense.reshape(-1, dense.shape[-1] if dense.dim() else 1)
+    steps = [torch.arange(n, device=rows.device, dtype=torch.float64) for n in rows.shape]
+    along = (rows @ (1.7 * steps[1]).cos().to(rows.dtype)).double() @ (1.3 * steps[0]).cos()
+    return torch.stack([torch.linalg.vector_norm(rows, dtype=along.dtype), along])
+
+
+def _gradients_alike(
+    one: Mapping[str, Tensor], other: Mapping[str, Tensor], dtype: torch.dtype
+) -> bool:
+    """Whether gradients are the same but for rounding; those that are not finite are passed."""
+    names = [*dict.fromkeys([*one, *other])]
+    if not names:
+        return True
+    device = next(iter((*one.values(), *other.values()))).device
+    zero = torch.zeros(2, dtype=torch.float64, device=device)
+    a, b = (
+        torch.stack([each.get(name, zero).to(device) for name in names]) for each in (one, other)
+    )
+    finite = (a.isfinite() & b.isfinite()).all(1)
+    a, b = a[finite], b[finite]
+    share = GRADIENT_ROUNDING.get(dtype, GRADIENT_ROUNDING_IN_HALF)
+    sizes = torch.maximum(a[:, 0], b[:, 0])
+    least = LEAST_SHARE if dtype in GRADIENT_ROUNDING else 1.0
+    allowed = share * sizes.clamp(min=least * float(sizes.norm())) + 1e-30
+    return bool(((a - b).abs() <= allowed.unsqueeze(1)).all())
 
 
 def check_halves(model: nn.Module, compute_losses: LossFunction, state: RandomState) -> None:

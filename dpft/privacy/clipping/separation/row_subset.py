@@ -403,7 +403,7 @@ class ModelCalls:
     """The calls of one model: they pass, are surveyed, or run on a subset of rows."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self.model = model
         self._on_call: OnCall | None = None
         self._subset: RowSubset | None = None
         self._entering: Callable[[Arguments], object] = lambda _: None
@@ -444,7 +444,7 @@ class ModelCalls:
             return answer(own, (args, kwargs))
 
         forward = torch.compiler.disable(run, recursive=False)
-        return with_signature(forward, partial(type(self._model).forward, self._model))
+        return with_signature(forward, partial(type(self.model).forward, self.model))
 
     @contextmanager
     def training(
@@ -461,7 +461,7 @@ class ModelCalls:
             around: Context of each call of a survey; makes the model ready for it.
         """
         self._on_call, self._units, self._around, self.survey = on_call, units, around, None
-        self._after = RandomState.now(next(self._model.parameters()).device)
+        self._after = RandomState.now(next(self.model.parameters()).device)
         try:
             yield
             if self.survey is not None and self._after is not None:
@@ -490,7 +490,7 @@ class ModelCalls:
             as_tables: As ``RowSubset``.
             draws: As ``RowSubset``.
         """
-        weights = [*self._model.parameters(), *self._model.buffers()]
+        weights = [*self.model.parameters(), *self.model.buffers()]
         subset = RowSubset(weights, whole, as_tables=as_tables, draws=draws)
         subset.choose(survey.rows, count=survey.count, units=survey.chosen_units)
         with self._answering(subset, on_call, around):

@@ -4,11 +4,26 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
 from tests.privacy.clipping.traps.calls import ce
-from tests.privacy.clipping.traps.nets import Net, either, exact, mixing, net_trial
-from tests.privacy.clipping.traps.trial import Case, Trial
+from tests.privacy.clipping.traps.nets import (
+    HIDDEN,
+    WORDS,
+    Mix,
+    Net,
+    batch,
+    classified,
+    either,
+    exact,
+    mixing,
+    net_trial,
+    words_trial,
+)
+from tests.privacy.clipping.traps.trial import Batch, Case, Trial
 
 
 def hooked(hook: Callable[..., Any], *, before: bool = False) -> Trial:
@@ -59,8 +74,100 @@ class ScaledByBatch(torch.autograd.Function):
         return grad * (1 + ctx.saved_tensors[0].mean().tanh())
 
 
+class ScaledByCount(torch.autograd.Function):
+    """Changes nothing forward; backward it scales gradients by how many rows there are."""
+
+    @staticmethod
+    def forward(ctx, h):
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * len(grad)
+
+
+class ComputedAgain(nn.Module):
+    """A checkpoint whose second run centers the batch, of which its losses know nothing."""
+
+    def __init__(self, *, mixes: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(HIDDEN, HIDDEN)
+        self.mixes, self.again = mixes, False
+
+    def run(self, h: Tensor) -> Tensor:
+        if self.again and self.mixes:
+            h = h - h.detach().mean(0)
+        self.again = True
+        return torch.tanh(self.inner(h))
+
+    def forward(self, h: Tensor) -> Tensor:
+        self.again = False
+        return checkpoint(self.run, h, use_reentrant=False)
+
+
+def in_few_bits(h: Tensor) -> Tensor:
+    """Keeps what the backward pass needs as a few steps of the batch's range."""
+
+    def pack(kept: Tensor) -> Tensor:
+        step = kept.abs().max() / 3
+        return (kept / step).round() * step
+
+    with saved_tensors_hooks(pack, lambda kept: kept):
+        return h * torch.tanh(h)
+
+
+class ByFrequency(nn.Module):
+    """A table whose gradient is divided by how often the batch looks a row up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(WORDS, HIDDEN))
+        self.leave = nn.Linear(HIDDEN, WORDS)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.leave(F.embedding(ids, self.table, scale_grad_by_freq=True))
+
+
+def of_two(model: nn.Module, one: Batch, number: int) -> Tensor:
+    """The loss of a unit of two rows."""
+    return classified(model, *(part[2 * number : 2 * number + 2] for part in one)).sum()
+
+
+def in_gradients_alone() -> Iterator[Case]:
+    """Yields rows that mix in the backward pass, whose losses are their own."""
+    mixes: dict[str, Mix] = {
+        "own backward that reads the batch": ScaledByBatch.apply,
+        "own backward that counts rows": ScaledByCount.apply,
+        "activations kept in few bits": in_few_bits,
+    }
+    for engine in ("book_keeping", "two_pass", "loop"):
+        for name, mix in mixes.items():
+            yield mixing(f"{engine}: {name}", lambda m=mix, e=engine: net_trial(m, engine=e))
+        yield mixing(
+            f"{engine}: a checkpoint that computes something else again",
+            lambda engine=engine: net_trial(ComputedAgain(mixes=True), engine=engine),
+        )
+        yield mixing(
+            f"{engine}: a gradient by the batch's frequencies",
+            lambda engine=engine: words_trial(model=ByFrequency(), engine=engine),
+        )
+        yield exact(
+            f"{engine}: a checkpoint",
+            lambda e=engine: net_trial(ComputedAgain(mixes=False), engine=e),
+        )
+
+    for name, mix, kind in (("own", torch.clone, exact), ("mixed", ScaledByBatch.apply, mixing)):
+        yield kind(
+            f"gradients of as many rows as units, {name}",
+            lambda mix=mix: net_trial(
+                mix, batches=[batch(8)], units=torch.arange(8) // 2, alone=of_two
+            ),
+        )
+
+
 def cases() -> Iterator[Case]:
     """Yields hooks, in models and on tensors."""
+    yield from in_gradients_alone()
     yield exact("a hook that scales", lambda: hooked(lambda module, args, out: out * 2))
     yield exact("a hook that looks", lambda: hooked(lambda module, args, out: None))
     yield exact(
@@ -74,7 +181,6 @@ def cases() -> Iterator[Case]:
         lambda: hooked(lambda module, args: (args[0] - args[0][0].detach(),), before=True),
     )
     yield exact("a hook backward that looks", backward_hooked)
-    yield mixing("own backward that reads the batch", lambda: net_trial(ScaledByBatch.apply))
     yield mixing("a hook that keeps the batch's mean for the loss", kept_for_the_loss)
     yield either("a hook that reverses gradients", lambda: tensor_hooked(lambda g: -0.5 * g))
     yield mixing("a hook that mixes gradients", lambda: tensor_hooked(lambda g: g - g.mean(0)))

@@ -4,9 +4,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     "the first batch does not show it, and the next look comes later": (
         "mixing_rarely/a detached sum where a value is extreme",
     ),
-    "only a gradient shows it, and none is compared with that of its example alone": (
-        "hooks/own backward that reads the batch",
-    ),
     "a scripted module does not take another forward, which no sentence says": (
         "weights/scripted",
     ),

@@ -60,6 +60,13 @@ def rarely() -> Iterator[Case]:
         "a detached mean at five rows and more, after a batch of three",
         lambda: sizes(at_size(5, detached(with_mean)), 3, 6),
     )
+    for engine in ("book_keeping", "loop"):
+        yield mixing(
+            f"{engine}: a detached mean at nine rows and more, after a batch of four",
+            lambda engine=engine: net_trial(
+                at_size(9, detached(with_mean)), batches=[batch(4), batch(12)], engine=engine
+            ),
+        )
     yield mixing(
         "a mean that no value shows at five rows and more, of sixteen",
         lambda: sizes(at_size(5, lambda h: h + h.mean(0) - h.mean(0).detach()), 16),
