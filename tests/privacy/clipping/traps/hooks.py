@@ -156,11 +156,14 @@ def in_gradients_alone() -> Iterator[Case]:
             lambda e=engine: net_trial(ComputedAgain(mixes=False), engine=e),
         )
 
-    for name, mix, kind in (("own", torch.clone, exact), ("mixed", ScaledByBatch.apply, mixing)):
+    for name, rows, mix, kind in (
+        ("own, as many rows as units", 8, torch.clone, exact),
+        ("mixed", 14, ScaledByBatch.apply, mixing),
+    ):
         yield kind(
-            f"gradients of as many rows as units, {name}",
-            lambda mix=mix: net_trial(
-                mix, batches=[batch(8)], units=torch.arange(8) // 2, alone=of_two
+            f"gradients of units, {name}",
+            lambda mix=mix, rows=rows: net_trial(
+                mix, batches=[batch(rows)], units=torch.arange(rows) // 2, alone=of_two
             ),
         )
 
