@@ -26,7 +26,7 @@ from dpft.config.synthesize import (
 from dpft.data.raw_rows import Row as SourceRow
 from dpft.data.raw_rows import Rows, rows_in_memory
 from dpft.data.training_records import new_key
-from dpft.errors import InputError, StateError
+from dpft.errors import InputError, RunError, StateError
 from dpft.files import (
     CHECKPOINTS,
     LEDGER,
@@ -167,6 +167,10 @@ def _begin(config: SynthesizeConfig, folder: Path) -> Finished:
     target = target_file(config, folder)
     if target.exists():
         raise InputError(f"to must be a new file, got {str(target)!r}, which exists.")
+    if config.to is not None and not target.parent.is_dir():
+        raise InputError(
+            f"to must be in a folder that is there, got {str(target)!r}; make {target.parent}."
+        )
     part, table = _with_table(public_part(config, schema), rows)
     budget = plan_budget(part, table)
     _check_training(_training(part, budget))
@@ -267,6 +271,12 @@ def _finish(
             numbers = allotted(shares(noisy), wanted)
             cells = [part.condition.row(at) for at, n in enumerate(numbers) for _ in range(n)]
         drawn = generate_rows(part, cells, folder)
+        if not drawn.rows:
+            raise RunError(
+                f"none of {wanted} rows kept the schema's rules in {1 + part.config.retries}"
+                " attempts, and all were given up; begin anew with rules that are kept more often,"
+                " or with more training. What was spent stands in the ledgers."
+            )
         target = target_file(part.config, folder)
         write_outcome(part, table, budget, sides, drawn, folder, target)
         forget_blocks(folder)

@@ -14,7 +14,7 @@ import yaml
 
 import dpft
 from dpft.data.raw_rows import memory_rows
-from dpft.errors import InputError, StateError
+from dpft.errors import InputError, RunError, StateError
 from dpft.privacy.accounting import Accountants
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
 from dpft.privacy.ledger import Ledger, read_ledger
@@ -383,6 +383,7 @@ BAD: dict[str, tuple[Mapping[str, Any], str]] = {
     "a condition of texts": ({"condition": ["note"]}, "type category or boolean"),
     "all noise": ({"condition": ["city"], "share": 0.001}, "all noise"),
     "an ending": ({"to": "rows.xls"}, "to must end in"),
+    "a folder that is none": ({"to": "nowhere/rows.csv"}, "make nowhere"),
     "noise in place of eps": ({"eps": None, "noise_multiplier": 1}, "needs privacy.eps"),
     "a text that counts nothing": ({"text_weight": 0}, "text_weight must be above 0"),
     "a share of everything": ({"share": 1}, "privacy.share must be in"),
@@ -521,6 +522,19 @@ def test_rows_in_memory_and_a_rule_by_rejection(tmp_path: Path) -> None:
     assert said.rows + said.left_out == 20
     assert "NOT PRIVATE" in (tmp_path / "run/report.html").read_text()
     assert not (tmp_path / "run/private/report.html").exists()
+
+
+@pytest.mark.usefixtures("uncalibrated")
+def test_a_table_of_no_row_is_said_and_not_written(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a rule that the model never keeps."""
+    none = generator.Drawn(rows=(), unparsed=0, rejected={"rule age > 98": 72}, left_out=12)
+    monkeypatch.setattr(command, "_train", lambda *_: None)
+    monkeypatch.setattr(command, "generate_rows", lambda *_: none)
+    with pytest.raises(RunError, match="none of 12 rows kept the schema's rules in 6 attempts"):
+        dpft.synthesize(data, QUICK, privacy={"eps": EPS}, folder=tmp_path / "run", num=12)
+    assert not (tmp_path / "run/synthetic.csv").exists()
 
 
 def test_a_block_that_holds_no_row_is_refused(tmp_path: Path) -> None:
