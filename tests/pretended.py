@@ -15,8 +15,8 @@ the device. Torch lets a backend be written in Python from 2.13 on.
 What it cannot show: kernels that round otherwise, or add in another order; races between streams,
 and memory that is used again too early; the time and the memory that things take; attention in one
 kernel and other fused kernels; collectives between devices, since ranks talk by gloo through the
-host's memory; more than one device; quantized bases, whose sums do not agree here yet; FSDP2, whose
-shards look into storages that its tensors do not have; torch.compile, which is not tried on it.
+host's memory; more than one device; FSDP2, whose shards look into storages that its tensors do not
+have; torch.compile, which leaves what runs inside a dispatch mode as it is.
 """
 
 import sys
@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import backend_registration
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.parallel.forked import in_new_process
@@ -316,6 +317,9 @@ def register() -> None:
     fallback = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
     fallback.fallback(torch.library.fallthrough_kernel)
     _kept.append(fallback)
+    # Before torch.tensor is another: ``with torch.device(...)`` knows functions by what they were,
+    # and transformers asks torch.tensor whether it stands in one, before it fills buffers.
+    _device_constructors()
     torch.tensor = _tensor  # type: ignore[assignment]
     Tensor.pin_memory = _pin  # type: ignore[method-assign]
     torch.nn.Module.to = _module_to  # type: ignore[method-assign]
@@ -357,12 +361,12 @@ def _in_half(name: str) -> Callable[..., Any]:
 def _tensor(
     data: Any, *, device: Any = None, requires_grad: bool = False, **options: Any
 ) -> Tensor:
-    made = _own_tensor(
-        data, **{key: value for key, value in options.items() if key != "pin_memory"}
-    )
-    if device is not None and torch.device(device).type == NAME:
+    options.pop("pin_memory", None)
+    if device is None or torch.device(device).type != NAME:
+        made = _own_tensor(data, device=device, **options)
+    else:
         waited("from memory that is not pinned")
-        made = Pretend(made)
+        made = Pretend(_own_tensor(data, device=CPU, **options))
     return made.requires_grad_(requires_grad) if requires_grad else made
 
 

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,11 +22,12 @@ import dpft.runs.generation
 import dpft.runs.run  # noqa: F401  so that no process of a test imports any of it again
 from benchmarks.gpu_exactness import IDS, SHAPES, VOCABULARY, length, prepared, rows, trained
 from dpft.data import batches as batches_module
-from dpft.data.batches import Batch
+from dpft.data.batches import Batch, TextLayout
+from dpft.data.tokenization import TokenizedExample
 from dpft.errors import RunError
 from dpft.generation.processors import nucleus_processors
 from dpft.head_losses import fuse_head
-from dpft.kinds import IGNORED_LABEL
+from dpft.kinds import CAUSAL, IGNORED_LABEL
 from dpft.models.losses import per_example_losses
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy import gaussians, randomness
@@ -42,6 +44,7 @@ from dpft.training import loop
 from dpft.training.optimizer_steps import tell_noise
 from dpft.training.optimizers import OPTIMIZERS, AdamW
 from tests import pretended
+from tests.models.test_quantization import BASES, SIZES, adapted, loaded
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case, Outcome, take_steps
 from tests.pretended import LAUNCHES, WAITS, Mismatch, on_pretended
@@ -303,6 +306,48 @@ def test_labels_that_the_host_knows_are_those_that_count(name: str) -> None:
     assert isinstance(found, Tensor) and isinstance(expected, Tensor)
     torch.testing.assert_close(found, expected)
     assert bool((found == 0).all()) == (name in ("all-ignored", "replaced-when-sent"))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model whose buffers are filled when it is loaded."""
+    folder = tmp_path_factory.mktemp("llama")
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = BASES["llama"]()
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        model.save_pretrained(folder)
+    return folder
+
+
+def over_frozen_bits(folder: Path, kind: str, device: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """Norms and the clipped sum of adapters over a base in few bits."""
+    torch.manual_seed(7)
+    model = adapted(loaded(folder, kind)).to(device)
+    layout = TextLayout(kind=CAUSAL)
+    few = [replace(row, **few_tokens(row)) for row in rows(layout, LENGTHS[0])]
+    batch = layout.collate(few).to(torch.device(device))
+    with PerExampleClipper(model, 1.0) as clipper:
+        norms = clipper.accumulate(lambda: per_example_losses(model, batch))
+    return norms.to(CPU), {
+        name: p.grad.to(CPU) for name, p in trained(model).items() if p.grad is not None
+    }
+
+
+def few_tokens(row: TokenizedExample) -> dict[str, list[int]]:
+    size = SIZES["vocab_size"]
+    labels = [label if label == IGNORED_LABEL else int(label) % size for label in row.labels]
+    return {"input_ids": [token % size for token in row.input_ids], "labels": labels}
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_quantized_bases_leave_the_cpus_gradients(llama: Path, kind: str) -> None:
+    found_norms, found = on_pretended(over_frozen_bits, llama, kind, THERE)
+    norms, expected = over_frozen_bits(llama, kind, CPU)
+    torch.testing.assert_close(found_norms, norms, rtol=1e-5, atol=0)
+    apart = {name: found[name] - expected[name] for name in expected}
+    assert expected and length(apart) <= 1e-5 * length(expected)
 
 
 LAYERS = 12
