@@ -221,7 +221,9 @@ def _impossible(folder: Path, privacy: Stated, ledger: LedgerRecord) -> Iterator
     taken = steps_taken(ledger, folder / LEDGER)
     # A histogram's is exact, and was compared.
     spent = {noise: steps for noise, steps in taken.items() if not noise.threshold_delta}
-    stated = [(f"{path}: epsilon", float(privacy.epsilon), delta, spent)]
+    stated: list[tuple[str, float, float, Mapping[Noise, int]]] = [
+        (f"{path}: epsilon", float(privacy.epsilon), delta, spent)
+    ]
     if isinstance(privacy, PrivateRun):
         for name in BOUNDS:
             answer = privacy.epsilons.get(name)

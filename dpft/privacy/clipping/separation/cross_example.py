@@ -136,10 +136,10 @@ class SubsetLosses:
         for half in every.tensor_split(2):
             mine = torch.isin(owners, half)
             told = mine if len(losses) == len(owners) else torch.isin(every, half)
-            rows, chosen = survey.rows[mine], survey.chosen_units
+            own, units = survey.rows[mine], survey.chosen_units
             # What the caller makes for as many rows as there are units would be cut as if of units.
-            if chosen is None or len(rows) != chosen[1]:
-                yield rows, told.nonzero()[:, 0]
+            if units is None or len(own) != units[1]:
+                yield own, told.nonzero()[:, 0]
 
     def agree_with(self, expected: Tensor, precision: torch.dtype) -> bool:
         """Whether these losses are those among all rows.
