@@ -84,8 +84,8 @@ AFTERWARDS = {
 }
 HOLDING = {
     "more ranks": "fsdp, 2 shards x 2 replicas, sums kept whole",
-    "other shards": "fsdp, 1 shard x 2 replicas, sums kept whole",
-    "whole on each": None,
+    "other shards": "fsdp, 1 shards x 2 replicas, sums kept whole",
+    "whole on each": "none",
     "one process": None,
 }
 
