@@ -426,12 +426,12 @@ def _gradients_alike(
     a, b = (
         torch.stack([each.get(name, zero).to(device) for name in names]) for each in (one, other)
     )
-    finite = (a.isfinite() & b.isfinite()).all(1)
-    a, b = a[finite], b[finite]
+    finite = (a.isfinite() & b.isfinite()).all(1, keepdim=True)
+    a, b = torch.where(finite, a, 0), torch.where(finite, b, 0)
     share = GRADIENT_ROUNDING.get(dtype, GRADIENT_ROUNDING_IN_HALF)
     sizes = torch.maximum(a[:, 0], b[:, 0])
     least = LEAST_SHARE if dtype in GRADIENT_ROUNDING else 1.0
-    allowed = share * sizes.clamp(min=least * float(sizes.norm())) + 1e-30
+    allowed = share * torch.maximum(sizes, least * sizes.norm()) + 1e-30
     return bool(((a - b).abs() <= allowed.unsqueeze(1)).all())
 
 
