@@ -171,7 +171,7 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def times_written(tensor: Tensor) -> int:
-    """Returns how often torch wrote to a tensor, of which no mode makes another one meanwhile."""
+    """Returns how often torch wrote to this tensor, whatever function mode is on."""
     with torch._C.DisableTorchFunction():
         return tensor._version
 

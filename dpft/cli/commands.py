@@ -144,7 +144,7 @@ def _train() -> Subcommand:
     from dpft.config.schema import POLYMORPHIC, TrainCommand
     from dpft.files import check_writable
     from dpft.parallel.parallel_config import check_start
-    from dpft.parallel.rank_environment import is_not_rank_0
+    from dpft.parallel.rank_environment import is_other_rank
     from dpft.runs.configuring import checked_overrides, train_configuration
     from dpft.runs.run_plan import announce, early_calibration, plan_run
     from dpft.runs.saved_run import saved_run
@@ -160,7 +160,7 @@ def _train() -> Subcommand:
         check_start(command.parallel)
         announce(command)
         with ExitStack() as early:
-            if not is_not_rank_0():
+            if not is_other_rank():
                 early.enter_context(shown_startup())
             doing(READING)
             calibrate = None
@@ -169,7 +169,7 @@ def _train() -> Subcommand:
 
                 if isinstance(command.tracking, TrackerConfig):
                     command.tracking.check()
-                if not is_not_rank_0():
+                if not is_other_rank():
                     check_writable(run_folder())
                 calibrate = early.enter_context(early_calibration(command))
                 early.enter_context(read_early(command))
@@ -180,7 +180,7 @@ def _train() -> Subcommand:
             folder = _folder(command.resume)
             planner = plan_run if calibrate is None else partial(plan_run, calibrate=calibrate)
             runs.run(command, folder, write_request=write_hydra_record, planner=planner)
-        if not is_not_rank_0():
+        if not is_other_rank():
             show_ending(folder, saved_run(str(folder)).task)
 
     return Subcommand(

@@ -45,7 +45,7 @@ from dpft.config.load import config_directory
 from dpft.errors import InputError
 from dpft.files import has_ledger_or_trials
 from dpft.parallel.parallel_config import refuse_several, world
-from dpft.parallel.rank_environment import is_not_rank_0
+from dpft.parallel.rank_environment import is_other_rank
 from dpft.runs.exit_codes import exit_code_of_job
 
 Keys = Callable[[], Collection[str]]
@@ -71,7 +71,7 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
         refuse_bare_words(name, overrides, keys)
     refuse_shared_sweep(name, overrides, flags)
     words = subcommand.expand(overrides)
-    if is_not_rank_0():
+    if is_other_rank():
         words = [*words, "hydra.run.dir=."]  # the folder is the first process's
     known = known_keys(subcommand.config)
     try:

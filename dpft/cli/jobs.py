@@ -34,7 +34,7 @@ from dpft.parallel.rank_environment import (
     SLURM,
     TERMINATED,
     Task,
-    is_not_rank_0,
+    is_other_rank,
     joined,
     silent_except_rank_0,
     submitted_task,
@@ -67,7 +67,7 @@ def run_noting_exit_code(job: Callable[[], int], command: str) -> int:
         InputError: The sweep's private folder is a symbolic link.
         OSError: The code cannot be written.
     """
-    if HydraConfig.get().mode != RunMode.MULTIRUN or is_not_rank_0():
+    if HydraConfig.get().mode != RunMode.MULTIRUN or is_other_rank():
         return job()
     _note(FAILED, command)
     code = job()

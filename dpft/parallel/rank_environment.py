@@ -26,20 +26,20 @@ PATIENCE = 5.0
 _voices: list[TextIO] = []
 
 
-def is_not_rank_0() -> bool:
-    """Returns whether this process was started beside the first one of a run."""
+def is_other_rank() -> bool:
+    """Returns whether this process is a rank of a run other than rank 0."""
     rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     return rank.isdecimal() and int(rank) > 0 and size.isdecimal() and int(size) > 1
 
 
 @contextmanager
 def silent_except_rank_0() -> Iterator[None]:
-    """Sends whatever a process beside the first prints in the block to nobody.
+    """Silences every rank but rank 0 in the block.
 
     Libraries print, too, also from C++: so it is the file descriptors that lead nowhere. An error
     that only this process knows of is said by ``error_stream``.
     """
-    if not is_not_rank_0():
+    if not is_other_rank():
         yield
         return
     sys.stdout.flush()

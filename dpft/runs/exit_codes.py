@@ -27,7 +27,7 @@ from dpft.files import TRACEBACK, private_path, write_text
 from dpft.parallel.rank_environment import (
     TERMINATED,
     error_stream,
-    is_not_rank_0,
+    is_other_rank,
     wait_for_rank_0,
 )
 
@@ -147,7 +147,7 @@ def say(text: str) -> None:
 
 def _show(error: Exception, withhold: bool) -> None:
     # Records reach the processes beside the first by other ways than ``dpft.data``.
-    withheld = withhold and (records_were_read() or is_not_rank_0())
+    withheld = withhold and (records_were_read() or is_other_rank())
     text = where(error) if withheld else "".join(traceback.format_exception(error))
     print(text.rstrip("\n"), file=error_stream(), flush=True)
 

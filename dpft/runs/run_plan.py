@@ -19,7 +19,7 @@ from dpft.kinds import LABELS
 from dpft.methods.base import MethodPhase
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.models.source import ModelConfig
-from dpft.parallel.rank_environment import is_not_rank_0
+from dpft.parallel.rank_environment import is_other_rank
 from dpft.privacy.accounting.calibration import (
     Calibrate,
     EarlyCalibration,
@@ -386,7 +386,7 @@ def warn_of_noise(plan: PrivacyPlan, trainable_parameters: int) -> None:
 
 def announce(command: TrainCommand) -> None:
     """Logs what is about to be trained, from the configuration alone; on the first process."""
-    if is_not_rank_0():
+    if is_other_rank():
         return
     if command.resume is not None:
         logger.info("going on with %s: %s", command.resume, what_is_trained(command))

@@ -81,7 +81,7 @@ def test_what_an_error_says_is_shown_where_no_record_was_read(
 ) -> None:
     """Processes beside the first read none themselves, and are sent them."""
     monkeypatch.setattr(errors, "_records_were_read", Event())
-    monkeypatch.setattr(exit_codes_module, "is_not_rank_0", lambda: beside)
+    monkeypatch.setattr(exit_codes_module, "is_other_rank", lambda: beside)
     if read:
         note_records_read()
     assert exit_code_of_job(crash, withhold=withhold) == 1

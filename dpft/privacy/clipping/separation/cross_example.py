@@ -256,12 +256,14 @@ class CrossExampleCheck:
         weights = [torch.zeros_like(among.losses.detach()) for _ in parts]
         for own, (_, places) in zip(weights, parts, strict=True):
             own[places] = scale * each[: len(places)].to(own)
-        _, expected = self._prints(among, weights, parameters, around, again=inside, inside=inside)
+        _, expected = self._fingerprints(
+            among, weights, parameters, around, again=inside, inside=inside
+        )
         for prints, own, (rows, places) in zip(expected, weights, parts, strict=True):
             part = replace(among, survey=replace(among.survey, rows=rows))
             as_many = own if among.survey.compared is not None else own[places]
             try:
-                losses, (got,) = self._prints(
+                losses, (got,) = self._fingerprints(
                     part, [as_many], parameters, around, again=True, inside=inside
                 )
             except NothingCompared:
@@ -279,7 +281,7 @@ class CrossExampleCheck:
             if not _gradients_alike(prints, got, self._coarsest(among.losses)):
                 raise RunError(COUPLED_GRADIENTS)
 
-    def _prints(
+    def _fingerprints(
         self,
         subset: SubsetLosses,
         weights: Sequence[Tensor],
@@ -301,7 +303,7 @@ class CrossExampleCheck:
         """
         if not again:
             with around():
-                return subset.losses, _prints(subset.losses, weights, parameters, nullcontext)
+                return subset.losses, _fingerprints(subset.losses, weights, parameters, nullcontext)
         self.state.restore()
         wanted = weights[0].shape
         try:
@@ -313,9 +315,9 @@ class CrossExampleCheck:
                 if inside:
                     taken.mark(weights)
                     with around():
-                        return losses, _prints(losses, weights, parameters, taken.asleep)
+                        return losses, _fingerprints(losses, weights, parameters, taken.asleep)
             with around():
-                return losses, _prints(losses, weights, parameters, nullcontext)
+                return losses, _fingerprints(losses, weights, parameters, nullcontext)
         except CheckpointError:
             raise
         except Exception as error:
@@ -392,7 +394,7 @@ class CrossExampleCheck:
             met = max(met, subset.met)
 
 
-def _prints(
+def _fingerprints(
     losses: Tensor, weights: Sequence[Tensor], parameters: Mapping[str, Tensor], unwatched: Context
 ) -> list[dict[str, Tensor]]:
     """Returns, for each way to weight losses, fingerprints of the sum's gradients, by name."""
@@ -400,11 +402,11 @@ def _prints(
     for each in weights:
         gradients = ordinary_gradients(losses, parameters, weights=each, retain_graph=True)
         with unwatched():
-            found.append({name: _print(gradient) for name, gradient in gradients.items()})
+            found.append({name: _fingerprint(gradient) for name, gradient in gradients.items()})
     return found
 
 
-def _print(gradient: Tensor) -> Tensor:
+def _fingerprint(gradient: Tensor) -> Tensor:
     """Returns a gradient's norm and its projection onto a fixed direction, shape (2,)."""
     dense = gradient.to_dense() if gradient.is_sparse else gradient
     dense = torch.view_as_real(dense) if dense.is_complex() else dense
