@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -119,6 +120,27 @@ def only_whole_precision() -> None:
         holder = attrgetter(part)(torch)
         if hasattr(holder, "fp32_precision"):
             holder.fp32_precision = "ieee"
+
+
+@cache
+def multiplies_halves(device: torch.device) -> bool:
+    """Whether a device multiplies half precision into float32, without rounding in between."""
+    if device.type in ("cpu", "meta"):
+        return False
+    with (
+        torch._C.DisableTorchFunction(),
+        torch.no_grad(),
+        torch.autocast(device.type, enabled=False),
+    ):
+        matrix = torch.full((16, 16), 1 + 2.0**-7, dtype=torch.bfloat16, device=device)
+        total = torch.ones(16, 16, device=device)
+        try:
+            torch.addmm(total, matrix, matrix, out_dtype=torch.float32, out=total)
+            stack = matrix.expand(2, 16, 16)
+            total += torch.bmm(stack, stack, out_dtype=torch.float32)[1]
+        except (NotImplementedError, RuntimeError, TypeError):
+            return False
+        return bool((total == 1 + 32 * (1 + 2.0**-7) ** 2).all())
 
 
 def add_in_one_order(device: torch.device, *, strictly: bool = False) -> None:

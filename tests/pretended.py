@@ -20,6 +20,7 @@ have; torch.compile, which leaves what runs inside a dispatch mode as it is.
 """
 
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -161,6 +162,15 @@ class Operation:
         )
 
 
+GIVE_FLOAT32 = {
+    torch.ops.aten.mm.dtype: torch.ops.aten.mm.default,
+    torch.ops.aten.bmm.dtype: torch.ops.aten.bmm.default,
+    torch.ops.aten.addmm.dtype_out: torch.ops.aten.addmm.out,
+    torch.ops.aten.baddbmm.dtype_out: torch.ops.aten.baddbmm.out,
+}
+"""Products of half precision that accelerators alone have, and what computes the same."""
+
+
 def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Does an operation on the CPU tensors, and says where its results are."""
     operation = Operation.of(func)
@@ -186,6 +196,11 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         given["device"] = CPU
     if given.get("pin_memory"):
         given["pin_memory"] = False
+    if own and func in GIVE_FLOAT32:
+        func, given_args = (
+            GIVE_FLOAT32[func],
+            [real(each).float() for each in args if isinstance(each, Tensor)],
+        )
     drawn = operation.draws and (goes_there or bool(own))
     with BACKEND.drawing() if drawn else nullcontext():
         results = func(*given_args, **given)
@@ -374,6 +389,8 @@ def _pin(tensor: Tensor, *_: Any) -> Tensor:
     assert not isinstance(tensor, Pretend), "only memory of the host can be pinned"
     copy = tensor.clone()
     PINNED.add(copy.data_ptr())
+    # what has this memory next is not pinned
+    weakref.finalize(copy.untyped_storage(), PINNED.discard, copy.data_ptr())
     return copy
 
 

@@ -27,20 +27,28 @@ from dpft.devices import sent
 from dpft.errors import RunError
 from dpft.head_losses import Chunk, Targets, add_weight_gradient, chunks
 from dpft.privacy.clipping.choices import ProductShape, ghost_is_cheaper
+from dpft.privacy.clipping.products import (
+    as_factor,
+    in_norm_dtype,
+    is_half,
+    product,
+    weighted_product,
+)
 from dpft.privacy.clipping.squares import (
     LONGEST,
     Squares,
     formed_squares,
     ghost_squares,
     gram_squares,
-    in_norm_dtype,
     is_same_tensor,
     lengths,
 )
 from dpft.privacy.clipping.uses import SMALL, OuterProduct, RecomputedUse, Use
 
 WIDE_ROWS = 4096
-"""A weight of at least this many rows is a vocabulary's."""
+"""A weight of at least this many rows is a vocabulary's, if they are more than ``OF_LAYERS`` times
+its columns: the layers of a block widen up to so much."""
+OF_LAYERS = 4
 SMALL_WIDE_ROWS = 1024
 """So is one of at least this many, if they are ``WIDE_SHARE`` times its columns or more, which are
 more than ``RANKS``: no other layer widens so much."""
@@ -112,19 +120,18 @@ class WideUse(OuterProduct):
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """Adds sum over i of ``factors[i] * gradient[i]`` to ``total``, (rows, columns)."""
-        if self._is_whole and self.left.dtype == total.dtype:
+        if self._is_whole and as_factor(self.left) is self.left:
             super().add_weighted_sum(factors, total)
             return
-        for block, product in self._products(factors):
-            total[block].addmm_(*product)
+        for block, factored in self._blocks_by_position(factors.to(total.dtype)):
+            weighted_product(*factored, total[block])
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Returns sum over i of ``factors[i] * gradient[i]``, shape (rows, columns)."""
-        if self._is_whole and self.left.dtype == self.dtype:
+        if self._is_whole and as_factor(self.left) is self.left:
             return super().weighted_sum(factors)
-        total = self.left.new_empty(*self.parameter_shape, dtype=self.dtype)
-        for block, product in self._products(factors):
-            torch.mm(*product, out=total[block])
+        total = self.left.new_zeros(*self.parameter_shape, dtype=self.dtype)
+        self.add_weighted_sum(factors, total)
         return total
 
     @property
@@ -133,17 +140,18 @@ class WideUse(OuterProduct):
         count, steps, _ = self.left.shape
         return not self.dropped and self._counted > WORTH_DROPPING * count * steps
 
-    def _products(self, factors: Tensor) -> Iterator[tuple[slice, tuple[Tensor, Tensor]]]:
-        """Yields the matrices whose product is the weighted sum, some rows of it at a time."""
-        steps, dtype = self.left.shape[1], self.dtype
+    def _blocks_by_position(
+        self, factors: Tensor
+    ) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tensor]]]:
+        """Yields some rows of the weight at a time: output gradients, inputs, factors."""
+        steps = self.left.shape[1]
         counted = [i * steps + t for i, span in enumerate(self.spans) for t in range(*span)]
         places = sent(counted, torch.long, self.left.device)
         left = self.left.flatten(0, 1)
-        right = self.right.flatten(0, 1).index_select(0, places).to(dtype)
-        weights = factors.to(dtype).index_select(0, places // steps)
-        right = right * weights.unsqueeze(1)
+        right = self.right.flatten(0, 1).index_select(0, places)
+        weights = factors.index_select(0, places // steps)
         for block in _blocks(left.shape[1]):
-            yield block, (left[:, block].index_select(0, places).to(dtype).t(), right)
+            yield block, (left[:, block].index_select(0, places), right, weights)
 
     def keep(self, mask: Tensor) -> "WideUse":
         """Returns the use without the examples where ``mask`` is False; copies nothing."""
@@ -193,7 +201,7 @@ def is_wide(use: Use) -> TypeGuard[OuterProduct]:
     if not isinstance(use, OuterProduct) or isinstance(use, WideUse):
         return False
     rows, columns = use.left.shape[2], use.right.shape[2]
-    if rows >= max(WIDE_ROWS, columns + 1):
+    if rows >= max(WIDE_ROWS, OF_LAYERS * columns + 1):
         return True
     return columns > RANKS and rows >= max(SMALL_WIDE_ROWS, WIDE_SHARE * columns)
 
@@ -222,26 +230,27 @@ def _spans(counted: Tensor) -> tuple[Span, ...]:
 
 def _squares(left: Tensor, right: Tensor) -> Squares:
     """Returns the squared norm of ``left^T right`` for (t, rows) and (t, columns)."""
-    right = in_norm_dtype(right)
     shape = ProductShape(1, left.shape[0], left.shape[1], right.shape[1])
     if ghost_is_cheaper(shape):
         return _squares_together(left[None], right[None])
-    products = (left[:, block].to(right.dtype).t() @ right for block in _blocks(shape.rows))
-    square = torch.stack([_norm(product) for product in products]).square().sum()[None]
-    return formed_squares(square, OuterProduct(left[None], right[None]).norm_bound())
+    right = as_factor(right)
+    formed = (product(left[:, block].t(), right) for block in _blocks(shape.rows))
+    square = torch.stack([_norm(rows) for rows in formed]).square().sum()[None]
+    squares = formed_squares(square, OuterProduct(left[None], right[None]).norm_bound())
+    return squares.raised() if is_half(as_factor(left)) else squares
 
 
 def _squares_together(left: Tensor, right: Tensor) -> Squares:
     """Returns the ghost norms of (b, t, rows) and (b, t, columns)."""
-    right = in_norm_dtype(right)
-    if left.dtype == right.dtype:
+    if as_factor(left) is left:
         return ghost_squares(left, right)
     count, steps, rows = left.shape
-    gram = right.new_zeros(count, steps, steps)
+    of_right = product(right, right.transpose(1, 2))
+    gram = torch.zeros_like(of_right)
     for block in left.split(max(1, COPIED_AT_A_TIME // max(1, count * steps)), 2):
-        part = block.to(right.dtype)
+        part = block.to(gram.dtype)
         gram.baddbmm_(part, part.transpose(1, 2))
-    return gram_squares(gram, torch.bmm(right, right.transpose(1, 2)), rows, right.shape[2])
+    return gram_squares(gram, of_right, rows, right.shape[2])
 
 
 def squares_of_examples(left: Tensor, right: Tensor, counts: Sequence[int]) -> Squares:

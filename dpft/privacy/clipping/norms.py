@@ -22,12 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dpft.privacy.clipping.products import in_norm_dtype
 from dpft.privacy.clipping.squares import (
     LONGEST,
     LOSS_SHARE,
     Squares,
     formed_squares,
-    in_norm_dtype,
     lost_by_underflow,
     product_sums,
     sums_of_squares,

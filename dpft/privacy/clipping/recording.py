@@ -35,13 +35,13 @@ from dpft.privacy.clipping.norms import (
     unchecked_squares,
 )
 from dpft.privacy.clipping.patches import Patches, watch_for_unrecorded_gradients
+from dpft.privacy.clipping.products import in_norm_dtype
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.squares import (
     GramPair,
     Squares,
     gram_bands,
     gram_pairs,
-    in_norm_dtype,
     in_rows,
     is_same_tensor,
     lost_by_underflow,
@@ -310,7 +310,7 @@ class NormCollector:
 
     def _add_grams(self, name: str, use: OuterProduct) -> None:
         row = self._new_row(name)
-        left, right = in_norm_dtype(use.left), in_norm_dtype(use.right)
+        left, right = use.left, use.right
         known = None if self._shared is None else self._shared.bands(right)
         for pair in gram_pairs(left, right, known=known):
             key = (*pair.left.shape, pair.left.element_size(), pair.steps)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dpft.devices import sent
 from dpft.privacy.clipping.choices import HALF_BANDS, HALF_STEPS
+from dpft.privacy.clipping.products import CUT_OFF, as_factor, is_half, norm_dtype, product
 
 CPU_BLOCK = 2**17
 """On a processor, few enough for its cache."""
@@ -54,6 +55,14 @@ class Squares:
     def __add__(self, other: "Squares") -> "Squares":
         return Squares(self.values + other.values, self.terms + other.terms)
 
+    def raised(self, *, factors: int = 1) -> "Squares":
+        """Returns squares that are not below the true ones, though chains were cut off.
+
+        Args:
+            factors: How many chains of products of half precision each term has.
+        """
+        return Squares(self.values.add(self.terms, alpha=factors * CUT_OFF), self.terms)
+
     @classmethod
     def joined(cls, parts: "Iterable[Squares]") -> "Squares":
         """Returns the squares of some examples after those of others."""
@@ -91,6 +100,7 @@ class GramPair:
         rows: Products added up in an entry of ``left``.
         columns: Products added up in an entry of ``right``.
         steps: Positions of an example, w of them in this band.
+        of_halves: Whether products of half precision were added up (``products``).
     """
 
     left: Tensor
@@ -98,6 +108,7 @@ class GramPair:
     rows: int
     columns: int
     steps: int
+    of_halves: bool = False
 
 
 def gram_pairs(
@@ -114,9 +125,10 @@ def gram_pairs(
         known: The bands of ``right``, where they are known.
     """
     steps, sizes = left.shape[1], (left.shape[2], right.shape[2])
+    of_halves = is_half(as_factor(left)) or is_half(as_factor(right))
     bands = gram_bands(right) if known is None else known
     for of_left, of_right in zip(gram_bands(left), bands, strict=True):
-        yield GramPair(of_left, of_right, *sizes, steps)
+        yield GramPair(of_left, of_right, *sizes, steps, of_halves)
 
 
 def gram_bands(rows: Tensor) -> Iterator[Tensor]:
@@ -124,13 +136,13 @@ def gram_bands(rows: Tensor) -> Iterator[Tensor]:
 
     ``squares_of_grams`` overwrites those that are ``left``, never those that are ``right``.
     """
-    steps = rows.shape[1]
+    steps, rows = rows.shape[1], as_factor(rows)
     width = steps if steps < HALF_STEPS else -(-steps // HALF_BANDS)
     # A sequence of no positions has one band too, of nothing.
     for start in range(0, max(steps, 1), max(width, 1)):
         later = rows[:, start:] if start else rows
         first = later[:, :width] if width < later.shape[1] else later
-        yield torch.bmm(first, later.transpose(1, 2))
+        yield product(first, later.transpose(1, 2))
 
 
 def squares_of_grams(pairs: Sequence[GramPair]) -> Squares:
@@ -142,12 +154,14 @@ def squares_of_grams(pairs: Sequence[GramPair]) -> Squares:
     width = left.shape[2]
     lost = _lost_terms(left[..., :width], right[..., :width], pairs)
     products = left.mul_(right)
-    if products.shape[3] == width:
-        square = product_sums(products)
-        return Squares(square.values, square.terms.add_(lost))
-    square, beyond = product_sums(products[..., :width]), product_sums(products[..., width:])
-    values = torch.add(square.values, beyond.values, alpha=2)
-    return Squares(values, torch.add(square.terms, beyond.terms, alpha=2).add_(lost))
+    square = product_sums(products[..., :width])
+    if products.shape[3] > width:
+        beyond = product_sums(products[..., width:])
+        values = torch.add(square.values, beyond.values, alpha=2)
+        square = Squares(values, torch.add(square.terms, beyond.terms, alpha=2))
+    if any(pair.of_halves for pair in pairs):
+        square = square.raised(factors=2)
+    return Squares(square.values, square.terms.add_(lost))
 
 
 def ghost_squares(left: Tensor, right: Tensor) -> Squares:
@@ -264,16 +278,3 @@ def lengths(rows: Tensor) -> Tensor:
     lost: float = (rows.shape[2] * torch.finfo(dtype).tiny) ** 0.5
     norms: Tensor = torch.linalg.vector_norm(rows, dim=2, dtype=dtype)
     return norms.add_(lost)
-
-
-def in_norm_dtype(tensor: Tensor) -> Tensor:
-    """Returns a tensor in the dtype that norms and sums are taken in.
-
-    A half-precision sum of squares is wrong in the third digit; float64 models stay float64.
-    """
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
-def norm_dtype(tensor: Tensor) -> torch.dtype:
-    """Returns the dtype that norms and sums of a tensor are taken in."""
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

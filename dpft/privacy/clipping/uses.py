@@ -8,6 +8,7 @@ brackets [i].
 Sources: ghost norms, Li et al. 2022 section 4; book-keeping, Bu et al. 2023.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,14 +20,20 @@ from torch import Tensor
 from dpft.devices import add_rows
 from dpft.privacy.clipping.choices import ProductShape, examples_per_block, ghost_is_cheaper
 from dpft.privacy.clipping.patch_use import PatchUse
+from dpft.privacy.clipping.products import (
+    as_factor,
+    in_norm_dtype,
+    is_half,
+    norm_dtype,
+    product,
+    weighted_product,
+)
 from dpft.privacy.clipping.squares import (
     Squares,
     formed_squares,
     ghost_squares,
-    in_norm_dtype,
     lengths,
     lost_by_underflow,
-    norm_dtype,
     sums_of_squares,
 )
 from dpft.privacy.clipping.trainable import Units
@@ -59,11 +66,12 @@ class OuterProduct:
         cheaper; the choice reads shapes only.
         """
         if ghost_is_cheaper(self.shape):
-            return ghost_squares(in_norm_dtype(self.left), in_norm_dtype(self.right))
+            return ghost_squares(self.left, self.right)
         size = examples_per_block(self.shape)
         pairs = zip(self.left.split(size), self.right.split(size), strict=True)
         values = [sums_of_squares(OuterProduct(*pair).instantiate()) for pair in pairs]
-        return formed_squares(torch.cat(values), self.norm_bound())
+        squares = formed_squares(torch.cat(values), self.norm_bound())
+        return squares.raised() if is_half(as_factor(self.left)) else squares
 
     @property
     def dtype(self) -> torch.dtype:
@@ -107,31 +115,21 @@ class OuterProduct:
 
     def instantiate(self) -> Tensor:
         """Returns the per-example gradients, shape (b, rows, columns)."""
-        return torch.bmm(in_norm_dtype(self.left).transpose(1, 2), in_norm_dtype(self.right))
+        return product(self.left.transpose(1, 2), self.right)
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """Adds sum over i of ``factors[i] * gradient[i]`` to ``total``, (rows, columns)."""
         if total.numel() <= SMALL:
             total.add_(self.weighted_sum(factors))
         else:
-            total.addmm_(*self._scaled(factors))
+            weighted_product(self.left, self.right, factors, total)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Returns sum over i of ``factors[i] * gradient[i]``, shape (rows, columns)."""
-        left, right = self._scaled(factors)
-        if left.shape[0] * right.shape[1] <= SMALL:
-            return torch.mm(left.double(), right.double()).to(left.dtype)
-        return torch.mm(left, right)
-
-    def _scaled(self, factors: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns matrices whose product is the weighted sum."""
-        left, right = in_norm_dtype(self.left), in_norm_dtype(self.right)
-        scale = factors.view(-1, 1, 1)
-        if left.shape[2] < right.shape[2]:
-            left = left * scale
-        else:
-            right = right * scale
-        return left.flatten(0, 1).t(), right.flatten(0, 1)
+        factored = self.left, self.right, factors
+        if math.prod(self.parameter_shape) <= SMALL:
+            return weighted_product(*(each.double() for each in factored)).to(self.dtype)
+        return weighted_product(*factored)
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:

@@ -71,8 +71,14 @@ def test_a_row_whose_only_entry_is_tiny_and_late_still_counts():
 
 @pytest.mark.parametrize(
     ("rows", "columns", "expected"),
-    [(3072, 160, True), (3072, 768, False), (4096, 1024, True), (4096, 4096, False)],
-    ids=["small vocabulary", "feed-forward", "vocabulary", "square"],
+    [
+        (3072, 160, True),
+        (3072, 768, False),
+        (8192, 1024, True),
+        (4096, 1024, False),
+        (14336, 4096, False),
+    ],
+    ids=["small vocabulary", "feed-forward", "vocabulary", "larger model's", "gated"],
 )
 def test_a_vocabulary_is_told_by_its_shape(rows, columns, expected):
     use = OuterProduct(torch.ones(1, 1, rows), torch.ones(1, 1, columns))

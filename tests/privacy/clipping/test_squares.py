@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from dpft.privacy.clipping.products import in_norm_dtype
 from dpft.privacy.clipping.squares import (
     Squares,
     formed_squares,
     ghost_squares,
     gram_squares,
-    in_norm_dtype,
     lengths,
     product_sums,
     sums_of_squares,

@@ -486,12 +486,13 @@ def _places_among(given: Tensor, survey: Survey) -> Tensor | None:
     everyone = survey.inputs[0]
     if given.shape != (len(survey.rows), *everyone.shape[1:]):
         raise CannotBeCompared("inputs of another shape")
-    if _rows_alike(given, everyone[survey.rows.to(everyone.device)]).all():
+    of_rows = everyone[survey.rows.to(everyone.device)]
+    if _rows_alike(given, of_rows).all():
         return survey.rows
     found = _first_places(given, everyone)
     if found is not None and survey.compared is not None:
         # Had no row taken another's place, all would be what they were, and say nothing.
-        chosen = _first_places(everyone[survey.rows.to(everyone.device)], everyone)
+        chosen = _first_places(of_rows, everyone)
         if chosen is None or not torch.isin(found, chosen).all():
             raise CannotBeCompared("other rows than these came to the model")
     return found

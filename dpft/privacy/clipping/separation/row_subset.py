@@ -102,6 +102,8 @@ class RowSubset(TorchFunctionMode):
         self.rows: Tensor | None = None
         """Numbers of the rows, or None where it takes all there are."""
         self._cut: dict[int, Tensor] = {}
+        self._cut_there: dict[tuple[int, torch.device], Tensor] = {}
+        """The same on the devices of the tensors that are cut: one copy waits for one."""
 
     @property
     def met(self) -> int:
@@ -118,7 +120,7 @@ class RowSubset(TorchFunctionMode):
                 is its own. What has an entry for each unit is cut too.
         """
         self.rows = rows
-        self._cut = {count: rows}
+        self._cut, self._cut_there = {count: rows}, {}
         if units is not None:
             self._cut.setdefault(units[1], units[0])
 
@@ -202,7 +204,10 @@ class RowSubset(TorchFunctionMode):
         if id(tensor) not in self._taken:
             rows = tensor
             if len(self._taken) not in self._whole:
-                rows = tensor.index_select(0, self._cut[len(tensor)].to(tensor.device))
+                key = len(tensor), tensor.device
+                if key not in self._cut_there:
+                    self._cut_there[key] = self._cut[len(tensor)].to(tensor.device)
+                rows = tensor.index_select(0, self._cut_there[key])
                 self._derived[rows] = True
             self._taken[id(tensor)] = (tensor, rows)
         return self._taken[id(tensor)][1]
