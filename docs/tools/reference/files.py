@@ -68,7 +68,7 @@ def files_pages() -> dict[str, str]:
         _table(OF_SWEEPS),
     ]
     made = {"reference/files.md": "\n".join(parts)}
-    shared = shared_keys({name: _all_rows(name) for name in names()})
+    shared = shared_keys(_rows_of_objects())
     for group, (path, title, intro) in FORMS.items():
         parts = [head(title, ["dpft/schemas/"], intro)]
         parts += [_schema(name, shared) for name in SCHEMA_GROUPS[group]]
@@ -82,13 +82,13 @@ def files_pages() -> dict[str, str]:
     return made
 
 
-def shared_keys(forms: Mapping[str, Iterable[Row]]) -> dict[str, tuple[str, str]]:
-    """Returns the keys that several forms say the same of: type and meaning by the key's own name.
+def shared_keys(objects: Mapping[str, Iterable[Row]]) -> dict[str, tuple[str, str]]:
+    """Returns the keys that several objects say the same of: type and meaning by their own names.
 
-    Where two meanings of a name are shared, the one that more forms have is chosen.
+    Where two meanings of a name are shared, the one that more objects have is chosen.
     """
     found: dict[tuple[str, str, str], set[str]] = {}
-    for form, rows in forms.items():
+    for form, rows in objects.items():
         for key, kind, what in rows:
             found.setdefault((key.rpartition(".")[2], kind, what), set()).add(form)
     several = sorted((len(having), key) for key, having in found.items() if len(having) > 1)
@@ -133,7 +133,7 @@ def _schema(name: str, shared: Mapping[str, tuple[str, str]]) -> str:
     parts = [
         f"## {name}\n",
         f"{prose(whole['title'])}. {prose(whole['description'])}"
-        f" [Its schema](schemas/{name}{SUFFIX}).\n",
+        f" [Schema](schemas/{name}{SUFFIX}).\n",
     ]
     for part, title in _objects(name):
         rows = list(_fields(part, whole.get("$defs", {})))
@@ -166,9 +166,13 @@ def _objects(name: str) -> Iterator[tuple[Mapping[str, Any], str]]:
             yield part, f"`{inner}`: {prose(part['description'])}"
 
 
-def _all_rows(name: str) -> list[Row]:
-    known = schema(name).get("$defs", {})
-    return [row for part, _ in _objects(name) for row in _fields(part, known)]
+def _rows_of_objects() -> dict[str, list[Row]]:
+    """Returns the keys of every object of every schema, cases of one form apart."""
+    return {
+        f"{name} {number}": list(_fields(part, schema(name).get("$defs", {})))
+        for name in names()
+        for number, (part, _) in enumerate(_objects(name))
+    }
 
 
 def _cases(part: Mapping[str, Any]) -> list[str]:
