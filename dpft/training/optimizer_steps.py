@@ -4,17 +4,20 @@ Their configurations are in ``optimizers``, which is read before torch is import
 Algorithm 1 of Tang et al. 2023, arXiv 2312.14334.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 from transformers import PreTrainedModel
 
 from dpft.methods.base import input_embeddings
 
 NOISE_STD, NOISE_MOMENT = "noise_std", "noise_moment"
+MOVED_AT_A_TIME = 2**22
+"""Numbers of parameters that DP-AdamBC moves together (16 MB of what is kept meanwhile)."""
 
 
 class BiasCorrectedAdam(Optimizer):
@@ -65,30 +68,64 @@ class BiasCorrectedAdam(Optimizer):
             noise_std = group.pop(NOISE_STD, None)
             if noise_std is None:
                 raise RuntimeError("step must follow tell_noise.")
+            alike: dict[tuple[Any, ...], list[nn.Parameter]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._move(parameter, group, noise_std)
+                    alike[self._count(parameter, group, noise_std)].append(parameter)
+            for (step, moment, *_), parameters in alike.items():
+                for bucket in _buckets(parameters):
+                    self._move(bucket, group, step, moment)
 
-    def _move(self, parameter: nn.Parameter, group: dict[str, Any], noise_std: float) -> None:
-        gradient, state = parameter.grad, self.state[parameter]
-        assert gradient is not None
+    def _count(
+        self, parameter: nn.Parameter, group: dict[str, Any], noise_std: float
+    ) -> tuple[Any, ...]:
+        """Counts a step and its noise; returns what parameters that move together have alike."""
+        state, beta2 = self.state[parameter], group["betas"][1]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
             state[NOISE_MOMENT] = torch.zeros((), dtype=torch.float64)
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
-        (beta1, beta2), rate = group["betas"], group["lr"]
         state["step"] += 1
-        step = int(state["step"])
         state[NOISE_MOMENT].mul_(beta2).add_((1 - beta2) * noise_std**2)
-        mean, squares = state["exp_avg"], state["exp_avg_sq"]
-        mean.lerp_(gradient, 1 - beta1)
-        squares.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        moment = float(state[NOISE_MOMENT])
+        return int(state["step"]), moment, parameter.device, parameter.dtype
+
+    def _move(
+        self, parameters: Sequence[nn.Parameter], group: dict[str, Any], step: int, moment: float
+    ) -> None:
+        weights: list[Tensor] = list(parameters)
+        gradients: list[Any] = [parameter.grad for parameter in parameters]
+        means, squares = (
+            [self.state[parameter][key] for parameter in parameters]
+            for key in ("exp_avg", "exp_avg_sq")
+        )
+        (beta1, beta2), rate = group["betas"], group["lr"]
+        torch._foreach_lerp_(means, gradients, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - beta2)
         seen = 1 - beta2**step
-        noise = float(state[NOISE_MOMENT]) / seen
-        signal = (squares / seen).sub_(noise).clamp_(min=group["floor"] * noise)
-        parameter.mul_(1 - rate * group["weight_decay"])
-        parameter.addcdiv_(mean, signal.sqrt_(), value=-rate / (1 - beta1**step))
+        noise = moment / seen
+        signal = torch._foreach_div(squares, seen)
+        torch._foreach_sub_(signal, noise)
+        torch._foreach_clamp_min_(signal, group["floor"] * noise)
+        torch._foreach_sqrt_(signal)
+        torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+        torch._foreach_addcdiv_(weights, means, signal, value=-rate / (1 - beta1**step))
+
+
+def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Yields parameters in groups of few numbers, or of one parameter."""
+    bucket: list[nn.Parameter] = []
+    size = 0
+    for parameter in parameters:
+        if bucket and size + parameter.numel() > MOVED_AT_A_TIME:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(parameter)
+        size += parameter.numel()
+    if bucket:
+        yield bucket
 
 
 def tell_noise(optimizer: Optimizer, noise_std: float) -> None:

@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpft.config.schema import check_noise_known
 from dpft.errors import InputError
@@ -80,6 +82,37 @@ def test_where_the_noise_changes_the_mean_of_its_variance_is_taken_away() -> Non
         optimizer.step()
     noise = (0.01 * 0.125 + 0.01 * 0.25 + 0.16 * 0.5) / 0.875
     assert parameter.item() - before == pytest.approx(-0.1 / math.sqrt(1 - noise), rel=1e-12)
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations on tensors; those on numbers are the host's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        self.count += any(not isinstance(each, Tensor) or each.dim() > 0 for each in args[:1])
+        return func(*args, **(kwargs or {}))
+
+
+def test_tensors_that_are_alike_move_together() -> None:
+    """On a device each operation is a launch: as many for a hundred tensors as for two."""
+    found = []
+    for count in (2, 100):
+        parameters = [nn.Parameter(torch.ones(3, 2)) for _ in range(count)]
+        optimizer = make_optimizer(parameters, AdamBC(), learning_rate=0.1, weight_decay=0.1)
+        for parameter in parameters:
+            parameter.grad = torch.ones(3, 2)
+        tell_noise(optimizer, 1.0)
+        optimizer.step()
+        tell_noise(optimizer, 1.0)
+        with Launches() as launches:
+            optimizer.step()
+        found.append(launches.count)
+    assert found[0] == found[1] < 20
 
 
 def test_with_hardly_any_noise_it_is_adam() -> None:

@@ -13,12 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dpft.privacy.clipping import PerExampleClipper, squares
+from dpft.privacy.clipping.choices import Compilation
 from tests.slowness import slow_but
 
 LAYERS, VOCABULARY = 12, 4200
 """GPT-2's layers, and a vocabulary that is as wide as one (``wide``)."""
 MOST = {"book_keeping": 1.6, "two_pass": 2.2, "instantiate": 1.6}
 """Operations over those of an ordinary forward and backward pass."""
+MAKE_NOTHING = ("aten._unsafe_view.default", "dpft.hand_over.default")
 LOOKS = ("_local_scalar_dense", "nonzero", "unique", "equal", "masked_select")
 
 
@@ -27,7 +29,7 @@ class Count(TorchDispatchMode):
 
     def __init__(self, monkeypatch) -> None:
         super().__init__()
-        self.operations, self.looks = Counter(), 0
+        self.operations, self.looks, self.launches = Counter(), 0, 0
         own = torch.Tensor.tolist
 
         def counted(tensor):
@@ -36,16 +38,22 @@ class Count(TorchDispatchMode):
 
         monkeypatch.setattr(torch.Tensor, "tolist", counted)
 
+    @classmethod
+    def ignore_compile_internals(cls):
+        """So that what is compiled stays so, and its operations are counted as they run."""
+        return True
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = str(func)
         self.operations[name] += 1
+        self.launches += not func.is_view and name not in MAKE_NOTHING
         self.looks += any(look in name for look in LOOKS)
         return func(*args, **(kwargs or {}))
 
 
-def gpt2():
+def gpt2(layers=LAYERS):
     torch.manual_seed(0)
-    size = {"n_embd": 96, "n_head": 2, "n_layer": LAYERS, "n_positions": 16}
+    size = {"n_embd": 96, "n_head": 2, "n_layer": layers, "n_positions": 16}
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     tokens = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
     return GPT2LMHeadModel(GPT2Config(**size, **no_dropout, **tokens)).train()
@@ -91,3 +99,35 @@ def test_a_micro_batch_takes_few_operations_and_two_looks_whatever_the_number_of
         assert operations <= MOST[engine] * ordinary[0]
         # One at where the vocabulary's gradients begin and end, one at all norms together.
         assert looks - ordinary[1] == (1 if engine == "instantiate" else 2)
+
+
+def compiled_counts(layers: int, monkeypatch) -> tuple[Count, Count]:
+    """Of a micro-batch of a compiled model, a private one and an ordinary one."""
+    model, backend = gpt2(layers), "aot_eager"
+    ordinary = losses_of(torch.compile(model, backend=backend))
+    ordinary().mean().backward()
+    with monkeypatch.context() as patch, Count(patch) as of_ordinary:
+        ordinary().mean().backward()
+    model.zero_grad()
+    compute = losses_of(model)
+    with PerExampleClipper(model, 0.1, compilation=Compilation(backend=backend)) as clipper:
+        for _ in range(3):
+            clipper.accumulate(compute)
+        with monkeypatch.context() as patch, Count(patch):
+            clipper.accumulate(compute)  # of another kind under the mode, and proved anew
+        with monkeypatch.context() as patch, Count(patch) as of_private:
+            clipper.accumulate(compute)
+    assert of_private.operations["dpft.hand_over.default"]
+    return of_private, of_ordinary
+
+
+def test_a_compiled_micro_batch_launches_few_beside_a_compiled_ordinary_one(monkeypatch):
+    """The operations of both graphs as they are: a compiler of kernels joins some of each."""
+    monkeypatch.setattr(squares, "CPU_BLOCK", squares.DEVICE_BLOCK)
+    few, more = (compiled_counts(layers, monkeypatch) for layers in (1, 2))
+    assert few[0].looks == few[1].looks + 2 == more[0].looks
+    private, ordinary = (
+        one.launches + (LAYERS - 1) * (two.launches - one.launches)
+        for one, two in zip(few, more, strict=True)
+    )
+    assert private <= 1.6 * ordinary
