@@ -165,6 +165,7 @@ class Patches:
         self._patched: list[nn.Module] = []
         self._on = False
         self._root: Callable[..., Any] = self._own_forward
+        self._recording: dict[tuple[nn.Module, bool], Callable[..., Any]] = {}
         self._kept_for: tuple[int, int] | None = None
         self._kept: tuple[object, object, dict[nn.Module, Callable[..., Any]]] = (None, None, {})
         self.compiled: CompiledForward | None = None
@@ -243,9 +244,7 @@ class Patches:
             for name in region.expanded
         }
         forwards = {
-            module: recording_forward(
-                module, self._recorder, broadcast=module in self._broadcasts.layers
-            )
+            module: self._recording_forward(module)
             for module in self.model.modules()
             if module not in swapped
             and find_rule(module)
@@ -261,6 +260,16 @@ class Patches:
             own = forwards.get(module) or partial(type(module).forward, module)
             forwards[module] = with_signature(RepeatedOnce(own, self._recorder), module.forward)
         return forwards
+
+    def _recording_forward(self, module: nn.Module) -> Callable[..., Any]:
+        """Returns a layer's recording forward; one that may be compiled is the same in all plans."""
+        key = module, module in self._broadcasts.layers
+        found = self._recording.get(key)
+        if found is None:
+            found = recording_forward(module, self._recorder, broadcast=key[1])
+            if self.compiled is not None:
+                self._recording[key] = found
+        return found
 
     def take_off(self) -> None:
         """Takes the layers' recording forwards away, and leaves the model's calls watched."""
