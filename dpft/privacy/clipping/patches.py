@@ -262,7 +262,7 @@ class Patches:
         return forwards
 
     def _recording_forward(self, module: nn.Module) -> Callable[..., Any]:
-        """Returns a layer's recording forward; one that may be compiled is the same in all plans."""
+        """Returns a layer's recording forward, the same in all plans if it may be compiled."""
         key = module, module in self._broadcasts.layers
         found = self._recording.get(key)
         if found is None:
