@@ -362,13 +362,13 @@ class Survey:
         return replace(self, rows=self.rows.sort().values)
 
     def repeated(self) -> "Survey | None":
-        """Returns a survey of the chosen rows twice, where they are as many as there are units.
+        """Returns a survey of the chosen rows twice, where they are one, or as many as the units.
 
         What the caller makes for so many rows looks like what it has for each unit. None where no
         number is another's.
         """
         units = self.chosen_units
-        if units is None or len(self.rows) != units[1] or units[1] == self.count:
+        if units is None or len(self.rows) not in (1, units[1]) or units[1] == self.count:
             return None
         return replace(self, rows=self.rows.repeat(2 if 2 * units[1] != self.count else 3))
 
