@@ -352,7 +352,8 @@ def restored_plan(
         tokenizer=spent_before(tokenizer_of(config)),
         mechanism=_of_plan(config.mechanism, bound.mechanism),
     )
-    own = replace(own, counts=bound.counts)  # What began it, a synthesis, knows of them.
+    # What began it, a synthesis or a search, knows of them.
+    own = replace(own, counts=bound.counts, is_trial=bound.is_trial)
     calibration = bound.calibration
     asked = None if calibration is None else calibration.target
     if asked is not None and guarantee.eps != asked:

@@ -234,7 +234,7 @@ def tracker_config(
         return shown | {"plan": {"private": False, "steps": plan.steps}}
     reproducible = config.privacy.noise_seed is not None
     mark = {"reproducible": "not private"} if reproducible else {}
-    return shown | {"plan": {"private": not reproducible, **mark, **asdict(plan.privacy)}}
+    return shown | {"plan": {**asdict(plan.privacy), "private": not reproducible, **mark}}
 
 
 def conclude(trackings: Trackings, step: int, record: RunRecord) -> None:

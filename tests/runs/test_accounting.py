@@ -13,7 +13,7 @@ SIZE = ("num_examples=1000", "accountant=rdp")
 # The sizes of tests.stories.tiny, whose mechanism other tests account for too.
 CURVE = (
     "num_examples=40", "accountant=rdp", "expected_batch_size=8", "steps=3", "noise_multiplier=1",
-    "curve=true",
+    "delta=0.001", "curve=true",
 )  # fmt: skip
 BATCHES = (*SIZE, "batch_sizes=[1000,50]", "eps=3", "steps=20", "epochs=2")
 

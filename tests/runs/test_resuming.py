@@ -161,6 +161,9 @@ def test_the_noise_is_the_one_that_was_calibrated_then(config: TrainConfig) -> N
     asked = replace(guarantee, noise_multiplier=None, eps=3.0)
     plan = restored_plan(replace(config, privacy=asked), began, never)
     assert plan.privacy is not None and plan.privacy.noise_multiplier == 1.25
+    began.checkpoint.run.plan["is_trial"] = True  # as a search makes it, which knows what it is
+    plan = restored_plan(replace(config, privacy=asked), began, never)
+    assert plan.privacy is not None and plan.privacy.is_trial
     edited = replace(asked, eps=8.0)
     with pytest.raises(InputError, match="must go on with privacy.eps=3, which .*, got 8.0"):
         restored_plan(replace(config, privacy=edited), began, never)

@@ -20,7 +20,8 @@ from dpft.errors import InputError, RunError
 from dpft.files import KEYS
 from dpft.privacy.accounting.selection import ACCOUNTANT
 from dpft.privacy.randomness import PURPOSES, Randomness, make_randomness
-from dpft.runs import prepared_run, run, tuning
+from dpft.runs import run, tuning
+from dpft.runs.modality import text
 from dpft.runs.tuning import everything_to, owner_only, resumed_search
 from dpft.training import private_run
 from dpft.training.session import Diagnostics
@@ -157,7 +158,7 @@ def test_a_search_that_has_ended_is_left_alone_and_its_folder_is_taken(
         (run, "report", 2, KeyboardInterrupt(), 130),
         (run, "report", 2, OSError(errno.ENOSPC, "No space left on device", "x"), 1),
         # What a trial needs is gone for a while.
-        (prepared_run, "load_tokenizer", 2, InputError("model.path must be a folder."), 2),
+        (text, "load_tokenizer", 2, InputError("model.path must be a folder."), 2),
         (tuning, "publish", 1, KeyboardInterrupt(), 130),
     ],
 )
