@@ -53,5 +53,7 @@ def slow_but_each(*values: Collection[Any]) -> list[Any]:
 
 
 def _slow(value: Any) -> ParameterSet:
+    if isinstance(value, ParameterSet):  # one that is slow already
+        return value
     parts = value if isinstance(value, tuple) else (value,)
     return pytest.param(*parts, marks=pytest.mark.slow)
