@@ -61,8 +61,8 @@ def tensor_digests(model: Path) -> dict[str, str]:
     _check_indexes(model)
     if (model / ADAPTER).exists() and (model / "config.json").exists():
         raise StateError(
-            f"{model / ADAPTER} lies beside a whole model, in whose place a loader may take the base"
-            " that it names; remove it."
+            f"{model / ADAPTER} lies beside a whole model, and a loader may take the base that it"
+            " names; remove it."
         )
     strangers = sorted(path for path in model.rglob("*") if path.suffix in OTHER_WEIGHTS)
     if strangers:
