@@ -293,7 +293,9 @@ def _sections(command: Command, keys: Sequence[Key]) -> str:
         section, _, name = key.name.partition(".")
         if name:
             under.setdefault(section, []).append(name)
-    of_their_own = [key for key in keys if "." not in key.name]
+    # A group's choice stands among the groups.
+    alone = (key for key in keys if "." not in key.name)
+    of_their_own = [key for key in alone if key.name not in command.choices]
     lines = [
         "Sections (change with SECTION.KEY=VALUE; what each key is for, and its value:"
         f" dpft {command.name} --help SECTION):"

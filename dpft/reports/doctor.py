@@ -204,10 +204,10 @@ def hub_check() -> Check:
     """Returns whether the Hugging Face hub answers; it is given 5 seconds."""
     try:
         from dpft.machine import hub_is_reachable
+
+        reachable = hub_is_reachable()
     except ImportError:
         reachable = False
-    else:
-        reachable = hub_is_reachable()
     if reachable:
         return Check(what="Hugging Face hub", state=OK, found="answers")
     return Check(

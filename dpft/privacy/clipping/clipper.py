@@ -40,7 +40,7 @@ from dpft.privacy.clipping.engine import (
     clipping_style,
 )
 from dpft.privacy.clipping.trainable import parameter_groups
-from dpft.privacy.frozen_state import StateGuard
+from dpft.privacy.frozen_state import StateGuard, modules_by_path
 
 
 class PerExampleClipper:
@@ -211,9 +211,13 @@ class PerExampleClipper:
         """
         if self._shards is not None:
             return {}
-        parameters = self._model.named_parameters()
-        grads = ((name, parameter.grad) for name, parameter in parameters)
-        return {name: (grad, 0 if grad is None else grad._version) for name, grad in grads}
+        found: dict[str, tuple[Tensor | None, int]] = {}
+        for path, module in modules_by_path(self._model):
+            for name, parameter in module._parameters.items():
+                grad = None if parameter is None else parameter.grad
+                version = 0 if grad is None else grad._version
+                found[f"{path}.{name}" if path else name] = (grad, version)
+        return found
 
     def _check_gradients(self, before: Mapping[str, tuple[Tensor | None, int]]) -> None:
         """Refuses a ``grad`` that something else wrote to while losses were computed."""

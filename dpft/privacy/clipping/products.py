@@ -7,9 +7,9 @@ factor was multiplied into has 24 digits, which three numbers of bfloat16 hold b
 that a weighted sum is three such products.
 
 Matrix units add up in float32, but cut off what float32 would round: on one H100 sums of 6400
-products of one sign came out 2.4e-5 too small, where float32's were 7e-7 off. A weighted sum that
-is too short is no harm. For norms no chain is longer than ``CHAIN``, and squares are raised by
-what they may have lost (``CUT_OFF``).
+products of one sign came out 2.4e-5 too small, where float32's were 7e-7 off. What an example adds
+is then shorter, never longer (benchmarks/results-gpu.md, tails). For norms no chain is longer than
+``CHAIN``, and squares are raised by what they may have lost (``CUT_OFF``).
 
 >>> whole = torch.tensor([1 / 3, -2e5 / 7])
 >>> torch.equal(sum(part.float() for part in bfloat16_parts(whole.clone())), whole)

@@ -68,12 +68,11 @@ def describe_graph(losses: Tensor, parameters: Mapping[str, Tensor]) -> int:
     Raises:
         RunError: The losses depend on a parameter that the clipper does not know.
     """
-    nodes = []
-    known = set(parameters.values())
-    for node in _nodes(losses):
+    known = set(map(id, parameters.values()))
+    nodes = list(_nodes(losses))
+    for node in nodes:
         _check_leaf(node, known)
-        nodes.append(node.name())
-    return hash(tuple(nodes))
+    return hash(tuple([node.name() for node in nodes]))
 
 
 def other_leaves(losses: Tensor, parameters: Mapping[str, Tensor]) -> list[Tensor]:
@@ -84,7 +83,7 @@ def other_leaves(losses: Tensor, parameters: Mapping[str, Tensor]) -> list[Tenso
     Raises:
         RunError: A parameter is among them, whose gradient would not be clipped.
     """
-    known = set(parameters.values())
+    known = set(map(id, parameters.values()))
     found = [_check_leaf(node, known) for node in _nodes(losses)]
     return [leaf for leaf in found if leaf is not None]
 
@@ -119,10 +118,10 @@ def gradients_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
             tensor.grad = gradient
 
 
-def _check_leaf(node: Any, known: Collection[Tensor]) -> Tensor | None:
+def _check_leaf(node: Any, known: Collection[int]) -> Tensor | None:
     """Returns the leaf that a node accumulates into, unless it is one of the known parameters."""
     leaf: Tensor | None = getattr(node, "variable", None)
-    if leaf is None or leaf in known:
+    if leaf is None or id(leaf) in known:
         return None
     if isinstance(leaf, nn.Parameter):
         raise RunError(
@@ -136,14 +135,13 @@ def _check_leaf(node: Any, known: Collection[Tensor]) -> Tensor | None:
 def _nodes(losses: Tensor) -> Iterator[Any]:
     """Yields the nodes of a graph, each once, in an order that follows its structure."""
     waiting: list[Any] = [losses.grad_fn]
-    seen = set()
+    seen = {None}
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        waiting.extend(following for following, _ in node.next_functions)
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [following for following, _ in node.next_functions]
 
 
 HALF_TOLERANCE = 5e-2
