@@ -19,6 +19,8 @@ from dpft.files import read_file, write_json
 TENSORS = "tensors.json"
 """In a model's folder: the digest of each tensor by name, and the one of all."""
 WEIGHTS = "*.safetensors"
+ADAPTER = "adapter_config.json"
+"""Names another base than the weights beside it to libraries that load adapters."""
 OTHER_WEIGHTS = (".bin", ".ckpt", ".h5", ".msgpack", ".pickle", ".pkl", ".pt", ".pth")
 """Files that hold weights elsewhere, and that no run writes."""
 PIECE = 2**22
@@ -57,6 +59,11 @@ def tensor_digests(model: Path) -> dict[str, str]:
     """
     digests: dict[str, str] = {}
     _check_indexes(model)
+    if (model / ADAPTER).exists() and (model / "config.json").exists():
+        raise StateError(
+            f"{model / ADAPTER} lies beside a whole model, and a loader may take the base that it"
+            " names; remove it."
+        )
     strangers = sorted(path for path in model.rglob("*") if path.suffix in OTHER_WEIGHTS)
     if strangers:
         raise StateError(f"{strangers[0]} is no file of dpft's, and may hold weights; remove it.")

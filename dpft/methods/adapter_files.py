@@ -159,9 +159,20 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Returns a base model with a saved adapter on it, in eval mode, nothing trainable."""
+    """Returns a base model with a saved adapter on it, in eval mode, nothing trainable.
+
+    Raises:
+        InputError: A file of it is gone; peft would ask the hub for a repository called as the
+            folder is.
+    """
     from peft import PeftModel
 
+    gone = [name for name in (CONFIG, PEFT_WEIGHTS) if not (folder / name).is_file()]
+    if gone:
+        raise InputError(
+            f"{folder} must hold {gone[0]}, which training with an adapter wrote; put it back, or"
+            " give a run of another method."
+        )
     with _quiet():
         loaded: Any = PeftModel.from_pretrained(model, folder, torch_device=str(model.device))
     return cast(PreTrainedModel, loaded.requires_grad_(False))

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from dpft.errors import InputError
 from dpft.files import is_base_model
 from dpft.machine import hub_is_reachable
+from dpft.released import ADAPTER
 
 EMBEDDED_MODEL = Path(__file__).parent / "embedded" / "tiny"
 MEAN = "mean"
@@ -235,11 +236,16 @@ def check_folder(config: ModelConfig, folder: Path) -> None:
 
 
 def check_weight_files(config: ModelConfig, folder: Path) -> None:
-    """Refuses a folder without safetensors.
+    """Refuses a folder without safetensors, or with an adapter beside them.
 
     Raises:
-        InputError: There are none.
+        InputError: There are none, or a loader may put the adapter on them or on another base.
     """
+    if (folder / ADAPTER).exists():
+        raise InputError(
+            f"{origin(config)} holds an adapter ({ADAPTER}) beside the model; give a folder of the"
+            " model alone, or of the adapter merged into it."
+        )
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
         raise InputError(
             f"{origin(config)} holds no weights ({' or '.join(WEIGHT_FILES)}; other formats are"

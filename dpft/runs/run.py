@@ -23,7 +23,7 @@ from pathlib import Path
 
 from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
-from dpft.errors import InputError, note_records_read
+from dpft.errors import InputError, StateError, note_records_read
 from dpft.files import (
     AUDIT_KEY,
     CANARIES,
@@ -273,6 +273,7 @@ def go_on(
             if ranks.is_first:
                 same_records(folder, prepared.training_set)
         prepared = sharded(agreed(prepared, ranks), ranks)
+        ranks.first(same_base, prepared, resume_point)
 
         def hand_over() -> Handover | None:
             assert resume_point is not None
@@ -281,6 +282,26 @@ def go_on(
 
         handover = ranks.first(hand_over)
         finish(prepared, folder, resume_point, handover, with_curve=with_curve, ranks=ranks)
+
+
+def same_base(prepared: Prepared, resume_point: ResumePoint | None) -> None:
+    """Refuses to go on over other frozen weights than the run began with.
+
+    The checkpoint has them too, and takes their place; what is released stands on those that the
+    configuration names.
+
+    Raises:
+        StateError: A tensor of the model that nothing moves is another one.
+    """
+    before = {} if resume_point is None else resume_point.checkpoint.run.frozen or {}
+    found = digests_at_start(prepared.plan, prepared.model, prepared.shards) if before else None
+    others = [name for name in before if found is not None and found.get(name) != before[name]]
+    if resume_point is not None and others:
+        raise StateError(
+            f"{resume_point.checkpoint.path} is a checkpoint of another model: {others[0]} differs"
+            " from the one that model.path or model now gives; put the model that the run began"
+            " with back."
+        )
 
 
 def finish(

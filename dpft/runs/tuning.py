@@ -358,7 +358,14 @@ def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> 
     )
     write_record(folder / PRIVACY, won)
     write_report(folder)
-    # Another time of a public file would tell how long the search took at most.
+    date_to_the_beginning(folder)
+
+
+def date_to_the_beginning(folder: Path) -> None:
+    """Gives every public file the time of the search's beginning.
+
+    Another one would tell how long the search took at most, and so how many trials there were.
+    """
     began = (folder / TRIALS).stat().st_mtime_ns
     public = [path for path in folder.iterdir() if path.name != PRIVATE]
     below = [path for top in public for path in top.rglob("*")]
@@ -434,6 +441,7 @@ def go_on_search(
     """Carries out what is left of a search; what was drawn stays."""
     with hold_run(folder):
         if (folder / REPORT).exists() and (folder / PRIVACY).exists():
+            date_to_the_beginning(folder)  # It may have been killed before it did.
             logger.info("the search in %s has ended; nothing is left to do", folder)
             return
         search = read_search(folder)

@@ -3,15 +3,19 @@
 import json
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from torch import nn
 
 from dpft.errors import InputError
 from dpft.methods.adapter_files import (
+    CONFIG,
+    PEFT_WEIGHTS,
     SETTINGS,
     WEIGHTS,
     address,
+    load_adapter,
     load_settings,
     load_trained,
     relocate_adapter,
@@ -109,3 +113,15 @@ def test_an_address_is_relative_inside_the_working_directory_alone(
     monkeypatch.chdir(tmp_path / "here")
     assert address(tmp_path / "here" / "base") == "base"
     assert address(tmp_path / "base") == str(tmp_path / "base")
+
+
+@pytest.mark.parametrize("gone", [CONFIG, PEFT_WEIGHTS])
+def test_a_part_of_an_adapter_that_is_gone_is_not_asked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    """Peft takes a folder without it for the name of a repository: ``run/model`` may be one."""
+    for name in {CONFIG, PEFT_WEIGHTS} - {gone}:
+        (tmp_path / name).write_text("{}")
+    monkeypatch.setattr(peft.PeftModel, "from_pretrained", None)
+    with pytest.raises(InputError, match=f"must hold {gone}"):
+        load_adapter(fresh("gpt2"), tmp_path)

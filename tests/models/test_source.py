@@ -93,3 +93,10 @@ def test_an_incomplete_folder_is_refused_by_what_it_lacks(tmp_path, check, missi
     assert missing in refusal(check, local(tmp_path), tmp_path)
     (tmp_path / missing).write_text("{}")
     check(local(tmp_path), tmp_path)
+
+
+def test_an_adapter_beside_a_model_is_refused(tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "adapter_config.json").touch()
+    sentence = refusal(source.check_weight_files, local(tmp_path), tmp_path)
+    assert "holds an adapter (adapter_config.json) beside the model" in sentence

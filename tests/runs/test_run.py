@@ -8,17 +8,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from torch import nn
 
 from dpft.config.schema import TrainCommand, TrainConfig
-from dpft.errors import InputError, RunError
+from dpft.errors import InputError, RunError, StateError
 from dpft.files import hold_run
+from dpft.privacy.frozen_state import digests_of
 from dpft.privacy.witness import make_witness
 from dpft.records.configuration import BoundRun
 from dpft.runs import run as runs
 from dpft.runs.folder import Secrets
 from dpft.runs.prepared_run import Prepared
-from dpft.runs.run import begin, finish, go_on, run
+from dpft.runs.run import begin, finish, go_on, run, same_base
 
 KEPT = (
     *("config.yaml", "private/begun.json", "private/data_summary.md", "private/fingerprint"),
@@ -256,3 +259,19 @@ def test_a_run_that_fails_in_training_reports_nothing(
     with pytest.raises(RunError):
         finish(prepared, calls.folder, None)
     assert calls == ["score", "write_scores"]
+
+
+def test_a_run_does_not_go_on_over_another_base() -> None:
+    """The checkpoint has the frozen weights too; what is released stands on those of the base."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    frozen = digests_of(model[:1])
+    prepared: Any = SimpleNamespace(plan=SimpleNamespace(privacy=True), model=model, shards=None)
+    bound = SimpleNamespace(path=Path("step-2"), run=SimpleNamespace(frozen=frozen))
+    stands: Any = SimpleNamespace(checkpoint=bound)
+    with torch.no_grad():
+        model[1].weight.mul_(2)  # this one trains
+        same_base(prepared, stands)
+        model[0].bias[0] += 2**-20
+    with pytest.raises(StateError, match=r"step-2 is .* of another model: 0\.bias differs"):
+        same_base(prepared, stands)
+    assert frozen, "there was something to compare"

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from dpft.devices import multiplies_halves
 from dpft.privacy.clipping import products
+from dpft.privacy.clipping.norms import squared_norms
 from dpft.privacy.clipping.products import bfloat16_parts, product, weighted_product
-from dpft.privacy.clipping.uses import OuterProduct
+from dpft.privacy.clipping.uses import GradientUse, OuterProduct, Use
 from tests import pretended
 from tests.pretended import on_pretended
 
@@ -68,3 +69,31 @@ def test_three_numbers_of_bfloat16_hold_one_of_float32() -> None:
     values = torch.randn(1000) * 10.0 ** torch.arange(-20, 20).repeat(25)
     parts = bfloat16_parts(values.clone())
     assert torch.equal(sum(part.double() for part in parts), values.double())
+
+
+def cut_off(left: Tensor, right: Tensor, total: Tensor | None) -> Tensor:
+    """Adds products of half precision eight at a time, and cuts off what float32 would round."""
+    added = torch.zeros(*left.shape[:-1], right.shape[-1], dtype=torch.float64)
+    for factors in zip(left.double().split(8, -1), right.double().split(8, -2), strict=True):
+        exact = added + torch.matmul(*factors)
+        short = exact.float()
+        beyond = short.double().abs() > exact.abs()
+        added = torch.where(beyond, short.nextafter(torch.zeros_like(short)), short).double()
+    return added.float() if total is None else total.add_(added)
+
+
+@pytest.mark.parametrize("others", ["none", "a formed gradient"])
+@pytest.mark.parametrize("steps", [40, 4000])
+def test_no_norm_is_too_low_where_a_device_cuts_off(
+    monkeypatch: pytest.MonkeyPatch, steps: int, others: str
+) -> None:
+    torch.manual_seed(0)
+    left, right = (torch.rand(2, steps, size).bfloat16() for size in (12, 9))
+    uses: list[Use] = [OuterProduct(left, right)]
+    if others == "a formed gradient":
+        uses.append(GradientUse(torch.rand(2, 12, 9)))
+    exact = torch.stack([use.double(torch.arange(2)).instantiate() for use in uses]).sum(0)
+    monkeypatch.setattr(products, "multiplies_halves", lambda device: True)
+    monkeypatch.setattr(products, "_added_halves", cut_off)
+    found = squared_norms(uses).values.double().sqrt()
+    assert (found >= torch.linalg.vector_norm(exact, dim=(1, 2)) * (1 - 1e-6)).all()

@@ -1,6 +1,7 @@
 """Of a search only the best trial is seen, under the bound of the whole search."""
 
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -13,7 +14,7 @@ from dpft.config.tune import TuneCommand
 from dpft.errors import StateError
 from dpft.files import trial_folder
 from dpft.records.ledger import Calibration
-from dpft.runs.tuning import check_spent, publish
+from dpft.runs.tuning import check_spent, go_on_search, publish
 from tests.config.test_tune import command
 from tests.reports.folders import write_run
 from tests.runs.run_folders import make_run, mechanism
@@ -89,6 +90,18 @@ def test_no_public_file_names_a_trial_or_tells_how_long_the_search_took(
     publish(tune, THREE, trial_folder(search, 0), search)
     for name, path in public(search).items():
         assert not re.search(r"trial-|trials.json|private/tuning", name + path.read_text()), name
+    assert {path.stat().st_mtime_ns for path in (search, *public(search).values())} == {began}
+
+
+def test_trust_rule_4_times_that_a_killed_publication_left_go_when_the_search_goes_on(
+    tune: TuneCommand, search: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = (search / "private/tuning/trials.json").stat().st_mtime_ns
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "utime", lambda *_, **__: None)
+        publish(tune, THREE, trial_folder(search, 0), search)
+    assert (search / "report.md").stat().st_mtime_ns > began
+    go_on_search(tune, search)
     assert {path.stat().st_mtime_ns for path in (search, *public(search).values())} == {began}
 
 
