@@ -405,6 +405,7 @@ def _fingerprints(
         gradients = ordinary_gradients(losses, parameters, weights=each, retain_graph=True)
         with unwatched():
             found.append({name: _fingerprint(gradient) for name, gradient in gradients.items()})
+        del gradients  # before those of the next weights take as much
     return found
 
 
