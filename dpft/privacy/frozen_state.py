@@ -320,7 +320,7 @@ NONE = (None, None)
 
 def _mark(tensor: Tensor) -> _Mark:
     version = None if tensor.is_inference() else tensor._version
-    # Of what wraps other tensors torch's own class alone is asked: it has no memory itself.
+    # A tensor that wraps others has no memory of its own.
     is_plain = type(tensor) in PLAIN or not is_traceable_wrapper_subclass(tensor)
     memory = tensor.data_ptr() if is_plain else None
     return tensor, (id(tensor), memory, version, tensor.shape, tensor.dtype)
@@ -331,7 +331,9 @@ MOST_MODULES = 10**6
 
 
 def modules_by_path(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Returns a model's modules under each of their paths, as ``named_modules``, many times faster.
+    """Returns a model's modules under each of their paths.
+
+    As ``named_modules``, whose generators run one inside another: this runs in each micro-batch.
 
     Raises:
         RecursionError: A module is inside itself.

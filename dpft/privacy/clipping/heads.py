@@ -30,8 +30,8 @@ from dpft.privacy.clipping.choices import ProductShape, ghost_is_cheaper
 from dpft.privacy.clipping.products import (
     as_factor,
     in_norm_dtype,
-    is_half,
     product,
+    stays_half,
     weighted_product,
 )
 from dpft.privacy.clipping.squares import (
@@ -237,7 +237,7 @@ def _squares(left: Tensor, right: Tensor) -> Squares:
     formed = (product(left[:, block].t(), right) for block in _blocks(shape.rows))
     square = torch.stack([_norm(rows) for rows in formed]).square().sum()[None]
     squares = formed_squares(square, OuterProduct(left[None], right[None]).norm_bound())
-    return squares.raised() if is_half(as_factor(left)) else squares
+    return squares.raised() if stays_half(left) else squares
 
 
 def _squares_together(left: Tensor, right: Tensor) -> Squares:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpft.privacy.clipping.products import as_factor, in_norm_dtype, is_half
+from dpft.privacy.clipping.products import in_norm_dtype, stays_half
 from dpft.privacy.clipping.squares import (
     LONGEST,
     LOSS_SHARE,
@@ -185,7 +185,7 @@ def unchecked_squares(uses: Sequence[Use]) -> Squares:
         return uses[0].squares() + uses[1].squares() + cross + cross
     dense = torch.stack([use.instantiate() for use in uses]).sum(0)
     squares = formed_squares(sums_of_squares(dense), _norm_bound(uses))
-    of_halves = any(isinstance(use, OuterProduct) and is_half(as_factor(use.left)) for use in uses)
+    of_halves = any(isinstance(use, OuterProduct) and stays_half(use.left) for use in uses)
     return squares.raised() if of_halves else squares
 
 

@@ -48,11 +48,14 @@ def is_half(factor: Tensor) -> bool:
     return factor.dtype in (torch.bfloat16, torch.float16)
 
 
+def stays_half(tensor: Tensor) -> bool:
+    """Whether a tensor is in half precision and multiplied so."""
+    return is_half(tensor) and multiplies_halves(tensor.device)
+
+
 def as_factor(tensor: Tensor) -> Tensor:
     """Returns a tensor as ``product`` takes it: in half precision where its device can."""
-    if is_half(tensor) and multiplies_halves(tensor.device):
-        return tensor
-    return in_norm_dtype(tensor)
+    return tensor if stays_half(tensor) else in_norm_dtype(tensor)
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:

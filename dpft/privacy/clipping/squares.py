@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpft.devices import sent
 from dpft.privacy.clipping.choices import HALF_BANDS, HALF_STEPS
-from dpft.privacy.clipping.products import CUT_OFF, as_factor, is_half, norm_dtype, product
+from dpft.privacy.clipping.products import CUT_OFF, as_factor, norm_dtype, product, stays_half
 
 CPU_BLOCK = 2**17
 """On a processor, few enough for its cache."""
@@ -125,7 +125,7 @@ def gram_pairs(
         known: The bands of ``right``, where they are known.
     """
     steps, sizes = left.shape[1], (left.shape[2], right.shape[2])
-    of_halves = is_half(as_factor(left)) or is_half(as_factor(right))
+    of_halves = stays_half(left) or stays_half(right)
     bands = gram_bands(right) if known is None else known
     for of_left, of_right in zip(gram_bands(left), bands, strict=True):
         yield GramPair(of_left, of_right, *sizes, steps, of_halves)

@@ -21,11 +21,10 @@ from dpft.devices import add_rows
 from dpft.privacy.clipping.choices import ProductShape, examples_per_block, ghost_is_cheaper
 from dpft.privacy.clipping.patch_use import PatchUse
 from dpft.privacy.clipping.products import (
-    as_factor,
     in_norm_dtype,
-    is_half,
     norm_dtype,
     product,
+    stays_half,
     weighted_product,
 )
 from dpft.privacy.clipping.squares import (
@@ -71,7 +70,7 @@ class OuterProduct:
         pairs = zip(self.left.split(size), self.right.split(size), strict=True)
         values = [sums_of_squares(OuterProduct(*pair).instantiate()) for pair in pairs]
         squares = formed_squares(torch.cat(values), self.norm_bound())
-        return squares.raised() if is_half(as_factor(self.left)) else squares
+        return squares.raised() if stays_half(self.left) else squares
 
     @property
     def dtype(self) -> torch.dtype:
