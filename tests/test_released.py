@@ -84,8 +84,8 @@ def test_weights_of_another_format_beside_the_models_are_refused(model: Path) ->
 
 def test_an_adapter_beside_a_whole_model_is_refused(model: Path) -> None:
     """A loader would take the base that it names, under a digest of the weights that lie here."""
-    digest = write_released(model)
     (model / "adapter_config.json").write_text('{"base_model_name_or_path": "other"}')
+    digest = write_released(model)
     check_released(model, digest, ledger=LEDGER)
     (model / "config.json").write_text("{}")
     with pytest.raises(StateError, match=r"adapter_config\.json lies beside a whole model"):
