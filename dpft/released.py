@@ -25,8 +25,9 @@ ADAPTER = "adapter_config.json"
 """Names another base than the weights beside it to libraries that load adapters."""
 SETTINGS = (ADAPTER, "dpft_adapter.json")
 """What says how an adapter is put onto its base."""
-ADDRESSES = ("base_model_name_or_path",)
-"""Keys of ``SETTINGS`` that change when a folder moves."""
+ADDRESS, BASE = "base_model_name_or_path", "base"
+"""Key of ``SETTINGS`` that says where the base is, and the folder where an adapter's own one lies,
+with which the key changes when it moves."""
 OTHER_WEIGHTS = (".bin", ".ckpt", ".h5", ".msgpack", ".pickle", ".pkl", ".pt", ".pth")
 """Files that hold weights elsewhere, and that no run writes."""
 PIECE = 2**22
@@ -86,13 +87,14 @@ def digest_of(
 
 
 def setting_digests(model: Path) -> dict[str, str]:
-    """Returns the SHA-256 of each file of settings in an adapter's folder, where it lies aside."""
+    """Returns the SHA-256 of each file of settings in an adapter's folder."""
     found = {}
+    moving = (ADDRESS,) if (model / BASE).is_dir() else ()
     for name in SETTINGS:
         if (model / name).is_file():
             try:
                 settings = json.loads(read_file(model / name))
-                kept = {key: value for key, value in settings.items() if key not in ADDRESSES}
+                kept = {key: value for key, value in settings.items() if key not in moving}
             except (AttributeError, RecursionError, ValueError) as error:
                 raise StateError(
                     f"{model / name} is damaged ({error}); put it back as it was."

@@ -144,15 +144,21 @@ def test_an_adapter_is_known_by_its_base_and_its_settings(adapter: Path) -> None
     check_released(adapter, digest, ledger=LEDGER)
     assert recorded_base(adapter) == "b" * 64
     assert digest not in (write_released(adapter), write_released(adapter, "c" * 64))
+
+
+def test_an_adapter_with_its_base_may_move(adapter: Path) -> None:
+    (adapter / "base").mkdir()
+    digest = write_released(adapter)
     settings = {"lora_alpha": 16, "base_model_name_or_path": "moved"}
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
-    assert write_released(adapter, "b" * 64) == digest, "a folder may move"
+    check_released(adapter, digest, ledger=LEDGER)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
         ("adapter_config.json", '{"lora_alpha": 64}', "1 settings differ"),
+        ("adapter_config.json", '{"lora_alpha": 16}', "1 settings differ"),
         ("adapter_config.json", "[]", "is damaged"),
         ("adapter_config.json", None, "1 settings differ"),
         ("dpft_adapter.json", "{}", "1 settings differ"),

@@ -7,7 +7,7 @@ Merging an adapter is arithmetic on the trained weights, post-processing, so eps
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from dpft.config.schema import ExportConfig, TrainConfig
 from dpft.errors import InputError
 from dpft.files import EXPORT, MODEL, PRIVACY, REPORT, hold_run, share
-from dpft.methods.adapter_files import base_folder
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.form import as_json
@@ -27,7 +26,7 @@ from dpft.released import recorded_base, write_released
 from dpft.reports.report import write_card
 from dpft.reports.run_record import RunRecord, data_name, model_title, read_run, with_own_scores
 from dpft.runs.saved_run import saved_run
-from dpft.runs.task_model import TrainedModel, check_base, trained_model_of_run
+from dpft.runs.task_model import TrainedModel, trained_model_of_run
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -234,11 +233,12 @@ def copied(folder: Path, saved: TrainConfig) -> Write:
     """Returns what writes the model as the run saved it.
 
     Raises:
+        InputError: The folder holds no model of the run's method.
         StateError: The base that the run's configuration names is at hand, and another one.
     """
-    if not saved.method.saves_whole_model and base_folder(folder / MODEL) is None:
-        with suppress(InputError):
-            check_base(folder / MODEL, saved.model)
+    # A base that is not at hand is none of the copy.
+    with nullcontext() if saved.method.saves_whole_model else suppress(InputError):
+        trained_model_of_run(folder, saved)
 
     def write(partial: Path, target: Path) -> None:
         shutil.copytree(folder / MODEL, partial)
