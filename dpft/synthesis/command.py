@@ -61,7 +61,6 @@ from dpft.runs.run_plan import RunPlan, plan_run
 from dpft.runs.saved_run import read_spent, read_spent_of_synthesis
 from dpft.runs.task_model import fitted_to, training_head
 from dpft.synthesis.condition import allotted, shares
-from dpft.synthesis.draft import draft_schema
 from dpft.synthesis.generator import forget_blocks, generate_rows
 from dpft.synthesis.outcome import Finished, finished, is_whole, write_outcome
 from dpft.synthesis.plan import (
@@ -83,7 +82,7 @@ from dpft.synthesis.plan import (
     unit_definition,
     with_chosen_training,
 )
-from dpft.synthesis.schema import Row, read_schema
+from dpft.synthesis.schema import Row, draft_schema, read_schema
 from dpft.synthesis.table import PrivateTable, read_table, source_rows
 
 logger = logging.getLogger(__name__)

@@ -22,14 +22,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpft.privacy.clipping.products import in_norm_dtype, stays_half
 from dpft.privacy.clipping.squares import (
     LONGEST,
     LOSS_SHARE,
     Squares,
     formed_squares,
+    in_norm_dtype,
     lost_by_underflow,
     product_sums,
+    stays_half,
     sums_of_squares,
 )
 from dpft.privacy.clipping.uses import (

@@ -35,13 +35,13 @@ from dpft.privacy.clipping.norms import (
     unchecked_squares,
 )
 from dpft.privacy.clipping.patches import Patches, watch_for_unrecorded_gradients
-from dpft.privacy.clipping.products import in_norm_dtype
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.squares import (
     GramPair,
     Squares,
     gram_bands,
     gram_pairs,
+    in_norm_dtype,
     in_rows,
     is_same_tensor,
     lost_by_underflow,

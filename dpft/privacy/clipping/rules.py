@@ -22,8 +22,8 @@ from dpft.head_losses import Chunk, LossHead, Targets, token_losses
 from dpft.privacy.clipping.choices import instantiated_is_smaller
 from dpft.privacy.clipping.heads import HeadProduct, RecomputedHead, SeenChunks
 from dpft.privacy.clipping.patch_use import PatchUse, Window
-from dpft.privacy.clipping.products import in_norm_dtype
 from dpft.privacy.clipping.recorder import Recorder, Tap, expanded, on_the_whole_batch
+from dpft.privacy.clipping.squares import in_norm_dtype
 from dpft.privacy.clipping.uses import GradientUse, OuterProduct, RowsUse, Use
 
 
