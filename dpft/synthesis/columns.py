@@ -67,15 +67,13 @@ def days(first: datetime.date, last: datetime.date) -> str:
     """Returns a pattern of the days between two, both included, as YYYY-MM-DD."""
     if first > last:
         raise ValueError(f"first must be at most {last}, got {first}.")
-    of_years = ((f"{year:04d}", _of_year(year, first, last)) for year in _years(first, last))
+    of_years = (
+        (f"{year:04d}", _of_year(year, first, last)) for year in range(first.year, last.year + 1)
+    )
     named: dict[str, list[str]] = {}
     for year, days_of_year in of_years:
         named.setdefault(days_of_year, []).append(year)
     return _either([f"{_either(years)}-{pattern}" for pattern, years in named.items()])
-
-
-def _years(first: datetime.date, last: datetime.date) -> range:
-    return range(first.year, last.year + 1)
 
 
 def _of_year(year: int, first: datetime.date, last: datetime.date) -> str:
@@ -414,9 +412,6 @@ class Number(Column):
             raise Misfit("must be a number")
         if not self.low <= found <= self.high:
             raise Misfit(f"must be from {self.low} to {self.high}")
-        return self._stepped(found)
-
-    def _stepped(self, found: Decimal) -> Value:
         steps = ((found - self.low) / self.size).quantize(Decimal(1), ROUND_HALF_EVEN)
         return (self.low + steps * self.size).quantize(Decimal(1).scaleb(-self.places))
 

@@ -475,7 +475,13 @@ def find_resume_point(folder: Path) -> ResumePoint:
             " has no checkpoint; start it anew with hydra.run.dir=DIR."
         )
     checkpoint = read_checkpoint(found[-1])
-    _check_noise(checkpoint)
+    environment = checkpoint.run.environment
+    if environment is not None and "noise" not in environment:
+        raise InputError(
+            "resume must go on with a run of this version's noise, got one begun by an earlier"
+            " version, whose noise can be computed from what it releases (see SECURITY.md); begin"
+            " it anew with hydra.run.dir=DIR."
+        )
     return ResumePoint(checkpoint=checkpoint, ledger=read_run_ledger(folder))
 
 
@@ -570,14 +576,3 @@ def frozen_digests(resume_point: ResumePoint) -> Mapping[str, str]:
             " with hydra.run.dir=DIR."
         )
     return frozen
-
-
-def _check_noise(checkpoint: Checkpoint) -> None:
-    """Refuses a private run that was begun with noise that others can compute."""
-    environment = checkpoint.run.environment
-    if environment is not None and "noise" not in environment:
-        raise InputError(
-            "resume must go on with a run of this version's noise, got one begun by an earlier"
-            " version, whose noise can be computed from what it releases (see SECURITY.md); begin"
-            " it anew with hydra.run.dir=DIR."
-        )

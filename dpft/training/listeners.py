@@ -205,7 +205,11 @@ class StepProgress:
             *columns, console=console, disable=not self._draws, refresh_per_second=1
         )
         self._foretold = foretold
-        waits = [foretold, *self._waits()]
+        first = self._windows.first
+        waits = [
+            foretold,
+            *([] if first is None else [f"steps show from step {first} of {self._steps} on"]),
+        ]
         note = ", ".join(filter(None, waits))
         self._task = self._bar.add_task("training", total=steps, completed=taken, note=note)
 
@@ -268,11 +272,6 @@ class StepProgress:
         # another, would be the time of fewer than ten.
         end_startup()
         self._bar.start()
-
-    def _waits(self) -> list[str]:
-        """Returns when the first step shows, unless none does."""
-        first = self._windows.first
-        return [] if first is None else [f"steps show from step {first} of {self._steps} on"]
 
 
 def clock_time(seconds: float) -> str:

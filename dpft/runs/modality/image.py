@@ -97,14 +97,6 @@ def own_size(config: PretrainedConfig, place: str) -> int:
     return sides[0] if sides else USUAL_SIZE
 
 
-def channels_of(config: PretrainedConfig) -> int:
-    """Returns how many channels a model sees: 1, gray, or 3, color."""
-    channels, _ = _made_for(config)
-    if channels not in (GRAY, COLOR):
-        raise InputError(f"the model must see images of 1 or 3 channels, got {channels}.")
-    return channels
-
-
 def check_size(form: ImageForm, config: PretrainedConfig) -> None:
     """Refuses a size that the model cannot take.
 
@@ -217,7 +209,10 @@ class ImageModality(Modality):
     def _form(self, task: ImageTask, architecture: Architecture) -> ImageForm:
         size = task.of_size(own_size(architecture.read, origin(architecture.model))).image_size
         assert size is not None
-        return ImageForm(channels=channels_of(architecture.read), height=size, width=size)
+        channels, _ = _made_for(architecture.read)
+        if channels not in (GRAY, COLOR):
+            raise InputError(f"the model must see images of 1 or 3 channels, got {channels}.")
+        return ImageForm(channels=channels, height=size, width=size)
 
 
 def _for_channels(key: str, values: tuple[float, ...], channels: int) -> tuple[float, ...]:
