@@ -420,8 +420,9 @@ def fuse_head(model: nn.Module) -> LossHead | None:
     head = find()
     if isinstance(head, LossHead):
         return head
-    has_hooks = head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head)
-    if type(head) is not nn.Linear or head.bias is not None or has_hooks:
+    if type(head) is not nn.Linear or head.bias is not None:
+        return None
+    if head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head):
         return None
     path = next(path for path, module in model.named_modules() if module is head)
     holder, _, name = path.rpartition(".")

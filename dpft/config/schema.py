@@ -26,7 +26,7 @@ from dpft.reports.published import Reference, ReferenceMap
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.corpus import CHUNKS
 from dpft.tokenizers import OF_PIECES, TokenizerConfig
-from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
+from dpft.training.optimizers import OPTIMIZERS, OptimizerConfig, SchedulerConfig
 from dpft.training.trackers import TRACKING, NoTracking, TrackingConfig
 from dpft.training.training_config import DeviceConfig, TrainingConfig
 
@@ -36,7 +36,7 @@ POLYMORPHIC = {
     "method": by_name(METHODS.named),
     "privacy": by_name(privacy_class),
     "mechanism": by_name(MECHANISMS.named),
-    "optimizer": by_name(optimizer_class),
+    "optimizer": by_name(OPTIMIZERS.named),
     "tracking": by_name(TRACKING.named),
 }
 

@@ -281,13 +281,6 @@ def pivots(
 ) -> list[Pivot]:
     """Returns one metric over one key or two, a table for each combination of the others' values.
 
-    Args:
-        split: Whose scores.
-        settings: All of them.
-        metric: One of the split's.
-        keys: That of the rows, and that of the columns where there is one.
-        others: The keys that are held fixed within a table.
-
     Returns:
         None at all where a cell would hold two settings.
     """
@@ -339,12 +332,7 @@ def bases(runs: Iterable[RunRecord]) -> set[str]:
 
 
 def printed_epsilon(runs: Sequence[RunRecord], *, with_basis: bool = False) -> str:
-    """Returns the largest epsilon of the runs, rounded up.
-
-    Args:
-        runs: Of one setting.
-        with_basis: Whether to say by whom and at which delta it is, since others are otherwise.
-    """
+    """Returns the largest epsilon of the runs, rounded up."""
     private = [run.privacy for run in runs if isinstance(run.privacy, PrivateRun)]
     if len(private) < len(runs):
         norms = {run.privacy.max_grad_norm for run in runs}

@@ -186,15 +186,7 @@ def _taken_again(taken: int, kept: int) -> str:
 def no_promise(
     *, num_examples: int, expected_batch_size: int, steps: int, clipping: ClippingPlan | None = None
 ) -> NoPromise:
-    """Returns what privacy.json and ``dpft plan`` say with ``privacy=none``; there is no epsilon.
-
-    Args:
-        num_examples: Training examples.
-        expected_batch_size: Examples of a step, drawn without replacement within an epoch; in
-            expectation, where they are clipped.
-        steps: Steps planned.
-        clipping: Of a run that clips and adds no noise; None of any other.
-    """
+    """Returns what privacy.json and ``dpft plan`` say with ``privacy=none``: no epsilon."""
     from dpft.privacy.clipping.engine import rounding_headroom
 
     nothing = NoPromise(
@@ -315,12 +307,7 @@ def _promised(entry: StartingModel) -> str:
 
 
 def with_witness(privacy: PrivateRun, handed: HandedFile | None) -> PrivateRun:
-    """Returns what a run promises with its witness among it.
-
-    Args:
-        privacy: Without it.
-        handed: What ``read_handed`` says; None: the run has no witness.
-    """
+    """Returns what a run promises with its witness among it."""
     if handed is None:
         return privacy
     lines, warnings = privacy.ledger.lines, [*privacy.warnings]

@@ -92,11 +92,6 @@ NO_COUNTS: tuple[float, ...] = ()
 def synthesize(config: SynthesizeConfig, folder: Path, rows: Rows | None = None) -> Finished | None:
     """Makes a synthetic table of a private one, or goes on with one that broke off.
 
-    Args:
-        config: What is asked for.
-        folder: A new one, or with ``config.resume`` that one.
-        rows: The private table, in place of a file.
-
     Returns:
         What the command prints; None of a draft, of which only the log speaks.
 

@@ -236,13 +236,7 @@ class Tables:
 
 
 def measured(schema: Schema, tables: Tables, embed: Embed | None = None) -> records.Measures:
-    """Returns every measure of some tables, none of them empty.
-
-    Args:
-        schema: Of all of them.
-        tables: The rows.
-        embed: What gives features of texts; None: there is no model at hand.
-    """
+    """Returns every measure of some tables, none of them empty."""
     return records.Measures(
         synthetic=len(tables.synthetic),
         training=len(tables.training),
@@ -407,13 +401,7 @@ class Features:
     """Rows as numbers for a classifier: categories one by one, texts by their words."""
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Row], *, dense: bool) -> None:
-        """Learns the words of texts from ``rows``, which teach the classifier.
-
-        Args:
-            columns: What it sees.
-            rows: At least one.
-            dense: Whether texts are a few numbers each (their topics), as trees need it.
-        """
+        """Learns the words of texts from ``rows``, which teach the classifier."""
         from sklearn.decomposition import TruncatedSVD
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.pipeline import make_pipeline

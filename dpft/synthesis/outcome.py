@@ -433,15 +433,6 @@ def write_outcome(
 ) -> None:
     """Writes the table, its statement and the pages.
 
-    Args:
-        part: The synthesis's public part.
-        table: The private one.
-        budget: How the noise was divided.
-        sides: Places of the rows learned from, and of the controls.
-        drawn: The synthetic rows.
-        folder: Of the synthesis.
-        target: The file of the synthetic rows.
-
     Raises:
         StateError: A ledger is not the one that was planned.
     """

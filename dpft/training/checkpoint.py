@@ -205,11 +205,7 @@ def write_key_file(path: Path, content: Mapping[str, Any]) -> int:
 
 
 def read_key_file(path: Path, *, changed: int) -> KeyFile:
-    """Returns what ``write_key_file`` wrote; the file must be whole.
-
-    Args:
-        path: The file.
-        changed: What ``write_key_file`` returned.
+    """Returns what ``write_key_file`` wrote, ``changed`` what it returned; the file must be whole.
 
     Raises:
         InputError: It is of another schema version.
@@ -270,20 +266,9 @@ def save_checkpoint(
     """Writes the state after ``step`` steps, then drops all but the newest ``keep`` checkpoints.
 
     The older ones that are left lose their secret keys. Every rank calls this: of a model in shards
-    each writes its own, and a whole one is written by rank 0.
-
-    Args:
-        folder: The run's ``private/checkpoints``; made if need be.
-        step: Steps taken; 0 before the first.
-        training_state: Model, optimizer and schedule.
-        run: What the run is bound to: plan, environment, lines and head of the ledger; rank 0's.
-        generators: Secret keys or generator states, of this step and not of an earlier one; rank
-            0's.
-        keep: Checkpoints to leave.
-        shards: The model, where each rank has a shard of it.
-        history: This rank's noise that later noise hangs together with; None on every rank: no
-            noise does.
-        ranks: The run's processes.
+    each writes its own, and a whole one is written by rank 0. Rank 0 alone has what the run is
+    bound to, and the keys or generator states of this step. ``history`` is this rank's noise that
+    later noise hangs together with; None on every rank: no noise does.
 
     Returns:
         The checkpoint's folder.
@@ -497,14 +482,8 @@ def environment(
 ) -> dict[str, Any]:
     """Returns what the bits of a step's sum depend on, ready for JSON.
 
-    Args:
-        training_set: How losses are computed.
-        engine: Name of the clipping engine.
-        memory_mb: What the clipper may spend.
-        settings: What moves the weights that later sums are of: method, optimizer, learning rate.
-        ranks: The processes whose sums are added up, in their order.
-        shards: The model, where each of them has a shard of it.
-        fused_head: Whether losses are taken of its head by chunks.
+    ``settings`` are what moves the weights that later sums are of: method, optimizer, learning
+    rate. The ranks' sums are added up in their order.
     """
     device = training_set.device
     sharding = {} if shards is None else {"sharding": shards.sharding}

@@ -121,12 +121,7 @@ class WeightAverage:
 def check_averaging(
     own: "WeightAverage | None", began: Mapping[str, Any] | None, checkpoint: object
 ) -> None:
-    """Refuses to go on with another average than the run began with.
-
-    Args:
-        own: Of the configuration.
-        began: What the checkpoint says, as ``Averaging.describe`` wrote it; None: there is none.
-        checkpoint: What a message calls the checkpoint.
+    """Refuses to go on with another average than the run began with, as its checkpoint says.
 
     Raises:
         InputError: They differ.
