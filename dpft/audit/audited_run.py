@@ -312,18 +312,6 @@ def _other_records() -> InputError:
     )
 
 
-def render_finding(finding: Finding, name: str, note: str) -> str:
-    """Returns the page of what an audit found."""
-    return render_html(
-        "audit.html.j2",
-        title=f"Audit: {name.replace('_', ' ')}",
-        note=note,
-        rows=finding.rows,
-        notes=finding.notes,
-        figures=[Markup(figure) for figure in finding.figures.values()],
-    )
-
-
 OWNERS_ALONE = "Private: for the owner of the run alone; epsilon does not cover it."
 WITHHELD = "audit={name}: what it found is private, and shown on a terminal alone."
 
@@ -354,7 +342,15 @@ def keep(finding: Finding, name: str, folder: Path) -> str:
     path = private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.json")
     write_record(path, replace(finding.record, note=OWNERS_ALONE), mode=0o600)
     page = private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.html")
-    write_text(page, render_finding(finding, name, OWNERS_ALONE), mode=0o600)
+    text = render_html(
+        "audit.html.j2",
+        title=f"Audit: {name.replace('_', ' ')}",
+        note=OWNERS_ALONE,
+        rows=finding.rows,
+        notes=finding.notes,
+        figures=[Markup(figure) for figure in finding.figures.values()],
+    )
+    write_text(page, text, mode=0o600)
     return f"A page with plots, for the owner of the data alone: {page}"
 
 

@@ -145,7 +145,11 @@ def private_run(
     if not self_check:
         warnings.append(NOT_CHECKED)
     if steps_kept is not None and steps_kept != ledger.steps:
-        warnings.append(_taken_again(ledger.steps, steps_kept))
+        again = ledger.steps - steps_kept
+        warnings.append(
+            f"the run broke off, and {again} of its {ledger.steps} noisy steps were taken again"
+            f" with new noise: all are counted, and the model has taken {steps_kept}"
+        )
     if promise.participations is not None:
         # of the steps taken, of which streams that broke off have more than were planned
         promise = replace(promise, participations=accounting.mechanism.steps)
@@ -173,13 +177,6 @@ def _histogram(plan: PrivacyPlan) -> CountedBefore | None:
     return CountedBefore(
         noise_multiplier=float(plan.counts.mechanism["noise_multiplier"]),
         ledger=LedgerHead(lines=plan.counts.lines, head=plan.counts.head),
-    )
-
-
-def _taken_again(taken: int, kept: int) -> str:
-    return (
-        f"the run broke off, and {taken - kept} of its {taken} noisy steps were taken again with"
-        f" new noise: all are counted, and the model has taken {kept}"
     )
 
 

@@ -405,7 +405,12 @@ def _train(
     Raises:
         StateError: The training that goes on names another histogram.
     """
-    records = [_record(part, table, at) for at in kept]
+    records = []
+    for at in kept:
+        row = _row(table, at)
+        records.append({GIVEN_COLUMN: part.rows.prompt(row), ROW_COLUMN: part.rows.target(row)})
+        if part.config.privacy.has_units:
+            records[-1][part.config.privacy.unit] = table.units[at]
     training = folder / TRAINING
     counts = None if budget.counts is None else spent_before(read_spent(str(folder)))
 
@@ -424,14 +429,6 @@ def _train(
         else:
             command = _training(part, budget)
         runs.run(command, training, planner=planner)
-
-
-def _record(part: PublicPart, table: PrivateTable, at: int) -> dict[str, str]:
-    row = _row(table, at)
-    record = {GIVEN_COLUMN: part.rows.prompt(row), ROW_COLUMN: part.rows.target(row)}
-    if part.config.privacy.has_units:
-        record[part.config.privacy.unit] = table.units[at]
-    return record
 
 
 def _training(part: PublicPart, budget: Budget) -> TrainCommand:
@@ -539,8 +536,10 @@ def synthesize(
             raise InputError("schema=draft is for the command line: a person goes through it.")
         found = make_table(config, there, in_memory)
     assert found is not None
-    return Synthesized(
-        rows=_data_set(found.target),
+    import datasets
+
+    return Synthesized(  # rows are read here: the library would keep a copy in its cache
+        rows=datasets.Dataset.from_list([dict(row.sound()) for row in file_rows(found.target)]),
         path=found.target,
         folder=there,
         statement=Figures(as_json(found.record.statement)),
@@ -553,11 +552,3 @@ def _word(value: Any) -> str:
     if value is None or isinstance(value, bool | float):
         return "null" if value is None else str(value).lower()
     return as_word(value)
-
-
-def _data_set(path: Path) -> "datasets.Dataset":
-    """Returns the rows of a file; read here, since a library would keep a copy in its cache."""
-    import datasets
-
-    found = [dict(row.sound()) for row in file_rows(path)]
-    return datasets.Dataset.from_list(found)

@@ -17,7 +17,7 @@ import math
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
@@ -460,7 +460,10 @@ def texts(schema: Schema, tables: Tables, embed: Embed | None = None) -> list[re
             [str(row[column.name]) for row in table if row[column.name]]
             for table in (tables.synthetic, tables.controls, tables.training)
         )
-        near, of_training = _mauve(synthetic, trained[: len(synthetic)], real, embed)
+        trained, near, of_training = trained[: len(synthetic)], None, None
+        if embed is not None and min(map(len, (synthetic, trained, real))) >= FEWEST:
+            of_controls = embed(real)
+            near, of_training = (mauve(embed(each), of_controls) for each in (synthetic, trained))
         result = likeness(synthetic, real)
         if isinstance(result, str):
             found.append(
@@ -483,26 +486,14 @@ def texts(schema: Schema, tables: Tables, embed: Embed | None = None) -> list[re
     return found
 
 
-def _mauve(
-    synthetic: Sequence[str], trained: Sequence[str], real: Sequence[str], embed: Embed | None
-) -> tuple[float | None, float | None]:
-    """Returns MAUVE of synthetic texts against controls', and that of training texts beside it."""
-    if embed is None or min(map(len, (synthetic, trained, real))) < FEWEST:
-        return None, None
-    of_controls = embed(real)
-    return mauve(embed(synthetic), of_controls), mauve(embed(trained), of_controls)
-
-
-def whole_row(schema: Schema, row: Mapping[str, Any]) -> str:
-    """Returns a row as one text: its texts, or all its values where it has none."""
-    texts = [column for column in schema.learned if isinstance(column, Text)]
-    return " | ".join(str(row[column.name] or "") for column in texts or schema.learned)
-
-
 def leakage(schema: Schema, tables: Tables) -> records.RowLeakage:
-    """Returns what of the training rows stands in the synthetic ones, beside controls'."""
+    """Returns what of the training rows stands in the synthetic ones, beside controls'.
+
+    A row is compared as one text: its texts, or all its values where it has none.
+    """
+    shown = [column for column in schema.learned if isinstance(column, Text)] or schema.learned
     of_tables = [
-        [whole_row(schema, row) for row in table]
+        [" | ".join(str(row[column.name] or "") for column in shown) for row in table]
         for table in (tables.synthetic, tables.training, tables.controls)
     ]
     exact = [

@@ -148,8 +148,12 @@ class TrainingSet:
         Each is made when it is asked for: images of all of them may not fit into memory. Where rows
         are viewed, views are drawn for ``step``, counted from 0.
         """
+        rows = self.examples
+        if self.view is not None:
+            assert views is not None
+            rows = ViewedRows(self.examples, self.view, views, step)
         return micro_batches(
-            self._rows_at(step, views),
+            rows,
             indices,
             micro_batch_size=self.micro_batch_size,
             micro_batch_tokens=self.micro_batch_tokens,
@@ -157,13 +161,6 @@ class TrainingSet:
             units=self.units,
             share=self.share,
         )
-
-    def _rows_at(self, step: int, views: ViewBits | None) -> Sequence[Any]:
-        """Returns the rows as they are read at a step."""
-        if self.view is None:
-            return self.examples
-        assert views is not None
-        return ViewedRows(self.examples, self.view, views, step)
 
 
 def train(

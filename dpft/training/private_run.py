@@ -163,8 +163,13 @@ class PrivateRun:
                 journal.ledger.close(released=session.save_model())
                 delete_generator_states(session.folder / CHECKPOINTS)
 
+            told = session
+            if journal is not None and session.handover is not None:
+                every = session.settings.checkpoint_every
+                witness = HeadWitness(session.handover, journal.ledger, every=every)
+                told = replace(session, listeners=(*session.listeners, witness))
             take_steps(
-                session if journal is None else self._witnessed(journal.ledger),
+                told,
                 engine,
                 training_state,
                 beside_state=beside_state,
@@ -341,15 +346,6 @@ class PrivateRun:
             stream=stream,
             loss_scale=loss_scale.state() if isinstance(loss_scale, AdaptiveLossScale) else None,
         )
-
-    def _witnessed(self, ledger: Ledger) -> Session:
-        """Returns the session, the run's witness among its listeners if it has one."""
-        session = self.session
-        if session.handover is None:
-            return session
-        every = session.settings.checkpoint_every
-        witness = HeadWitness(session.handover, ledger, every=every)
-        return replace(session, listeners=(*session.listeners, witness))
 
     def _journal(self, held: ExitStack, ledger: Ledger, steps_done: int) -> JournaledLedger:
         """Returns the journal, which ``held`` closes; steps beyond ``steps_done`` are replayed."""

@@ -124,22 +124,17 @@ def read_signal_to_noise(run: Path) -> list[float]:
     path = run / DIAGNOSTICS
     ratios: list[object] = []
     for line in read_file(path).split(b"\n") if path.exists() else []:
-        step, ratio = _measured(line)
+        try:
+            measured = parse(json.loads(line), StepMeasured)
+        except (ValueError, RecursionError):  # no step's, or torn
+            continue
+        step, ratio = measured.step, measured.signal_to_noise
         if 1 <= step <= SIGNAL_STEPS:
             ratios = [*ratios[: step - 1], ratio]
             if len(ratios) < step:  # a line before it is gone
                 return []
     known = [ratio for ratio in ratios if isinstance(ratio, float) and 0 <= ratio < math.inf]
     return known if len(known) == len(ratios) else []
-
-
-def _measured(line: bytes) -> tuple[int, object]:
-    """Returns a line's step and its ratio; step 0 where it is no step's, or is torn."""
-    try:
-        measured = parse(json.loads(line), StepMeasured)
-    except (ValueError, RecursionError):
-        return 0, None
-    return measured.step, measured.signal_to_noise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import IO, Any
+from typing import Any
 
 from dpft.privacy.accounting import pld, prv, rdp
 from dpft.privacy.accounting.mechanism import Epsilon, mechanism_of
@@ -38,7 +38,9 @@ def main(library: str, seconds: float, wall_seconds: float, memory: int, nicenes
         niceness: How far it stands back behind other processes.
     """
     os.nice(niceness)
-    answers = _private_stdout()
+    # Answers go to the parent's pipe; what is printed goes to stderr, where it does no harm.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     _limit_memory(memory)
     with _alarms(seconds, wall_seconds):
         importlib.import_module(library)
@@ -78,13 +80,6 @@ def _limit_memory(memory: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     except (OSError, ValueError):  # macOS has no such limit; the time limit still holds there.
         return
-
-
-def _private_stdout() -> IO[str]:
-    """Returns the pipe to the parent and points stdout at stderr, where prints do no harm."""
-    pipe = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return pipe
 
 
 if __name__ == "__main__":
