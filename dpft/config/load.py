@@ -39,7 +39,7 @@ from dpft.config.keys import (
 from dpft.errors import Faults, InputError
 from dpft.files import read_yaml, write_text
 
-CrossCheck = tuple[tuple[str, ...], Callable[..., None]]
+CrossCheck = tuple[tuple[str, ...], Callable[..., object]]
 """Names of fields, and the function that refuses their values, handed over in that order."""
 
 

@@ -196,9 +196,6 @@ def p_value(one: Sequence[float], other: Sequence[float]) -> float:
         return float(stats.ttest_ind(one, other, equal_var=False).pvalue)
 
 
-"""One evaluation of metrics.json."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """One setting's scores by one metric."""
