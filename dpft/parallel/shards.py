@@ -105,10 +105,7 @@ class ShardedModel:
         cuts = {n: Cut(tuple(p.shape), grid.shard_size) for n, p in model.named_parameters()}
         self._cuts, self._shard = cuts, grid.place[1]
         self.sharding = sharding(
-            grid.shard_size,
-            grid.replicas,
-            accumulates_shards=accumulates_shards,
-            offload=offload,
+            grid.shard_size, grid.replicas, accumulates_shards=accumulates_shards, offload=offload
         )
         """What each rank holds, in the words of reports and journals."""
         self.twins = Ranks(grid.place[0], grid.replicas, group=grid.mesh.get_group(REPLICAS))

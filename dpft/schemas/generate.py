@@ -13,15 +13,7 @@ from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 from dpft.files import write_text
-from dpft.records import (
-    audits,
-    costs,
-    ledger,
-    plans,
-    promises,
-    scores,
-    synthesis,
-)
+from dpft.records import audits, costs, ledger, plans, promises, scores, synthesis
 from dpft.records.form import (
     Key,
     Limits,

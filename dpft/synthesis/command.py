@@ -54,10 +54,7 @@ from dpft.models.loading import quiet_transformers
 from dpft.privacy.cipher import secret_key
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.mechanisms.histogram import noisy_counts
-from dpft.privacy.plan import (
-    HistogramPlan,
-    write_plan,
-)
+from dpft.privacy.plan import HistogramPlan, write_plan
 from dpft.records.form import as_json
 from dpft.reports.terminal import Figures
 from dpft.runs import run as runs

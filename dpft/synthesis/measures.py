@@ -503,7 +503,5 @@ def leakage(schema: Schema, tables: Tables) -> records.RowLeakage:
     shares = [len(exact[0] & side) / len(side) for side in exact[1:]]
     found = leakage_of(*of_tables).record()
     return records.RowLeakage(
-        texts=found,
-        whole_rows_of_training=shares[0],
-        whole_rows_of_controls=shares[1],
+        texts=found, whole_rows_of_training=shares[0], whole_rows_of_controls=shares[1]
     )

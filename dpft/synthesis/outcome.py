@@ -161,9 +161,7 @@ def private_page(said: Synthesis, measures: Measures, faults: Mapping[str, int])
     figures += [(f"Real and synthetic {each.name}", _bars(each)) for each in measures.marginals]
     tables = [
         PageTable(
-            title="In short",
-            columns=("", "synthetic", "should be near"),
-            rows=short_rows(measures),
+            title="In short", columns=("", "synthetic", "should be near"), rows=short_rows(measures)
         ),
         PageTable(
             title="Columns",

@@ -200,11 +200,7 @@ def train(
 
 
 def compute_gradient(
-    model: nn.Module,
-    training_set: TrainingSet,
-    engine: StepEngine,
-    step: int,
-    ranks: Ranks = ALONE,
+    model: nn.Module, training_set: TrainingSet, engine: StepEngine, step: int, ranks: Ranks = ALONE
 ) -> StepStatistics:
     """Leaves the gradient of one logical batch in ``grad``; returns what its records showed."""
     indices = engine.draw(training_set.num_units)

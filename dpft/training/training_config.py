@@ -215,12 +215,7 @@ class DeviceConfig:
         """
         import torch
 
-        from dpft.devices import (
-            accelerator,
-            add_in_one_order,
-            chosen_device,
-            only_whole_precision,
-        )
+        from dpft.devices import accelerator, add_in_one_order, chosen_device, only_whole_precision
 
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
