@@ -120,18 +120,13 @@ def untrained(run: AuditedRun, batch_size: int) -> Iterator[Scorer]:
     encoding = trained_model_of_run(run.folder, run.config).encoding(
         run.config.task, max_new_tokens=None
     )
-    model = starting_model(run.config, run)
+    kept = kept_here(run.config.model, run.folder)
+    config = run.config.__class__(**{**vars(run.config), "model": kept})
+    architecture = read_architecture(config.model)
+    config = fitted_to(config, architecture)
+    model, _ = prepare_model(config, architecture, training_head(config, architecture))
     model.to(run.device.prepare())  # type: ignore[arg-type]
     yield Scorer(model=model, encoding=encoding, batch_size=batch_size)
-
-
-def starting_model(config: TrainConfig, run: AuditedRun) -> PreTrainedModel:
-    """Returns the run's model on the CPU as its method prepared it, before the first step."""
-    here = config.__class__(**{**vars(config), "model": kept_here(config.model, run.folder)})
-    architecture = read_architecture(here.model)
-    here = fitted_to(here, architecture)
-    model, _ = prepare_model(here, architecture, training_head(here, architecture))
-    return model
 
 
 logger = logging.getLogger(__name__)

@@ -358,7 +358,11 @@ def audit_synthetic(
     file = read_synthetic(run, task, synthetic.expanduser(), privacy)
     with hold_run(run):
         result = _compared(run, config, task, file, limit, label, privacy)
-        _write_pages(run, result)
+        path = private_audit_path(run, PRIVATE_SYNTHETIC_AUDIT)
+        write_text(path, private_page(result), mode=0o600)
+        (run / SYNTHETIC_AUDIT).unlink(missing_ok=True)  # of an earlier audit
+        if result.file.why_private is None:
+            write_text(audit_path(run, SYNTHETIC_AUDIT), released_page(result))
     return result
 
 
@@ -417,17 +421,6 @@ def _quality(
     return Quality(
         reference=reference, public=public, shape=shape_of(real), likeness=likeness(texts, real)
     )
-
-
-def _write_pages(run: Path, result: SyntheticResult) -> None:
-    """Writes the private page, and the other one where it may be released; an old one goes."""
-    path = private_audit_path(run, PRIVATE_SYNTHETIC_AUDIT)
-    write_text(path, private_page(result), mode=0o600)
-    released = run / SYNTHETIC_AUDIT
-    released.unlink(missing_ok=True)
-    if result.file.why_private is not None:
-        return
-    write_text(audit_path(run, SYNTHETIC_AUDIT), released_page(result))
 
 
 def written_pages(run: Path, result: SyntheticResult) -> list[str]:

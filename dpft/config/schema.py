@@ -445,7 +445,12 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         check_output(self.output)
         check_human_eval(self)
-        _check_shared(self)
+        for name in ("predictions", "human_eval"):
+            if self.parallel.name != "none" and getattr(self, name) is not None:
+                raise InputError(
+                    f"{name} needs parallel=none, got parallel={self.parallel.name}: one process"
+                    " does it."
+                )
         if self.run is None:
             check_complete(self.task)
         check_held_out(self.task, self.eval)
@@ -453,17 +458,6 @@ class EvaluateConfig:
             raise InputError(
                 "at most one of run and predictions may be given, got both; a run's own "
                 "predictions.jsonl is scored with predictions=RUN/predictions.jsonl."
-            )
-
-
-def _check_shared(config: EvaluateConfig) -> None:
-    if config.parallel.name == "none":
-        return
-    for name, value in (("predictions", config.predictions), ("human_eval", config.human_eval)):
-        if value is not None:
-            raise InputError(
-                f"{name} needs parallel=none, got parallel={config.parallel.name}: one process does"
-                " it."
             )
 
 

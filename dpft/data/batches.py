@@ -437,16 +437,13 @@ def synthetic_rows(
         length = max(2, longest - shortened)
         ids = torch.randint(0, vocab_size, (length,), generator=generator).tolist()
         ids = [token if token != layout.pad_token_id else (token + 1) % vocab_size for token in ids]
-        rows.append(_with_token_types(layout, _row(layout, ids, generator)))
+        row = _row(layout, ids, generator)
+        if layout.kind == CLASSIFIER and layout.takes_token_types:  # of two sentences
+            first = len(row.input_ids) // 2
+            types = [0] * first + [1] * (len(row.input_ids) - first)
+            row = replace(row, token_type_ids=types)
+        rows.append(row)
     return rows
-
-
-def _with_token_types(layout: TextLayout, row: TokenizedExample) -> TokenizedExample:
-    """Returns a row of two sentences, where the model is told them apart."""
-    if layout.kind != CLASSIFIER or not layout.takes_token_types:
-        return row
-    first = len(row.input_ids) // 2
-    return replace(row, token_type_ids=[0] * first + [1] * (len(row.input_ids) - first))
 
 
 def _row(layout: TextLayout, ids: list[int], generator: torch.Generator) -> TokenizedExample:

@@ -218,23 +218,14 @@ def new_parameters(
         if isinstance(wanted, known):
             if num_labels is None:
                 return frozenset()
-            return _of_other_shape(wanted, config, head, pooling, num_labels)
+            # What has another shape with the checkpoint's own number of classes.
+            theirs = copy.deepcopy(config)
+            theirs.num_labels = num_labels
+            known = fresh_model(theirs, head, pooling)
+            shapes = {name: p.shape for name, p in known.named_parameters()}
+            return frozenset(n for n, p in wanted.named_parameters() if shapes[n] != p.shape)
         own = set(_bare_names(known(config)).values())
     return frozenset(name for name, bare in _bare_names(wanted).items() if bare not in own)
-
-
-def _of_other_shape(
-    wanted: PreTrainedModel,
-    config: PretrainedConfig,
-    head: Head,
-    pooling: str | None,
-    num_labels: int,
-) -> frozenset[str]:
-    """Returns the names of what has another shape with the checkpoint's own number of classes."""
-    theirs = copy.deepcopy(config)
-    theirs.num_labels = num_labels
-    shapes = {name: p.shape for name, p in fresh_model(theirs, head, pooling).named_parameters()}
-    return frozenset(name for name, p in wanted.named_parameters() if shapes[name] != p.shape)
 
 
 def _checkpoint_class(config: PretrainedConfig, head: Head) -> Any:

@@ -109,17 +109,6 @@ def setting_values(config: Mapping[str, Any], *, kept: Sequence[str] = ()) -> di
     return flat
 
 
-def swept_keys(settings: Sequence[Setting]) -> list[str]:
-    """Returns the keys in which settings differ, epsilon's last.
-
-    Where the name of a section differs (method, model), its other keys count only if they differ
-    under one name: every method has its own.
-    """
-    keys = dict.fromkeys(key for setting in settings for key in setting.values)
-    swept = [key for key in keys if _differs(key, settings)]
-    return sorted(swept, key=lambda key: (key == EPS, not key.endswith(".name")))
-
-
 def ordered(labels: Iterable[str]) -> list[str]:
     """Returns distinct values as they are printed, numbers by size and before words."""
     distinct = list(dict.fromkeys(labels))
@@ -138,6 +127,11 @@ def number(label: str) -> float | None:
 
 
 def _differs(key: str, settings: Sequence[Setting]) -> bool:
+    """Returns whether settings differ in a key.
+
+    Where the name of a section differs (method, model), its other keys count only if they differ
+    under one name: every method has its own.
+    """
     section, _, own = key.partition(".")
     name = f"{section}.name"
     if own == "name" or not any(name in setting.values for setting in settings):
@@ -512,7 +506,10 @@ def compare(
         metrics: Those of these tables and plots; None: each split's first.
     """
     settings = group_runs(records, kept=over)
-    keys = swept_keys(settings)
+    # Keys in which settings differ, epsilon's last.
+    every = dict.fromkeys(key for setting in settings for key in setting.values)
+    swept = [key for key in every if _differs(key, settings)]
+    keys = sorted(swept, key=lambda key: (key == EPS, not key.endswith(".name")))
     for key in over:
         if not any(key in setting.values for setting in settings):
             raise InputError(

@@ -308,7 +308,11 @@ def save_checkpoint(
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
         sync_folder(target.parent)
-        _drop_older(folder, keep)
+        found = checkpoints(folder)
+        for old in found[:-1]:
+            _delete_keys(old)
+        for old in found[:-keep]:
+            shutil.rmtree(old)
 
     ranks.first(complete)
     return target
@@ -380,15 +384,6 @@ def delete_generator_states(folder: Path) -> None:
         shutil.rmtree(partial)
     for checkpoint in checkpoints(folder):
         _delete_keys(checkpoint)
-
-
-def _drop_older(folder: Path, keep: int) -> None:
-    """Deletes all but the newest ``keep`` checkpoints, and the keys of all but the newest one."""
-    complete = checkpoints(folder)
-    for old in complete[:-1]:
-        _delete_keys(old)
-    for old in complete[:-keep]:
-        shutil.rmtree(old)
 
 
 def _delete_keys(checkpoint: Path) -> None:
