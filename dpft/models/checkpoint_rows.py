@@ -85,7 +85,11 @@ class CheckpointRows:
             stand_in = self._stand_in(name, parameter)
             if stand_in is not None:
                 found[parameter] = stand_in
-        self._read_buffers(model)
+        for module in model.modules():
+            for attribute, buffer in module._buffers.items():
+                stand_in = None if buffer is None else self._stand_in(attribute, buffer)
+                if stand_in is not None:
+                    module._buffers[attribute] = _read(stand_in.file, stand_in.key)
         empty = {
             p: nn.Parameter(torch.empty(p.shape, device="meta"), requires_grad=p.requires_grad)
             for p in found
@@ -96,13 +100,6 @@ class CheckpointRows:
                 if held is not None and held in empty:
                     module._parameters[attribute] = empty[held]
         return RowsOfModel(keys, {key: self._files[key] for key in keys.values()})
-
-    def _read_buffers(self, model: nn.Module) -> None:
-        for module in model.modules():
-            for attribute, buffer in module._buffers.items():
-                stand_in = None if buffer is None else self._stand_in(attribute, buffer)
-                if stand_in is not None:
-                    module._buffers[attribute] = _read(stand_in.file, stand_in.key)
 
     def _stand_in(self, name: str, tensor: Tensor) -> StandIn | None:
         """Returns the stand-in of a tensor; None where the tensor is real."""

@@ -57,8 +57,17 @@ def with_fused_head(
     if wanted is False:
         return model
     obstacle = _obstacle(config, architecture, head)
-    if obstacle is None and wanted == AUTO and not (_is_measured(config) and _is_large(model)):
-        return model
+    if obstacle is None and wanted == AUTO:
+        # On processors the time is known, where logits are most of what is computed. A plan that is
+        # given a device's memory is of another machine than this one.
+        is_planned = isinstance(config, PlanConfig) and config.plan.device_memory_gb is not None
+        has_accelerator = config.train.device != "cpu" and torch.accelerator.is_available()
+        there = model.get_output_embeddings()
+        is_large = there is not None and len(there.weight) >= max(
+            WIDE_ROWS, there.weight.shape[1] + 1
+        )
+        if is_planned or has_accelerator or not is_large:
+            return model
     if obstacle is None and fuse_head(model) is None:
         obstacle = "a dense head without bias, as the model has it from its checkpoint"
     if obstacle is not None and wanted is True:
@@ -90,22 +99,6 @@ def _obstacle(config: TrainConfig, architecture: Architecture, head: Head) -> st
     return None
 
 
-def _is_measured(config: TrainConfig) -> bool:
-    """Whether the run is on a processor, where the time of fused heads is known.
-
-    A plan that is given a device's memory is of a machine that is not this one.
-    """
-    if isinstance(config, PlanConfig) and config.plan.device_memory_gb is not None:
-        return False
-    return config.train.device == "cpu" or not torch.accelerator.is_available()
-
-
-def _is_large(model: PreTrainedModel) -> bool:
-    """Whether a model's vocabulary is so large that its logits are most of what it computes."""
-    head = model.get_output_embeddings()
-    return head is not None and len(head.weight) >= max(WIDE_ROWS, head.weight.shape[1] + 1)
-
-
 Config = TypeVar("Config", bound=TrainConfig)
 
 
@@ -134,15 +127,9 @@ def prepare_model(
 ) -> tuple[PreTrainedModel, frozenset[str]]:
     """Returns the model that the method makes of the configured one, and its new parameters.
 
-    The task's tokens have their rows before the method sees it. The names are those of the model
-    before the method changed it.
-
-    Args:
-        config: Says which method and task.
-        architecture: Of the model.
-        head: What the model answers with.
-        planned: Only the shapes matter, so that no tokenizer is needed.
-        rows: As in ``load_model``.
+    The task's tokens have their rows before the method sees it; of a model that is ``planned`` the
+    shapes alone matter, so that no tokenizer is needed. The names are those of the model before the
+    method changed it. ``rows`` are as in ``load_model``.
 
     Raises:
         InputError: The model cannot be loaded or mixes examples, or the method does not fit it.
@@ -169,7 +156,10 @@ def prepare_in_shards(
     makes others.
     """
     try:
-        rows = _rows_of(architecture)
+        if architecture.model.init != "pretrained":
+            raise NotInShards("it starts at random")
+        with loading_errors(architecture.model):
+            rows = checkpoint_rows(architecture.model)
         model, new = prepare_model(config, architecture, head, rows=rows)
         return model, new, rows.emptied(model)
     except NotInShards as error:
@@ -179,14 +169,6 @@ def prepare_in_shards(
     model, new = prepare_model(config, architecture, head)
     logger.warning("parallel=fsdp: each process loads the whole model first: %s", reason)
     return model, new, None
-
-
-def _rows_of(architecture: Architecture) -> CheckpointRows:
-    """Returns the checkpoint of a model."""
-    if architecture.model.init != "pretrained":
-        raise NotInShards("it starts at random")
-    with loading_errors(architecture.model):
-        return checkpoint_rows(architecture.model)
 
 
 def training_head(config: TrainConfig, architecture: Architecture) -> Head:
@@ -267,9 +249,7 @@ class TrainedModel:
     def encoding(self, task: Task, *, max_new_tokens: int | None) -> Encoding:
         """Returns how the task's records become what the model reads, once they are known to fit.
 
-        Args:
-            task: Says how long its records may be.
-            max_new_tokens: Tokens that the model may write after one; None where it writes none.
+        The model may write ``max_new_tokens`` after one; None where it writes none.
         """
         task = self.fitted(task)
         self.check_lengths(task, max_new_tokens=max_new_tokens)
