@@ -61,7 +61,12 @@ def recorded_base(model: Path) -> str | None:
 def check_released(model: Path, released: str | None, *, ledger: Path) -> None:
     """Refuses a model that is not the one whose digest a ledger's closing line has."""
     tensors, settings = tensor_digests(model), setting_digests(model)
-    if released == digest_of(tensors, settings, recorded_base(model)):
+    base = recorded_base(model)
+    if base is not None and (model / BASE).exists():
+        raise StateError(
+            f"{model / BASE} must not be there: the adapter's base lies elsewhere; remove it."
+        )
+    if released == digest_of(tensors, settings, base):
         return
     raise StateError(
         f"{model} must hold the model that the run released, whose digest is in the closing line of"
@@ -111,11 +116,12 @@ def tensor_digests(model: Path) -> dict[str, str]:
     """
     digests: dict[str, str] = {}
     _check_indexes(model)
-    if (model / ADAPTER).exists() and (model / "config.json").exists():
-        raise StateError(
-            f"{model / ADAPTER} lies beside a whole model, and a loader may take the base that it"
-            " names; remove it."
-        )
+    for path in model.rglob(ADAPTER):
+        if path.with_name("config.json").exists():
+            raise StateError(
+                f"{path} lies beside a whole model, and a loader may take the base that it names;"
+                " remove it."
+            )
     strangers = sorted(path for path in model.rglob("*") if path.suffix in OTHER_WEIGHTS)
     if strangers:
         raise StateError(f"{strangers[0]} is no file of dpft's, and may hold weights; remove it.")
@@ -140,9 +146,10 @@ def _check_indexes(model: Path) -> None:
             strangers = sorted(map(str, names - beside))
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise StateError(f"{path} is damaged ({error}); put it back as it was.") from error
-        if strangers:
+        if strangers or not names:
             raise StateError(
-                f"{path} must name files beside it, got {strangers[0]!r}; put it back as it was."
+                f"{path} must name files beside it, got"
+                f" {next(iter(strangers), None)!r}; put it back as it was."
             )
 
 

@@ -92,6 +92,14 @@ def test_an_adapter_beside_a_whole_model_is_refused(model: Path) -> None:
         check_released(model, digest, ledger=LEDGER)
 
 
+def test_an_adapter_beside_the_base_that_a_model_holds_is_refused(model: Path) -> None:
+    digest = write_released(model)
+    for name in ("adapter_config.json", "config.json"):
+        (model / "head" / name).write_text("{}")
+    with pytest.raises(StateError, match=r"head/adapter_config\.json lies beside a whole model"):
+        check_released(model, digest, ledger=LEDGER)
+
+
 def test_an_index_that_leads_out_of_the_folder_is_refused(model: Path) -> None:
     """A loader would take the weights from there, under a digest of those that lie here."""
     digest = write_released(model)
@@ -102,6 +110,9 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(model: Path) -> None:
         path.write_text(json.dumps({"weight_map": {"a": name}}))
         with pytest.raises(StateError, match=f"must name files beside it, got '{name}'"):
             check_released(model, digest, ledger=LEDGER)
+    path.write_text('{"weight_map": {}}')
+    with pytest.raises(StateError, match="must name files beside it, got None"):
+        check_released(model, digest, ledger=LEDGER)
     for text in ("{", "[]", '{"weight_map": 3}'):
         path.write_text(text)
         with pytest.raises(StateError, match="is damaged"):
@@ -144,6 +155,18 @@ def test_an_adapter_is_known_by_its_base_and_its_settings(adapter: Path) -> None
     check_released(adapter, digest, ledger=LEDGER)
     assert recorded_base(adapter) == "b" * 64
     assert digest not in (write_released(adapter), write_released(adapter, "c" * 64))
+
+
+def test_a_base_in_the_folder_of_an_adapter_whose_base_lies_elsewhere_is_refused(
+    adapter: Path,
+) -> None:
+    """It would take the place of the other, and hold no tensor that changes the digest."""
+    (adapter / "adapter_config.json").rename(adapter / "dpft_adapter.json")
+    digest = write_released(adapter, "b" * 64)
+    (adapter / "base").mkdir()
+    (adapter / "base/config.json").write_text("{}")
+    with pytest.raises(StateError, match="base must not be there"):
+        check_released(adapter, digest, ledger=LEDGER)
 
 
 def test_an_adapter_with_its_base_may_move(adapter: Path) -> None:

@@ -46,6 +46,7 @@ from dpft.kinds import CAUSAL, CLASSIFIER, IMAGE_CLASSIFIER, LANGUAGE_KINDS, MAS
 from dpft.models.source import (
     MEAN,
     TOKENIZER_FILES,
+    WEIGHT_FILES,
     ModelConfig,
     check_folder,
     loading_errors,
@@ -336,6 +337,11 @@ def read_architecture(model: ModelConfig) -> Architecture:
         raise InputError(
             f"{origin(model)} is quantized already, by arithmetic that an exact clip may not know;"
             " give its checkpoint of 16 or 32 bits, with model.quantization=nf4 or int8."
+        )
+    if getattr(read, "transformers_weights", None) is not None:
+        raise InputError(
+            f"{origin(model)} names a file of weights of its own (transformers_weights in its"
+            f" config.json), and dpft reads {' or '.join(WEIGHT_FILES)} alone; take the key out."
         )
     folder = own_tokenizer_folder(model)
     if folder is not None:

@@ -21,12 +21,27 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-from dpft.errors import InputError
-from dpft.models.source import WEIGHT_FILES, ModelConfig, loading_errors, origin, source
+from dpft.errors import InputError, StateError
+from dpft.models.source import (
+    UNQUANTIZED,
+    WEIGHT_FILES,
+    ModelConfig,
+    loading_errors,
+    origin,
+    source,
+)
 from dpft.released import digest_of, digests_in
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 """Types of safetensors that are read as float32."""
+MADE_OF_WEIGHTS = {
+    "quantization": UNQUANTIZED,
+    "replace_batch_norm": False,
+    "standardize_weights": False,
+    "pooling": None,
+}
+"""Keys of ``model`` by which other numbers are computed of the same weights, and what changes none.
+"""
 
 
 class NotInShards(Exception):
@@ -163,16 +178,31 @@ def checkpoint_rows(model: ModelConfig) -> CheckpointRows:
 def base_digest(model: ModelConfig) -> str:
     """Returns the SHA-256 over the digests of all tensors of a checkpoint, as they lie on disk.
 
+    What the configuration makes of them goes into it, where that is anything else.
+
     Raises:
-        InputError: The checkpoint is not found.
-        StateError: A file of it is damaged.
+        InputError: The checkpoint is not found, or a loader would put an adapter on it.
+        StateError: A file of it is damaged, or two files say otherwise of one tensor.
     """
     try:
         with loading_errors(model):
             paths = _paths(model)
     except NotInShards as error:
         raise InputError(f"{origin(model)} must be a checkpoint, got none: {error}.") from error
-    return digest_of({name: each for path in paths for name, each in digests_in(Path(path))})
+    digests: dict[str, str] = {}
+    for path in paths:
+        for name, each in digests_in(Path(path)):
+            if digests.setdefault(name, each) != each:
+                raise StateError(
+                    f"{path}: tensor {name} stands in another file too, with other values, and a"
+                    " loader may take either; remove one."
+                )
+    made = {
+        key: str(getattr(model, key))
+        for key, plain in MADE_OF_WEIGHTS.items()
+        if getattr(model, key) != plain
+    }
+    return digest_of(digests, made)
 
 
 def _paths(model: ModelConfig) -> list[str]:
@@ -188,10 +218,13 @@ def _paths(model: ModelConfig) -> list[str]:
         return [str(single)]
     if index is None:
         raise NotInShards("the checkpoint has no safetensors")
-    if Path(place).is_dir():
-        names = set(json.loads(Path(index).read_text())["weight_map"].values())
-        return sorted(str(Path(place) / name) for name in names)
-    paths, _ = get_checkpoint_shard_files(place, index, **where)
+    try:
+        if Path(place).is_dir():
+            names = set(json.loads(Path(index).read_text())["weight_map"].values())
+            return sorted(str(Path(place) / name) for name in names)
+        paths, _ = get_checkpoint_shard_files(place, index, **where)
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ValueError(f"{Path(index).name} is damaged") from error
     return [str(path) for path in paths]
 
 

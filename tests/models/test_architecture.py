@@ -495,3 +495,12 @@ def test_dropout_is_the_architectures():
     encoder = GPT2Model(small.gpt2_config())
     model = PooledClassifier(small.gpt2_config(num_labels=2), encoder).eval()
     assert model(IDS, MASK).logits.shape == (2, 2)
+
+
+def test_a_checkpoint_that_names_other_weights_is_refused(tmp_path: Path) -> None:
+    """Transformers reads them in the place of those whose digest is known."""
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gpt2", "transformers_weights": "other.safetensors"})
+    )
+    with pytest.raises(InputError, match="names a file of weights of its own"):
+        read_architecture(ModelConfig(name="x", path=str(tmp_path)))

@@ -1,0 +1,81 @@
+"""The digest of a base is of what a loader makes of its folder."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dpft.errors import InputError, StateError
+from dpft.models.checkpoint_rows import base_digest
+from dpft.models.source import ModelConfig
+
+HONEST = {"a": torch.zeros(2), "b": torch.ones(3)}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> ModelConfig:
+    """A base whose tensors lie in two files."""
+    in_shards(tmp_path, {"1.safetensors": {"a": HONEST["a"]}, "2.safetensors": {"b": HONEST["b"]}})
+    return ModelConfig(name="base", path=str(tmp_path))
+
+
+def in_shards(folder: Path, shards: dict[str, dict[str, torch.Tensor]]) -> None:
+    for file, tensors in shards.items():
+        save_file(tensors, folder / file)
+    places = {name: file for file, tensors in shards.items() for name in tensors}
+    write_index(folder, json.dumps({"weight_map": places}))
+
+
+def write_index(folder: Path, text: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(text)
+
+
+def test_a_base_is_the_same_in_one_file_and_in_shards(base: ModelConfig, tmp_path: Path) -> None:
+    digest = base_digest(base)
+    save_file({"b": HONEST["b"]}, tmp_path / "1.safetensors")
+    assert base_digest(base) != digest
+    save_file(HONEST, tmp_path / "1.safetensors")
+    assert base_digest(base) == digest, "the same tensor in two files"
+    save_file(HONEST, tmp_path / "model.safetensors")
+    write_index(tmp_path, "{")
+    assert base_digest(base) == digest, "a loader takes the one file"
+
+
+@pytest.mark.parametrize("names", [("a.safetensors", "./z.safetensors"), ("a", "z")])
+def test_a_tensor_that_two_files_say_otherwise_is_refused(
+    base: ModelConfig, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    """A loader goes by the names as they are written, and may take the other one."""
+    other = {"a": HONEST["a"] + 1}
+    in_shards(tmp_path, {names[0]: other, names[1]: HONEST})
+    write_index(tmp_path, json.dumps({"weight_map": dict(zip("ab", names, strict=True))}))
+    with pytest.raises(StateError, match="tensor a stands in another file too, with other values"):
+        base_digest(base)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "{}", "[]", *(f'{{"weight_map": {value}}}' for value in ("3", "[]", '{"a": 3}'))],
+)
+def test_an_index_that_is_damaged_is_refused(base: ModelConfig, tmp_path: Path, text: str) -> None:
+    write_index(tmp_path, text)
+    with pytest.raises(InputError, match=r"model\.path=.* could not be loaded"):
+        base_digest(base)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("quantization", "nf4"),
+        ("standardize_weights", True),
+        ("replace_batch_norm", True),
+        ("pooling", "mean"),
+    ],
+)
+def test_what_is_made_of_the_weights_is_a_part_of_the_base(
+    base: ModelConfig, key: str, value: object
+) -> None:
+    assert base_digest(replace(base, **{key: value})) != base_digest(base)
