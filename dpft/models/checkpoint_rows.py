@@ -30,7 +30,7 @@ from dpft.models.source import (
     origin,
     source,
 )
-from dpft.released import digest_of, digests_in
+from dpft.released import ADAPTER, digest_of, digests_in
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 """Types of safetensors that are read as float32."""
@@ -186,9 +186,14 @@ def base_digest(model: ModelConfig) -> str:
     """
     try:
         with loading_errors(model):
-            paths = _paths(model)
+            paths, adapter = _paths(model), _file(model, ADAPTER)
     except NotInShards as error:
         raise InputError(f"{origin(model)} must be a checkpoint, got none: {error}.") from error
+    if adapter is not None:
+        raise InputError(
+            f"{origin(model)} holds an adapter ({ADAPTER}) beside the model, and a loader takes the"
+            " base that it names; give a model alone."
+        )
     digests: dict[str, str] = {}
     for path in paths:
         for name, each in digests_in(Path(path)):
@@ -207,17 +212,12 @@ def base_digest(model: ModelConfig) -> str:
 
 def _paths(model: ModelConfig) -> list[str]:
     """Returns the paths of a checkpoint's files, as ``from_pretrained`` finds them."""
-    where = source(model)
-    where.pop("trust_remote_code")
-    place = where.pop("pretrained_model_name_or_path")
-    single, index = (
-        cached_file(place, name, _raise_exceptions_for_missing_entries=False, **where)
-        for name in WEIGHT_FILES
-    )
+    single, index = (_file(model, name) for name in WEIGHT_FILES)
     if single is not None:
-        return [str(single)]
+        return [single]
     if index is None:
         raise NotInShards("the checkpoint has no safetensors")
+    place, where = _place(model)
     try:
         if Path(place).is_dir():
             names = set(json.loads(Path(index).read_text())["weight_map"].values())
@@ -226,6 +226,20 @@ def _paths(model: ModelConfig) -> list[str]:
     except (AttributeError, LookupError, TypeError) as error:
         raise ValueError(f"{Path(index).name} is damaged") from error
     return [str(path) for path in paths]
+
+
+def _file(model: ModelConfig, name: str) -> str | None:
+    """Returns the path of a checkpoint's file; None where it has none of that name."""
+    place, where = _place(model)
+    found = cached_file(place, name, _raise_exceptions_for_missing_entries=False, **where)
+    return None if found is None else str(found)
+
+
+def _place(model: ModelConfig) -> tuple[str, dict[str, Any]]:
+    """Returns a checkpoint's folder or repository, and how its files are looked for."""
+    where = source(model)
+    where.pop("trust_remote_code")
+    return where.pop("pretrained_model_name_or_path"), where
 
 
 def _stand_in_values(shape: tuple[int, ...]) -> Tensor:

@@ -7,7 +7,7 @@ Merging an adapter is arithmetic on the trained weights, post-processing, so eps
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -236,9 +236,13 @@ def copied(folder: Path, saved: TrainConfig) -> Write:
         InputError: The folder holds no model of the run's method.
         StateError: The base that the run's configuration names is at hand, and another one.
     """
-    # A base that is not at hand is none of the copy.
-    with nullcontext() if saved.method.saves_whole_model else suppress(InputError):
+    try:
         trained_model_of_run(folder, saved)
+    except InputError as error:
+        if saved.method.saves_whole_model:
+            raise
+        # A base that is not at hand is none of the copy, but its card names one.
+        logger.warning("whether the copied adapter's base is the run's was not seen: %s", error)
 
     def write(partial: Path, target: Path) -> None:
         shutil.copytree(folder / MODEL, partial)

@@ -79,3 +79,10 @@ def test_what_is_made_of_the_weights_is_a_part_of_the_base(
     base: ModelConfig, key: str, value: object
 ) -> None:
     assert base_digest(replace(base, **{key: value})) != base_digest(base)
+
+
+def test_an_adapter_beside_a_base_is_refused(base: ModelConfig, tmp_path: Path) -> None:
+    """Transformers would load the base that the adapter names in the place of this one."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(InputError, match="holds an adapter"):
+        base_digest(base)
