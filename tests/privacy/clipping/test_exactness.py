@@ -369,3 +369,63 @@ def test_no_graph_stands_beside_the_gradient_of_a_half(engine, monkeypatch):
     with PerExampleClipper(model, 0.5, engine=engine) as clipper, hooks:
         clipper.accumulate(losses)
     assert len(beside) > 40 and not any(beside), beside
+
+
+class MeanOfBackward(torch.autograd.Function):
+    """Gives back what it gets, and its gradient times the mean of what the batch holds."""
+
+    @staticmethod
+    def forward(context, x, beside):
+        context.save_for_backward(beside)
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        (beside,) = context.saved_tensors
+        return gradient * beside.mean(), None
+
+
+class MeetsInBackward(nn.Module):
+    """Its gradients are of others' records, or of each its own."""
+
+    def __init__(self, mixes):
+        super().__init__()
+        self.mixes, self.layer = mixes, nn.Linear(512, 4, bias=False)
+
+    def forward(self, x):
+        beside = x[:, :1] if self.mixes else torch.ones(1)
+        return MeanOfBackward.apply(self.layer(x), beside)
+
+
+LIKE_THE_PROJECTION = (1.7 * torch.arange(512)).cos().sign()
+
+
+def overflowing(model, x):
+    """Their gradients are finite; in float32 neither their norms nor their sums are."""
+    return 3e36 * model(x.abs() * LIKE_THE_PROJECTION).sum(1)
+
+
+def rooted(model, x):
+    """Of some rows the gradient is not finite, which spoils that of every row beside it."""
+    return model(x).square().sqrt().sum(1)
+
+
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
+@pytest.mark.parametrize("losses", [overflowing, rooted])
+def test_gradients_are_compared_where_float32_overflows_and_beside_such_as_are_not_finite(
+    engine, losses
+):
+    """One example turned the sign of all, and moved the sum by 19 and by 7 clipping norms."""
+    torch.manual_seed(0)
+    x = torch.randn(12, 512)
+    if losses is rooted:
+        x[[1, 2, 4, 6, 9]] = 0.0
+    with (
+        PerExampleClipper(MeetsInBackward(mixes=True), 10.0, engine=engine) as clipper,
+        pytest.raises(RunError, match="the gradient of one example's loss depends on the other"),
+    ):
+        clipper.accumulate(lambda: losses(clipper._model, x))
+    if engine != "loop" or losses is overflowing:
+        with PerExampleClipper(MeetsInBackward(mixes=False), 10.0, engine=engine) as clipper:
+            norms = clipper.accumulate(lambda: losses(clipper._model, x))
+        assert int((norms > 0).sum()) == (12 if losses is overflowing else 7)

@@ -38,6 +38,8 @@ ROUNDING_IN_HALF = 3e-2
 MOST_READINGS = 8
 GRADIENT_ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
 GRADIENT_ROUNDING_IN_HALF = 0.1
+BLOCK = 2**20
+"""Numbers of a gradient that stand in float64 at once."""
 LEAST_SHARE = 1e-2
 """A parameter's gradient is compared by its own size, but not below this share of the whole."""
 WHOLE: tuple[tuple[int, ...], ...] = (
@@ -141,6 +143,11 @@ class SubsetLosses:
             if units is None or len(own) != units[1]:
                 yield own, told.nonzero()[:, 0]
 
+    def of(self, chosen: Tensor) -> "SubsetLosses":
+        """Returns the losses of some of these rows, whose graph is to be made anew."""
+        survey = replace(self.survey, rows=self.survey.rows[chosen])
+        return replace(self, losses=self.losses.detach()[chosen], survey=survey)
+
     def agree_with(self, expected: Tensor, precision: torch.dtype) -> bool:
         """Whether these losses are those among all rows.
 
@@ -236,7 +243,12 @@ class CrossExampleCheck:
             # What is computed again in the backward pass may want the rows taken there too, or draw
             # where nothing holds it off.
             with suppress(CheckpointError):
-                self._check_gradients(among, parameters, scale, around, inside=inside)
+                if not self._check_gradients(among, parameters, scale, around, inside=inside):
+                    # One that is not finite spoils those of all rows beside it: 0 * nan is nan.
+                    fine = self._finite(among, parameters, scale, around, inside=inside)
+                    if fine.sum() > 1:
+                        rest = among.of(fine)
+                        self._check_gradients(rest, parameters, scale, around, inside=inside)
                 return
         raise NothingCompared("a checkpoint computes something else again")
 
@@ -248,7 +260,9 @@ class CrossExampleCheck:
         around: Context,
         *,
         inside: bool,
-    ) -> None:
+    ) -> bool:
+        """Returns whether all that was compared is finite; what is not is passed."""
+        all_finite = True
         parts = list(among.parts())
         each = torch.exp2(torch.arange(len(among.losses), device=among.losses.device) % 8 - 4)
         if among.survey.every_unit is not None:
@@ -286,6 +300,30 @@ class CrossExampleCheck:
                 continue
             if not _gradients_alike(prints, got, self._coarsest(among.losses)):
                 raise RunError(COUPLED_GRADIENTS)
+            all_finite = all_finite and _all_finite(prints) and _all_finite(got)
+        return all_finite
+
+    def _finite(
+        self,
+        among: SubsetLosses,
+        parameters: Mapping[str, Tensor],
+        scale: float,
+        around: Context,
+        *,
+        inside: bool,
+    ) -> Tensor:
+        """Returns which rows have finite gradients by themselves; none where they are not told."""
+        fine = torch.zeros(len(among.losses), dtype=torch.bool)
+        if among.survey.every_unit is None and among.survey.compared is None:
+            for row in range(len(fine)):
+                alone = among.of(torch.tensor([row, row]))  # one is stretched to any number
+                weights = torch.full_like(alone.losses, scale)
+                with suppress(NothingCompared):
+                    _, prints = self._fingerprint(
+                        alone, weights, parameters, around, again=True, inside=inside
+                    )
+                    fine[row] = _all_finite(prints)
+        return fine
 
     def _fingerprint(
         self,
@@ -416,19 +454,33 @@ def _fingerprints(
 def _fingerprint(gradient: Tensor) -> Tensor:
     """Returns a gradient's norm and its projection onto a fixed direction, shape (2,).
 
-    Where squares of float32 overflow though the gradient does not, the projection's size is taken
-    for the norm: a sum in float64 would need a copy of twice the gradient's memory.
+    What is not finite is not compared. Where float32 does not hold them though the gradient is
+    finite, they are taken in float64, of some rows at a time: all would take twice its memory.
     """
     dense = gradient.to_dense() if gradient.is_sparse else gradient
     dense = torch.view_as_real(dense) if dense.is_complex() else dense
-    rows = dense.reshape(-1, dense.shape[-1] if dense.dim() else 1)
+    width = dense.shape[-1] if dense.dim() else 1
+    rows = dense.reshape(dense.numel() // max(width, 1), width)
     steps = [torch.arange(n, device=rows.device, dtype=torch.float64) for n in rows.shape]
-    along = (rows @ (1.7 * steps[1]).cos().to(rows.dtype)).double() @ (1.3 * steps[0]).cos()
-    each = torch.linalg.vector_norm(
-        rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32)
-    )
-    norm = torch.linalg.vector_norm(each, dtype=along.dtype)
-    return torch.stack([torch.where(norm.isfinite(), norm, along.abs()), along])
+    down, across = (1.3 * steps[0]).cos(), (1.7 * steps[1]).cos()
+
+    def taken(part: Tensor, down: Tensor) -> Tensor:
+        dtype = torch.promote_types(part.dtype, torch.float32)
+        along = (part @ across.to(part.dtype)).double() @ down
+        each = torch.linalg.vector_norm(part, dim=1, dtype=dtype)
+        return torch.stack([torch.linalg.vector_norm(each, dtype=along.dtype), along])
+
+    found = taken(rows, down)
+    if bool(found.isfinite().all()):
+        return found
+    height = max(1, BLOCK // max(width, 1))
+    parts = zip(rows.split(height), down.split(height), strict=True)
+    norms, along = torch.stack([taken(part.double(), place) for part, place in parts]).unbind(1)
+    return torch.stack([torch.linalg.vector_norm(norms), along.sum()])
+
+
+def _all_finite(prints: Mapping[str, Tensor]) -> bool:
+    return all(bool(each.isfinite().all()) for each in prints.values())
 
 
 def _gradients_alike(
