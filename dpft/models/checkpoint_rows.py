@@ -26,6 +26,7 @@ from dpft.models.source import (
     UNQUANTIZED,
     WEIGHT_FILES,
     ModelConfig,
+    check_folder,
     loading_errors,
     origin,
     source,
@@ -182,13 +183,15 @@ def base_digest(model: ModelConfig) -> str:
 
     Raises:
         InputError: The checkpoint is not found, or a loader would put an adapter on it.
+        NotInShards: It has no safetensors under its own name: the hub converts some on the way.
         StateError: A file of it is damaged, or two files say otherwise of one tensor.
     """
-    try:
-        with loading_errors(model):
-            paths, adapter = _paths(model), _file(model, ADAPTER)
-    except NotInShards as error:
-        raise InputError(f"{origin(model)} must be a checkpoint, got none: {error}.") from error
+    if model.folder is not None:
+        check_folder(model, model.folder)
+    with loading_errors(model):
+        if _file(model, "config.json") is None:
+            raise OSError("its config.json is out of reach")
+        paths, adapter = _paths(model), _file(model, ADAPTER)
     if adapter is not None:
         raise InputError(
             f"{origin(model)} holds an adapter ({ADAPTER}) beside the model, and a loader takes the"

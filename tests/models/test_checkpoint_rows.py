@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from dpft.errors import InputError, StateError
+from dpft.models import source
 from dpft.models.checkpoint_rows import base_digest
 from dpft.models.source import ModelConfig
 
@@ -18,6 +19,7 @@ HONEST = {"a": torch.zeros(2), "b": torch.ones(3)}
 @pytest.fixture
 def base(tmp_path: Path) -> ModelConfig:
     """A base whose tensors lie in two files."""
+    (tmp_path / "config.json").write_text("{}")
     in_shards(tmp_path, {"1.safetensors": {"a": HONEST["a"]}, "2.safetensors": {"b": HONEST["b"]}})
     return ModelConfig(name="base", path=str(tmp_path))
 
@@ -86,3 +88,13 @@ def test_an_adapter_beside_a_base_is_refused(base: ModelConfig, tmp_path: Path) 
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(InputError, match="holds an adapter"):
         base_digest(base)
+
+
+def test_a_base_that_is_gone_is_not_taken_for_one_without_safetensors(
+    base: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match="must be a folder with a model"):
+        base_digest(replace(base, path=f"{base.path}/gone"))
+    monkeypatch.setattr(source, "hub_is_reachable", lambda: False)
+    with pytest.raises(InputError, match="could not be loaded"):
+        base_digest(replace(base, path=None, hub_name="of-nobody/gone"))
