@@ -429,3 +429,46 @@ def test_gradients_are_compared_where_float32_overflows_and_beside_such_as_are_n
         with PerExampleClipper(MeetsInBackward(mixes=False), 10.0, engine=engine) as clipper:
             norms = clipper.accumulate(lambda: losses(clipper._model, x))
         assert int((norms > 0).sum()) == (12 if losses is overflowing else 7)
+
+
+@pytest.mark.parametrize(
+    ("count", "units"),
+    [
+        (2, None),
+        (3, None),
+        (5, None),
+        (4, [0, 0, 1, 1]),
+        (9, [0, 1, 2] * 3),
+        (16, [0, 1, 2, 3] * 4),
+    ],
+)
+def test_gradients_are_compared_whatever_number_of_rows_a_caller_writes_down(count, units):
+    """Halves that take each other's place, other rows than before, and as many as there are units.
+
+    One example was seen to move the sum by 3 to 6 clipping norms.
+    """
+    torch.manual_seed(0)
+    x = torch.randn(count, 512)
+    given = None if units is None else torch.tensor(units)
+
+    def losses(model):
+        return model(x).sum(1).reshape(count if units is None else -1)
+
+    with PerExampleClipper(MeetsInBackward(mixes=False), 10.0) as clipper:
+        clipper.accumulate(lambda: losses(clipper._model), given)
+    with (
+        PerExampleClipper(MeetsInBackward(mixes=True), 10.0) as clipper,
+        pytest.raises(RunError, match="the gradient of one example's loss depends on the other"),
+    ):
+        clipper.accumulate(lambda: losses(clipper._model), given)
+
+
+def test_losses_of_another_number_than_the_rows_taken_are_refused_in_words():
+    units, model = torch.arange(8) % 4, nn.Sequential(nn.Linear(512, 4), nn.Dropout())
+    x = torch.randn(8, 512)
+
+    def losses():
+        return torch.zeros(4).index_add(0, units, model(x).sum(1))
+
+    with PerExampleClipper(model, 10.0) as clipper, pytest.raises(RunError):
+        clipper.accumulate(losses, units)

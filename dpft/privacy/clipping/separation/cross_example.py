@@ -125,10 +125,16 @@ class SubsetLosses:
         if survey.compared is not None:
             places = survey.compared.nonzero()[:, 0]
             others = (~survey.compared).nonzero()[:, 0]
-            if len(places) > 1 and len(others) and len(losses) == len(survey.rows):
-                rows = survey.rows.clone()
-                chosen = places.roll(1)
-                rows[others] = survey.rows[chosen[torch.arange(len(others)) % len(places)]]
+            if len(places) > 1 and not len(others) and len(losses) == len(places):
+                # Of two or three rows all were chosen, and none was exchanged.
+                for half in places.tensor_split(2):
+                    rows = survey.rows[half[torch.arange(len(places)) % len(half)]]
+                    rows[half] = survey.rows[half]
+                    yield rows, half
+            elif len(places) > 1 and len(losses) == len(survey.rows):
+                # All others become one row, which not all of them are.
+                now, rows = survey.rows[others], survey.rows.clone()
+                rows[others] = next(row for row in survey.rows[places] if bool((now != row).any()))
                 yield rows, places
             return
         owners = survey.rows if survey.units is None else survey.units
@@ -138,10 +144,7 @@ class SubsetLosses:
         for half in every.tensor_split(2):
             mine = torch.isin(owners, half)
             told = mine if len(losses) == len(owners) else torch.isin(every, half)
-            own, units = survey.rows[mine], survey.chosen_units
-            # What the caller makes for as many rows as there are units would be cut as if of units.
-            if units is None or len(own) != units[1]:
-                yield own, told.nonzero()[:, 0]
+            yield survey.rows[mine], told.nonzero()[:, 0]
 
     def of(self, chosen: Tensor) -> "SubsetLosses":
         """Returns the losses of some of these rows, whose graph is to be made anew."""
@@ -171,6 +174,8 @@ class SubsetLosses:
                 places = _places_among(self.inputs[0].detach(), survey)
         if places is not None and survey.compared is not None:
             got, places = got[survey.compared.to(got.device)], places[survey.compared]
+        if places is not None and len(got) != len(places):
+            raise CannotBeCompared("their number does not follow")
         return places is not None and _same(got, expected, places, precision)
 
 

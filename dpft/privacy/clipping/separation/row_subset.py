@@ -234,7 +234,7 @@ def choose_rows(
     if units is not None:
         labels, index = units.cpu().unique(return_inverse=True)
         order = _shuffled(torch.arange(len(labels)))
-        if losses is not None and len(labels) > 1:
+        if losses is not None and len(labels) > 2:  # one unit would meet no other
             order = order[order != _units_by_loss(index, losses)[-1]]
         fitting = int((torch.bincount(index)[order].cumsum(0) <= MOST_ROWS).sum())
         number = max(min(fitting, len(labels) - 1), min(2, len(order)))
