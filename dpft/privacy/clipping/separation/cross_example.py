@@ -137,19 +137,29 @@ class SubsetLosses:
                 rows[others] = next(row for row in survey.rows[places] if bool((now != row).any()))
                 yield rows, places
             return
-        owners = survey.rows if survey.units is None else survey.units
-        every = owners.unique()
-        if len(every) < 2:
-            return
-        for half in every.tensor_split(2):
-            mine = torch.isin(owners, half)
-            told = mine if len(losses) == len(owners) else torch.isin(every, half)
+        every = self.owners.unique()
+        for half in every.tensor_split(2) if len(every) > 1 else ():
+            mine, told = self._places_of(half)
             yield survey.rows[mine], told.nonzero()[:, 0]
 
+    @property
+    def owners(self) -> Tensor:
+        """Whose each of the rows is: its unit's, or its own."""
+        return self.survey.rows if self.survey.units is None else self.survey.units
+
+    def _places_of(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns which rows are some owners', and which losses."""
+        mine = torch.isin(self.owners, chosen)
+        as_many = len(self.losses) == len(mine)
+        return mine, mine if as_many else torch.isin(self.owners.unique(), chosen)
+
     def of(self, chosen: Tensor) -> "SubsetLosses":
-        """Returns the losses of some of these rows, whose graph is to be made anew."""
-        survey = replace(self.survey, rows=self.survey.rows[chosen])
-        return replace(self, losses=self.losses.detach()[chosen], survey=survey)
+        """Returns the losses of some owners, whose graph is to be made anew."""
+        mine, told = self._places_of(chosen)
+        rows, losses = self.survey.rows[mine], self.losses.detach()[told]
+        if len(rows) == len(losses) == 1:  # One row is stretched to any number.
+            rows, losses = rows.repeat(2), losses.repeat(2)
+        return replace(self, losses=losses, survey=replace(self.survey, rows=rows))
 
     def agree_with(self, expected: Tensor, precision: torch.dtype) -> bool:
         """Whether these losses are those among all rows.
@@ -250,9 +260,8 @@ class CrossExampleCheck:
             with suppress(CheckpointError):
                 if not self._check_gradients(among, parameters, scale, around, inside=inside):
                     # One that is not finite spoils those of all rows beside it: 0 * nan is nan.
-                    fine = self._finite(among, parameters, scale, around, inside=inside)
-                    if fine.sum() > 1:
-                        rest = among.of(fine)
+                    rest = self._finite(among, parameters, scale, around, inside=inside)
+                    if rest is not None:
                         self._check_gradients(rest, parameters, scale, around, inside=inside)
                 return
         raise NothingCompared("a checkpoint computes something else again")
@@ -316,19 +325,19 @@ class CrossExampleCheck:
         around: Context,
         *,
         inside: bool,
-    ) -> Tensor:
-        """Returns which rows have finite gradients by themselves; none where they are not told."""
-        fine = torch.zeros(len(among.losses), dtype=torch.bool)
-        if among.survey.every_unit is None and among.survey.compared is None:
-            for row in range(len(fine)):
-                alone = among.of(torch.tensor([row, row]))  # one is stretched to any number
-                weights = torch.full_like(alone.losses, scale)
-                with suppress(NothingCompared):
-                    _, prints = self._fingerprint(
-                        alone, weights, parameters, around, again=True, inside=inside
-                    )
-                    fine[row] = _all_finite(prints)
-        return fine
+    ) -> SubsetLosses | None:
+        """Returns the rows or units that have finite gradients by themselves; None for one."""
+        owners = among.owners.unique()
+        fine = torch.zeros(len(owners), dtype=torch.bool)
+        for number in range(len(owners) if among.survey.compared is None else 0):
+            alone = among.of(owners[number])
+            weights = torch.full_like(alone.losses, scale)
+            with suppress(NothingCompared):
+                _, prints = self._fingerprint(
+                    alone, weights, parameters, around, again=True, inside=inside
+                )
+                fine[number] = _all_finite(prints)
+        return among.of(owners[fine]) if fine.sum() > 1 else None
 
     def _fingerprint(
         self,
