@@ -307,7 +307,10 @@ def write_evaluations(
     last = [each for each in evaluations if each.stage == evaluations[-1].stage]
     for evaluation in last:
         part = "" if len(last) == 1 else evaluation.split
-        if not public and was_public(folder, evaluation):
+        split = (evaluation.task, evaluation.split)
+        if not public and any(
+            e.split_is_public for e in read_evaluations(folder) if (e.task, e.split) == split
+        ):
             # It may have been scored with other parts then, or alone.
             (folder / SCORES_BY_STEP).unlink(missing_ok=True)
             for name in (PREDICTIONS, SAMPLES, WRONG_IMAGES):
@@ -335,12 +338,6 @@ def write_evaluations(
 def named(file: str, part: str) -> str:
     """Returns the name of the file for a part of a split; the file itself without one."""
     return file if not part else f"_{part}.".join(file.split("."))
-
-
-def was_public(folder: Path, evaluation: Evaluation) -> bool:
-    """Returns whether metrics.json has scores of the same split as a public one."""
-    split = (evaluation.task, evaluation.split)
-    return any(e.split_is_public for e in read_evaluations(folder) if (e.task, e.split) == split)
 
 
 def scheduled_scores(
