@@ -42,7 +42,7 @@ from dpft.synthesis.columns import Category, Column, Day, Flag, Misfit, Value, c
 from dpft.tasks.templates import spelled
 
 MARK = "# A DRAFT"
-"""How a draft begins (``draft``), and no schema."""
+"""How a draft begins, and no schema."""
 KEYS = ("columns", "rules", "impossible", "label")
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,

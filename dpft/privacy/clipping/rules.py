@@ -64,8 +64,12 @@ def dense_forward(layer: nn.Linear | Conv1D, recorder: Recorder) -> Callable[[Te
     tap = Tap(recorder, record)
 
     def forward(inputs: Tensor) -> Tensor:
-        if tap.is_used:
-            return _tapped(inputs, layer, tap, transposed=transposed)
+        if tap.is_used:  # in a form that a compiler can follow
+            inputs, weight = for_product(inputs), layer.weight
+            kept = inputs.detach() if weight.requires_grad else None
+            matrix = weight.detach().to(inputs.dtype)
+            bias = None if layer.bias is None else layer.bias.detach().to(inputs.dtype)
+            return tap(F.linear(inputs, matrix.t() if transposed else matrix, bias), kept)
         return dense(inputs, layer.weight, layer.bias, record, transposed=transposed)
 
     return forward
@@ -93,17 +97,6 @@ def dense(
     """
     outputs: Tensor = _Dense.apply(for_product(inputs), weight, bias, transposed, record)
     return outputs
-
-
-def _tapped(
-    inputs: Tensor, layer: nn.Linear | Conv1D, tap: Tap, *, transposed: bool = False
-) -> Tensor:
-    """Returns what ``dense`` does, in a form that a compiler can follow."""
-    inputs, weight = for_product(inputs), layer.weight
-    kept = inputs.detach() if weight.requires_grad else None
-    matrix = weight.detach().to(inputs.dtype)
-    bias = None if layer.bias is None else layer.bias.detach().to(inputs.dtype)
-    return tap(F.linear(inputs, matrix.t() if transposed else matrix, bias), kept)
 
 
 def as_sequence(rows: Tensor) -> Tensor:
