@@ -10,7 +10,7 @@ import pickle
 import socket
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import wraps
@@ -28,9 +28,9 @@ from hydra.core.object_type import ObjectType
 from omegaconf.base import Metadata
 
 from dpft.config.load import config_directory
-from dpft.privacy.accounting import Accountants
+from dpft.privacy.accounting import Accountants, worker
 from dpft.privacy.accounting.accountants import Limits
-from dpft.privacy.accounting.mechanism import Epsilon, SampledGaussian
+from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
 from dpft.records.form import as_json
 from dpft.reports import pages
 from tests import slowness
@@ -133,15 +133,39 @@ def _refuse(host: object) -> None:
 
 
 @pytest.fixture(scope="session")
-def accountants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Accountants]:
-    """Running accountants, started once: their libraries take seconds to import."""
+def known_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+    """What accountants answered, here or in another test worker."""
     folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    with Accountants() as running:
-        running._answers = AnswersOfAllWorkers(folder)
-        running.start()
-        yield running
+    return AnswersOfAllWorkers(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder)
+
+
+@pytest.fixture(scope="session")
+def accountants(known_answers: dict[Any, Any]) -> Accountants:
+    """Accountants that answer in this process: one of their own starts slower than a tiny run."""
+    made = Accountants()
+    here = {library: AnsweringHere() for library in made._processes}
+    vars(made).update(_answers=known_answers, _processes=here)
+    return made
+
+
+class AnsweringHere:
+    """Stands in for an accountant's process: this one imports its library once, for all tests."""
+
+    def start(self) -> None:
+        """Starts nothing."""
+
+    def ask(self, question: Mapping[str, Any]) -> None:
+        """Answers at once."""
+        self._answer = worker._answer(question, Limits().memory)
+
+    def answer(self) -> dict[str, Any]:
+        """Returns the answer, as ``LimitedProcess``."""
+        if "error" in self._answer:
+            raise AccountantError(self._answer["error"])
+        return self._answer
+
+    def close(self) -> None:
+        """Ends nothing."""
 
 
 class AnswersOfAllWorkers(dict[Any, Any]):
@@ -172,7 +196,7 @@ class AnswersOfAllWorkers(dict[Any, Any]):
 
 @pytest.fixture(scope="module")
 def shared_accounting(request: pytest.FixtureRequest, accountants: Accountants) -> Iterator[None]:
-    """Lets every command share these accountants, whose start takes longer than a tiny run.
+    """Lets every command share these accountants' answers, found here without another process.
 
     A file of tests of what PRV says of a run says ``PRV_ITSELF = True``.
     """
@@ -182,7 +206,7 @@ def shared_accounting(request: pytest.FixtureRequest, accountants: Accountants) 
 
 @contextmanager
 def sharing(accountants: Accountants, *, prv_itself: bool = False) -> Iterator[None]:
-    """Lets every command inside the block share these accountants.
+    """Lets every command inside the block share these accountants' answers.
 
     For PRV, which takes half as long as a tiny run to answer, PLD's bound stands in.
     """
@@ -190,7 +214,7 @@ def sharing(accountants: Accountants, *, prv_itself: bool = False) -> Iterator[N
     def share(new: Accountants, _: Limits | None = None) -> None:
         vars(new).update(vars(accountants))
 
-    ask, begin = Accountants.evaluate, Accountants.prefetch
+    ask = Accountants.evaluate
 
     def evaluate(self: Accountants, name: str, mechanism: Any, **options: float) -> Epsilon:
         if name != "prv" or not isinstance(mechanism, SampledGaussian):
@@ -199,14 +223,10 @@ def sharing(accountants: Accountants, *, prv_itself: bool = False) -> Iterator[N
         assert bound is not None
         return Epsilon(lower=max(0.0, bound - 0.01), estimate=bound, upper=bound)
 
-    def prefetch(self: Accountants, name: str, mechanism: Any, **options: float) -> None:
-        if name != "prv":
-            begin(self, name, mechanism, **options)
-
     with pytest.MonkeyPatch.context() as patch:
         if not prv_itself:
             patch.setattr(Accountants, "evaluate", evaluate)
-            patch.setattr(Accountants, "prefetch", prefetch)
+        patch.setattr(Accountants, "prefetch", lambda *_, **__: None)
         patch.setattr(Accountants, "__init__", share)
         patch.setattr(Accountants, "__exit__", lambda *_: None)
         patch.setattr(Accountants, "abandon", lambda own: setattr(own, "_abandoned", True))

@@ -49,6 +49,7 @@ from dpft.runs.run_plan import (
     with_batch_size,
 )
 from dpft.runs.task_model import (
+    digest_of_base,
     encoding_of,
     fitted_to,
     prepare_in_shards,
@@ -167,6 +168,7 @@ def train(
     Returns:
         As ``put_released_in_place``.
     """
+    base = digest_of_base(config) if ranks.is_first else None
 
     def save_model() -> str:
         held = held_to_save(config.method, model)
@@ -175,7 +177,7 @@ def train(
             processor.save_pretrained(folder / MODEL)
             share(folder / MODEL)
             sync_tree(folder / MODEL)  # before the ledger closes, after which it is saved no more
-            return write_released(folder / MODEL)
+            return write_released(folder / MODEL, base)
 
     session = Session(
         model=model,

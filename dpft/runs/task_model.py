@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from dpft.config.schema import PlanConfig, TrainConfig
 from dpft.data.batches import Layout
 from dpft.data.encoding import Encoding
-from dpft.errors import InputError
+from dpft.errors import InputError, StateError
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.files import MODEL
 from dpft.generation.decoding import DecodeConfig
@@ -25,10 +25,17 @@ from dpft.kinds import CAUSAL, SEQ2SEQ, TEXTS, Head
 from dpft.methods.adapter_files import base_folder
 from dpft.methods.base import Method
 from dpft.models.architecture import Architecture, read_architecture
-from dpft.models.checkpoint_rows import CheckpointRows, NotInShards, RowsOfModel, checkpoint_rows
+from dpft.models.checkpoint_rows import (
+    CheckpointRows,
+    NotInShards,
+    RowsOfModel,
+    base_digest,
+    checkpoint_rows,
+)
 from dpft.models.loading import dequantize, grow_as_planned, load_with_tokens, new_names, seeded
-from dpft.models.source import loading_errors
+from dpft.models.source import ModelConfig, loading_errors, origin
 from dpft.privacy.clipping.heads import WIDE_ROWS
+from dpft.released import TENSORS, recorded_base
 from dpft.runs.modality import modality_of
 from dpft.tasks.base import Task
 from dpft.tasks.corpus import MASKS, CorpusTask
@@ -291,6 +298,7 @@ def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
 
     Raises:
         InputError: The model, or the base of what trained, cannot be found or understood.
+        StateError: The base is another than the run trained on.
     """
     saved = folder / MODEL
     if config.method.saves_whole_model:
@@ -300,6 +308,31 @@ def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
     if base is not None:
         # saved with the rows that it had been given
         model, tokens = replace(model, path=str(base), init="pretrained", tokenizer=None), ()
+    else:
+        check_base(saved, model)
     return TrainedModel(
         architecture=read_architecture(model), method=config.method, folder=saved, tokens=tokens
     )
+
+
+def digest_of_base(config: TrainConfig) -> str | None:
+    """Returns what a run's adapter is known to stand on; None where its folder holds its base."""
+    model = config.model
+    held = config.method.saves_whole_model or model.init != "pretrained" or model.is_no_address
+    return None if held else base_digest(model)
+
+
+def check_base(saved: Path, model: ModelConfig) -> None:
+    """Refuses another base than the one that an adapter was trained on.
+
+    Args:
+        saved: The adapter's folder, whose digests were held against the ledger.
+        model: The base, as the run's configuration names it now.
+    """
+    known = recorded_base(saved)
+    if known is not None and (model.init != "pretrained" or base_digest(model) != known):
+        raise StateError(
+            f"{origin(model)} must be the model that the run trained on, whose digest is in"
+            f" {saved / TENSORS}, got another; put its weights, or the run's config.yaml, back as"
+            " they were."
+        )

@@ -509,6 +509,8 @@ class AfterStep:
         self._tell_listeners(step, stops=stops)
         if is_saved:
             self.save(step)
+            # A request that came meanwhile needs no other step: this one's checkpoint is there.
+            stops = ranks.any(self.terminated())[0] and step < last_step
         if self.progress is not None:
             self.progress.advance(step)
         if stops:

@@ -117,8 +117,13 @@ def alone(model: nn.Module, batch: Records) -> tuple[Tensor, list[Tensor]]:
     return torch.stack(norms), sums
 
 
-@pytest.mark.parametrize(("name", "kind"), slow_but(CORE, EVERY))
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize(
+    ("name", "kind", "checkpointing"),
+    slow_but(
+        [("llama", "nf4", False), ("qwen2", "int8", True), ("gpt2", "nf4", False)],
+        [(*base, checkpointing) for base in EVERY for checkpointing in (False, True)],
+    ),
+)
 def test_norms_and_sums_equal_the_loop_over_single_examples(
     folders: Callable[[str], Path], name: str, kind: str, checkpointing: bool
 ) -> None:

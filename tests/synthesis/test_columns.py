@@ -4,7 +4,7 @@ import datetime
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpft.synthesis.columns import days, decimals, whole_numbers
@@ -41,6 +41,7 @@ def test_decimals_have_all_their_places(ends: list[int], places: int) -> None:
 DAYS = st.dates(datetime.date(1895, 1, 1), datetime.date(1908, 12, 31))
 
 
+@settings(max_examples=30)
 @given(DAYS, DAYS)
 def test_days_are_those_of_the_calendar(one: datetime.date, other: datetime.date) -> None:
     """1900 was no leap year, 1904 was one."""

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -53,6 +53,7 @@ def tokenizer() -> Any:
 
 
 @pytest.mark.parametrize("rows", FORMATS)
+@settings(max_examples=40)
 @given(ROWS)
 def test_a_row_is_read_back_as_it_was(rows: RowFormat, row: dict[str, Any]) -> None:
     """Texts hold any letters: quotes, braces, marks of the form, control characters, none."""
@@ -63,6 +64,7 @@ def test_a_row_is_read_back_as_it_was(rows: RowFormat, row: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("rows", FORMATS)
+@settings(max_examples=40)
 @given(ROWS, st.data())
 def test_what_is_no_row_is_read_as_none(
     rows: RowFormat, row: dict[str, Any], data: st.DataObject

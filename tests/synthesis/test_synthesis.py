@@ -1,11 +1,12 @@
 """A synthesis from the table to its pages; what spends, what is kept, and how it goes on."""
 
+import contextlib
 import csv
 import json
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,26 @@ from dpft.synthesis import command, generator, plan
 from dpft.synthesis.condition import Condition
 from dpft.synthesis.rows import RowFormat
 from dpft.synthesis.schema import schema_of
+from tests.stories.tiny import make_workspace
 from tests.synthesis.tables import CITIES, SCHEMA, visitors, write_csv
 
-QUICK = ("model=tiny", "train.steps=2", "train.expected_batch_size=8", "train.num_threads=1")
-EPS = 8.0
+QUICK = (
+    "model=tiny", "model.path=model", "train.steps=2", "train.expected_batch_size=8",
+    "train.num_threads=1",
+)  # fmt: skip
+EPS = 3.0
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _shared(shared_accounting: None, self_check_once: None) -> None:
     """Every synthesis here shares its accountants, and self-checks of one shape."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _beside_a_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The working folder has a model ``model`` of one layer."""
+    with contextlib.chdir(make_workspace(tmp_path_factory.mktemp("beside")).root):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -387,7 +399,7 @@ BAD: dict[str, tuple[Mapping[str, Any], str]] = {
     "noise in place of eps": ({"eps": None, "noise_multiplier": 1}, "needs privacy.eps"),
     "a text that counts nothing": ({"text_weight": 0}, "text_weight must be above 0"),
     "a share of everything": ({"share": 1}, "privacy.share must be in"),
-    "no room in the model": ({"room": 400}, "has room for 256; lower max_tokens"),
+    "no room in the model": ({"room": 400}, "has room for 128; lower max_tokens"),
     "invalid of another kind": ({"invalid": "drop"}, "invalid must be one of"),
     "a file that is none": ({"data": "nowhere.csv", "schema": None}, "data must be the file"),
     "a schema that is none": ({"schema": "x.yaml"}, "schema must be a file"),
@@ -420,7 +432,7 @@ def test_bad_input_is_one_sentence_before_noise_is_drawn(
     privacy = {"eps": EPS, **{k: given.pop(k) for k in ("unit", "share", "eps", "noise_multiplier")
                               if k in given}}  # fmt: skip
     privacy = {key: value for key, value in privacy.items() if value is not None}
-    words = [*QUICK[:2], f"train.expected_batch_size={given.pop('batch', 8)}"]
+    words = [*QUICK[:3], f"train.expected_batch_size={given.pop('batch', 8)}"]
     with pytest.raises(InputError) as refused:
         dpft.synthesize(
             path, words, schema=given.pop("schema", schema), privacy=privacy,

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from dpft.training.checkpoint import find_resume_point
 from dpft.training.optimizer_steps import BiasCorrectedAdam, tell_noise
 from dpft.training.optimizers import AdamBC, AdamW, make_optimizer
 from dpft.training.private_run import train_privately
-from tests.slowness import slow_but_each
+from tests.slowness import slow_but
 from tests.training.test_private_run import Killed, die, on_call
 from tests.training.toy import plan, privacy, session, spent, tiny_model
 
@@ -175,7 +176,8 @@ def two_phases():
 
 
 @pytest.mark.parametrize(
-    ("own_plan", "micro_batch_size"), slow_but_each([plan, two_phases], [1, 4])
+    ("own_plan", "micro_batch_size"),
+    slow_but([(two_phases, 4)], product([plan, two_phases], [1, 4])),
 )
 def test_a_run_tells_it_the_noise_that_each_step_really_has(
     tmp_path, monkeypatch, own_plan, micro_batch_size

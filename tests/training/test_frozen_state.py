@@ -145,7 +145,10 @@ def of_what_carriers_move(model: GPT2LMHeadModel, logits: Tensor) -> None:
 
 @pytest.mark.parametrize(
     ("method", "write"),
-    [("lora", of_data), ("rgp", of_what_carriers_move), ("two_phase", of_what_carriers_move)],
+    slow_but(
+        [("rgp", of_what_carriers_move)],
+        [("lora", of_data), ("rgp", of_what_carriers_move), ("two_phase", of_what_carriers_move)],
+    ),
 )
 def test_so_it_is_of_what_another_phase_or_the_method_moves(tmp_path, method, write):
     """What trained in a first phase is frozen in the second; carriers move what is frozen."""

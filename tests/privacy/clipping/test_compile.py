@@ -47,6 +47,7 @@ def test_a_compiled_model_gives_the_loops_sum(engine: str) -> None:
     assert_the_loops_sum(gpt2(dtype=torch.float64), records().losses, engine)
 
 
+@pytest.mark.slow
 def test_another_kind_of_call_compiles_no_shape_again() -> None:
     """One row has a plan of its own; the layers' recording forwards are the same in all plans."""
     torch.manual_seed(0)

@@ -121,6 +121,7 @@ def compiled_counts(layers: int, monkeypatch) -> tuple[Count, Count]:
     return of_private, of_ordinary
 
 
+@pytest.mark.slow
 def test_a_compiled_micro_batch_launches_few_beside_a_compiled_ordinary_one(monkeypatch):
     """The operations of both graphs as they are: a compiler of kernels joins some of each."""
     monkeypatch.setattr(squares, "CPU_BLOCK", squares.DEVICE_BLOCK)

@@ -18,6 +18,7 @@ NORM = 0.5
 OF_RECORDS = pytest.mark.xfail(
     strict=True, raises=(InputError, RunError), reason="a tensor of records is cut as one of units"
 )
+OF_RECORDS_SLOWLY = (OF_RECORDS, pytest.mark.slow)
 
 
 def log_likelihoods(model, texts: Records) -> Tensor:
@@ -96,9 +97,10 @@ def test_two_calls_with_a_loss_for_each_record(engine, expected):
 
 @pytest.mark.parametrize(
     ("compute_losses", "engine"),
-    [pytest.param(in_one_call, engine, marks=OF_RECORDS) for engine in ENGINES]
-    + [(in_one_call_by_row, "book_keeping"), (in_one_call_by_row, "loop")]
-    + slow((in_one_call_by_row, "two_pass"), (in_one_call_by_row, "instantiate")),
+    [pytest.param(in_one_call, "book_keeping", marks=OF_RECORDS)]
+    + [pytest.param(in_one_call, each, marks=OF_RECORDS_SLOWLY) for each in ENGINES[1:]]
+    + [(in_one_call_by_row, "book_keeping")]
+    + slow(*((in_one_call_by_row, each) for each in ENGINES[1:])),
 )
 def test_one_call_of_both_texts_with_records_as_units(compute_losses, engine, expected):
     got = accumulated(gpt2(), engine, compute_losses, NAMES.repeat(2))

@@ -80,7 +80,6 @@ def clipped(model, engine, arguments=None):
 EVERY = list(itertools.product(KINDS, FORMS, (False, True)))
 SOME = [("lstm", form, form != "first") for form in FORMS]
 SOME += [(kind, "packed", True) for kind in KINDS if kind != "lstm"]
-SOME += [(kind, "first", False) for kind in KINDS]
 
 
 @pytest.mark.parametrize(("kind", "form", "both_ways"), slow_but(SOME, EVERY))
