@@ -194,11 +194,7 @@ class ReferenceMap:
 
 
 def saved_maps(saved: Sequence[Mapping[str, Any]] | None) -> list[ReferenceMap]:
-    """Returns the published maps of a run.
-
-    Args:
-        saved: ``reference_maps`` of its config.yaml; None: it has none.
-    """
+    """Returns the published maps in ``reference_maps`` of a run's config.yaml, if it has any."""
     try:
         return [_from_saved(each) for each in saved or ()]
     except InputError:

@@ -159,10 +159,6 @@ class Schema:
     def check_columns(self, found: Iterable[str], *, place: str) -> None:
         """Refuses data that lack a column of the schema, or have one that it does not name.
 
-        Args:
-            found: The columns of the data.
-            place: Where they are, for messages.
-
         Raises:
             InputError: They do.
         """

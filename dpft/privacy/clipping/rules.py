@@ -312,30 +312,17 @@ def layer_norm_forward(layer: nn.LayerNorm, recorder: Recorder) -> Callable[[Ten
     tap = Tap(recorder, record)
 
     def forward(inputs: Tensor) -> Tensor:
-        if tap.is_used:
-            return _tapped_norm(for_normalization(inputs), layer, tap)
-        outputs: Tensor = _LayerNorm.apply(
-            for_normalization(inputs),
-            layer.weight,
-            layer.bias,
-            layer.normalized_shape,
-            layer.eps,
-            record,
-        )
-        return outputs
+        inputs, shape, eps = for_normalization(inputs), layer.normalized_shape, layer.eps
+        if not tap.is_used:
+            outputs: Tensor = _LayerNorm.apply(inputs, layer.weight, layer.bias, shape, eps, record)
+            return outputs
+        # what ``_LayerNorm`` does, in a form that a compiler can follow
+        weight, bias = (None if p is None else p.detach() for p in (layer.weight, layer.bias))
+        outputs, mean, rstd = torch.native_layer_norm(inputs, shape, weight, bias, eps)
+        trains = layer.weight is not None and layer.weight.requires_grad
+        return tap(outputs, ((inputs - mean) * rstd).detach() if trains else None)
 
     return forward
-
-
-def _tapped_norm(inputs: Tensor, layer: nn.LayerNorm, tap: Tap) -> Tensor:
-    """Returns what ``_LayerNorm`` does, in a form that a compiler can follow."""
-    weight, bias = (None if p is None else p.detach() for p in (layer.weight, layer.bias))
-    outputs, mean, rstd = torch.native_layer_norm(
-        inputs, layer.normalized_shape, weight, bias, layer.eps
-    )
-    trains = layer.weight is not None and layer.weight.requires_grad
-    normalized = ((inputs - mean) * rstd).detach() if trains else None
-    return tap(outputs, normalized)
 
 
 def _summed(gradients: Tensor, dimensions: tuple[int, ...]) -> Tensor:
