@@ -192,26 +192,20 @@ def evaluate_saved(config: EvaluateConfig, ranks: Ranks = ALONE) -> list[Evaluat
         return [score_file(config, config.predictions, parts)]
     with ranks.settled():
         metric_specs(config.task.metrics)
-        trained_model, encoding, scored, model = _to_score(config, ranks)
+        trained_model = trained_model_of(config)
+        written = written_tokens(config.task, config.decode)
+        encoding = trained_model.encoding(config.task, max_new_tokens=written)
+        if trained_model.has_random_head(config.task):
+            logger.warning(
+                "the checkpoint has no trained classification head: a random one is scored"
+            )
+        scored = records_to_score(config)
+        device = own_device(config.train.prepare(), ranks)
+        model = trained_model.on_device(config.task, loading_device(config.parallel, device))
     check_same_model(model, scored, ranks)
-    cut(model, config.parallel, own_device(config.train.prepare(), ranks), ranks)
+    cut(model, config.parallel, device, ranks)
     extra = trained_model.extra_positions
     return evaluate(config, model, encoding, scored, extra_positions=extra, ranks=ranks)
-
-
-def _to_score(
-    config: EvaluateConfig, ranks: Ranks
-) -> tuple[TrainedModel, Encoding, Mapping[str, Sequence[Record]], PreTrainedModel]:
-    """Returns the model to score, how it reads records, the records, and it on its device."""
-    trained_model = trained_model_of(config)
-    written = written_tokens(config.task, config.decode)
-    encoding = trained_model.encoding(config.task, max_new_tokens=written)
-    if trained_model.has_random_head(config.task):
-        logger.warning("the checkpoint has no trained classification head: a random one is scored")
-    scored = records_to_score(config)
-    device = own_device(config.train.prepare(), ranks)
-    model = trained_model.on_device(config.task, loading_device(config.parallel, device))
-    return trained_model, encoding, scored, model
 
 
 def score_file(config: EvaluateConfig, predictions: str, parts: Sequence[str]) -> Evaluation:
