@@ -25,7 +25,7 @@ from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import trained_model_of_run
 from dpft.runs.tracking import batch_progress
 from dpft.synthesis.decoding import RowConstraint, RowGrammar
-from dpft.synthesis.mauve import Embed, embedding
+from dpft.synthesis.measures import Embed, embedding
 from dpft.synthesis.plan import GIVEN_COLUMN, PublicPart
 from dpft.synthesis.rows import RowFormat
 from dpft.synthesis.schema import Row
