@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpft.config.schema import GenerateConfig
+from dpft.config.schema import GenerateConfig, TrainConfig
 from dpft.data.raw_rows import MEMORY, WRITERS, write_rows
 from dpft.data.rows import load_prompts, refuse_records
 from dpft.errors import InputError, RunError
@@ -233,10 +233,7 @@ def generate(config: GenerateConfig) -> Target:
         check_alike(config, ranks)
         with ranks.settled():
             saved, privacy = saved_run(config.run), privacy_of(folder)
-            # Of both tasks what the model says of them.
-            trained_model = trained_model_of_run(folder, saved)
-            config = replace(config, task=trained_model.fitted(config.task))
-            trained = trained_model.fitted(saved.task)
+            trained_model, config, trained = _with_model(config, saved)
             task = written_task(config, trained)
             prompts = prompts_of(config, task, trained)
 
@@ -254,6 +251,15 @@ def generate(config: GenerateConfig) -> Target:
         )
         ranks.first(_tell, task, target, written)
     return target
+
+
+def _with_model(
+    config: GenerateConfig, saved: TrainConfig
+) -> tuple[TrainedModel, GenerateConfig, Task]:
+    """Returns a run's model, and both tasks with what the model says of them."""
+    trained_model = trained_model_of_run(Path(config.run), saved)
+    asked = replace(config, task=trained_model.fitted(config.task))
+    return trained_model, asked, trained_model.fitted(saved.task)
 
 
 def privacy_of(folder: Path) -> RunPrivacy:

@@ -57,9 +57,7 @@ def dense_forward(layer: nn.Linear | Conv1D, recorder: Recorder) -> Callable[[Te
             factors = as_sequence(backprops), as_sequence(inputs)
             use = OuterProduct(*(reversed(factors) if transposed else factors))
             recorder.record(layer, "weight", use)
-        if layer.bias is not None and layer.bias.requires_grad:
-            sums = as_sequence(backprops).sum(1, dtype=sum_dtype(backprops))
-            recorder.record(layer, "bias", GradientUse(sums))
+        _record_bias(layer, backprops, recorder)
 
     tap = Tap(recorder, record)
 
@@ -102,6 +100,12 @@ def dense(
 def as_sequence(rows: Tensor) -> Tensor:
     """Returns (b, t, d) from (b, …, d): everything between batch and features is a position."""
     return rows.unsqueeze(1) if rows.dim() == 2 else rows.flatten(1, -2)
+
+
+def _record_bias(layer: nn.Linear | Conv1D, backprops: Tensor, recorder: Recorder) -> None:
+    if layer.bias is not None and layer.bias.requires_grad:
+        sums = as_sequence(backprops).sum(1, dtype=sum_dtype(backprops))
+        recorder.record(layer, "bias", GradientUse(sums))
 
 
 class _Dense(torch.autograd.Function):
