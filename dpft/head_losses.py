@@ -298,7 +298,9 @@ class _TokenLosses(torch.autograd.Function):
         elif ctx.needs_input_grad[1]:
             # Another pass over the same graph finds no total: this one is handed on.
             of_weight, ctx.total = ctx.total, None
-            if of_weight is not None and _is_one_number(backprops):
+            if of_weight is not None and (
+                len(backprops) == 1 or backprops.stride() == (0,)  # one number by its making
+            ):
                 of_weight.mul_(backprops[0])
             else:
                 of_weight = torch.zeros_like(weight)
@@ -357,11 +359,6 @@ def _add_product(total: Tensor, chunk: Chunk, factors: Tensor, dtype: torch.dtyp
         total.addmm_(left, right)
     else:
         total.add_(left @ right)
-
-
-def _is_one_number(values: Tensor) -> bool:
-    """Whether all values are one and the same by their making; they are not looked at."""
-    return len(values) == 1 or values.stride() == (0,)
 
 
 class LossHead(nn.Linear):
@@ -423,7 +420,9 @@ def fuse_head(model: nn.Module) -> LossHead | None:
     head = find()
     if isinstance(head, LossHead):
         return head
-    if type(head) is not nn.Linear or head.bias is not None or _has_hooks(head):
+    if type(head) is not nn.Linear or head.bias is not None:
+        return None
+    if head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head):
         return None
     path = next(path for path, module in model.named_modules() if module is head)
     holder, _, name = path.rpartition(".")
@@ -431,10 +430,6 @@ def fuse_head(model: nn.Module) -> LossHead | None:
     fused = LossHead(head)
     setattr(owner, name, fused)
     return fused
-
-
-def _has_hooks(head: nn.Module) -> bool:
-    return bool(head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head))
 
 
 def loss_head_of(model: nn.Module) -> LossHead | None:

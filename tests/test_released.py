@@ -8,7 +8,12 @@ import torch
 from safetensors.torch import save_file
 
 from dpft.errors import StateError
-from dpft.released import check_released, tensor_digests, write_released
+from dpft.released import (
+    check_released,
+    recorded_base,
+    tensor_digests,
+    write_released,
+)
 
 LEDGER = Path("ledger.jsonl")
 
@@ -79,8 +84,8 @@ def test_weights_of_another_format_beside_the_models_are_refused(model: Path) ->
 
 def test_an_adapter_beside_a_whole_model_is_refused(model: Path) -> None:
     """A loader would take the base that it names, under a digest of the weights that lie here."""
-    digest = write_released(model)
     (model / "adapter_config.json").write_text('{"base_model_name_or_path": "other"}')
+    digest = write_released(model)
     check_released(model, digest, ledger=LEDGER)
     (model / "config.json").write_text("{}")
     with pytest.raises(StateError, match=r"adapter_config\.json lies beside a whole model"):
@@ -122,3 +127,60 @@ def test_a_damaged_file_is_refused_by_its_name(model: Path, content: bytes | str
     path.write_bytes(path.read_bytes()[:-1] if isinstance(content, str) else content)
     with pytest.raises(StateError, match=r"model\.safetensors must be a whole safetensors file"):
         tensor_digests(model)
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """An adapter's folder, whose base lies elsewhere."""
+    (tmp_path / "adapter").mkdir()
+    save_file({"lora_A": torch.ones(2)}, tmp_path / "adapter/adapter_model.safetensors")
+    settings = {"lora_alpha": 16, "base_model_name_or_path": "base"}
+    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(settings))
+    return tmp_path / "adapter"
+
+
+def test_an_adapter_is_known_by_its_base_and_its_settings(adapter: Path) -> None:
+    digest = write_released(adapter, "b" * 64)
+    check_released(adapter, digest, ledger=LEDGER)
+    assert recorded_base(adapter) == "b" * 64
+    assert digest not in (write_released(adapter), write_released(adapter, "c" * 64))
+
+
+def test_an_adapter_with_its_base_may_move(adapter: Path) -> None:
+    (adapter / "base").mkdir()
+    digest = write_released(adapter)
+    settings = {"lora_alpha": 16, "base_model_name_or_path": "moved"}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    check_released(adapter, digest, ledger=LEDGER)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("adapter_config.json", '{"lora_alpha": 64}', "1 settings differ"),
+        ("adapter_config.json", '{"lora_alpha": 16}', "1 settings differ"),
+        ("adapter_config.json", "[]", "is damaged"),
+        ("adapter_config.json", None, "1 settings differ"),
+        ("dpft_adapter.json", "{}", "1 settings differ"),
+        ("tensors.json", None, "must hold the model that the run released"),
+        ("tensors.json", "[]", "must hold the model that the run released"),
+    ],
+)
+def test_an_adapter_that_was_edited_is_refused(
+    adapter: Path, name: str, content: str | None, words: str
+) -> None:
+    digest = write_released(adapter, "b" * 64)
+    (adapter / name).unlink(missing_ok=True)
+    if content is not None:
+        (adapter / name).write_text(content)
+    with pytest.raises(StateError, match=words):
+        check_released(adapter, digest, ledger=LEDGER)
+
+
+def test_another_base_in_the_list_is_refused(adapter: Path) -> None:
+    digest = write_released(adapter, "b" * 64)
+    record = json.loads((adapter / "tensors.json").read_text())
+    for other in ("c" * 64, None, ["b" * 64]):
+        (adapter / "tensors.json").write_text(json.dumps({**record, "base": other}))
+        with pytest.raises(StateError, match="must hold the model that the run released"):
+            check_released(adapter, digest, ledger=LEDGER)

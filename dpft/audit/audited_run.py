@@ -120,18 +120,13 @@ def untrained(run: AuditedRun, batch_size: int) -> Iterator[Scorer]:
     encoding = trained_model_of_run(run.folder, run.config).encoding(
         run.config.task, max_new_tokens=None
     )
-    model = starting_model(run.config, run)
+    kept = kept_here(run.config.model, run.folder)
+    config = run.config.__class__(**{**vars(run.config), "model": kept})
+    architecture = read_architecture(config.model)
+    config = fitted_to(config, architecture)
+    model, _ = prepare_model(config, architecture, training_head(config, architecture))
     model.to(run.device.prepare())  # type: ignore[arg-type]
     yield Scorer(model=model, encoding=encoding, batch_size=batch_size)
-
-
-def starting_model(config: TrainConfig, run: AuditedRun) -> PreTrainedModel:
-    """Returns the run's model on the CPU as its method prepared it, before the first step."""
-    here = config.__class__(**{**vars(config), "model": kept_here(config.model, run.folder)})
-    architecture = read_architecture(here.model)
-    here = fitted_to(here, architecture)
-    model, _ = prepare_model(here, architecture, training_head(here, architecture))
-    return model
 
 
 logger = logging.getLogger(__name__)
@@ -312,18 +307,6 @@ def _other_records() -> InputError:
     )
 
 
-def render_finding(finding: Finding, name: str, note: str) -> str:
-    """Returns the page of what an audit found."""
-    return render_html(
-        "audit.html.j2",
-        title=f"Audit: {name.replace('_', ' ')}",
-        note=note,
-        rows=finding.rows,
-        notes=finding.notes,
-        figures=[Markup(figure) for figure in finding.figures.values()],
-    )
-
-
 OWNERS_ALONE = "Private: for the owner of the run alone; epsilon does not cover it."
 WITHHELD = "audit={name}: what it found is private, and shown on a terminal alone."
 
@@ -354,7 +337,15 @@ def keep(finding: Finding, name: str, folder: Path) -> str:
     path = private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.json")
     write_record(path, replace(finding.record, note=OWNERS_ALONE), mode=0o600)
     page = private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.html")
-    write_text(page, render_finding(finding, name, OWNERS_ALONE), mode=0o600)
+    text = render_html(
+        "audit.html.j2",
+        title=f"Audit: {name.replace('_', ' ')}",
+        note=OWNERS_ALONE,
+        rows=finding.rows,
+        notes=finding.notes,
+        figures=[Markup(figure) for figure in finding.figures.values()],
+    )
+    write_text(page, text, mode=0o600)
     return f"A page with plots, for the owner of the data alone: {page}"
 
 

@@ -244,12 +244,6 @@ def find_contradiction_independent(
 
     Guesses about only some canaries are not bounded by it: the surest would be chosen.
 
-    Args:
-        scores: As in ``best_lower_bound``.
-        included: As there.
-        trade_off: The curve of the mechanism, or a lower bound of it.
-        confidence: How sure the answer is to be, in (0, 1).
-
     Guarantees:
         Canaries that do not mix, of a mechanism whose curve lies nowhere below ``trade_off``, are
         contradicted with a probability of at most ``1 - confidence``.

@@ -32,13 +32,7 @@ from typing import Any
 from dpft.audit.audited_run import RunRecords, Unseen, check_writes_texts, read_run_records
 from dpft.audit.base import CONTINUATION, SPANS, import_extra
 from dpft.audit.text_overlap import METHOD, PromptSets, prompt_sets, whole_text
-from dpft.data.corpora import (
-    MEAN_SPAN,
-    NOISE_DENSITY,
-    CorpusEncoding,
-    hidden_spans,
-    public_bits,
-)
+from dpft.data.corpora import MEAN_SPAN, NOISE_DENSITY, CorpusEncoding, hidden_spans, public_bits
 from dpft.data.encoding import TokenEncoding
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError

@@ -2,9 +2,9 @@
 
 Quality is measured on what a model wrote, against records that it was not trained on; leakage on
 training records, with the others as the control. What is told of the synthetic text alone, and
-against a published split, may be released with it (`Released`): a reader who has both can compute
-it. All else is private, and so is a choice made by it: to leave out a synthetic record because it
-is like a training record is no post-processing.
+against a published split, may be released with it (`released_page`): a reader who has both can
+compute it. All else is private, and so is a choice made by it: to leave out a synthetic record
+because it is like a training record is no post-processing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -101,7 +101,7 @@ def _of_ngrams(divergences: Mapping[int, float]) -> audits.NgramDivergence:
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticResult:
-    """Findings on synthetic records; private but for `Released`."""
+    """Findings on synthetic records; private but for `released_page`."""
 
     file: SyntheticFile
     limit: int
@@ -250,37 +250,18 @@ TAUGHT, COMMONEST = "synthetic records", "none: always the commonest class"
 """Data that teach a classifier whose scores may be released."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Released:
-    """The part of an audit that may be released."""
-
-    file: str
-    notes: tuple[str, ...]
-    shape: TextShape
-    quality: Quality | None
-    """Against a split that is published; else None."""
-    scores: dict[str, ClassifierScores | str]
-    """What a classifier learns of the synthetic records, tested on that split."""
-
-
 def released_page(result: SyntheticResult) -> str:
     """Returns the page that may be released."""
     quality = result.quality if result.quality is not None and result.quality.public else None
     utility = None if quality is None or isinstance(result.utility, str) else result.utility
-    content = Released(
-        file=result.file.path.name,
-        notes=result.file.notes,
-        shape=result.shape,
-        quality=quality,
-        scores={} if utility is None else {TAUGHT: utility.synthetic, COMMONEST: utility.commonest},
-    )
+    scores = {} if utility is None else {TAUGHT: utility.synthetic, COMMONEST: utility.commonest}
     return render_html(
         TEMPLATE,
         owners=None,
-        headline=list(content.notes),
+        headline=list(result.file.notes),
         tone=tone_of(result.promise),
         leakage=None,
-        **_parts(content.file, content.shape, content.quality, content.scores),
+        **_parts(result.file.path.name, result.shape, quality, scores),
     )
 
 
@@ -377,7 +358,11 @@ def audit_synthetic(
     file = read_synthetic(run, task, synthetic.expanduser(), privacy)
     with hold_run(run):
         result = _compared(run, config, task, file, limit, label, privacy)
-        _write_pages(run, result)
+        path = private_audit_path(run, PRIVATE_SYNTHETIC_AUDIT)
+        write_text(path, private_page(result), mode=0o600)
+        (run / SYNTHETIC_AUDIT).unlink(missing_ok=True)  # of an earlier audit
+        if result.file.why_private is None:
+            write_text(audit_path(run, SYNTHETIC_AUDIT), released_page(result))
     return result
 
 
@@ -436,17 +421,6 @@ def _quality(
     return Quality(
         reference=reference, public=public, shape=shape_of(real), likeness=likeness(texts, real)
     )
-
-
-def _write_pages(run: Path, result: SyntheticResult) -> None:
-    """Writes the private page, and the other one where it may be released; an old one goes."""
-    path = private_audit_path(run, PRIVATE_SYNTHETIC_AUDIT)
-    write_text(path, private_page(result), mode=0o600)
-    released = run / SYNTHETIC_AUDIT
-    released.unlink(missing_ok=True)
-    if result.file.why_private is not None:
-        return
-    write_text(audit_path(run, SYNTHETIC_AUDIT), released_page(result))
 
 
 def written_pages(run: Path, result: SyntheticResult) -> list[str]:

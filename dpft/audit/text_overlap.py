@@ -175,7 +175,10 @@ def longest_runs(
     places, stretches = np.arange(len(words)), words
     length = 0
     while len(places):
-        common = _on_both_sides(stretches, is_text[places])
+        # of each place whether its stretch stands in a text and in one of the others
+        sides = np.zeros((2, int(stretches.max()) + 1), np.bool_)
+        sides[is_text[places].astype(np.int64), stretches] = True
+        common = (sides[0] & sides[1])[stretches]
         places, stretches = places[common], stretches[common]
         length += 1
         longest[owner[places[is_text[places]]]] = length
@@ -194,14 +197,6 @@ def _flat(texts: Sequence[Sequence[str]]) -> tuple[Whole, Whole, Whole]:
     owner = np.repeat(np.arange(len(texts)), lengths)
     room = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))
     return np.array(words, np.int64), owner, room
-
-
-def _on_both_sides(stretches: Whole, is_text: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Returns for each place whether its stretch stands in a text and in one of the others."""
-    sides = np.zeros((2, int(stretches.max()) + 1), np.bool_)
-    sides[is_text.astype(np.int64), stretches] = True
-    both: NDArray[np.bool_] = sides[0] & sides[1]
-    return both[stretches]
 
 
 TAIL = 0.01

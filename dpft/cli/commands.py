@@ -325,9 +325,9 @@ def _synthesize() -> Subcommand:
     def run(config: SynthesizeConfig) -> None:
         from dpft.records.form import json_text
         from dpft.reports.terminal import show
-        from dpft.synthesis.command import synthesize
+        from dpft.synthesis.command import make_table
 
-        found = synthesize(config, _folder(config.resume))
+        found = make_table(config, _folder(config.resume))
         if found is None:
             return
         if config.output == "json":

@@ -83,13 +83,7 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
 
 
 def refuse_bare_words(name: str, overrides: Sequence[str], keys: Keys) -> None:
-    """Refuses words without a key, or with blanks around the equals sign.
-
-    Args:
-        name: The subcommand.
-        overrides: The words, in order.
-        keys: Returns the keys and groups that it takes.
-    """
+    """Refuses words without a key, or with blanks around the equals sign."""
     for place, word in enumerate(overrides):
         cut = _cut_word(overrides[place : place + 3])
         if cut is not None:

@@ -104,15 +104,6 @@ def lost_process(error: BrokenExecutor) -> RunError:
     )
 
 
-def forget_exit_codes(sweep: Path) -> None:
-    """Removes what the jobs of a sweep noted."""
-    for path in (sweep / EXIT_CODES).glob("*.json"):
-        path.unlink()
-    for folder in (sweep / EXIT_CODES, sweep / PRIVATE):
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-
-
 def _note(code: int, command: str) -> None:
     hydra = HydraConfig.get()
     sweep = Path(hydra.runtime.cwd) / hydra.sweep.dir
@@ -291,7 +282,11 @@ def remove_empty_folders(job_folders: Iterable[Path] = ()) -> None:
             if job_folder.is_relative_to(root):
                 _remove_if_empty(job_folder)
         if root.is_dir() and {entry.name for entry in root.iterdir()} <= {SWEEP_RECORD, PRIVATE}:
-            forget_exit_codes(root)
+            for path in (root / EXIT_CODES).glob("*.json"):  # what the jobs of a sweep noted
+                path.unlink()
+            for folder in (root / EXIT_CODES, root / PRIVATE):
+                if folder.is_dir() and not any(folder.iterdir()):
+                    folder.rmdir()
             (root / SWEEP_RECORD).unlink(missing_ok=True)
         for folder in (root, *root.parents):
             if folder.is_relative_to(uppermost):

@@ -143,7 +143,10 @@ class AccountConfig:
                         "batch_sizes must be above 0 and at most"
                         f" num_examples={self.num_examples}, got {batch:g}; drop it."
                     )
-        self._check_plot()
+        if self.to is not None:
+            if not self.curve and self.batch_sizes is None:
+                raise InputError("to needs curve=true or batch_sizes=[...], got neither; give one.")
+            check_plot(self.to)
         self._check_mechanism()
         check_positive(
             num_examples=self.num_examples,
@@ -169,13 +172,6 @@ class AccountConfig:
                 f"num_examples must be given with mechanism={self.mechanism.name}, got none; give"
                 " it."
             )
-
-    def _check_plot(self) -> None:
-        if self.to is None:
-            return
-        if not self.curve and self.batch_sizes is None:
-            raise InputError("to needs curve=true or batch_sizes=[...], got neither; give one.")
-        check_plot(self.to)
 
 
 _NUMBERS = (

@@ -200,15 +200,7 @@ def composed_command(
     *,
     folders: Sequence[Path],
 ) -> Command:
-    """Returns a command as ``key=value`` and ``group=option`` compose it.
-
-    Args:
-        name: The command's.
-        changes: The words.
-        root: The dataclass of its configuration.
-        polymorphic: As for ``dpft.config.load.load``.
-        folders: Where YAMLs are looked for, dpft's own first.
-    """
+    """Returns a command as ``key=value`` and ``group=option`` compose it."""
     searched = ",".join(quoted(f"file://{folder}") for folder in folders[1:])
     composed = compose(name, [*changes, f"hydra.searchpath=[{searched}]"], root)
     choices = composed.hydra.runtime.choices

@@ -40,7 +40,7 @@ from dpft.config.keys import (
 from dpft.errors import Faults, InputError
 from dpft.files import read_yaml, write_text
 
-CrossCheck = tuple[tuple[str, ...], Callable[..., None]]
+CrossCheck = tuple[tuple[str, ...], Callable[..., object]]
 """Names of fields, and the function that refuses their values, handed over in that order."""
 
 
@@ -106,7 +106,10 @@ def build(values: Mapping[str, Any], cls: type, *, key: str, schema: Schema) -> 
     fields = {key_name(entry): entry for entry in configuration_fields(cls)}
     faults, arguments = Faults(), {}
     with faults.gathering():
-        _refuse_unknown(values, fields, key, schema)
+        known = {*schema.known_keys, *(join_key(key, field) for field in fields)}
+        unknown = [join_key(key, name) for name in values if name not in fields]
+        if unknown:
+            raise InputError(*(unknown_key(name, known) for name in unknown))
     for name, entry in fields.items():
         defaults = (entry.default, entry.default_factory)
         if name not in values and any(each is not dataclasses.MISSING for each in defaults):
@@ -254,16 +257,6 @@ def _chosen_class(values: Mapping[str, Any], key: str, schema: Schema) -> type:
             " 'name: NAME'."
         )
     return schema.polymorphic[key](values)
-
-
-def _refuse_unknown(
-    values: Mapping[str, Any], fields: Mapping[str, Any], key: str, schema: Schema
-) -> None:
-    """Refuses values under a key whose names are no fields."""
-    known = {*schema.known_keys, *(join_key(key, field) for field in fields)}
-    unknown = [join_key(key, name) for name in values if name not in fields]
-    if unknown:
-        raise InputError(*(unknown_key(name, known) for name in unknown))
 
 
 Config = TypeVar("Config")

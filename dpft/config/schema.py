@@ -26,7 +26,7 @@ from dpft.reports.published import Reference, ReferenceMap
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.corpus import CHUNKS
 from dpft.tokenizers import OF_PIECES, TokenizerConfig
-from dpft.training.optimizers import OptimizerConfig, SchedulerConfig, optimizer_class
+from dpft.training.optimizers import OPTIMIZERS, OptimizerConfig, SchedulerConfig
 from dpft.training.trackers import TRACKING, NoTracking, TrackingConfig
 from dpft.training.training_config import DeviceConfig, TrainingConfig
 
@@ -36,7 +36,7 @@ POLYMORPHIC = {
     "method": by_name(METHODS.named),
     "privacy": by_name(privacy_class),
     "mechanism": by_name(MECHANISMS.named),
-    "optimizer": by_name(optimizer_class),
+    "optimizer": by_name(OPTIMIZERS.named),
     "tracking": by_name(TRACKING.named),
 }
 
@@ -445,7 +445,12 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         check_output(self.output)
         check_human_eval(self)
-        _check_shared(self)
+        for name in ("predictions", "human_eval"):
+            if self.parallel.name != "none" and getattr(self, name) is not None:
+                raise InputError(
+                    f"{name} needs parallel=none, got parallel={self.parallel.name}: one process"
+                    " does it."
+                )
         if self.run is None:
             check_complete(self.task)
         check_held_out(self.task, self.eval)
@@ -453,17 +458,6 @@ class EvaluateConfig:
             raise InputError(
                 "at most one of run and predictions may be given, got both; a run's own "
                 "predictions.jsonl is scored with predictions=RUN/predictions.jsonl."
-            )
-
-
-def _check_shared(config: EvaluateConfig) -> None:
-    if config.parallel.name == "none":
-        return
-    for name, value in (("predictions", config.predictions), ("human_eval", config.human_eval)):
-        if value is not None:
-            raise InputError(
-                f"{name} needs parallel=none, got parallel={config.parallel.name}: one process does"
-                " it."
             )
 
 

@@ -153,10 +153,6 @@ def _check_steps(mechanism: MechanismConfig) -> None:
         )
 
 
-def _check_space(tuning: SearchSpace) -> None:
-    tuning.settings()
-
-
 @dataclass(frozen=True, kw_only=True)
 class TuneCommand(TrainCommand):
     """``dpft tune``, conf/tune.yaml, which takes all that train takes."""
@@ -169,7 +165,7 @@ class TuneCommand(TrainCommand):
         (("privacy",), _check_promise),
         (("task", "eval"), _check_scores),
         (("tracking",), _check_tracking),
-        (("tuning",), _check_space),
+        (("tuning",), SearchSpace.settings),
         (("parallel", "launch"), _check_processes),
         (("mechanism",), _check_steps),
     )

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
-from dpft.data.json_weights import JsonWeights
 from dpft.data.tokenization import TokenizedExample
 from dpft.devices import moved, moved_and_known, times_written
 from dpft.head_losses import predicted_labels
@@ -39,6 +39,72 @@ from dpft.kinds import (
     TEXT,
 )
 from dpft.parallel.ranks import EVERYTHING, Share
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where in a target a token begins."""
+
+    stretch: int = 0
+    in_string: bool = False
+    escaped: bool = False
+
+    def after(self, letter: str) -> "_Place":
+        if self.in_string:
+            if self.escaped:
+                return _Place(self.stretch, True)
+            return _Place(self.stretch, letter != '"', letter == "\\")
+        return _Place(self.stretch + (letter in ",:"), letter == '"')
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonWeights:
+    r"""What each token of a target that is JSON counts in its row's loss: public, by stretches.
+
+    A comma or a colon outside of strings begins a stretch, so that a name, and each value, is one:
+
+        "age" | :42 | ,"note" | :"says \"no\""}     or, without names,     42 | ,"says \"no\""]
+
+    A token counts as the stretch of its first letter does; those of later stretches, and of the
+    end, count 1. What a row's tokens count follows from that row's tokens alone, and its loss is
+    still one number, so that clipping is what it was.
+    """
+
+    weights: tuple[float, ...]
+    tokenizer: PreTrainedTokenizerBase = field(compare=False, repr=False)
+    _steps: dict[tuple[_Place, int], tuple[int, _Place]] = field(
+        default_factory=dict, compare=False, repr=False, init=False
+    )
+
+    def of(self, labels: Sequence[int]) -> list[float]:
+        """Returns what each token of a row counts; 0 where no loss is.
+
+        Args:
+            labels: Token ids of the target, -100 before and behind it.
+        """
+        found, place = [], _Place()
+        for token in labels:
+            if token == IGNORED_LABEL:
+                found.append(0.0)
+                continue
+            stretch, place = self._step(place, token)
+            found.append(self.weights[stretch] if stretch < len(self.weights) else 1.0)
+        return found
+
+    def _step(self, place: _Place, token: int) -> tuple[int, _Place]:
+        """Returns the stretch of a token that begins at a place, and where the next one begins."""
+        known = self._steps.get((place, token))
+        if known is None:
+            if token == self.tokenizer.eos_token_id:
+                return len(self.weights), place
+            text = str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+            after = place
+            stretch = place.after(text[:1]).stretch if text else place.stretch
+            for letter in text:
+                after = after.after(letter)
+            known = self._steps[place, token] = stretch, after
+        return known
+
 
 Bits = Callable[[int], bytes]
 """Returns as many random bytes as it is asked for, once for each view."""
@@ -371,16 +437,13 @@ def synthetic_rows(
         length = max(2, longest - shortened)
         ids = torch.randint(0, vocab_size, (length,), generator=generator).tolist()
         ids = [token if token != layout.pad_token_id else (token + 1) % vocab_size for token in ids]
-        rows.append(_with_token_types(layout, _row(layout, ids, generator)))
+        row = _row(layout, ids, generator)
+        if layout.kind == CLASSIFIER and layout.takes_token_types:  # of two sentences
+            first = len(row.input_ids) // 2
+            types = [0] * first + [1] * (len(row.input_ids) - first)
+            row = replace(row, token_type_ids=types)
+        rows.append(row)
     return rows
-
-
-def _with_token_types(layout: TextLayout, row: TokenizedExample) -> TokenizedExample:
-    """Returns a row of two sentences, where the model is told them apart."""
-    if layout.kind != CLASSIFIER or not layout.takes_token_types:
-        return row
-    first = len(row.input_ids) // 2
-    return replace(row, token_type_ids=[0] * first + [1] * (len(row.input_ids) - first))
 
 
 def _row(layout: TextLayout, ids: list[int], generator: torch.Generator) -> TokenizedExample:

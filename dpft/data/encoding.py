@@ -313,14 +313,7 @@ def tokenize_together(
     max_length: int,
     special_tokens: Sequence[str] = (),
 ) -> Block:
-    """Returns the rows of ``tokenize``, in flat arrays.
-
-    Args:
-        examples: At least one.
-        tokenizer: As ``tokenize``.
-        max_length: As ``tokenize``.
-        special_tokens: As ``tokenize``.
-    """
+    """Returns the rows of ``tokenize``, in flat arrays."""
     ids, begins, lengths = _stretches(examples, tokenizer, special_tokens)
     whole, is_empty = lengths.sum(axis=1), lengths[:, TARGET] == 0
     _cut_targets(begins, lengths, max_length, _flags(examples, "cut_target_end"))

@@ -401,7 +401,9 @@ def split_tables(rows: Rows | Splits, split: str = TRAIN) -> dict[str, Rows]:
                 "rows must be a datasets.Dataset, a pandas frame or a list of dicts, got"
                 f" {type(table).__name__}; a file is given by task.data_dir=FILE."
             )
-        if not (_is_frame(table) or _is_data_set(table)):
+        datasets = sys.modules.get("datasets")
+        is_data_set = datasets is not None and isinstance(table, datasets.Dataset)
+        if not (_is_frame(table) or is_data_set):
             tables[name] = list(table)  # Every reading is to find the same rows.
     return tables
 
@@ -441,11 +443,6 @@ def _is_frame(table: object) -> bool:
     # Whoever has a frame has imported pandas; dpft itself does without.
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(table, pandas.DataFrame)
-
-
-def _is_data_set(table: object) -> bool:
-    datasets = sys.modules.get("datasets")
-    return datasets is not None and isinstance(table, datasets.Dataset)
 
 
 def _mappings(table: Any) -> Iterator[Any]:

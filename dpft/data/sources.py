@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from huggingface_hub import constants
@@ -352,7 +352,9 @@ def _hub_rows(task: Task, split: str) -> Iterator[Row]:
             split=split,
             streaming=task.streams_hub,
         )
-        rows = _as_they_lie(rows)
+        for name, feature in (rows.features or {}).items():
+            if isinstance(feature, datasets.Image):  # encoded, as it lies there
+                rows = rows.cast_column(name, datasets.Image(decode=False))
         for number, values in enumerate(rows, start=1):
             yield Row(f"{task.hub_name}, {split} split, row {number}", values)
     except (OSError, ValueError, RuntimeError) as error:
@@ -361,16 +363,6 @@ def _hub_rows(task: Task, split: str) -> Iterator[Row]:
             f" {split} could not be read ({type(error).__name__}); correct them, or"
             f" {OFFLINE_WAYS_OUT}."
         ) from error
-
-
-def _as_they_lie(rows: Any) -> Any:
-    """Returns a data set of the hub with its images encoded, as they lie there."""
-    import datasets
-
-    for name, feature in (rows.features or {}).items():
-        if isinstance(feature, datasets.Image):
-            rows = rows.cast_column(name, datasets.Image(decode=False))
-    return rows
 
 
 def _origin(task: Task, split: str) -> str:

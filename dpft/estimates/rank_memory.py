@@ -81,6 +81,12 @@ class Traffic:
         pushes = config.shards_model and config.accumulate == SHARDED
         rows = processes // shards
         turns, twins = _turns(trained, config, processes)
+        again = 0
+        if pushes:  # once for each further layer that holds a parameter
+            held = Counter(
+                p for module in model.modules() for p in module.parameters(recurse=False)
+            )
+            again = sum((n - 1) * p.numel() for p, n in held.items() if p.requires_grad)
         return cls(
             processes=processes,
             finishing=rows if pushes else processes,
@@ -93,7 +99,7 @@ class Traffic:
             root_bytes=sum(size for p, size in sent.items() if p not in in_blocks),
             pushed=sum(p.numel() for p in trained.values()) if pushes else 0,
             pushes=len(trained) if pushes else 0,
-            again=_held_again(model) if pushes else 0,
+            again=again,
         )
 
     def bytes_per_step(self, *, engine: str | None, micro_batches: int, drawn: int) -> int:
@@ -140,12 +146,6 @@ def _turns(
     stretches, owned = owned_stretches(cuts, places, shards, rows, BLOCK)
     lengths = [stretch.end - stretch.start for stretch in stretches]
     return turn_lengths(lengths, owned), -(-own // rows) if rows > 1 else 0
-
-
-def _held_again(model: nn.Module) -> int:
-    """Returns the numbers of trained parameters once for each further layer that holds them."""
-    holders = Counter(p for module in model.modules() for p in module.parameters(recurse=False))
-    return sum((count - 1) * p.numel() for p, count in holders.items() if p.requires_grad)
 
 
 def _lengths(cut: Cut, start: int, end: int, place: int) -> list[int]:

@@ -24,13 +24,10 @@ from transformers import PreTrainedModel
 from dpft.errors import InputError
 from dpft.files import write_json, write_text
 from dpft.methods.base import LARGEST_FILE
+from dpft.released import BASE
 
 if TYPE_CHECKING:
     from peft import PeftConfig
-
-
-BASE = "base"
-"""Folder of the base, in the model's."""
 
 
 def base_folder(folder: Path) -> Path | None:

@@ -100,12 +100,7 @@ class Method(ABC):
 
     @abstractmethod
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Returns the model with ``requires_grad`` set on what the method itself trains.
-
-        Args:
-            model: As in ``prepare``.
-            new: As in ``prepare``; ``prepare`` opens them where ``train_new_modules`` says so.
-        """
+        """Returns the model with ``requires_grad`` set on what the method itself trains."""
 
     def phases(
         self, steps: int, steps_of_epochs: Callable[[float], int]

@@ -105,14 +105,10 @@ class PHMLinear(nn.Module):
         projected = self.right(hidden.reshape(*hidden.shape[:-1], self.n, -1))
         mixed = [mix(projected[..., k]) for k, mix in enumerate(self.mixers)]
         outputs: Tensor = self.left(torch.stack(mixed, dim=-1)).flatten(-2)
-        return outputs + self._bias_rows(hidden).to(outputs.dtype)
-
-    def _bias_rows(self, hidden: Tensor) -> Tensor:
-        """Returns the bias of each example, shape (b, 1, …, outputs)."""
         count, between = len(hidden), [1] * (hidden.dim() - 2)
         numbers = torch.arange(self.n, device=hidden.device).expand(count, self.n)
-        rows: Tensor = self.bias(numbers)
-        return rows.reshape(count, *between, -1)
+        rows: Tensor = self.bias(numbers)  # the bias of each example, (b, 1, …, outputs) below
+        return outputs + rows.reshape(count, *between, -1).to(outputs.dtype)
 
 
 class CompactBottleneck(nn.Module):

@@ -129,16 +129,13 @@ class Lora(PeftMethod):
                 )
             found.update(matches)
         for name, layer in found.items():
-            self._check_rank(name, layer)
+            largest = min(_sides(layer))
+            if self.rank > largest:
+                raise InputError(
+                    f"method.rank must be at most {largest}, the smaller side of {name}, got"
+                    f" {self.rank}; lower it, or leave that layer out of method.targets."
+                )
         return found
-
-    def _check_rank(self, name: str, layer: "nn.Module") -> None:
-        largest = min(_sides(layer))
-        if self.rank > largest:
-            raise InputError(
-                f"method.rank must be at most {largest}, the smaller side of {name}, got"
-                f" {self.rank}; lower it, or leave that layer out of method.targets."
-            )
 
 
 def _can_change(layer: "nn.Module") -> bool:

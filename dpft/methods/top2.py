@@ -48,19 +48,16 @@ class TopBlocks(Method):
         """
         blocks = block_list(model)
         if self.blocks > len(blocks):
-            raise InputError(_too_many(self.blocks, len(blocks), model))
+            there = len(blocks)
+            layers: int = model.config.num_hidden_layers
+            shared = f" ({layers} layers share {there})" if there < layers else ""
+            raise InputError(
+                f"method.blocks must be at most the {there} block(s) of {type(model).__name__}"
+                f"{shared}, got {self.blocks}; lower it."
+            )
         opened = {p for block in blocks[-self.blocks :] for p in block.parameters()}
         opened |= final_norm_parameters(model) | head_parameters(model)
         head = output_embeddings(model)
         if self.train_head and head is not None:
             opened |= set(head.parameters())
         return train_only(model, lambda name, p: p in opened and not is_new(name, new))
-
-
-def _too_many(asked: int, there: int, model: "PreTrainedModel") -> str:
-    layers: int = model.config.num_hidden_layers
-    shared = f" ({layers} layers share {there})" if there < layers else ""
-    return (
-        f"method.blocks must be at most the {there} block(s) of {type(model).__name__}{shared},"
-        f" got {asked}; lower it."
-    )

@@ -218,23 +218,14 @@ def new_parameters(
         if isinstance(wanted, known):
             if num_labels is None:
                 return frozenset()
-            return _of_other_shape(wanted, config, head, pooling, num_labels)
+            # What has another shape with the checkpoint's own number of classes.
+            theirs = copy.deepcopy(config)
+            theirs.num_labels = num_labels
+            known = fresh_model(theirs, head, pooling)
+            shapes = {name: p.shape for name, p in known.named_parameters()}
+            return frozenset(n for n, p in wanted.named_parameters() if shapes[n] != p.shape)
         own = set(_bare_names(known(config)).values())
     return frozenset(name for name, bare in _bare_names(wanted).items() if bare not in own)
-
-
-def _of_other_shape(
-    wanted: PreTrainedModel,
-    config: PretrainedConfig,
-    head: Head,
-    pooling: str | None,
-    num_labels: int,
-) -> frozenset[str]:
-    """Returns the names of what has another shape with the checkpoint's own number of classes."""
-    theirs = copy.deepcopy(config)
-    theirs.num_labels = num_labels
-    shapes = {name: p.shape for name, p in fresh_model(theirs, head, pooling).named_parameters()}
-    return frozenset(name for name, p in wanted.named_parameters() if shapes[name] != p.shape)
 
 
 def _checkpoint_class(config: PretrainedConfig, head: Head) -> Any:
@@ -293,19 +284,6 @@ def load_own_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return made
 
 
-def fit_to_tokenizer(config: PretrainedConfig, folder: Path) -> None:
-    """Writes a tokenizer's size and its special tokens into a model's configuration."""
-    tokenizer = load_own_tokenizer(folder)
-    end = tokenizer.eos_token_id
-    pad = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    for each in {id(part): part for part in (config, config.get_text_config())}.values():
-        each.vocab_size = len(tokenizer)
-        each.pad_token_id, each.eos_token_id, each.bos_token_id = pad, end, begin
-        if getattr(each, "is_encoder_decoder", False):
-            each.decoder_start_token_id = pad
-
-
 DROPOUT = "drop"
 """In the name of each rate: dropout_rate, hidden_dropout_prob, resid_pdrop, attn_pdrop."""
 
@@ -361,7 +339,16 @@ def read_architecture(model: ModelConfig) -> Architecture:
         )
     folder = own_tokenizer_folder(model)
     if folder is not None:
-        fit_to_tokenizer(read, folder)
+        # a tokenizer of the run: its size and its special tokens take the place of the model's
+        tokenizer = load_own_tokenizer(folder)
+        end = tokenizer.eos_token_id
+        pad = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        for each in {id(part): part for part in (read, read.get_text_config())}.values():
+            each.vocab_size = len(tokenizer)
+            each.pad_token_id, each.eos_token_id, each.bos_token_id = pad, end, begin
+            if getattr(each, "is_encoder_decoder", False):
+                each.decoder_start_token_id = pad
     return Architecture(model=model, read=read)
 
 

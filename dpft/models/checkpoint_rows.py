@@ -21,7 +21,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-from dpft.models.source import WEIGHT_FILES, ModelConfig, source
+from dpft.errors import InputError
+from dpft.models.source import WEIGHT_FILES, ModelConfig, loading_errors, origin, source
+from dpft.released import digest_of, digests_in
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 """Types of safetensors that are read as float32."""
@@ -83,7 +85,11 @@ class CheckpointRows:
             stand_in = self._stand_in(name, parameter)
             if stand_in is not None:
                 found[parameter] = stand_in
-        self._read_buffers(model)
+        for module in model.modules():
+            for attribute, buffer in module._buffers.items():
+                stand_in = None if buffer is None else self._stand_in(attribute, buffer)
+                if stand_in is not None:
+                    module._buffers[attribute] = _read(stand_in.file, stand_in.key)
         empty = {
             p: nn.Parameter(torch.empty(p.shape, device="meta"), requires_grad=p.requires_grad)
             for p in found
@@ -94,13 +100,6 @@ class CheckpointRows:
                 if held is not None and held in empty:
                     module._parameters[attribute] = empty[held]
         return RowsOfModel(keys, {key: self._files[key] for key in keys.values()})
-
-    def _read_buffers(self, model: nn.Module) -> None:
-        for module in model.modules():
-            for attribute, buffer in module._buffers.items():
-                stand_in = None if buffer is None else self._stand_in(attribute, buffer)
-                if stand_in is not None:
-                    module._buffers[attribute] = _read(stand_in.file, stand_in.key)
 
     def _stand_in(self, name: str, tensor: Tensor) -> StandIn | None:
         """Returns the stand-in of a tensor; None where the tensor is real."""
@@ -159,6 +158,21 @@ def checkpoint_rows(model: ModelConfig) -> CheckpointRows:
                 if kept.get_dtype() in FLOATS and len(shape) > 1 and 0 not in shape:
                     stand_ins[key] = StandIn(key, path, _stand_in_values(shape))
     return CheckpointRows(files, stand_ins)
+
+
+def base_digest(model: ModelConfig) -> str:
+    """Returns the SHA-256 over the digests of all tensors of a checkpoint, as they lie on disk.
+
+    Raises:
+        InputError: The checkpoint is not found.
+        StateError: A file of it is damaged.
+    """
+    try:
+        with loading_errors(model):
+            paths = _paths(model)
+    except NotInShards as error:
+        raise InputError(f"{origin(model)} must be a checkpoint, got none: {error}.") from error
+    return digest_of({name: each for path in paths for name, each in digests_in(Path(path))})
 
 
 def _paths(model: ModelConfig) -> list[str]:

@@ -291,20 +291,19 @@ def _with_stand_ins(
     )
     model.name_or_path = model.config._name_or_path = name
     if model.can_generate():
-        model.generation_config = _generation_config(place)
+        # as ``from_pretrained`` takes them from a checkpoint
+        where = {key: value for key, value in place.items() if key != "trust_remote_code"}
+        path = where.pop("pretrained_model_name_or_path")
+        try:
+            found = GenerationConfig.from_pretrained(path, **where)
+        except OSError:
+            of_model: dict[str, Any] = {
+                "config_file_name": "config.json",
+                "_from_model_config": True,
+            }
+            found = GenerationConfig.from_pretrained(path, **of_model, **where)
+        model.generation_config = found
     return model, info
-
-
-def _generation_config(place: dict[str, Any]) -> GenerationConfig:
-    """Returns the settings of generation as ``from_pretrained`` takes them from a checkpoint."""
-    where = {key: value for key, value in place.items() if key != "trust_remote_code"}
-    name = where.pop("pretrained_model_name_or_path")
-    try:
-        return GenerationConfig.from_pretrained(name, **where)
-    except OSError:
-        return GenerationConfig.from_pretrained(
-            name, config_file_name="config.json", _from_model_config=True, **where
-        )
 
 
 @contextmanager

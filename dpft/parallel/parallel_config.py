@@ -180,12 +180,7 @@ def check_start(config: ParallelConfig) -> World | None:
             f" {there.size} processes; leave it out: it is for dpft plan."
         )
     check_shards(config, there.size)
-    _refuse_debugging()
-    return there
-
-
-def _refuse_debugging() -> None:
-    """Refuses logs from which a batch's size can be read, which is private."""
+    # A batch's size, which is private, can be read from such logs.
     for name, harmless in DEBUGGING.items():
         value = os.environ.get(name, "")
         if value.upper() not in harmless:
@@ -193,6 +188,7 @@ def _refuse_debugging() -> None:
                 f"{name} must not be set where processes share a run, got {value}: torch would"
                 " show how many records each step drew; unset it."
             )
+    return there
 
 
 def _number(name: str, otherwise: int | None = None) -> int:

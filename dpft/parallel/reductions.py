@@ -226,11 +226,7 @@ class Rounds:
     """
 
     def __init__(
-        self,
-        ranks: Ranks,
-        group: dist.ProcessGroup,
-        words: dist.ProcessGroup,
-        device: torch.device,
+        self, ranks: Ranks, group: dist.ProcessGroup, words: dist.ProcessGroup, device: torch.device
     ) -> None:
         """Joins the ranks of two process groups of the same ranks.
 
@@ -440,8 +436,7 @@ class PushedSums:
         """Sends each shard of a part to its owner, who adds it to its own."""
         flat, cut = part.reshape(-1), self._cuts[name]
         self._rounds.push(
-            self._numbers[name],
-            [flat[slice(*cut.stretch(shard))] for shard in range(cut.shards)],
+            self._numbers[name], [flat[slice(*cut.stretch(shard))] for shard in range(cut.shards)]
         )
 
     def flush(self) -> None:

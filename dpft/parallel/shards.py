@@ -99,16 +99,18 @@ class ShardedModel:
             group.set_modules_to_backward_prefetch([group])  # itself: no second block is gathered
             if self.grid.shard_size > 1:
                 group.set_custom_all_gather(_Gathering(group, self.rounds))
-        self._gather_root_for(own)
+        # The root's parameters are gathered before a module that may use them runs: the model as a
+        # rule; who writes with a seq2seq model runs its encoder by itself.
+        inside = {module for block in own for module in block.modules()}
+        for module in model.modules():
+            if module not in inside:
+                module.register_forward_pre_hook(self._gather_root, prepend=True)
         self.unsharded = self._unsharded()
         """What bears each parameter's name while its group is gathered, in the model's order."""
         cuts = {n: Cut(tuple(p.shape), grid.shard_size) for n, p in model.named_parameters()}
         self._cuts, self._shard = cuts, grid.place[1]
         self.sharding = sharding(
-            grid.shard_size,
-            grid.replicas,
-            accumulates_shards=accumulates_shards,
-            offload=offload,
+            grid.shard_size, grid.replicas, accumulates_shards=accumulates_shards, offload=offload
         )
         """What each rank holds, in the words of reports and journals."""
         self.twins = Ranks(grid.place[0], grid.replicas, group=grid.mesh.get_group(REPLICAS))
@@ -196,16 +198,6 @@ class ShardedModel:
             )
         for name, shard in found:
             parameters[name].grad = as_gradient(parameters[name], shard)
-
-    def _gather_root_for(self, blocks: Sequence[nn.Module]) -> None:
-        """Has the root's parameters gathered before a module that may use them runs.
-
-        That is the model as a rule; who writes with a seq2seq model runs its encoder by itself.
-        """
-        inside = {module for block in blocks for module in block.modules()}
-        for module in self.model.modules():
-            if module not in inside:
-                module.register_forward_pre_hook(self._gather_root, prepend=True)
 
     def _gather_root(self, *_: object) -> None:
         # Plainly: the clipper cuts, in a mode of its own, what reaches a model to few rows.

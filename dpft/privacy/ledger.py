@@ -314,7 +314,8 @@ def read_ledger(path: Path) -> LedgerRecord:
             allowed = list(map(plan.entry_at, plan.phase_starts()))
         expected_step = len(mechanisms) + 1
         ends = entry.closed is True
-        in_order = number == 1 or ends or _is_number(entry.step, expected_step)
+        is_next = type(entry.step) is int and entry.step == expected_step  # true equals 1
+        in_order = number == 1 or ends or is_next
         if entry.previous != head or not in_order or closed:
             raise StateError(
                 f"{place}: the ledger is broken here (expected step {expected_step} after the line"
@@ -359,11 +360,6 @@ def read_ledger(path: Path) -> LedgerRecord:
         torn_at=content.rfind(b"\n") + 1 if torn else None,
         torn_step=bool(torn) and not torn.startswith((CLOSING,) if lines else (CLOSING, FIRST)),
     )
-
-
-def _is_number(value: object, expected: int) -> bool:
-    """Whether a value is a whole number, and not what equals it, such as true."""
-    return type(value) is int and value == expected
 
 
 def _is_of_plan(

@@ -241,7 +241,11 @@ class DifferentialPrivacy(Clipping):
                 f" [PROGRAM,ARGUMENT], got {self.witness!r}; null takes none."
             )
         self._check_clipping()
-        _one_of(LEADING_ACCOUNTANTS, accountant=self.accountant)
+        if self.accountant not in LEADING_ACCOUNTANTS:
+            raise InputError(
+                f"privacy.accountant must be one of {', '.join(LEADING_ACCOUNTANTS)}, got"
+                f" {self.accountant!r}."
+            )
 
     @property
     def guarantee(self) -> "DifferentialPrivacy":
@@ -280,12 +284,6 @@ class DifferentialPrivacy(Clipping):
             f"all records with one value of {self.unit}, of which at most {self.records_per_unit} "
             "are trained on"
         )
-
-
-def _one_of(known: tuple[str, ...], **values: str) -> None:
-    for name, value in values.items():
-        if value not in known:
-            raise InputError(f"privacy.{name} must be one of {', '.join(known)}, got {value!r}.")
 
 
 def check_num_examples(num_examples: int | None) -> None:

@@ -268,8 +268,9 @@ class ClosingLine:
     previous: Digest
     """SHA-256 of the line before."""
     released: Digest | None = None
-    """SHA-256 over the digests of all released tensors, in model/tensors.json; of a synthesis's
-    histogram that of counts.json. Absent in a tokenizer's run."""
+    """SHA-256 over the digests in model/tensors.json: of all released tensors, of an adapter's
+    settings and base too; of a synthesis's histogram that of counts.json. Absent in a tokenizer's
+    run."""
 
 
 @dataclass(frozen=True, kw_only=True)

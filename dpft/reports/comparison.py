@@ -109,17 +109,6 @@ def setting_values(config: Mapping[str, Any], *, kept: Sequence[str] = ()) -> di
     return flat
 
 
-def swept_keys(settings: Sequence[Setting]) -> list[str]:
-    """Returns the keys in which settings differ, epsilon's last.
-
-    Where the name of a section differs (method, model), its other keys count only if they differ
-    under one name: every method has its own.
-    """
-    keys = dict.fromkeys(key for setting in settings for key in setting.values)
-    swept = [key for key in keys if _differs(key, settings)]
-    return sorted(swept, key=lambda key: (key == EPS, not key.endswith(".name")))
-
-
 def ordered(labels: Iterable[str]) -> list[str]:
     """Returns distinct values as they are printed, numbers by size and before words."""
     distinct = list(dict.fromkeys(labels))
@@ -138,6 +127,11 @@ def number(label: str) -> float | None:
 
 
 def _differs(key: str, settings: Sequence[Setting]) -> bool:
+    """Returns whether settings differ in a key.
+
+    Where the name of a section differs (method, model), its other keys count only if they differ
+    under one name: every method has its own.
+    """
     section, _, own = key.partition(".")
     name = f"{section}.name"
     if own == "name" or not any(name in setting.values for setting in settings):
@@ -194,9 +188,6 @@ def p_value(one: Sequence[float], other: Sequence[float]) -> float:
         # of seeds that score all but alike, whose p-value is then 0 or 1 all the same
         warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
         return float(stats.ttest_ind(one, other, equal_var=False).pvalue)
-
-
-"""One evaluation of metrics.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,13 +272,6 @@ def pivots(
 ) -> list[Pivot]:
     """Returns one metric over one key or two, a table for each combination of the others' values.
 
-    Args:
-        split: Whose scores.
-        settings: All of them.
-        metric: One of the split's.
-        keys: That of the rows, and that of the columns where there is one.
-        others: The keys that are held fixed within a table.
-
     Returns:
         None at all where a cell would hold two settings.
     """
@@ -339,12 +323,7 @@ def bases(runs: Iterable[RunRecord]) -> set[str]:
 
 
 def printed_epsilon(runs: Sequence[RunRecord], *, with_basis: bool = False) -> str:
-    """Returns the largest epsilon of the runs, rounded up.
-
-    Args:
-        runs: Of one setting.
-        with_basis: Whether to say by whom and at which delta it is, since others are otherwise.
-    """
+    """Returns the largest epsilon of the runs, rounded up."""
     private = [run.privacy for run in runs if isinstance(run.privacy, PrivateRun)]
     if len(private) < len(runs):
         norms = {run.privacy.max_grad_norm for run in runs}
@@ -527,7 +506,10 @@ def compare(
         metrics: Those of these tables and plots; None: each split's first.
     """
     settings = group_runs(records, kept=over)
-    keys = swept_keys(settings)
+    # Keys in which settings differ, epsilon's last.
+    every = dict.fromkeys(key for setting in settings for key in setting.values)
+    swept = [key for key in every if _differs(key, settings)]
+    keys = sorted(swept, key=lambda key: (key == EPS, not key.endswith(".name")))
     for key in over:
         if not any(key in setting.values for setting in settings):
             raise InputError(

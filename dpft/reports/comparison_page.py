@@ -522,7 +522,14 @@ def write_signal_to_noise(comparison: Comparison, ratios: Ratios, folder: Path) 
     Returns:
         The page, mode 0600.
     """
-    _check_measured(ratios)
+    missing = [str(folder) for folder, of_run in ratios.items() if not of_run]
+    if missing:
+        raise InputError(
+            f"signal_to_noise=true needs runs whose {DIAGNOSTICS} has the signal and the noise of"
+            f" their first {SIGNAL_STEPS} updates, got {', '.join(missing)} without; a run has none"
+            " that was not private, was trained before dpft measured it, or was handed on without"
+            " its private folder: leave it out."
+        )
     panels = [
         _panel(comparison, split, metric, ratios, name=f"signal{number}-{place}")
         for number, split in enumerate(comparison.splits)
@@ -542,17 +549,6 @@ def write_signal_to_noise(comparison: Comparison, ratios: Ratios, folder: Path) 
     path = private_path(folder, SIGNAL_TO_NOISE)
     write_text(path, page, mode=0o600)
     return path
-
-
-def _check_measured(ratios: Ratios) -> None:
-    missing = [str(folder) for folder, of_run in ratios.items() if not of_run]
-    if missing:
-        raise InputError(
-            f"signal_to_noise=true needs runs whose {DIAGNOSTICS} has the signal and the noise of"
-            f" their first {SIGNAL_STEPS} updates, got {', '.join(missing)} without; a run has none"
-            " that was not private, was trained before dpft measured it, or was handed on without"
-            " its private folder: leave it out."
-        )
 
 
 def _runs(comparison: Comparison) -> list[tuple[Setting, RunRecord]]:

@@ -261,11 +261,7 @@ def failure_notes(reports: Sequence[AccountingReport]) -> list[str]:
 
 
 def noise_table(sweeps: Mapping[str, Sequence[BatchSizeNoise]]) -> str:
-    """Returns noise and effective noise at each batch size, beside the square-root rule.
-
-    Args:
-        sweeps: What was fixed, in words, to the points, ascending.
-    """
+    """Returns noise and effective noise at each batch size, beside the square-root rule."""
     lines = []
     for fixed, points in sweeps.items():
         lines += [f"fixed {fixed}", _NOISE_HEADING]
@@ -368,12 +364,7 @@ def plot_epsilon_over_steps(reports: Sequence[AccountingReport], path: Path) -> 
 
 
 def plot_effective_noise(panels: Panels, path: Path) -> None:
-    """Draws effective noise multipliers over sample rates, the square-root rule beside them.
-
-    Args:
-        panels: What was fixed, in words, and the points, ascending; one plot each.
-        path: File to write; its suffix says what.
-    """
+    """Draws effective noise multipliers over sample rates, the square-root rule beside them."""
     figure, all_axes = _figure(len(panels))
     for axes, (fixed, points) in zip(all_axes, panels, strict=True):
         rates = [point.sample_rate for point in points]

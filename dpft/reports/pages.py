@@ -270,16 +270,7 @@ def line_plot(
     title: str = "",
     places: Places = "values",
 ) -> Markup:
-    """Returns means along an axis, a line for each series, bars of one deviation.
-
-    Args:
-        series: What a line is called, and its points in the order of the axis.
-        name: Of the figure.
-        metric: What the means are of.
-        axis: What the axis shows.
-        title: What tells the lines apart.
-        places: What the places are, as ``Places`` says.
-    """
+    """Returns means along an axis, a line for each series, bars of one deviation."""
 
     def draw(axes: "Axes") -> None:
         for number, (label, points) in enumerate(series.items()):
@@ -304,15 +295,7 @@ def scatter_plot(
     axis: str,
     title: str = "",
 ) -> Markup:
-    """Returns scores against a measured quantity, a point for each run.
-
-    Args:
-        series: What points of one color are called, and the points: quantity, then score.
-        name: Of the figure.
-        metric: What the scores are of.
-        axis: What the quantity is.
-        title: What tells the colors apart.
-    """
+    """Returns scores against a measured quantity, a point for each run."""
     lines = 0.2 * len(series)
 
     def draw(axes: "Axes") -> None:

@@ -65,13 +65,7 @@ def _line(name: str, value: str) -> str:
 def plan_table(
     record: PrivatePlan | OpenPlan, plan: PrivacyPlan | None, accounting: AccountingReport | None
 ) -> str:
-    """Returns the plan as lines of text, 80 columns wide.
-
-    Args:
-        record: What ``dpft plan output=json`` prints.
-        plan: The mechanism, or None for a non-private run.
-        accounting: Its accounting.
-    """
+    """Returns the plan as lines of text, 80 columns wide."""
     lines = [
         f"{'trainable parameters':<22}{record.trainable_parameters:,}",
         f"{'new parameters':<22}{record.new_parameters:,}",

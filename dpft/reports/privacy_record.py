@@ -145,7 +145,11 @@ def private_run(
     if not self_check:
         warnings.append(NOT_CHECKED)
     if steps_kept is not None and steps_kept != ledger.steps:
-        warnings.append(_taken_again(ledger.steps, steps_kept))
+        again = ledger.steps - steps_kept
+        warnings.append(
+            f"the run broke off, and {again} of its {ledger.steps} noisy steps were taken again"
+            f" with new noise: all are counted, and the model has taken {steps_kept}"
+        )
     if promise.participations is not None:
         # of the steps taken, of which streams that broke off have more than were planned
         promise = replace(promise, participations=accounting.mechanism.steps)
@@ -176,25 +180,10 @@ def _histogram(plan: PrivacyPlan) -> CountedBefore | None:
     )
 
 
-def _taken_again(taken: int, kept: int) -> str:
-    return (
-        f"the run broke off, and {taken - kept} of its {taken} noisy steps were taken again with"
-        f" new noise: all are counted, and the model has taken {kept}"
-    )
-
-
 def no_promise(
     *, num_examples: int, expected_batch_size: int, steps: int, clipping: ClippingPlan | None = None
 ) -> NoPromise:
-    """Returns what privacy.json and ``dpft plan`` say with ``privacy=none``; there is no epsilon.
-
-    Args:
-        num_examples: Training examples.
-        expected_batch_size: Examples of a step, drawn without replacement within an epoch; in
-            expectation, where they are clipped.
-        steps: Steps planned.
-        clipping: Of a run that clips and adds no noise; None of any other.
-    """
+    """Returns what privacy.json and ``dpft plan`` say with ``privacy=none``: no epsilon."""
     from dpft.privacy.clipping.engine import rounding_headroom
 
     nothing = NoPromise(
@@ -315,12 +304,7 @@ def _promised(entry: StartingModel) -> str:
 
 
 def with_witness(privacy: PrivateRun, handed: HandedFile | None) -> PrivateRun:
-    """Returns what a run promises with its witness among it.
-
-    Args:
-        privacy: Without it.
-        handed: What ``read_handed`` says; None: the run has no witness.
-    """
+    """Returns what a run promises with its witness among it."""
     if handed is None:
         return privacy
     lines, warnings = privacy.ledger.lines, [*privacy.warnings]

@@ -233,12 +233,7 @@ def write_report(folder: Path) -> RunRecord:
 
 
 def render(record: RunRecord, parts: Mapping[str, Any] | None = None) -> str:
-    """Returns report.md.
-
-    Args:
-        record: What the run's public files say.
-        parts: As ``_parts`` returns them, where they are there already.
-    """
+    """Returns report.md."""
     return render_markdown("report.md.j2", **(parts or _parts(record)))
 
 

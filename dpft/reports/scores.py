@@ -84,13 +84,7 @@ class ScoreTable:
 def score_parts(
     privacy: RunPrivacy, evaluations: Sequence[ScoreEntry], by_step: ScoresByStep | None
 ) -> dict[str, Any]:
-    """Returns what report.md and report.html show of scores, by the templates' names.
-
-    Args:
-        privacy: What privacy.json says.
-        evaluations: Entries of metrics.json, as far as they may be shown.
-        by_step: What scores_by_step.json says; None: there is none.
-    """
+    """Returns what report.md and report.html show of scores, by the templates' names."""
     return {
         "meaning": meaning(privacy),
         "tables": score_tables(evaluations),
@@ -292,9 +286,6 @@ def tone_of(promise: tuple[float, float] | None) -> Tone:
 
     Green says that the best guess is nearer to a coin's than to certainty (epsilon of about 1.09),
     red that it is as good as certain, or that nothing is promised.
-
-    Args:
-        promise: Epsilon and delta; None: nothing is promised.
     """
     right = None if promise is None else best_attack_accuracy(*promise)
     if right is None:
@@ -449,13 +440,7 @@ class Series:
 def series_of(
     by_step: ScoresByStep | None, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
 ) -> list[Series]:
-    """Returns a series for each task and split that is public; none where nothing was scheduled.
-
-    Args:
-        by_step: What scores_by_step.json says; None: there is none.
-        privacy: Content of privacy.json.
-        evaluations: Entries of metrics.json.
-    """
+    """Returns a series for each public task and split; none where nothing was scheduled."""
     if by_step is None:
         return []
     private = {entry.place[:2] for entry in evaluations if not entry.split_is_public}

@@ -152,9 +152,11 @@ def training_rows(config: RunConfiguration, privacy: RunPrivacy) -> list[Row]:
         " scored, not trained on"
     )
     trainable, total = privacy.trainable_parameters, privacy.total_parameters
+    is_of_labels = config.task.name == "custom" and config.task.label and not config.task.prompt
+    is_default = is_of_labels and config.method.name == "linear_probe"
     return [
         *origin_rows(config, privacy),
-        *_default_method_rows(config),
+        *([("method", DEFAULT_FOR_LABELS)] if is_default else []),
         ("trainable parameters", f"{trainable:,} of {total:,}"),
         ("new parameters among them", f"{privacy.new_parameters:,}"),
         ("steps", f"{privacy.steps}"),
@@ -182,15 +184,6 @@ def _average_rows(train: TrainSection) -> list[Row]:
     if not train.average_released:
         released, other = other, released
     return [("weights released", f"as chosen before training, {released}; beside: {other}")]
-
-
-def _default_method_rows(config: RunConfiguration) -> list[Row]:
-    """Returns why the head alone was trained, where that is the default."""
-    task = config.task
-    is_of_labels = task.name == "custom" and task.label and not task.prompt
-    if not is_of_labels or config.method.name != "linear_probe":
-        return []
-    return [("method", DEFAULT_FOR_LABELS)]
 
 
 def input_rows(config: RunConfiguration) -> list[Row]:

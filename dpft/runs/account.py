@@ -7,7 +7,7 @@ programs.
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from dpft.privacy.accounting import (
     account,
     calibrate_noise_multiplier,
 )
-from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, noise_over_batch_sizes
+from dpft.privacy.accounting.batch_sizes import noise_over_batch_sizes
 from dpft.privacy.accounting.curve import epsilon_over_steps
 from dpft.privacy.accounting.interpretation import noise_warnings
 from dpft.privacy.accounting.summary import delta_text, eps_text
@@ -117,16 +117,6 @@ class Accounting:
     """What a reader must know of delta and of the noise, a sentence each."""
     curve: tuple[AccountingReport, ...] = ()
     """The same over growing numbers of steps, ascending, where that was asked for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchSizeSweep:
-    """The noise that ``eps`` takes at growing batch sizes, at fixed steps and at fixed epochs."""
-
-    delta: float
-    sweeps: Mapping[str, Sequence[BatchSizeNoise]]
-    """By what is fixed, such as ``steps = 100``."""
-    warnings: tuple[str, ...]
 
 
 def account_for_setting(config: AccountConfig) -> Accounting:
@@ -243,31 +233,6 @@ def _needed(num_examples: int | None, because: str, instead: str) -> int:
     return num_examples
 
 
-def _sweeps(
-    config: AccountConfig, delta: float, accountants: Accountants
-) -> dict[str, list[BatchSizeNoise]]:
-    assert config.batch_sizes is not None
-    assert config.eps is not None
-    assert config.num_examples is not None
-    fixed: dict[str, dict[str, Any]] = {
-        f"steps = {config.steps}": {"steps": config.steps},
-        f"epochs = {config.epochs}": {"epochs": config.epochs},
-    }
-    return {
-        name: noise_over_batch_sizes(
-            config.batch_sizes,
-            eps=config.eps,
-            delta=delta,
-            num_examples=config.num_examples,
-            accountant=config.leader,
-            accountants=accountants,
-            **value,
-        )
-        for name, value in fixed.items()
-        if None not in value.values()
-    }
-
-
 logger = logging.getLogger(__name__)
 
 
@@ -313,29 +278,41 @@ def answer(config: AccountConfig) -> Answer:
 
 def over_batch_sizes(config: AccountConfig) -> Answer:
     """Returns the noise for ``eps`` at each of the batch sizes, drawn where ``to`` says so."""
+    assert config.batch_sizes is not None and config.eps is not None
     assert config.num_examples is not None
     delta = delta_of(config)
+    fixed: dict[str, Any] = {"steps": config.steps, "epochs": config.epochs}
     with Accountants() as accountants:
-        sweeps = _sweeps(config, delta, accountants)
+        sweeps = {
+            f"{name} = {value}": noise_over_batch_sizes(
+                config.batch_sizes,
+                eps=config.eps,
+                delta=delta,
+                num_examples=config.num_examples,
+                accountant=config.leader,
+                accountants=accountants,
+                **{name: value},
+            )
+            for name, value in fixed.items()
+            if value is not None
+        }
     warnings = delta_warnings(delta, config.num_examples, source=delta_source(config))
-    found = BatchSizeSweep(delta=delta, sweeps=sweeps, warnings=tuple(warnings))
-    assert config.eps is not None and config.num_examples is not None
-    for warning in found.warnings:
+    for warning in warnings:
         logger.warning(warning)
     if config.to is not None:
-        panels = [(f"fixed {fixed}", points) for fixed, points in found.sweeps.items()]
+        panels = [(f"fixed {name}", points) for name, points in sweeps.items()]
         plot_effective_noise(panels, Path(config.to))
         logger.info("plot: %s", config.to)
     record = batch_sizes_record(
-        found.sweeps,
-        fixed={"steps": config.steps, "epochs": config.epochs},
+        sweeps,
+        fixed=fixed,
         eps=config.eps,
-        delta=found.delta,
+        delta=delta,
         num_examples=config.num_examples,
-        warnings=found.warnings,
+        warnings=tuple(warnings),
     )
-    at = f"noise for epsilon = {config.eps:g} at delta = {delta_text(found.delta)}"
-    lines = [f"{at}, {config.num_examples} examples", "", noise_table(found.sweeps)]
+    at = f"noise for epsilon = {config.eps:g} at delta = {delta_text(delta)}"
+    lines = [f"{at}, {config.num_examples} examples", "", noise_table(sweeps)]
     notes = delta_notes(config.num_examples, source=delta_source(config))
     lines += warning_lines(notes, label="note")
     return Answer(table="\n".join(lines), record=record)

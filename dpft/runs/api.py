@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config.account import POLYMORPHIC, AccountConfig
 from dpft.config.composing import (
     Composed,
     Load,
-    Words,
     compose,
     given_overrides,
     given_text,
@@ -107,12 +106,7 @@ def checked_words(overrides: Sequence[str], rows: object) -> list[str]:
 
 
 def memory_words(rows: object, resumed: str | None = None) -> tuple[str, ...]:
-    """Returns the words that have rows in memory read; a run that goes on is bound to its source.
-
-    Args:
-        rows: Given in memory; None: there are none.
-        resumed: The run that goes on.
-    """
+    """Returns the words that have rows in memory read; a resumed run is bound to its source."""
     return () if rows is None or resumed is not None else IN_MEMORY
 
 
@@ -121,11 +115,7 @@ def run_and_words(
 ) -> list[str]:
     """Returns the words of a call whose first argument is a run or, as for train, the words.
 
-    Args:
-        run: The run, or words that may name one; None: the overrides are all there is.
-        overrides: As for ``checked_words``.
-        rows: As for ``checked_words``.
-        call: How the function is called, for messages.
+    ``call`` is how the function is called, for messages.
 
     Raises:
         InputError: As ``checked_words``, or the first argument is neither.
@@ -146,11 +136,6 @@ def as_word(value: Any) -> str:
     """Returns a number or a path as the value of a word."""
     value = as_text(value)
     return str(value) if isinstance(value, int) else quoted(os.fspath(value))
-
-
-def account_configuration(composed: DictConfig, words: Words) -> AccountConfig:
-    """Returns what was composed for ``dpft account``, which takes nothing from a run's folder."""
-    return load(composed, AccountConfig)
 
 
 @dataclass(frozen=True)
@@ -180,7 +165,9 @@ TRAIN_COMMAND = Command("train", TrainCommand, train_configuration)
 TUNE_COMMAND = Command("tune", TuneCommand, tune_configuration)
 PLAN_COMMAND = Command("plan", PlanConfig, plan_configuration)
 EVALUATE_COMMAND = Command("eval", EvaluateConfig, evaluate_configuration)
-ACCOUNT_COMMAND = Command("account", AccountConfig, account_configuration)
+ACCOUNT_COMMAND = Command(
+    "account", AccountConfig, lambda composed, _: load(composed, AccountConfig)
+)
 GENERATE_COMMAND = Command("generate", GenerateConfig, generate_configuration)
 
 
@@ -194,13 +181,7 @@ def as_text(value: Any) -> Any:
 
 
 def model_words(model: object, tokenizer: object, overrides: list[str], folder: Path) -> list[str]:
-    """Returns the words that choose a model given as an object.
-
-    Args:
-        model: The object; None: there is none, and there are no words.
-        tokenizer: Its tokenizer.
-        overrides: The caller's words.
-        folder: Of the run.
+    """Returns the words that choose a model given as an object; none where none is given.
 
     Raises:
         InputError: One comes without the other or is of another kind, or the words choose a model
@@ -221,11 +202,6 @@ def model_words(model: object, tokenizer: object, overrides: list[str], folder: 
 @contextmanager
 def kept_model(model: object, tokenizer: object, folder: Path) -> Iterator[None]:
     """Keeps a model and its tokenizer in a run's folder, unless the run in the block is refused.
-
-    Args:
-        model: The object; None: there is none, and nothing is written.
-        tokenizer: Its tokenizer.
-        folder: Of the run.
 
     Raises:
         InputError: Privacy was spent in the folder, or it cannot be written to.
@@ -366,12 +342,7 @@ def tune(
 ) -> Run:
     """Searches for the best settings within one epsilon, as ``dpft tune`` does; returns the best.
 
-    Args:
-        overrides: As for ``train``.
-        rows: As for ``train``.
-        model: As for ``train``.
-        tokenizer: As for ``train``.
-        folder: As for ``train``.
+    The arguments are those of ``train``.
 
     Raises:
         InputError: Anything does not fit; before any record was used.
@@ -536,15 +507,7 @@ def _carried_out(
     objects: Objects,
     folder: Folder | None,
 ) -> Run:
-    """Returns the run that a command makes of words and of what a command line cannot hold.
-
-    Args:
-        command: train or tune.
-        run: Does its work.
-        overrides: The caller's words.
-        objects: Rows, model and tokenizer.
-        folder: Of the run; None: a new one, or the one that the words go on with.
-    """
+    """Returns the run that train or tune makes of words and of what a command line cannot hold."""
     given = checked_words(overrides, objects.rows)
     resumed = given_text(given, "resume")
     place = command.place(given, folder, resumed)

@@ -220,7 +220,8 @@ def account_taken(
     if len(taken) != 1:
         return _compose(taken, delta, leader, accountants)
     (mechanism,) = as_mechanisms(taken, delta)
-    return _at(account(mechanism, accountant=leader, accountants=accountants), delta)
+    # Delta is that of all, what goes to thresholds included.
+    return replace(account(mechanism, accountant=leader, accountants=accountants), delta=delta)
 
 
 def _compose(
@@ -234,11 +235,7 @@ def _compose(
             epsilon=0.0, delta=delta, accountant="rdp", epsilons={}, warnings=(none,)
         )
     composition = Composition(parts=parts)
-    return _at(account_composition(composition, accountant=leader, accountants=accountants), delta)
-
-
-def _at(bound: EpsilonBound, delta: float) -> EpsilonBound:
-    """Returns the bound with the delta of all, what goes to thresholds included."""
+    bound = account_composition(composition, accountant=leader, accountants=accountants)
     return replace(bound, delta=delta)
 
 
@@ -400,16 +397,11 @@ def spent_before(tokenizer: SpentRun | None) -> SpentBefore | None:
     )
 
 
-def delta_with(delta: float, tokenizer: SpentRun) -> float:
-    """Returns the delta of both: a training's and its tokenizer's."""
-    return delta + tokenizer.plan.delta
-
-
 def cost_together(
     taken: Mapping[Noise, int], *, epsilon: float, delta: float, tokenizer: SpentRun
 ) -> WithTokenizer:
     """Returns what a run and its tokenizer cost together."""
-    at = delta_with(delta, tokenizer)
+    at = delta + tokenizer.plan.delta
     with Accountants() as accountants:
         both = account_taken(added_up(taken, tokenizer.taken), at, "pld", accountants)
         own = account_taken(tokenizer.taken, tokenizer.plan.delta, "prv", accountants)
@@ -442,7 +434,7 @@ def noise_beside(
     tokenizer: SpentRun, *, total_eps: float, delta: float, sample_rate: float, steps: int
 ) -> float:
     """Returns the least noise with which a training and its tokenizer keep within one epsilon."""
-    at = delta_with(delta, tokenizer)
+    at = delta + tokenizer.plan.delta
     others = as_mechanisms(tokenizer.taken, at)
     left = others[0].delta
 

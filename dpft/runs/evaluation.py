@@ -339,21 +339,14 @@ def named(file: str, part: str) -> str:
 
 def was_public(folder: Path, evaluation: Evaluation) -> bool:
     """Returns whether metrics.json has scores of the same split as a public one."""
-    entries = read_evaluations(folder)
     split = (evaluation.task, evaluation.split)
-    return any(entry.split_is_public for entry in entries if (entry.task, entry.split) == split)
+    return any(e.split_is_public for e in read_evaluations(folder) if (e.task, e.split) == split)
 
 
 def scheduled_scores(
     prepared: Prepared, folder: Path, ranks: Ranks = ALONE
 ) -> "ScheduledScores | None":
-    """Returns what scores a run's model between its steps; None where nothing asks for it.
-
-    Args:
-        prepared: The run.
-        folder: Of the run; the first process writes there.
-        ranks: The run's processes, each of which reads a share of the records.
-    """
+    """Returns what scores a run's model between its steps; None where nothing asks for it."""
     config, size = prepared.config, prepared.plan.size.num_examples
     every = config.eval.steps_between(size, config.train.batch_size(size))
     if every is None or not prepared.division.scored:
@@ -429,16 +422,8 @@ class ScheduledScores:
         return step < self._due.last_step and self._due.shows(step)
 
     def _score(self, step: int, epsilon: SpentEpsilon | None) -> None:
-        prepared = self._prepared
-        scores = evaluate(
-            prepared.config,
-            prepared.model,
-            prepared.encoding,
-            prepared.division.scored,
-            extra_positions=prepared.config.method.extra_positions,
-            ranks=self._ranks,
-            shown=False,  # A bar of the steps may stand there, and its lines would tell times.
-        )
+        # A bar of the steps may stand there, and lines would tell times.
+        scores = score(self._prepared, "after", self._ranks, shown=False)
         if not self._ranks.is_first:
             return
         self._points[step] = StepPoint(
@@ -478,16 +463,15 @@ def score_with(
     return [*beside, *score(prepared, "after", ranks)]
 
 
-def score(prepared: Prepared, stage: Stage, ranks: Ranks = ALONE) -> list[Evaluation]:
+def score(
+    prepared: Prepared, stage: Stage, ranks: Ranks = ALONE, *, shown: bool = True
+) -> list[Evaluation]:
     """Returns the scores of a run's model before or after training; none where nothing is scored.
 
-    Args:
-        prepared: The run.
-        stage: Of ``STAGES``.
-        ranks: The run's processes, each of which reads a share of the records.
+    Each of the processes reads a share of the records.
     """
     scored = prepared.division.scored
-    if scored:
+    if scored and shown:
         logger.info("evaluating %s", STAGES[stage])
     return evaluate(
         prepared.config,
@@ -497,4 +481,5 @@ def score(prepared: Prepared, stage: Stage, ranks: Ranks = ALONE) -> list[Evalua
         stage=stage,
         extra_positions=prepared.config.method.extra_positions,
         ranks=ranks,
+        shown=shown,
     )

@@ -24,12 +24,7 @@ from types import FrameType
 from dpft.config.keys import in_keys
 from dpft.errors import DpftError, InputError, SaidElsewhere, records_were_read
 from dpft.files import TRACEBACK, private_path, write_text
-from dpft.parallel.rank_environment import (
-    TERMINATED,
-    error_stream,
-    is_other_rank,
-    wait_for_rank_0,
-)
+from dpft.parallel.rank_environment import TERMINATED, error_stream, is_other_rank, wait_for_rank_0
 
 FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """What a user can mend, and no crash: a full disk, or a folder that may not be written to."""

@@ -189,11 +189,8 @@ def write_begun(
 ) -> None:
     """Writes down that the run in a folder begins today (UTC), and with which versions.
 
-    Args:
-        folder: The run's; it exists.
-        asked: What tells the configuration that was asked for from any other.
-        job: What tells the job of submitit that begins it from any other; None: there is none.
-        starting_models: What the model that it starts from has promised already.
+    ``asked`` tells the configuration that was asked for from any other, ``job`` the job of submitit
+    that begins it; ``starting_models`` are what the model that it starts from has promised already.
     """
     begun = BegunFile(
         date=datetime.now(UTC).date().isoformat(),
@@ -230,10 +227,9 @@ def origin(config: TrainConfig, begun: BegunFile) -> Origin:
 
 
 def checked_out_commit(root: Path) -> str | None:
-    """Returns the commit of a git checkout, ``-dirty`` behind it where files differ from it.
+    """Returns the commit of the git checkout in a folder, or None of none.
 
-    Args:
-        root: The folder that holds the package; None is returned where it is no checkout's root.
+    It has ``-dirty`` behind it where files differ from it.
     """
     if not (root / ".git").exists():
         return None

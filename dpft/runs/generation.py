@@ -17,10 +17,9 @@ from dpft.config.schema import GenerateConfig, TrainConfig
 from dpft.data.raw_rows import MEMORY, WRITERS, write_rows
 from dpft.data.rows import load_prompts, refuse_records
 from dpft.errors import InputError, RunError
-from dpft.evaluation.evaluate import OnProgress, counter
-from dpft.evaluation.outputs import ModelOutputs
+from dpft.evaluation.evaluate import counter
 from dpft.files import GENERATED, PRIVACY, hold_run
-from dpft.generation.decoding import DecodeConfig, Draws
+from dpft.generation.decoding import Draws
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.processes import own_device, started
 from dpft.parallel.rank_environment import without_logging
@@ -78,19 +77,21 @@ def write_records(
 ) -> Written:
     """Returns what the model writes after each prompt, with a bar on a terminal.
 
-    Args:
-        config: How texts are written.
-        task: Reads them.
-        trained_model: Writes them.
-        prompts: What it goes on from.
-        ranks: The processes that share the prompts; each of them has what all have written.
+    The processes share the prompts; each of them has what all have written.
     """
-    outputs = _outputs(config, task, trained_model, ranks)
+    with ranks.settled():
+        device = own_device(config.train.prepare(), ranks)
+        outputs = trained_model.outputs(
+            task,
+            loading_device(config.parallel, device),
+            batch_size=config.batch_size,
+            max_new_tokens=config.decode.max_new_tokens,
+        )
     if ranks.size > 1:
         check_same_model(outputs.model, prompts, ranks)
         outputs = replace(outputs, ranks=ranks)
     if config.parallel.shards_model:
-        cut(outputs.model, config.parallel, own_device(config.train.prepare(), ranks), ranks)
+        cut(outputs.model, config.parallel, device, ranks)
     texts, unread = [""] * len(prompts), []
     places = list(range(len(prompts)))
     with batch_progress(shown=ranks.is_first) as show:
@@ -99,7 +100,8 @@ def write_records(
         for attempt in range(1 + retries):
             draws = Draws(places=places, attempt=attempt)
             asked = [prompts[place][1] for place in places]
-            found = _texts(outputs, asked, config.decode, draws, show)
+            doing = counter(f"attempt {attempt + 1}" if attempt else "records", len(asked), show)
+            found = outputs.texts(asked, config.decode, doing, draws)
             for place, text in zip(places, found, strict=True):
                 texts[place] = text
             places = [at for at in places if task.record(prompts[at][0], texts[at]) is None]
@@ -108,30 +110,6 @@ def write_records(
                 break
     records = [task.record(row, text) for (row, _), text in zip(prompts, texts, strict=True)]
     return Written(texts=tuple(texts), records=tuple(records), unread=tuple(unread))
-
-
-def _outputs(
-    config: GenerateConfig, task: TextTask, trained_model: TrainedModel, ranks: Ranks
-) -> ModelOutputs:
-    with ranks.settled():
-        device = own_device(config.train.prepare(), ranks)
-        return trained_model.outputs(
-            task,
-            loading_device(config.parallel, device),
-            batch_size=config.batch_size,
-            max_new_tokens=config.decode.max_new_tokens,
-        )
-
-
-def _texts(
-    outputs: ModelOutputs,
-    prompts: Sequence[Example],
-    decode: DecodeConfig,
-    draws: Draws,
-    show: OnProgress,
-) -> list[str]:
-    what = f"attempt {draws.attempt + 1}" if draws.attempt else "records"
-    return outputs.texts(prompts, decode, counter(what, len(prompts), show), draws)
 
 
 class Target(NamedTuple):
@@ -243,12 +221,6 @@ def generate(config: GenerateConfig) -> Target:
 
     A crash's text is kept in the run's private/.
 
-    Args:
-        config: Which run, whose texts are of what task, and how they are written.
-
-    Returns:
-        The files.
-
     Raises:
         InputError: Anything does not fit, or another process writes to the run's folder.
         RunError: No text is a row.
@@ -277,7 +249,7 @@ def generate(config: GenerateConfig) -> Target:
         ranks.first(
             write, config, target, privacy=privacy, task=task, written=written, prompts=prompts
         )
-        ranks.first(_say, task, target, written)
+        ranks.first(_tell, task, target, written)
     return target
 
 
@@ -331,12 +303,9 @@ def written_task(config: GenerateConfig, trained: Task) -> TextTask:
                 f"task.{key} must be what the run was trained with, {was}, got {given}; drop it,"
                 " or train anew with it."
             )
-    return task if config.num is None else _whole(task)
-
-
-def _whole(task: TextTask) -> TextTask:
-    whole = task.from_nothing
-    if whole is None:
+    if config.num is None:
+        return task
+    if task.from_nothing is None:
         custom = isinstance(task, CustomTexts)
         learned = ", or train with task.learn_prompt=true, for the model to write these, too"
         raise InputError(
@@ -344,7 +313,7 @@ def _whole(task: TextTask) -> TextTask:
             f" goes on from {task.given_form}; give prompts=FILE with such rows"
             f"{learned if custom else ''}."
         )
-    return whole
+    return task.from_nothing
 
 
 def prompts_of(config: GenerateConfig, task: TextTask, trained: Task) -> list[Prompt]:
@@ -370,24 +339,21 @@ def prompts_of(config: GenerateConfig, task: TextTask, trained: Task) -> list[Pr
     return list(load_prompts(task, file))
 
 
-def _say(task: TextTask, target: Target, written: Written) -> None:
+def _tell(task: TextTask, target: Target, written: Written) -> None:
+    """Logs how many texts are rows, at once and in the end, and where they and the others are."""
+    total, first, last = len(written.texts), written.unread[0], written.unread[-1]
     if task.written_columns:
-        logger.info("%s", _parsed(task, target, written))
+        columns = ", ".join(task.written_columns)
+        said = f"texts: {total - first} of {total} read as {columns} at once"
+        retries = len(written.unread) - 1
+        if retries:
+            said += f", {total - last} after {retries} {'retry' if retries == 1 else 'retries'}"
+        said += f"; the other {last} are in {target.unparsed}" if last else ""
+        logger.info("%s", said)
     if not written.rows:
         raise RunError(
-            f"none of the {len(written.texts)} texts is a row by the task's template; they are in"
+            f"none of the {total} texts is a row by the task's template; they are in"
             f" {target.unparsed}. Train longer or with less noise, or give texts more room by"
             " decode.max_new_tokens."
         )
     logger.info("records: %s, what they cost: %s", target.records, target.statement)
-
-
-def _parsed(task: TextTask, target: Target, written: Written) -> str:
-    """Returns how many texts are rows, at once and in the end, and where the others are."""
-    total, first, last = len(written.texts), written.unread[0], written.unread[-1]
-    columns = ", ".join(task.written_columns)
-    said = f"texts: {total - first} of {total} read as {columns} at once"
-    retries = len(written.unread) - 1
-    if retries:
-        said += f", {total - last} after {retries} {'retry' if retries == 1 else 'retries'}"
-    return said + (f"; the other {last} are in {target.unparsed}" if last else "")

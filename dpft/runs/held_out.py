@@ -192,17 +192,21 @@ class Division:
 def divide(config: TrainConfig, data: TrainingData, key: bytes | None = None) -> Division:
     """Returns the training records without those held out, and those to score.
 
-    Args:
-        config: The run's configuration.
-        data: Every record of the training split, in its order.
-        key: Of a run that goes on; None: a fresh one is drawn.
+    The data are every record of the training split, in its order; the key is of a run that goes on,
+    None: a fresh one is drawn.
 
     Raises:
         InputError: Records are to be held out and there are others to score, or one side is empty;
             or the evaluation split cannot be read.
     """
     if config.eval.held_out is None:
-        return Division(kept=range(len(data.examples)), scored=_own_split(config))
+        scored = {}
+        if is_unscored(config):
+            logger.warning("not evaluated: %s", NOT_EVALUATED)
+        elif config.eval.enabled:
+            parts = config.task.parts(config.eval.split)
+            scored = {part: load_examples(config.task, part) for part in parts}
+        return Division(kept=range(len(data.examples)), scored=scored)
     if has_split(config.task, config.eval.split):
         raise InputError(
             f"the data hold a {config.eval.split} split to score, so nothing can be held out; drop"
@@ -222,7 +226,8 @@ def records_to_score(config: EvaluateConfig) -> dict[str, list[Record]]:
             or are no longer the same.
     """
     if config.eval.held_out is None:
-        return {part: load_examples(config.task, part) for part in _parts(config)}
+        parts = config.task.parts(config.eval.split)
+        return {part: load_examples(config.task, part) for part in parts}
     if config.run is None:
         raise InputError(
             "eval.held_out needs run=RUN, the run that held the records out; other records are"
@@ -246,23 +251,10 @@ def records_to_score(config: EvaluateConfig) -> dict[str, list[Record]]:
     return {HELD_OUT: list(data.only(held).examples)}
 
 
-def _own_split(config: TrainConfig) -> dict[str, list[Record]]:
-    if not config.eval.enabled:
-        return {}
-    if is_unscored(config):
-        logger.warning("not evaluated: %s", NOT_EVALUATED)
-        return {}
-    return {part: load_examples(config.task, part) for part in _parts(config)}
-
-
 def is_unscored(config: TrainConfig) -> bool:
     """Returns whether a run has training records alone, and nobody asked to score others."""
     asked = config.eval.split != config.task.eval_split or config.eval.held_out is not None
     return config.eval.enabled and not asked and has_training_split_alone(config.task)
-
-
-def _parts(config: TrainConfig | EvaluateConfig) -> tuple[str, ...]:
-    return config.task.parts(config.eval.split)
 
 
 def _sides(data: TrainingData, fraction: float, key: bytes) -> tuple[Sequence[int], Sequence[int]]:

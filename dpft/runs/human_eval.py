@@ -54,11 +54,8 @@ def rated_runs(config: EvaluateConfig) -> list[str]:
 def write_sheet(runs: Sequence[EvaluateConfig]) -> None:
     """Writes the sheet and its key for the first run's folder, and prints where they are.
 
-    They go to its private/ unless the split is public for every run.
-
-    Args:
-        runs: The configuration of each run, all of one task, at least one; the first says how texts
-            are written.
+    They go to its private/ unless the split is public for every run. The runs are of one task; the
+    first says how texts are written.
     """
     first = runs[0]
     systems = [*(str(config.run) for config in runs), REFERENCE]
@@ -74,7 +71,12 @@ def write_sheet(runs: Sequence[EvaluateConfig]) -> None:
             _responses(config, trained_model, chosen, decode)
             for config, trained_model, chosen in zip(runs, trained_models, groups, strict=True)
         ]
-        items = _items(groups[0], systems, [*answers, [_reference(group) for group in groups[0]]])
+        # Of the references the first that is not blank.
+        answers.append([next(filter(str.strip, each.references), "") for each in groups[0]])
+        items = [
+            Item(context=group.input, responses=dict(zip(systems, texts, strict=True)))
+            for group, texts in zip(groups[0], zip(*answers, strict=True), strict=True)
+        ]
         rows = sheet_rows(items, seed=first.human_eval_seed)
         key = sheet_key(
             rows,
@@ -174,21 +176,6 @@ def _responses(
     )
     logger.info("responses of %s", config.run)
     return outputs.texts([group.examples[0] for group in groups], decode, lambda _: None)
-
-
-def _items(
-    groups: Sequence[Group], systems: Sequence[str], answers: Sequence[Sequence[str]]
-) -> list[Item]:
-    """Returns each input with what every system, in the order of ``systems``, answers to it."""
-    return [
-        Item(context=group.input, responses=dict(zip(systems, texts, strict=True)))
-        for group, texts in zip(groups, zip(*answers, strict=True), strict=True)
-    ]
-
-
-def _reference(group: Group) -> str:
-    """Returns the first reference that is not blank."""
-    return next((text for text in group.references if text.strip()), "")
 
 
 def _show(config: EvaluateConfig, place: Path, *, items: int, rows: int) -> None:

@@ -125,12 +125,8 @@ def _ranked(
 ) -> list[LabelWords]:
     """Returns the choices of a word for each label, the best first.
 
-    Args:
-        log_probabilities: Of each token at the mask of each record, shape (n, v).
-        labels: Of the records, shape (n,).
-        names: Of the labels, in the order of their numbers.
-        tokenizer: The model's.
-        after_blank: Whether a blank stands before the mask.
+    Log probabilities are of each token at the mask of each record, shape (n, v); labels are the
+    records', shape (n,), by number, and ``names`` their names. A blank may stand before the mask.
     """
     each = int(MOST_CHOICES ** (1 / len(names)) + 1e-9)
     candidates = []

@@ -7,7 +7,7 @@ Merging an adapter is arithmetic on the trained weights, post-processing, so eps
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from dpft.models.loading import quiet_transformers
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.form import as_json
 from dpft.records.promises import PrivateRun, guarantee, is_promised
-from dpft.released import write_released
+from dpft.released import recorded_base, write_released
 from dpft.reports.report import write_card
 from dpft.reports.run_record import RunRecord, data_name, model_title, read_run, with_own_scores
 from dpft.runs.saved_run import saved_run
@@ -184,7 +184,7 @@ def export(config: ExportConfig) -> None:
         write = merged(folder, saved) if config.merge and not whole else copied(folder, saved)
         with whole_or_absent(target) as partial:
             write(partial, target)
-            write_released(partial)
+            write_released(partial, None if config.merge else recorded_base(folder / MODEL))
             if (folder / PRIVACY).exists():
                 shutil.copy(folder / PRIVACY, partial / PRIVACY)
                 write_card(read_run(folder), partial)
@@ -230,7 +230,15 @@ Write = Callable[[Path, Path], None]
 
 
 def copied(folder: Path, saved: TrainConfig) -> Write:
-    """Returns what writes the model as the run saved it."""
+    """Returns what writes the model as the run saved it.
+
+    Raises:
+        InputError: The folder holds no model of the run's method.
+        StateError: The base that the run's configuration names is at hand, and another one.
+    """
+    # A base that is not at hand is none of the copy.
+    with nullcontext() if saved.method.saves_whole_model else suppress(InputError):
+        trained_model_of_run(folder, saved)
 
     def write(partial: Path, target: Path) -> None:
         shutil.copytree(folder / MODEL, partial)

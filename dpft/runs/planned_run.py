@@ -90,11 +90,7 @@ def plan_compute(
 ) -> PlannedCompute:
     """Returns how the budget of ``compute`` is best divided; drawn where ``to`` says so.
 
-    Args:
-        config: Of the plan; it has a budget of compute, and of privacy.
-        plan: The run's own, for its public numbers; its steps and batch are not read.
-        tokens_per_example: How long an example is taken to be.
-        parameters: Of the whole model.
+    Of the run's own plan steps and batch are not read; ``parameters`` are those of the whole model.
     """
     guarantee = config.privacy.guarantee
     assert config.compute is not None and guarantee is not None and guarantee.eps is not None
@@ -165,16 +161,8 @@ def measure_step(
     One of the longest records comes first, for the memory that it takes; what a clipper proves on
     its first micro-batches is in neither.
 
-    Args:
-        model: Prepared for training, on its device.
-        max_length: Tokens of the longest record.
-        typical_length: Tokens of the records that are timed.
-        micro_batch_size: As in training.
-        expected_batch_size: As in training; a step is this many records in micro-batches.
-        steps: Steps planned.
-        options: What training clips with; None measures ordinary gradients.
-        layout: How rows lie in a batch.
-        precision: As in training.
+    The model is prepared for training and on its device; lengths are in tokens; ``options`` are
+    what training clips with, None for ordinary gradients.
     """
     size = min(micro_batch_size, expected_batch_size)
     device = next(model.parameters()).device

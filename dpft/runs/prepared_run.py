@@ -49,6 +49,7 @@ from dpft.runs.run_plan import (
     with_batch_size,
 )
 from dpft.runs.task_model import (
+    digest_of_base,
     encoding_of,
     fitted_to,
     prepare_in_shards,
@@ -159,26 +160,15 @@ def train(
 ) -> WeightAverage | None:
     """Takes every step that is left and saves the model; one that ended is only read back.
 
-    Args:
-        config: Of the run.
-        plan: Of the run.
-        folder: Of the run.
-        model: Prepared, its clipper proved.
-        processor: What is saved beside it.
-        training_set: This process's share of the records.
-        resume_point: Where the run goes on from; None: it begins, or this is not the first process.
-        listeners: Who hears of the steps; nobody but on the first process.
-        handover: To the witness; None but on the first process.
-        state_at_start: As ``digests_at_start``; None but on the first process.
-        curve: Of epsilon, while it is computed; None but on the first process.
-        foretold: How long it will take, in words.
-        evaluation: Scores the model between steps.
-        ranks: The run's processes.
-        shards: ``model``, where each of them has but a shard of it.
+    The model is prepared and its clipper proved; ``processor`` is saved beside it. Only the first
+    process has a resume point (None: the run begins), listeners, a handover to the witness, digests
+    of the state at the start and the curve of epsilon. ``foretold`` is how long it will take, in
+    words; ``shards`` is the model, where each process has but a shard of it.
 
     Returns:
         As ``put_released_in_place``.
     """
+    base = digest_of_base(config) if ranks.is_first else None
 
     def save_model() -> str:
         held = held_to_save(config.method, model)
@@ -187,7 +177,7 @@ def train(
             processor.save_pretrained(folder / MODEL)
             share(folder / MODEL)
             sync_tree(folder / MODEL)  # before the ledger closes, after which it is saved no more
-            return write_released(folder / MODEL)
+            return write_released(folder / MODEL, base)
 
     session = Session(
         model=model,
@@ -298,14 +288,9 @@ def prepare(
     planner: Planner = plan_run,
     ranks: Ranks = ALONE,
 ) -> Prepared:
-    """Returns the parts of a run, nothing of it written yet.
+    """Returns the parts of a run, nothing of it written yet; this process's share of each batch.
 
-    Args:
-        config: Of the run.
-        secrets: Of the run that goes on; None: fresh ones are drawn.
-        resume_point: Where that run broke off.
-        planner: Makes the plan of a run that begins.
-        ranks: The run's processes, of which this one takes its share of each batch.
+    ``secrets`` are of a run that goes on from ``resume_point``; without, fresh ones are drawn.
     """
     if config.eval.enabled:
         metric_specs(config.task.metrics)
@@ -324,7 +309,14 @@ def prepare(
     division = divide(config, data, None if secrets is None else secrets.held_out_key)
     config = with_batch_size(config, lambda: data.num_units)
     config = with_micro_batch_size(config, architecture, head, device)
-    check_compiled_shape(config, lambda: data.num_units)
+    if config.train.compile and config.privacy.clips is not None:
+        size = public_size(config, lambda: data.num_units).num_examples
+        check_first_step_compiles(
+            expected_batch_size=config.train.batch_size(size),
+            micro_batch_size=config.train.most_rows,
+            longest=config.task.longest,
+            tokens=config.train.micro_batch_tokens,
+        )
     doing(PLANNING)
     if resume_point is None:
         plan = planner(config, lambda: data.num_units)
@@ -375,19 +367,6 @@ def prepare(
             config, data, division, training_set, canaries=sum(each.copies for each in canaries)
         ),
         rows=rows,
-    )
-
-
-def check_compiled_shape(config: TrainConfig, count_units: Callable[[], int]) -> None:
-    """Refuses to compile a clipped run whose first step may have nothing to compile."""
-    if not config.train.compile or config.privacy.clips is None:
-        return
-    size = public_size(config, count_units).num_examples
-    check_first_step_compiles(
-        expected_batch_size=config.train.batch_size(size),
-        micro_batch_size=config.train.most_rows,
-        longest=config.task.longest,
-        tokens=config.train.micro_batch_tokens,
     )
 
 

@@ -179,18 +179,16 @@ def begin(
     with_curve: bool = True,
     ranks: Ranks = ALONE,
 ) -> None:
-    """Runs from the first step to the report.
+    """Runs from the first step to the report, in a folder that is made if need be.
 
-    Args:
-        config: Of the run.
-        folder: Of the run; made if need be.
-        planner: Makes its plan, of which nothing is left to choose afterwards.
-        witness: Of its ledger.
-        write_request: Writes how it was asked for.
-        with_curve: Whether to compute its epsilon over the steps.
-        ranks: The run's processes.
+    ``planner`` makes the plan, of which nothing is left to choose afterwards.
     """
-    ranks.first(_refuse_folder, folder)
+
+    def refuse_folder() -> None:
+        refuse_used_folder(folder)
+        check_writable(folder)
+
+    ranks.first(refuse_folder)
     secrets = share_secrets(fresh_secrets(config), ranks)
     with ranks.settled():
         prepared = prepare(config, secrets, None, planner, ranks)
@@ -209,11 +207,6 @@ def begin(
 
         handover, state = ranks.first(open_folder) or (None, None)
         finish(prepared, folder, None, handover, state=state, with_curve=with_curve, ranks=ranks)
-
-
-def _refuse_folder(folder: Path) -> None:
-    refuse_used_folder(folder)
-    check_writable(folder)
 
 
 def go_on(
@@ -405,14 +398,7 @@ def sharded(prepared: Prepared, ranks: Ranks) -> Prepared:
 def write_beginning(
     prepared: Prepared, folder: Path, write_request: WriteRequest | None, *, asked: str
 ) -> None:
-    """Writes into a run's folder what it begins with.
-
-    Args:
-        prepared: The run.
-        folder: Its own, which this process holds.
-        write_request: Writes how the run was asked for.
-        asked: What tells the configuration that was asked for from any other.
-    """
+    """Writes into a run's folder, which this process holds, what it begins with."""
     start_anew(folder)
     starting = starting_models(prepared.config.model)
     write_begun(folder, asked=asked, job=submitted_job(), starting_models=starting)
@@ -432,8 +418,7 @@ def write_beginning(
 def starting_models(model: ModelConfig) -> list[StartingModel]:
     """Returns what each private training promised that a model has behind it, the last one first.
 
-    Args:
-        model: ``model.path`` is a run's model, or an exported one; another has none.
+    A run's model (``model.path``), or an exported one, has some; another has none.
     """
     record = _record_beside(model)
     if record is None:

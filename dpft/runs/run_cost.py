@@ -59,9 +59,7 @@ MATRIX = 2
 def record_positions(model: nn.Module, layout: Layout) -> Mapping[str, float] | None:
     """Returns how often a record uses each layer, by the layer's name; None for texts.
 
-    Args:
-        model: After ``Method.prepare``, on ``meta``; it is left on fake tensors.
-        layout: How rows lie in a batch.
+    The model, after ``Method.prepare``, is on ``meta`` and is left on fake tensors.
     """
     if layout.has_lengths:
         return None
@@ -198,13 +196,8 @@ def foretell(
 ) -> float:
     """Returns the seconds that the steps of a run will take, and logs them.
 
-    Args:
-        config: Of the run, as prepared.
-        plan: Of the run.
-        architecture: Of its model.
-        rows: Its records, encoded: on a terminal, which its owner looks at, their mean length is
-            what records are taken to have.
-        taken: Steps of earlier sessions.
+    ``taken`` are steps of earlier sessions; the mean length of the encoded records (``rows``) is
+    what records are taken to have on a terminal, which their owner looks at.
     """
     doing(PROBING)
     handlers = [*logging.getLogger().handlers, *logging.getLogger("dpft").handlers]
@@ -272,20 +265,15 @@ def check_sharding(config: TrainConfig) -> None:
     if not config.parallel.shards_model:
         return
     check_works_on_shards(config.optimizer)
-    if config.audit.white_box:
+    needs_all = {
+        "audit.white_box": config.audit.white_box,
+        "train.adaptive_loss_scale": config.train.adaptive_loss_scale,
+        "train.compile": config.train.compile,
+    }
+    for key in (key for key, is_on in needs_all.items() if is_on):
         raise InputError(
-            "audit.white_box=true needs the whole model in each process, got parallel=fsdp; set"
-            " audit.white_box=false, or parallel=ddp."
-        )
-    if config.train.adaptive_loss_scale:
-        raise InputError(
-            "train.adaptive_loss_scale=true needs the whole model in each process, got"
-            " parallel=fsdp; set train.adaptive_loss_scale=false, or parallel=ddp."
-        )
-    if config.train.compile:
-        raise InputError(
-            "train.compile=true needs the whole model in each process, got parallel=fsdp; set"
-            " train.compile=false, or parallel=ddp."
+            f"{key}=true needs the whole model in each process, got parallel=fsdp; set {key}=false,"
+            " or parallel=ddp."
         )
 
 
@@ -298,12 +286,8 @@ def cut(
 ) -> ShardedModel | None:
     """Cuts a model in place, the same on every rank; None where it is to stay whole.
 
-    Args:
-        model: On the CPU or the device, and where ``read`` is given on the meta device.
-        config: Whether, and into how many shards.
-        device: What this rank computes on.
-        ranks: The processes; from now on they may run the model inside ``settled``.
-        read: Reads the shards of what is on the meta device.
+    What of the model is on the meta device ``read`` reads, in shards. From now on the processes may
+    run the model inside ``settled``.
     """
     if not config.shards_model:
         return None

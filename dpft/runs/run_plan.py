@@ -106,13 +106,7 @@ def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSiz
 def size_of_data(
     task: Task, privacy: PrivacyConfig | HistogramPrivacy, count_rows: Callable[[], int]
 ) -> PublicSize:
-    """Returns the public number of a task's records, or units, as ``public_size`` without canaries.
-
-    Args:
-        task: It may have a published number.
-        privacy: The user's number, which leads, and the unit.
-        count_rows: As for ``public_size``.
-    """
+    """Returns the public number of a task's records, or units: ``public_size`` without canaries."""
     noun = f"values of {privacy.unit}" if privacy.has_units else "examples"
     if privacy.num_examples is not None:
         given = privacy.num_examples
@@ -131,11 +125,6 @@ def plan_run(
     calibrate: Calibrate = calibrate_noise_multiplier,
 ) -> RunPlan:
     """Returns the plan of a run, its noise calibrated.
-
-    Args:
-        config: Of the run.
-        count_rows: As for ``public_size``.
-        calibrate: As for ``make_plan``.
 
     Raises:
         InputError: The budget cannot be met or the batch is larger than the data.
@@ -207,12 +196,7 @@ def noise_beside_independent(config: TrainConfig, plan: RunPlan) -> float | None
 
 
 def with_noise(config: TrainConfig, noise_multiplier: float | None) -> TrainConfig:
-    """Returns the configuration with noise that is known already, so that none is calibrated.
-
-    Args:
-        config: Of a run.
-        noise_multiplier: What it was calibrated to; None: of a run without privacy.
-    """
+    """Returns the configuration with noise known already; None: it is of a run without privacy."""
     guarantee = config.privacy.guarantee
     if guarantee is None or noise_multiplier is None:
         return config
@@ -465,8 +449,12 @@ def target_of(config: TrainConfig) -> Target | None:
         return None
     if not config.mechanism.is_settled:
         return None
+
+    def not_counted() -> int:
+        raise NotCounted
+
     try:
-        found = public_size(config, _not_counted)
+        found = public_size(config, not_counted)
         config, size = with_own_defaults(config, found), found.num_examples
         batch = config.train.batch_size(size)
         phases = method_phases(config, config.train.planned_steps(size), size)
@@ -488,21 +476,14 @@ def target_of(config: TrainConfig) -> Target | None:
     )
 
 
-def _not_counted() -> int:
-    raise NotCounted
-
-
 @contextmanager
 def curve_beside(
     config: TrainConfig, plan: RunPlan, *, wanted: bool = True
 ) -> Iterator[CurveInBackground | None]:
     """Gives the curve of a private run, which is computed while the block runs.
 
-    Args:
-        config: Of the run.
-        plan: Of the run.
-        wanted: False for a trial of a search, whose own steps are not what was spent. Nor are those
-            of a synthesis, whose histogram comes first.
+    A trial of a search has none (``wanted``), whose own steps are not what was spent, nor has a
+    synthesis, whose histogram comes first.
     """
     if plan.privacy is None or plan.privacy.counts is not None or not wanted:
         yield None

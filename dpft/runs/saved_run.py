@@ -448,9 +448,7 @@ def read_ended_ledger(folder: Path) -> LedgerRecord | None:
 def check_beside(folder: Path, ledger: LedgerRecord | None) -> None:
     """Refuses a run's folder whose privacy.json or config.yaml contradicts the ledger there.
 
-    Args:
-        folder: The run's.
-        ledger: What its ledger says, held against ``private/``; None: there is none.
+    The ledger is as ``read_run_ledger`` holds it against ``private/``; None: there is none.
     """
     known = _stated(folder)
     if ledger is None:
@@ -464,11 +462,9 @@ def check_beside(folder: Path, ledger: LedgerRecord | None) -> None:
 
 
 def check_model(folder: Path, ledger: LedgerRecord | None) -> None:
-    """Refuses a model in a run's folder that is not the one which the run released.
+    """Refuses a model in a run's folder that is not the one which its ledger says was released.
 
-    Args:
-        folder: The run's.
-        ledger: What its ledger says; None, of a run without privacy, has nothing to compare with.
+    A run without privacy has no ledger, and nothing to compare with.
     """
     if ledger is not None and ledger.closed:
         check_released(folder / MODEL, ledger.released, ledger=folder / LEDGER)

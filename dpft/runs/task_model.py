@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from dpft.config.schema import PlanConfig, TrainConfig
 from dpft.data.batches import Layout
 from dpft.data.encoding import Encoding
-from dpft.errors import InputError
+from dpft.errors import InputError, StateError
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.files import MODEL
 from dpft.generation.decoding import DecodeConfig
@@ -25,10 +25,17 @@ from dpft.kinds import CAUSAL, SEQ2SEQ, TEXTS, Head
 from dpft.methods.adapter_files import base_folder
 from dpft.methods.base import Method
 from dpft.models.architecture import Architecture, read_architecture
-from dpft.models.checkpoint_rows import CheckpointRows, NotInShards, RowsOfModel, checkpoint_rows
+from dpft.models.checkpoint_rows import (
+    CheckpointRows,
+    NotInShards,
+    RowsOfModel,
+    base_digest,
+    checkpoint_rows,
+)
 from dpft.models.loading import dequantize, grow_as_planned, load_with_tokens, new_names, seeded
-from dpft.models.source import loading_errors
+from dpft.models.source import ModelConfig, loading_errors, origin
 from dpft.privacy.clipping.heads import WIDE_ROWS
+from dpft.released import TENSORS, recorded_base
 from dpft.runs.modality import modality_of
 from dpft.tasks.base import Task
 from dpft.tasks.corpus import MASKS, CorpusTask
@@ -50,8 +57,17 @@ def with_fused_head(
     if wanted is False:
         return model
     obstacle = _obstacle(config, architecture, head)
-    if obstacle is None and wanted == AUTO and not (_is_measured(config) and _is_large(model)):
-        return model
+    if obstacle is None and wanted == AUTO:
+        # On processors the time is known, where logits are most of what is computed. A plan that is
+        # given a device's memory is of another machine than this one.
+        is_planned = isinstance(config, PlanConfig) and config.plan.device_memory_gb is not None
+        has_accelerator = config.train.device != "cpu" and torch.accelerator.is_available()
+        there = model.get_output_embeddings()
+        is_large = there is not None and len(there.weight) >= max(
+            WIDE_ROWS, there.weight.shape[1] + 1
+        )
+        if is_planned or has_accelerator or not is_large:
+            return model
     if obstacle is None and fuse_head(model) is None:
         obstacle = "a dense head without bias, as the model has it from its checkpoint"
     if obstacle is not None and wanted is True:
@@ -83,22 +99,6 @@ def _obstacle(config: TrainConfig, architecture: Architecture, head: Head) -> st
     return None
 
 
-def _is_measured(config: TrainConfig) -> bool:
-    """Whether the run is on a processor, where the time of fused heads is known.
-
-    A plan that is given a device's memory is of a machine that is not this one.
-    """
-    if isinstance(config, PlanConfig) and config.plan.device_memory_gb is not None:
-        return False
-    return config.train.device == "cpu" or not torch.accelerator.is_available()
-
-
-def _is_large(model: PreTrainedModel) -> bool:
-    """Whether a model's vocabulary is so large that its logits are most of what it computes."""
-    head = model.get_output_embeddings()
-    return head is not None and len(head.weight) >= max(WIDE_ROWS, head.weight.shape[1] + 1)
-
-
 Config = TypeVar("Config", bound=TrainConfig)
 
 
@@ -127,15 +127,9 @@ def prepare_model(
 ) -> tuple[PreTrainedModel, frozenset[str]]:
     """Returns the model that the method makes of the configured one, and its new parameters.
 
-    The task's tokens have their rows before the method sees it. The names are those of the model
-    before the method changed it.
-
-    Args:
-        config: Says which method and task.
-        architecture: Of the model.
-        head: What the model answers with.
-        planned: Only the shapes matter, so that no tokenizer is needed.
-        rows: As in ``load_model``.
+    The task's tokens have their rows before the method sees it; of a model that is ``planned`` the
+    shapes alone matter, so that no tokenizer is needed. The names are those of the model before the
+    method changed it. ``rows`` are as in ``load_model``.
 
     Raises:
         InputError: The model cannot be loaded or mixes examples, or the method does not fit it.
@@ -162,7 +156,10 @@ def prepare_in_shards(
     makes others.
     """
     try:
-        rows = _rows_of(architecture)
+        if architecture.model.init != "pretrained":
+            raise NotInShards("it starts at random")
+        with loading_errors(architecture.model):
+            rows = checkpoint_rows(architecture.model)
         model, new = prepare_model(config, architecture, head, rows=rows)
         return model, new, rows.emptied(model)
     except NotInShards as error:
@@ -172,14 +169,6 @@ def prepare_in_shards(
     model, new = prepare_model(config, architecture, head)
     logger.warning("parallel=fsdp: each process loads the whole model first: %s", reason)
     return model, new, None
-
-
-def _rows_of(architecture: Architecture) -> CheckpointRows:
-    """Returns the checkpoint of a model."""
-    if architecture.model.init != "pretrained":
-        raise NotInShards("it starts at random")
-    with loading_errors(architecture.model):
-        return checkpoint_rows(architecture.model)
 
 
 def training_head(config: TrainConfig, architecture: Architecture) -> Head:
@@ -260,9 +249,7 @@ class TrainedModel:
     def encoding(self, task: Task, *, max_new_tokens: int | None) -> Encoding:
         """Returns how the task's records become what the model reads, once they are known to fit.
 
-        Args:
-            task: Says how long its records may be.
-            max_new_tokens: Tokens that the model may write after one; None where it writes none.
+        The model may write ``max_new_tokens`` after one; None where it writes none.
         """
         task = self.fitted(task)
         self.check_lengths(task, max_new_tokens=max_new_tokens)
@@ -311,6 +298,7 @@ def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
 
     Raises:
         InputError: The model, or the base of what trained, cannot be found or understood.
+        StateError: The base is another than the run trained on.
     """
     saved = folder / MODEL
     if config.method.saves_whole_model:
@@ -320,6 +308,31 @@ def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
     if base is not None:
         # saved with the rows that it had been given
         model, tokens = replace(model, path=str(base), init="pretrained", tokenizer=None), ()
+    else:
+        check_base(saved, model)
     return TrainedModel(
         architecture=read_architecture(model), method=config.method, folder=saved, tokens=tokens
     )
+
+
+def digest_of_base(config: TrainConfig) -> str | None:
+    """Returns what a run's adapter is known to stand on; None where its folder holds its base."""
+    model = config.model
+    held = config.method.saves_whole_model or model.init != "pretrained" or model.is_no_address
+    return None if held else base_digest(model)
+
+
+def check_base(saved: Path, model: ModelConfig) -> None:
+    """Refuses another base than the one that an adapter was trained on.
+
+    Args:
+        saved: The adapter's folder, whose digests were held against the ledger.
+        model: The base, as the run's configuration names it now.
+    """
+    known = recorded_base(saved)
+    if known is not None and (model.init != "pretrained" or base_digest(model) != known):
+        raise StateError(
+            f"{origin(model)} must be the model that the run trained on, whose digest is in"
+            f" {saved / TENSORS}, got another; put its weights, or the run's config.yaml, back as"
+            " they were."
+        )

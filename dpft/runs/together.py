@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import json
 import secrets as entropy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -43,9 +43,8 @@ ROWS = 3
 
 def processor(device: torch.device) -> tuple[str, ...]:
     """Returns the names of what a process computes with, and how many threads it has."""
-    name = device_name(device)
-    threads = torch.get_num_threads()
-    return device.type, name, torch.backends.cpu.get_cpu_capability(), str(threads)
+    capability = torch.backends.cpu.get_cpu_capability()
+    return device.type, device_name(device), capability, str(torch.get_num_threads())
 
 
 def bits_of_a_gradient(
@@ -58,12 +57,8 @@ def bits_of_a_gradient(
 ) -> str:
     """Returns a hash of losses and gradients of synthetic records, in evaluation mode.
 
-    Args:
-        model: On its device; its gradients and mode stay as they are.
-        layout: How rows lie in a batch.
-        max_length: Of the longest record.
-        precision: What losses are computed in.
-        unsharded: Of a model in shards, what bears its parameters' names while it runs.
+    The model's gradients and mode stay as they are. Of one in shards ``unsharded`` is what bears
+    its parameters' names while it runs.
     """
     was_training = model.training
     model.eval()
@@ -75,15 +70,11 @@ def bits_of_a_gradient(
         with autocast(precision, trainable[0].device):
             losses = compute()
         gradients = torch.autograd.grad(losses.sum(), trainable, allow_unused=True)
-        _add(digest, [losses.detach(), *(each for each in gradients if each is not None)])
+        for tensor in (losses.detach(), *(each for each in gradients if each is not None)):
+            values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            digest.update(values.numpy().data)
     model.train(was_training)
     return digest.hexdigest()
-
-
-def _add(digest: "hashlib._Hash", tensors: Sequence[Tensor]) -> None:
-    for tensor in tensors:
-        values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        digest.update(values.numpy().data)
 
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "peft", "numpy")

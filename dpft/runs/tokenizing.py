@@ -12,7 +12,7 @@ import math
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -273,11 +273,11 @@ def finish(command: TokenizerCommand, folder: Path) -> Answer:
 def make_vocabulary(command: TokenizerCommand, folder: Path, words: list[tuple[str, int]]) -> Made:
     """Returns what was made: the tokenizer's folder in the run's, whole or not at all."""
     if not words:
-        raise _spent(folder, "no word reached the threshold", 0)
+        raise InputError(_what_stands(folder, "no word reached the threshold", 0))
     try:
         return replace(_saved(command, folder, folder / HISTOGRAM), words_kept=len(words))
     except VocabularyError as error:
-        raise _spent(folder, str(error), len(words)) from None
+        raise InputError(_what_stands(folder, str(error), len(words))) from None
     except RunError as error:
         raise RunError(_what_stands(folder, str(error).rstrip("."), len(words))) from None
 
@@ -348,11 +348,6 @@ def _saved(
         tokens=tokens,
         tokenizer_sha256=hashlib.sha256(read_file(folder / TOKENIZER / DEFINITION)).hexdigest(),
     )
-
-
-def _spent(folder: Path, fault: str, words: int) -> InputError:
-    """Returns the refusal of a vocabulary."""
-    return InputError(_what_stands(folder, fault, words))
 
 
 def _what_stands(folder: Path, fault: str, words: int) -> str:
@@ -431,13 +426,12 @@ def count(command: TokenizerCommand) -> WordHistogram:
     caps = Caps(words=tokenizer.words_per_record, l2=tokenizer.l2_cap, linf=tokenizer.linf_cap)
     if not command.privacy.promises:
         caps = Caps(words=sys.maxsize, l2=math.inf, linf=math.inf)
-    return count_words(_texts(command), caps, by_unit=command.privacy.has_units)
-
-
-def _texts(command: TokenizerCommand) -> Iterator[tuple[str, str]]:
     column = command.privacy.unit if command.privacy.has_units else None
-    for record, unit, _ in read_examples(command.task, "train", column):
-        yield "" if record is None else text_of(record), unit  # A faulty row counts, with no word.
+    texts = (  # A faulty row counts, with no word.
+        ("" if record is None else text_of(record), unit)
+        for record, unit, _ in read_examples(command.task, "train", column)
+    )
+    return count_words(texts, caps, by_unit=command.privacy.has_units)
 
 
 def plan_histogram(command: TokenizerCommand, size: PublicSize) -> GaussianHistogram:

@@ -71,15 +71,10 @@ class Tracking:
         every: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Goes on where ``written`` says.
+        """Goes on where ``written`` says, which is kept at ``path``.
 
-        Args:
-            tracker: Open.
-            name: Of the tracker, for the warning.
-            path: Where how far it has come is kept.
-            written: What that is.
-            every: Steps between two points, rounded up to whole tens.
-            clock: Seconds since the epoch.
+        There are ``every`` steps between two points, rounded up to whole tens; ``clock`` tells
+        seconds since the epoch.
         """
         self._tracker, self._name, self._path = tracker, name, path
         self._written, self._every, self._clock = written, every, clock
@@ -162,10 +157,7 @@ def open_tracking(
 ) -> Iterator[Tracking]:
     """Gives a session's tracking, closed at the end of the block.
 
-    Args:
-        config: Which tracker.
-        folder: The run's; it exists.
-        public: What the tracker says of the run once, ready for JSON; public.
+    ``public`` is what the tracker says of the run once, ready for JSON.
     """
     path = folder / TRACKING / f"{config.name}.json"
     own = folder / TRACKING / config.name
@@ -214,37 +206,20 @@ def tracked(config: TrainConfig, plan: RunPlan, folder: Path) -> Iterator[Tracki
     if not isinstance(config.tracking, TrackerConfig):
         yield ()
         return
-    public = tracker_config(config, plan, read_overrides(folder) or ())
+    # Of seeds only those that the user wrote are shown.
+    public = public_configuration(plain(config), read_overrides(folder) or ())
+    if plan.privacy is None:
+        public |= {"plan": {"private": False, "steps": plan.steps}}
+    else:
+        reproducible = config.privacy.noise_seed is not None
+        mark = {"reproducible": "not private"} if reproducible else {}
+        public |= {"plan": {**asdict(plan.privacy), "private": not reproducible, **mark}}
     with open_tracking(config.tracking, folder, public=public) as tracking:
         yield (tracking,)
 
 
-def tracker_config(
-    config: TrainConfig, plan: RunPlan, overrides: tuple[str, ...]
-) -> dict[str, Any]:
-    """Returns what a tracker says of the whole run: configuration, and what it is planned to do.
-
-    Args:
-        config: Of the run.
-        plan: Of the run.
-        overrides: What the user wrote; of seeds, only those among it are shown.
-    """
-    shown = public_configuration(plain(config), overrides)
-    if plan.privacy is None:
-        return shown | {"plan": {"private": False, "steps": plan.steps}}
-    reproducible = config.privacy.noise_seed is not None
-    mark = {"reproducible": "not private"} if reproducible else {}
-    return shown | {"plan": {**asdict(plan.privacy), "private": not reproducible, **mark}}
-
-
 def conclude(trackings: Trackings, step: int, record: RunRecord) -> None:
-    """Tells what the run's report says: headline epsilon, steps, and scores of public splits.
-
-    Args:
-        trackings: Who is told.
-        step: Steps that the weights have taken.
-        record: What the run's public files say.
-    """
+    """Tells what the run's report says: headline epsilon, steps, and scores of public splits."""
     values = results(record.privacy, record.evaluations)
     for tracking in trackings:
         tracking.conclude(step, values)
@@ -325,13 +300,9 @@ def _logged(
 
     Of one part it logs the end of each kind of work, once, however often that kind begins anew.
 
-    Args:
-        doing: What the lines begin with.
-        parts: How many.
-        timed: Whether lines say the time to go, the first of them before any part is done.
-        clock: In seconds.
+    Where it is ``timed``, lines say the time to go, the first of them before any part is done.
     """
-    seconds = clock or time.monotonic
+    seconds, start = clock or time.monotonic, f"{doing}: " if doing else ""
     begun, is_foretold = seconds(), False
     logged: list[float] = []
     reached: dict[str, int] = {}
@@ -343,7 +314,7 @@ def _logged(
         if left and not is_foretold and now - begun >= FORETOLD_AFTER and part < 1:
             is_foretold = True
             form = "%s%d %s to score, about %s to go"
-            logger.info(form, _begin(doing), total - done, what, left)
+            logger.info(form, start, total - done, what, left)
         before = reached.get(what, 0)
         # the next part of a split begins anew
         reached[what] = max(before, part) if parts == 1 else part % parts
@@ -352,10 +323,6 @@ def _logged(
             return
         logged.append(now)
         to_go = f", about {left} to go" if left and part < parts else ""
-        logger.info("%s%d %% of %s%s", _begin(doing), 100 * part // parts, what, to_go)
+        logger.info("%s%d %% of %s%s", start, 100 * part // parts, what, to_go)
 
     return show
-
-
-def _begin(doing: str) -> str:
-    return f"{doing}: " if doing else ""

@@ -100,17 +100,13 @@ def encode_records(
     *,
     unit_key: bytes,
 ) -> EncodedRecords:
-    """Returns what training keeps of some records, and whose it is.
+    """Returns what training keeps of some records, and whose it is; each is asked for once.
 
-    Args:
-        config: Of the run.
-        records: Each is asked for once.
-        owners: The unit of each; None: a record is one.
-        encoding: How they become rows.
-        unit_key: Decides which rows of a unit of too many are kept.
+    ``owners`` are their units; None: a record is one. The key decides which rows of a unit of too
+    many are kept.
     """
     guarantee, clips = config.privacy.guarantee, config.privacy.clips is not None
-    in_chunks = chunks_of(config) > 1 and config.privacy.unit == EXAMPLE
+    in_chunks = config.task.most_rows > 1 and config.privacy.unit == EXAMPLE
     keeps_empty = clips and (owners is not None or in_chunks)
     encoding = _of_steps(config, encoding)
     rows, usable, counts = _encoded(encoding, records, keeps_empty=keeps_empty)
@@ -167,11 +163,6 @@ def _encoded(
         usable.append(made.has_label)
         rows.add(made if keeps_empty else made.only(made.has_label))
     return rows, np.concatenate(usable), np.concatenate(counts)
-
-
-def chunks_of(config: TrainConfig) -> int:
-    """Returns how many rows a record may become."""
-    return config.task.most_rows
 
 
 def unit_key(config: TrainConfig) -> bytes:

@@ -11,7 +11,6 @@ own in private/tuning: how often it prints would count the trials.
 """
 
 import hmac
-import json
 import logging
 import math
 import os
@@ -143,9 +142,8 @@ def draw_search(command: TuneCommand) -> Search:
         eps=_privacy(command).eps or math.nan,
         count=command.tune.count,
     )
-    by_setting = {_key(setting): value for setting, value in zip(settings, noise, strict=True)}
     drawn = draw_trials(command)
-    trials = [Trial(setting=one, noise_multiplier=by_setting[_key(one)]) for one in drawn]
+    trials = [Trial(setting=one, noise_multiplier=noise[settings.index(one)]) for one in drawn]
     warn_of_delta(plans[0])
     key = new_key()
     return Search(
@@ -164,13 +162,8 @@ def draw_trials(command: TuneCommand) -> list[dict[str, Any]]:
     return draw_settings(command.tuning.values(), number, stream)
 
 
-def write_search(folder: Path, search: Search) -> None:
-    """Writes what was drawn, synced to disk, for the owner alone."""
-    write_record(folder / TRIALS, search, mode=0o600)
-
-
 def read_search(folder: Path) -> Search | None:
-    """Returns what ``write_search`` wrote; None where nothing was drawn yet."""
+    """Returns what was drawn; None where nothing was yet."""
     path = folder / TRIALS
     return read_record(path, Search) if path.exists() else None
 
@@ -198,10 +191,6 @@ def _uncalibrated(command: TuneCommand, setting: Mapping[str, Any], num_units: i
 def _privacy(command: TuneCommand) -> DifferentialPrivacy:
     assert command.privacy.guarantee is not None
     return command.privacy.guarantee
-
-
-def _key(setting: Mapping[str, Any]) -> str:
-    return json.dumps(setting, sort_keys=True)
 
 
 STANDARD = (1, 2)
@@ -406,10 +395,7 @@ def resumed_search(folder: str) -> TuneCommand:
 def run(command: TuneCommand, folder: Path, *, write_request: WriteRequest | None = None) -> None:
     """Searches and publishes the best; a crash's text is kept in the folder's private/.
 
-    Args:
-        command: The search's configuration, and whether it goes on.
-        folder: Of the search: a new one, or with ``command.resume`` the one to go on in.
-        write_request: Writes how a new search, and each of its trials, was asked for.
+    The folder is a new one, or with ``command.resume`` that of the search which goes on.
     """
     check_start(ParallelConfig())
     quiet_transformers()
@@ -429,7 +415,7 @@ def run(command: TuneCommand, folder: Path, *, write_request: WriteRequest | Non
                     write_request(folder)
                 (folder / TUNING).mkdir(mode=0o700)
                 write_text(folder / TUNE_CONFIGURATION, to_yaml(command), mode=0o600)
-                write_search(folder, search)
+                write_record(folder / TRIALS, search, mode=0o600)  # synced to disk
                 finish(command, search, folder, write_request)
         else:
             go_on_search(command, folder, write_request)
@@ -447,7 +433,7 @@ def go_on_search(
         search = read_search(folder)
         if search is None:  # It broke off before anything was trained.
             search = draw_search(command)
-            write_search(folder, search)
+            write_record(folder / TRIALS, search, mode=0o600)
         same_records(command, search)
         finish(command, search, folder, write_request)
 

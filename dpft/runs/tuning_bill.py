@@ -80,28 +80,29 @@ def _swept(folder: Path, accountants: Accountants) -> list[SweptRun]:
         return []
     config = _read(folder / CONFIGURATION)
     if config.is_open:
-        return [_unbounded(folder, config)]
+        return [_swept_run(folder, config)]
     if not (folder / LEDGER).exists():
         return []
     spent = read_spent(str(folder))
     if not spent.steps:
         return []
     if spent.plan.reproducible:
-        return [_unbounded(folder, config)]
+        return [_swept_run(folder, config)]
     own = account_for_spent(spent, accountants=accountants)
-    return [_bounded(folder, config, own, spent)]
+    return [_swept_run(folder, config, own, spent)]
 
 
-def _bounded(
-    folder: Path, config: SavedConfiguration, own: EpsilonBound, spent: SpentRun | None
+def _swept_run(
+    folder: Path,
+    config: SavedConfiguration,
+    own: EpsilonBound | None = None,
+    spent: SpentRun | None = None,
 ) -> SweptRun:
-    unit = None if config.privacy is None else config.privacy.unit
-    return SweptRun(name=folder.name, records=_records(config), unit=unit, own=own, spent=spent)
-
-
-def _unbounded(folder: Path, config: SavedConfiguration) -> SweptRun:
-    """Returns a run without noise, or whose noise a test seed made."""
-    return SweptRun(name=folder.name, records=_records(config), unit=None, own=None, spent=None)
+    """Returns a run of a sweep; without ``own`` one without noise, or whose noise a seed made."""
+    assert config.task is not None
+    records = f"task {config.task.name} from {config.task.data_dir or config.task.source}"
+    unit = None if own is None or config.privacy is None else config.privacy.unit
+    return SweptRun(name=folder.name, records=records, unit=unit, own=own, spent=spent)
 
 
 def _search(folder: Path) -> list[SweptRun]:
@@ -111,14 +112,14 @@ def _search(folder: Path) -> list[SweptRun]:
         return []
     config = _read(folder / TUNE_CONFIGURATION)
     if config.privacy is not None and config.privacy.noise_seed is not None:
-        return [_unbounded(folder, config)]
+        return [_swept_run(folder, config)]
     own = EpsilonBound(
         epsilon=search.calibration.epsilon,
         delta=search.delta,
         accountant=search.calibration.accountant,
         epsilons={},
     )
-    return [_bounded(folder, config, own, None)]
+    return [_swept_run(folder, config, own)]
 
 
 def _read(path: Path) -> SavedConfiguration:
@@ -126,11 +127,6 @@ def _read(path: Path) -> SavedConfiguration:
     if config is None:
         raise InputError(f"{path} must hold a configuration; put it back as it was.")
     return config
-
-
-def _records(config: SavedConfiguration) -> str:
-    assert config.task is not None
-    return f"task {config.task.name} from {config.task.data_dir or config.task.source}"
 
 
 def _bill(records: str, runs: Sequence[SweptRun], accountants: Accountants) -> Bill:

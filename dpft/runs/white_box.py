@@ -80,25 +80,22 @@ def common_directions(rows: Tensor) -> Tensor:
     all words' embeddings move along one direction, each by another length. That is a thousand
     times what one canary does to them, and says nothing of it.
     """
-    _, _, directions = torch.linalg.svd(_centered(rows), full_matrices=False)
+    _, _, directions = torch.linalg.svd(rows - rows.mean(dim=0), full_matrices=False)
     found: Tensor = directions[:COMMON]
     return found
 
 
 def apart(rows: Tensor, common: Tensor) -> Tensor:
     """Returns rows without their mean and without what lies along common directions."""
-    centered = _centered(rows)
+    centered = rows - rows.mean(dim=0)
     return centered - centered @ common.T @ common
 
 
 def own_lengths(rows: Sequence[Tensor], owners: Tensor, canaries: int) -> Tensor:
     """Returns the norm of each canary's gradient in the embeddings of its own words, shape (m,).
 
-    Args:
-        rows: Of each table the summed gradients of these words, in which hardly anything comes of
-            other canaries once the common part is taken away.
-        owners: Of each of these words the number of its canary.
-        canaries: How many there are.
+    Rows are of each table the summed gradients of these words, in which hardly anything comes of
+    other canaries once the common part is taken away; owners are the numbers of their canaries.
     """
     squares = torch.zeros(canaries, dtype=torch.float64)
     for each in rows:
@@ -130,10 +127,6 @@ def _read(batch: Batch, row: int) -> Iterator[int]:
     for name in ("input_ids", "decoder_input_ids"):
         if name in batch.inputs:
             yield from batch.inputs[name][row].tolist()
-
-
-def _centered(rows: Tensor) -> Tensor:
-    return rows - rows.mean(dim=0)
 
 
 LEAST_VARIANCE = 1e-30

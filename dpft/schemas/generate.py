@@ -13,15 +13,7 @@ from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 from dpft.files import write_text
-from dpft.records import (
-    audits,
-    costs,
-    ledger,
-    plans,
-    promises,
-    scores,
-    synthesis,
-)
+from dpft.records import audits, costs, ledger, plans, promises, scores, synthesis
 from dpft.records.form import (
     Key,
     Limits,
@@ -135,14 +127,23 @@ class _Definitions:
     def _of(self, hint: Any) -> dict[str, Any]:
         origin, arguments = get_origin(hint), get_args(hint)
         if is_dataclass(hint):
-            return self._of_use(cast("type", hint))
+            record = cast("type", hint)
+            if record not in self._named:
+                return self.of_record(record)
+            name = re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", record.__name__).lower()
+            if name not in self.made:
+                self.made[name] = {}
+                self.made[name] = self.of_record(record)
+            return {"$ref": f"#/$defs/{name}"}
         if origin is Annotated:
             part = self._of(arguments[0])
             for limits in hint.__metadata__:
                 part |= _keywords(limits) if isinstance(limits, Limits) else {}
             return part
         if origin is Literal:
-            return _of_choice(arguments)
+            if len(arguments) == 1:
+                return {"const": arguments[0]}
+            return {"type": _TYPES[type(arguments[0])], "enum": list(arguments)}
         if origin is tuple:
             return self._of_list(arguments)
         if len(members(hint)) > 1:
@@ -152,15 +153,6 @@ class _Definitions:
             part = {"type": "object", "additionalProperties": self._of(arguments[1])}
             return part | ({"propertyNames": names} if names else {})
         return {} if hint is Any else {"type": _TYPES[hint]}
-
-    def _of_use(self, record: type) -> dict[str, Any]:
-        if record not in self._named:
-            return self.of_record(record)
-        name = re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", record.__name__).lower()
-        if name not in self.made:
-            self.made[name] = {}
-            self.made[name] = self.of_record(record)
-        return {"$ref": f"#/$defs/{name}"}
 
     def _of_list(self, arguments: tuple[Any, ...]) -> dict[str, Any]:
         if arguments[-1] is ...:
@@ -186,12 +178,6 @@ class _Definitions:
             names = [part["type"] for part in (*rest, *plain)]
             return {**(rest[0] if rest else {}), "type": names}
         return {"anyOf": parts}
-
-
-def _of_choice(choices: tuple[Any, ...]) -> dict[str, Any]:
-    if len(choices) == 1:
-        return {"const": choices[0]}
-    return {"type": _TYPES[type(choices[0])], "enum": list(choices)}
 
 
 def _keywords(limits: Limits) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``dpft synthesize``, hand-over by hand-over: schema, table, histogram, training, rows, pages.
+"""``dpft synthesize``, in the shell or Python: schema, table, histogram, training, rows, pages.
 
 Whatever public numbers can refuse is refused before a record is read, and whatever the records can
 before noise is drawn. Then come three parts, each of which is kept when it is done: the histogram,
@@ -10,21 +10,28 @@ the training, a run of its own in ``training/``, which goes on as any run does; 
 import hashlib
 import hmac
 import logging
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from dpft.config.composing import given_text
 from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.config.synthesize import (
     OpenSynthesis,
     SharedPrivacy,
     SynthesizeConfig,
+    configuration,
+    expand,
 )
+from dpft.data.raw_rows import MEMORY, Rows, file_rows, rows_in_memory
 from dpft.data.raw_rows import Row as SourceRow
-from dpft.data.raw_rows import Rows, rows_in_memory
 from dpft.data.training_records import new_key
 from dpft.errors import InputError, RunError, StateError
 from dpft.files import (
@@ -47,12 +54,11 @@ from dpft.models.loading import quiet_transformers
 from dpft.privacy.cipher import secret_key
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.mechanisms.histogram import noisy_counts
-from dpft.privacy.plan import (
-    HistogramPlan,
-    write_plan,
-)
+from dpft.privacy.plan import HistogramPlan, write_plan
+from dpft.records.form import as_json
+from dpft.reports.terminal import Figures
 from dpft.runs import run as runs
-from dpft.runs.api import TRAIN_COMMAND
+from dpft.runs.api import TRAIN_COMMAND, Command, Folder, as_word, checked_words
 from dpft.runs.composition import spent_before
 from dpft.runs.exit_codes import crash_kept, say
 from dpft.runs.folder import has_begun
@@ -61,7 +67,6 @@ from dpft.runs.run_plan import RunPlan, plan_run
 from dpft.runs.saved_run import read_spent, read_spent_of_synthesis
 from dpft.runs.task_model import fitted_to, training_head
 from dpft.synthesis.condition import allotted, shares
-from dpft.synthesis.draft import draft_schema
 from dpft.synthesis.generator import forget_blocks, generate_rows
 from dpft.synthesis.outcome import Finished, finished, is_whole, write_outcome
 from dpft.synthesis.plan import (
@@ -83,20 +88,20 @@ from dpft.synthesis.plan import (
     unit_definition,
     with_chosen_training,
 )
-from dpft.synthesis.schema import Row, read_schema
+from dpft.synthesis.schema import Row, draft_schema, read_schema
 from dpft.synthesis.table import PrivateTable, read_table, source_rows
+
+if TYPE_CHECKING:
+    import datasets
+    import pandas
+
 
 logger = logging.getLogger(__name__)
 NO_COUNTS: tuple[float, ...] = ()
 
 
-def synthesize(config: SynthesizeConfig, folder: Path, rows: Rows | None = None) -> Finished | None:
+def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None) -> Finished | None:
     """Makes a synthetic table of a private one, or goes on with one that broke off.
-
-    Args:
-        config: What is asked for.
-        folder: A new one, or with ``config.resume`` that one.
-        rows: The private table, in place of a file.
 
     Returns:
         What the command prints; None of a draft, of which only the log speaks.
@@ -397,7 +402,12 @@ def _train(
     Raises:
         StateError: The training that goes on names another histogram.
     """
-    records = [_record(part, table, at) for at in kept]
+    records = []
+    for at in kept:
+        row = _row(table, at)
+        records.append({GIVEN_COLUMN: part.rows.prompt(row), ROW_COLUMN: part.rows.target(row)})
+        if part.config.privacy.has_units:
+            records[-1][part.config.privacy.unit] = table.units[at]
     training = folder / TRAINING
     counts = None if budget.counts is None else spent_before(read_spent(str(folder)))
 
@@ -416,14 +426,6 @@ def _train(
         else:
             command = _training(part, budget)
         runs.run(command, training, planner=planner)
-
-
-def _record(part: PublicPart, table: PrivateTable, at: int) -> dict[str, str]:
-    row = _row(table, at)
-    record = {GIVEN_COLUMN: part.rows.prompt(row), ROW_COLUMN: part.rows.target(row)}
-    if part.config.privacy.has_units:
-        record[part.config.privacy.unit] = table.units[at]
-    return record
 
 
 def _training(part: PublicPart, budget: Budget) -> TrainCommand:
@@ -454,3 +456,96 @@ def _training(part: PublicPart, budget: Budget) -> TrainCommand:
         scheduler=config.scheduler,
         eval=replace(plain.eval, enabled=False),
     )
+
+
+COMMAND = Command("synthesize", SynthesizeConfig, configuration)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synthesized:
+    """A synthetic table, and where everything lies."""
+
+    rows: "datasets.Dataset" = field(repr=False)
+    """The synthetic rows."""
+    path: Path
+    """Their file."""
+    folder: Path
+    """Of the synthesis; its private/ is for the owner alone."""
+    statement: Figures = field(repr=False)
+    """What may be released with the rows: ``.statement.epsilon``."""
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Returns the rows as a frame of pandas."""
+        frame: pandas.DataFrame = self.rows.to_pandas()
+        return frame
+
+
+def synthesize(
+    rows: Folder | Rows | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    schema: Folder | Mapping[str, Any] | None = None,
+    privacy: Mapping[str, Any] | None = None,
+    folder: Folder | None = None,
+    **settings: Any,
+) -> Synthesized:
+    """Makes a synthetic table of a private one, as ``dpft synthesize`` does.
+
+    Examples:
+        >>> made = dpft.synthesize(  # doctest: +SKIP
+        ...     "notes.csv", schema="notes.schema.yaml", privacy={"eps": 8}, num=5000
+        ... )
+        >>> made.to_pandas(), made.statement.epsilon  # doctest: +SKIP
+
+    Args:
+        rows: The private table: a file, a data set, a frame, or mappings. None: the words say
+            where it is, or what to go on with.
+        overrides: As on the command line, such as ``model=tiny``.
+        schema: What is public of it: a file, or what such a file holds.
+        privacy: Keys of the section ``privacy``: ``{"eps": 8, "unit": "customer_id"}``.
+        folder: Of the synthesis; None: a new one under ``outputs/``.
+        settings: Other keys of the command, such as ``num`` and ``condition``.
+
+    Raises:
+        InputError: Anything does not fit.
+        RunError: Training failed.
+        StateError: What a synthesis that goes on left is damaged.
+    """
+    in_memory = None if rows is None or isinstance(rows, str | os.PathLike) else rows
+    words = list(checked_words(overrides, None))
+    if rows is not None and given_text(words, "resume") is None:
+        words.append(f"data={as_word(MEMORY if in_memory is not None else rows)}")
+    words += [f"privacy.{key}={_word(value)}" for key, value in (privacy or {}).items()]
+    words += [f"{key}={_word(value)}" for key, value in settings.items()]
+    with tempfile.TemporaryDirectory() as place:
+        if isinstance(schema, Mapping):
+            file = Path(place) / "schema.yaml"
+            file.write_text(yaml.safe_dump(dict(schema), sort_keys=False, allow_unicode=True))
+            schema = file
+        if schema is not None:
+            words.append(f"schema={as_word(schema)}")
+        resumed = given_text(words, "resume")
+        there = COMMAND.place(expand(words), folder, resumed)
+        composed = COMMAND.compose(expand(words), there)
+        quiet_transformers()
+        config = configuration(composed.values, composed.words)
+        if config.is_draft:
+            raise InputError("schema=draft is for the command line: a person goes through it.")
+        found = make_table(config, there, in_memory)
+    assert found is not None
+    import datasets
+
+    return Synthesized(  # rows are read here: the library would keep a copy in its cache
+        rows=datasets.Dataset.from_list([dict(row.sound()) for row in file_rows(found.target)]),
+        path=found.target,
+        folder=there,
+        statement=Figures(as_json(found.record.statement)),
+    )
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_word, value))}]"
+    if value is None or isinstance(value, bool | float):
+        return "null" if value is None else str(value).lower()
+    return as_word(value)

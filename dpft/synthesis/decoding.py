@@ -210,14 +210,7 @@ class RowConstraint(LogitsProcessor):
     """Lets a batch's rows be nothing but rows, and draws texts from their nucleus."""
 
     def __init__(self, grammar: RowGrammar, rows: int, *, before: int, top_p: float) -> None:
-        """Takes a batch that begins.
-
-        Args:
-            grammar: Of the rows.
-            rows: How many there are.
-            before: Tokens of each that were not written.
-            top_p: Of texts.
-        """
+        """Takes a batch that begins."""
         self._grammar, self._before = grammar, before
         self._states = [_RowState(grammar.start) for _ in range(rows)]
         self._nucleus = TopPLogitsWarper(top_p) if top_p < 1 else None

@@ -205,10 +205,7 @@ def _writer(part: PublicPart, folder: Path) -> Writer:
     assert isinstance(task, CustomTexts)
     decode = part.config.decode.limited_to(part.max_target)
     outputs = trained.outputs(
-        task,
-        part.config.train.prepare(),
-        batch_size=part.config.batch_size,
-        max_new_tokens=1,
+        task, part.config.train.prepare(), batch_size=part.config.batch_size, max_new_tokens=1
     )
     encoding: Any = outputs.encoding
     return Writer(

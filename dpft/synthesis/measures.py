@@ -4,13 +4,23 @@ Each figure stands beside what it should be near: the same figure of real rows t
 histogram and model (controls). Marginals by total variation, pairs of columns by Cramér's V of
 their binned values (numbers and days in ten equal stretches of the schema's range), usefulness by
 what classifiers learn of the label, texts by the measures of ``dpft audit audit=synthetic``.
+
+Personal data (e-mail addresses, phone and card numbers) is found by the patterns here, and by
+presidio where that is installed (extra ``pii``), which knows more kinds of numbers and fewer
+spellings of them ("+44 7700 900123" is none to it); with an English model of spaCy it finds names,
+too. Which of them looked is said.
 """
 
+import datetime
 import itertools
 import math
+import re
+import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,9 +31,193 @@ from dpft.audit.text_overlap import leakage_of
 from dpft.records import synthesis as records
 from dpft.synthesis.columns import Category, Column, Day, Flag, Number, Text
 from dpft.synthesis.mauve import FEWEST, Embed, mauve
-from dpft.synthesis.personal import personal_data
 from dpft.synthesis.schema import Row, Schema
-from dpft.synthesis.stretches import bin_of
+
+STRETCHES = 10
+WORDS, MOST_WORDS = 5, 50
+"""Words of a bin of texts, and from how many on there is one bin for all."""
+
+
+def marginal(column: Column, values: Sequence[Any]) -> dict[str, int]:
+    """Returns how often a column's values fall into each bin that has some, in their order.
+
+    A category's values all stand there.
+    """
+    found = Counter(bin_of(column, value) for value in values if value is not None)
+    if isinstance(column, Category | Flag):
+        names = [bin_of(column, option) for option in column.options if option is not None]
+    elif isinstance(column, Text):
+        names = [_words_bin(at) for at in range(MOST_WORDS // WORDS + 1)]
+    else:
+        names = [stretch_name(column, at) for at in range(STRETCHES)]
+    every = isinstance(column, Category | Flag)
+    return {name: found[name] for name in names if every or found[name]}
+
+
+def bin_of(column: Column, value: Any) -> str:
+    """Returns the name of the bin that a value falls into."""
+    if isinstance(column, Category | Flag):
+        return str(column.cell(value))
+    if isinstance(column, Text):
+        return _words_bin(min(MOST_WORDS, len(value.split())) // WORDS)
+    return stretch_name(column, stretch(column, value))
+
+
+def _words_bin(at: int) -> str:
+    least = at * WORDS
+    return f"{least} words and more" if least == MOST_WORDS else f"{least} to {least + 4} words"
+
+
+def stretch(column: Column, value: Any) -> int:
+    """Returns which of ten equal stretches of its column's range a value is in, from 0."""
+    if isinstance(column, Day):
+        days: int = (value - column.first).days
+        return days * STRETCHES // _span_of_days(column)
+    assert isinstance(column, Number)
+    return int((Decimal(value) - column.low) * STRETCHES // _span(column))
+
+
+def stretch_name(column: Column, at: int) -> str:
+    """Returns where a stretch begins."""
+    if isinstance(column, Day):
+        days = -(-at * _span_of_days(column) // STRETCHES)
+        return f"from {column.first + datetime.timedelta(days=days)}"
+    assert isinstance(column, Number)
+    return f"from {column.low + at * _span(column) / STRETCHES:.{column.places + 1}f}"
+
+
+def _span(column: Number) -> Decimal:
+    return column.high - column.low + column.size
+
+
+def _span_of_days(column: Day) -> int:
+    return (column.last - column.first).days + 1
+
+
+EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+DIGITS = re.compile(r"(?<![\w.])\+?\(?\d(?:[ ().\-/]{0,2}\d){6,18}(?![\w])")
+PHONE_DIGITS, CARD_DIGITS = range(7, 16), range(13, 20)
+BUILT_IN = "dpft's own patterns, which know no names (install dpft[pii] and a model of spaCy)"
+PRESIDIO = (
+    "presidio's recognizers of e-mail addresses, phone and card numbers{}, and dpft's own patterns"
+)
+NAMES = ", and of names by {} {} of spaCy"
+WITHOUT_NAMES = "; neither knows names, since no English model of spaCy is installed"
+KINDS = {
+    "EMAIL_ADDRESS": "e-mail addresses",
+    "PHONE_NUMBER": "phone numbers",
+    "CREDIT_CARD": "card numbers",
+    "PERSON": "names",
+}
+Finder = Callable[[str], list[tuple[str, str]]]
+
+
+def personal_data(
+    schema: Schema, training: Sequence[Row], synthetic: Sequence[Row]
+) -> records.PersonalData | None:
+    """Returns what personal data stand in the texts of both tables; None where there are none."""
+    columns = [column.name for column in schema.learned if isinstance(column, Text)]
+    if not columns:
+        return None
+    finder, by = _finder()
+    found = [_found(finder, columns, table) for table in (training, synthetic)]
+    kinds = sorted({kind for side in found for kind, _ in side})
+    return records.PersonalData(
+        by=by,
+        kinds={
+            kind: records.PersonalKind(
+                real=sum(each == kind for each, _ in found[0]),
+                synthetic=sum(each == kind for each, _ in found[1]),
+                synthetic_that_are_real=sum(each == kind for each, _ in found[0] & found[1]),
+            )
+            for kind in kinds
+        },
+    )
+
+
+def _found(finder: Finder, columns: Sequence[str], table: Sequence[Row]) -> set[tuple[str, str]]:
+    """Returns every different piece of personal data, with its kind, as it is compared."""
+    texts = {row[name] for row in table for name in columns if row[name]}
+    pieces = (piece for text in texts for piece in finder(str(text)))
+    return {(kind, _plain(kind, value)) for kind, value in pieces}
+
+
+def _plain(kind: str, value: str) -> str:
+    if kind in (KINDS["PHONE_NUMBER"], KINDS["CREDIT_CARD"]):
+        return re.sub(r"\D", "", value)
+    return value.casefold().strip()
+
+
+def patterns(text: str) -> list[tuple[str, str]]:
+    """Returns the personal data that the built-in patterns find, each with its kind.
+
+    >>> patterns("Ask ann@example.org or +44 7700 900123; card 4111 1111 1111 1111.")
+    [('e-mail addresses', 'ann@example.org'), ('phone numbers', '+44 7700 900123'), \
+('card numbers', '4111 1111 1111 1111')]
+    """
+    found = [(KINDS["EMAIL_ADDRESS"], each) for each in EMAIL.findall(text)]
+    for each in DIGITS.findall(text):
+        digits = re.sub(r"\D", "", each)
+        if re.fullmatch(r"\d{4}-\d\d-\d\d", each):
+            continue
+        if len(digits) in CARD_DIGITS and passes_luhn(digits):
+            found.append((KINDS["CREDIT_CARD"], each))
+        elif len(digits) in PHONE_DIGITS:
+            found.append((KINDS["PHONE_NUMBER"], each))
+    return found
+
+
+def passes_luhn(digits: str) -> bool:
+    """Returns whether the last digit of a card's number is right (ISO/IEC 7812-1, annex B).
+
+    >>> passes_luhn("4111111111111111"), passes_luhn("4111111111111112")
+    (True, False)
+    """
+    total = 0
+    for at, digit in enumerate(reversed(digits)):
+        value = int(digit) * (2 if at % 2 else 1)
+        total += value - 9 if value > 9 else value
+    return total % 10 == 0
+
+
+@cache
+def _finder() -> tuple[Finder, str]:
+    """Returns what finds personal data, and its name."""
+    try:
+        import spacy
+        import tldextract
+        from presidio_analyzer import AnalyzerEngine
+        from presidio_analyzer.nlp_engine import NlpEngineProvider
+    except ImportError:
+        return patterns, BUILT_IN
+    # Presidio asks it of each address, and it would ask the network for a newer list than its own.
+    tldextract.tldextract.TLD_EXTRACTOR.suffix_list_urls = ()
+    models = [name for name in spacy.util.get_installed_models() if name.startswith("en_")]
+    with tempfile.TemporaryDirectory() as place:
+        if not models:  # presidio would download one
+            spacy.blank("en").to_disk(place)
+        settings = {
+            "nlp_engine_name": "spacy",
+            "models": [{"lang_code": "en", "model_name": (models or [place])[0]}],
+        }
+        engine: Any = AnalyzerEngine(
+            nlp_engine=NlpEngineProvider(nlp_configuration=settings).create_engine()
+        )
+
+    def finder(text: str) -> list[tuple[str, str]]:
+        """Adds to the patterns' pieces those of presidio that are no part of one, nor hold one."""
+        found = patterns(text)
+        for each in engine.analyze(text=text, language="en", entities=list(KINDS)):
+            kind, value = KINDS[each.entity_type], text[each.start : each.end]
+            if not any(value in known or known in value for _, known in found):
+                found.append((kind, value))
+        return found
+
+    if not models:
+        return finder, PRESIDIO.format("") + WITHOUT_NAMES
+    version = spacy.util.get_package_version(models[0])
+    return finder, PRESIDIO.format(NAMES.format(models[0], version))
+
 
 FEWEST_TAUGHT = 20
 """Rows of a kind without which no classifier is taught."""
@@ -42,13 +236,7 @@ class Tables:
 
 
 def measured(schema: Schema, tables: Tables, embed: Embed | None = None) -> records.Measures:
-    """Returns every measure of some tables, none of them empty.
-
-    Args:
-        schema: Of all of them.
-        tables: The rows.
-        embed: What gives features of texts; None: there is no model at hand.
-    """
+    """Returns every measure of some tables, none of them empty."""
     return records.Measures(
         synthetic=len(tables.synthetic),
         training=len(tables.training),
@@ -213,13 +401,7 @@ class Features:
     """Rows as numbers for a classifier: categories one by one, texts by their words."""
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Row], *, dense: bool) -> None:
-        """Learns the words of texts from ``rows``, which teach the classifier.
-
-        Args:
-            columns: What it sees.
-            rows: At least one.
-            dense: Whether texts are a few numbers each (their topics), as trees need it.
-        """
+        """Learns the words of texts from ``rows``, which teach the classifier."""
         from sklearn.decomposition import TruncatedSVD
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.pipeline import make_pipeline
@@ -278,7 +460,10 @@ def texts(schema: Schema, tables: Tables, embed: Embed | None = None) -> list[re
             [str(row[column.name]) for row in table if row[column.name]]
             for table in (tables.synthetic, tables.controls, tables.training)
         )
-        near, of_training = _mauve(synthetic, trained[: len(synthetic)], real, embed)
+        trained, near, of_training = trained[: len(synthetic)], None, None
+        if embed is not None and min(map(len, (synthetic, trained, real))) >= FEWEST:
+            of_controls = embed(real)
+            near, of_training = (mauve(embed(each), of_controls) for each in (synthetic, trained))
         result = likeness(synthetic, real)
         if isinstance(result, str):
             found.append(
@@ -301,26 +486,14 @@ def texts(schema: Schema, tables: Tables, embed: Embed | None = None) -> list[re
     return found
 
 
-def _mauve(
-    synthetic: Sequence[str], trained: Sequence[str], real: Sequence[str], embed: Embed | None
-) -> tuple[float | None, float | None]:
-    """Returns MAUVE of synthetic texts against controls', and that of training texts beside it."""
-    if embed is None or min(map(len, (synthetic, trained, real))) < FEWEST:
-        return None, None
-    of_controls = embed(real)
-    return mauve(embed(synthetic), of_controls), mauve(embed(trained), of_controls)
-
-
-def whole_row(schema: Schema, row: Mapping[str, Any]) -> str:
-    """Returns a row as one text: its texts, or all its values where it has none."""
-    texts = [column for column in schema.learned if isinstance(column, Text)]
-    return " | ".join(str(row[column.name] or "") for column in texts or schema.learned)
-
-
 def leakage(schema: Schema, tables: Tables) -> records.RowLeakage:
-    """Returns what of the training rows stands in the synthetic ones, beside controls'."""
+    """Returns what of the training rows stands in the synthetic ones, beside controls'.
+
+    A row is compared as one text: its texts, or all its values where it has none.
+    """
+    shown = [column for column in schema.learned if isinstance(column, Text)] or schema.learned
     of_tables = [
-        [whole_row(schema, row) for row in table]
+        [" | ".join(str(row[column.name] or "") for column in shown) for row in table]
         for table in (tables.synthetic, tables.training, tables.controls)
     ]
     exact = [
@@ -330,7 +503,5 @@ def leakage(schema: Schema, tables: Tables) -> records.RowLeakage:
     shares = [len(exact[0] & side) / len(side) for side in exact[1:]]
     found = leakage_of(*of_tables).record()
     return records.RowLeakage(
-        texts=found,
-        whole_rows_of_training=shares[0],
-        whole_rows_of_controls=shares[1],
+        texts=found, whole_rows_of_training=shares[0], whole_rows_of_controls=shares[1]
     )

@@ -184,13 +184,6 @@ def training_noise(
 ) -> float:
     """Returns the least noise of training with which it and the histogram keep within epsilon.
 
-    Args:
-        counts: The histogram; None: training has epsilon for itself.
-        eps: Of both together.
-        delta: Of both together.
-        sample_rate: Of training.
-        steps: Of training.
-
     Raises:
         InputError: No noise keeps within it.
     """

@@ -231,7 +231,13 @@ class CustomTexts(CustomFields, TextTask):
         super().__post_init__()
         assert self._prompt.columns or self._target.columns  # parsed here: bad braces fail early
         if self.learn_prompt:
-            _check_divisible(self._prompt, self._target)
+            prompt = self._prompt
+            if prompt.columns and not prompt.literals[-1] + self._target.literals[0]:
+                raise InputError(  # one text of both could not be divided again
+                    "task.learn_prompt=true needs words or a line break between the last column of"
+                    " task.prompt and the first of task.target, got none after"
+                    f" {{{prompt.columns[-1]}}}; end task.prompt with \\n, for instance."
+                )
         if self.label_column is not None and self.label_column not in self.columns:
             raise InputError(
                 "task.label must be a column of task.prompt or task.target, got"
@@ -358,16 +364,6 @@ class WholeRows(CustomTexts):
         )
         target = ColumnTemplate.parse(self.target_template or "", key="task.target")
         return prompt.followed_by(target)
-
-
-def _check_divisible(prompt: ColumnTemplate, target: ColumnTemplate) -> None:
-    """Refuses a prompt and a target that, written as one text, could not be told apart again."""
-    if prompt.columns and not prompt.literals[-1] + target.literals[0]:
-        raise InputError(
-            "task.learn_prompt=true needs words or a line break between the last column of"
-            f" task.prompt and the first of task.target, got none after {{{prompt.columns[-1]}}};"
-            " end task.prompt with \\n, for instance."
-        )
 
 
 ASSISTANT = "assistant"

@@ -205,11 +205,7 @@ def write_key_file(path: Path, content: Mapping[str, Any]) -> int:
 
 
 def read_key_file(path: Path, *, changed: int) -> KeyFile:
-    """Returns what ``write_key_file`` wrote; the file must be whole.
-
-    Args:
-        path: The file.
-        changed: What ``write_key_file`` returned.
+    """Returns what ``write_key_file`` wrote, ``changed`` what it returned; the file must be whole.
 
     Raises:
         InputError: It is of another schema version.
@@ -270,20 +266,9 @@ def save_checkpoint(
     """Writes the state after ``step`` steps, then drops all but the newest ``keep`` checkpoints.
 
     The older ones that are left lose their secret keys. Every rank calls this: of a model in shards
-    each writes its own, and a whole one is written by rank 0.
-
-    Args:
-        folder: The run's ``private/checkpoints``; made if need be.
-        step: Steps taken; 0 before the first.
-        training_state: Model, optimizer and schedule.
-        run: What the run is bound to: plan, environment, lines and head of the ledger; rank 0's.
-        generators: Secret keys or generator states, of this step and not of an earlier one; rank
-            0's.
-        keep: Checkpoints to leave.
-        shards: The model, where each rank has a shard of it.
-        history: This rank's noise that later noise hangs together with; None on every rank: no
-            noise does.
-        ranks: The run's processes.
+    each writes its own, and a whole one is written by rank 0. Rank 0 alone has what the run is
+    bound to, and the keys or generator states of this step. ``history`` is this rank's noise that
+    later noise hangs together with; None on every rank: no noise does.
 
     Returns:
         The checkpoint's folder.
@@ -323,7 +308,11 @@ def save_checkpoint(
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
         sync_folder(target.parent)
-        _drop_older(folder, keep)
+        found = checkpoints(folder)
+        for old in found[:-1]:
+            _delete_keys(old)
+        for old in found[:-keep]:
+            shutil.rmtree(old)
 
     ranks.first(complete)
     return target
@@ -397,15 +386,6 @@ def delete_generator_states(folder: Path) -> None:
         _delete_keys(checkpoint)
 
 
-def _drop_older(folder: Path, keep: int) -> None:
-    """Deletes all but the newest ``keep`` checkpoints, and the keys of all but the newest one."""
-    complete = checkpoints(folder)
-    for old in complete[:-1]:
-        _delete_keys(old)
-    for old in complete[:-keep]:
-        shutil.rmtree(old)
-
-
 def _delete_keys(checkpoint: Path) -> None:
     for path in list(checkpoint.iterdir()):
         if is_secret(path.name):
@@ -475,7 +455,13 @@ def find_resume_point(folder: Path) -> ResumePoint:
             " has no checkpoint; start it anew with hydra.run.dir=DIR."
         )
     checkpoint = read_checkpoint(found[-1])
-    _check_noise(checkpoint)
+    environment = checkpoint.run.environment
+    if environment is not None and "noise" not in environment:
+        raise InputError(
+            "resume must go on with a run of this version's noise, got one begun by an earlier"
+            " version, whose noise can be computed from what it releases (see SECURITY.md); begin"
+            " it anew with hydra.run.dir=DIR."
+        )
     return ResumePoint(checkpoint=checkpoint, ledger=read_run_ledger(folder))
 
 
@@ -491,14 +477,8 @@ def environment(
 ) -> dict[str, Any]:
     """Returns what the bits of a step's sum depend on, ready for JSON.
 
-    Args:
-        training_set: How losses are computed.
-        engine: Name of the clipping engine.
-        memory_mb: What the clipper may spend.
-        settings: What moves the weights that later sums are of: method, optimizer, learning rate.
-        ranks: The processes whose sums are added up, in their order.
-        shards: The model, where each of them has a shard of it.
-        fused_head: Whether losses are taken of its head by chunks.
+    ``settings`` are what moves the weights that later sums are of: method, optimizer, learning
+    rate. The ranks' sums are added up in their order.
     """
     device = training_set.device
     sharding = {} if shards is None else {"sharding": shards.sharding}
@@ -570,14 +550,3 @@ def frozen_digests(resume_point: ResumePoint) -> Mapping[str, str]:
             " with hydra.run.dir=DIR."
         )
     return frozen
-
-
-def _check_noise(checkpoint: Checkpoint) -> None:
-    """Refuses a private run that was begun with noise that others can compute."""
-    environment = checkpoint.run.environment
-    if environment is not None and "noise" not in environment:
-        raise InputError(
-            "resume must go on with a run of this version's noise, got one begun by an earlier"
-            " version, whose noise can be computed from what it releases (see SECURITY.md); begin"
-            " it anew with hydra.run.dir=DIR."
-        )

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console
@@ -46,12 +45,9 @@ class StepEvaluation(Protocol):
     """Scores the model between two steps, on all processes of a run together."""
 
     def begin(self, step: int, last_step: int, epsilon: SpentEpsilon | None) -> None:
-        """Hears that steps are taken from now on, ``step`` of them taken before.
+        """Hears that steps are taken from now on, ``step`` of them taken and so much spent before.
 
-        Args:
-            step: Steps that the weights have taken.
-            last_step: The step to end at.
-            epsilon: What is spent by then; None for a non-private run, and beside the first.
+        Epsilon is None for a non-private run, and on all processes but the first.
         """
 
     def after_step(self, step: int, epsilon: SpentEpsilon | None) -> None:
@@ -124,13 +120,7 @@ class HeadWitness:
     """Listens to the steps of a session and hands over some heads."""
 
     def __init__(self, handover: Handover, ledger: Ledger, *, every: int | None) -> None:
-        """Prepares to hand over the heads of a session.
-
-        Args:
-            handover: To the witness.
-            ledger: The run's, being written.
-            every: Steps between two checkpoints; heads lie at least so far apart.
-        """
+        """Prepares to hand over heads of a ledger, at least ``every`` steps apart."""
         self._handover, self._ledger = handover, ledger
         self._every = max(WINDOW, every or 0)
         self._start = 0
@@ -172,17 +162,10 @@ class StepProgress:
         foretold: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepares to show ``steps`` steps.
+        """Prepares to show ``steps`` steps, of which ``taken`` are of earlier sessions.
 
-        Args:
-            steps: The step to end at.
-            expected_batch_size: Public size that the rate is counted by.
-            epsilon_after: Upper bound of epsilon after a number of steps; None for a non-private
-                run.
-            taken: Steps of earlier sessions, which the rate is not of.
-            counted: What that size is a number of.
-            foretold: How long it will take, in words, until steps show.
-            clock: Seconds, monotonic.
+        The rate is counted by the public ``expected_batch_size``, a number of what ``counted``
+        says; ``foretold`` is how long it will take, in words, until steps show.
         """
         self._steps = steps
         self._expected_batch_size = expected_batch_size
@@ -196,17 +179,14 @@ class StepProgress:
         """The first step shown, and when: rates count from there."""
         console = Console(stderr=True)
         self._draws = draws_bars(console)
-        columns = (
-            TextColumn("training"),
-            BarColumn(),
-            TextColumn("{task.fields[note]}"),
-        )
+        columns = TextColumn("training"), BarColumn(), TextColumn("{task.fields[note]}")
         self._bar = Progress(
             *columns, console=console, disable=not self._draws, refresh_per_second=1
         )
         self._foretold = foretold
-        waits = [foretold, *self._waits()]
-        note = ", ".join(filter(None, waits))
+        first = self._windows.first
+        waits = "" if first is None else f"steps show from step {first} of {steps} on"
+        note = ", ".join(filter(None, (foretold, waits)))
         self._task = self._bar.add_task("training", total=steps, completed=taken, note=note)
 
     def __enter__(self) -> Self:
@@ -224,12 +204,7 @@ class StepProgress:
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
         end_startup()
 
@@ -268,11 +243,6 @@ class StepProgress:
         # another, would be the time of fewer than ten.
         end_startup()
         self._bar.start()
-
-    def _waits(self) -> list[str]:
-        """Returns when the first step shows, unless none does."""
-        first = self._windows.first
-        return [] if first is None else [f"steps show from step {first} of {self._steps} on"]
 
 
 def clock_time(seconds: float) -> str:

@@ -84,19 +84,6 @@ class StepHooks(Protocol):
         """Makes the optimizer ready to move the weights at step ``step`` (counted from 0)."""
 
 
-class NoHooks:
-    """The same parameters train in every step, and their gradient is what moves them."""
-
-    def begin_step(self, model: nn.Module, step: int) -> None:
-        """Changes nothing."""
-
-    def finish_gradient(self, model: nn.Module) -> None:
-        """Changes nothing."""
-
-    def begin_update(self, optimizer: Optimizer, step: int) -> None:
-        """Changes nothing."""
-
-
 @dataclass
 class StepStatistics:
     """What a step says of its records. Private: for private/diagnostics.jsonl alone."""
@@ -158,15 +145,15 @@ class TrainingSet:
     ) -> Iterator[Batch]:
         """Yields this process's batches of a logical batch, sorted by length and padded.
 
-        Each is made when it is asked for: images of all of them may not fit into memory.
-
-        Args:
-            indices: The logical batch.
-            views: What views of its rows are drawn from, where rows are viewed.
-            step: At which it was drawn, counted from 0.
+        Each is made when it is asked for: images of all of them may not fit into memory. Where rows
+        are viewed, views are drawn for ``step``, counted from 0.
         """
+        rows = self.examples
+        if self.view is not None:
+            assert views is not None
+            rows = ViewedRows(self.examples, self.view, views, step)
         return micro_batches(
-            self._rows_at(step, views),
+            rows,
             indices,
             micro_batch_size=self.micro_batch_size,
             micro_batch_tokens=self.micro_batch_tokens,
@@ -174,13 +161,6 @@ class TrainingSet:
             units=self.units,
             share=self.share,
         )
-
-    def _rows_at(self, step: int, views: ViewBits | None) -> Sequence[Any]:
-        """Returns the rows as they are read at a step."""
-        if self.view is None:
-            return self.examples
-        assert views is not None
-        return ViewedRows(self.examples, self.view, views, step)
 
 
 def train(
@@ -191,26 +171,19 @@ def train(
     optimizer: Optimizer,
     scheduler: LRScheduler,
     after_step: Callable[[StepStatistics], None],
-    hooks: StepHooks | None = None,
+    hooks: StepHooks,
     ranks: Ranks = ALONE,
 ) -> None:
-    """Takes every planned step that is not taken yet.
+    """Takes every planned step that is not taken yet; leaves the model in evaluation mode.
 
-    Args:
-        model: The model, on ``training_set.device``; left in evaluation mode.
-        training_set: What to train on.
-        engine: Where gradients come from.
-        optimizer: Over what the hooks leave a gradient for.
-        scheduler: Its learning rates.
-        after_step: Called when the weights have moved, with what the step says of its records.
-        hooks: Of the method; None where it has none.
-        ranks: The run's processes; what fails on one ends all of them, and one says why.
+    The model is on ``training_set.device``, and the optimizer over what the hooks leave a gradient
+    for. ``after_step`` is called when the weights have moved, with what the step says of its
+    records. What fails on one of the ranks ends all of them, and one says why.
 
     Raises:
         RunError: A weight is no longer finite.
         SaidElsewhere: Another process failed.
     """
-    hooks = hooks or NoHooks()
     model.train()
     with engine:
         for step in range(engine.steps_taken + 1, engine.steps + 1):
@@ -227,11 +200,7 @@ def train(
 
 
 def compute_gradient(
-    model: nn.Module,
-    training_set: TrainingSet,
-    engine: StepEngine,
-    step: int,
-    ranks: Ranks = ALONE,
+    model: nn.Module, training_set: TrainingSet, engine: StepEngine, step: int, ranks: Ranks = ALONE
 ) -> StepStatistics:
     """Leaves the gradient of one logical batch in ``grad``; returns what its records showed."""
     indices = engine.draw(training_set.num_units)

@@ -88,12 +88,9 @@ class AdaptiveLossScale:
     def __init__(
         self, log: StepLog, *, start: float, state: Mapping[str, Any] | None = None
     ) -> None:
-        """Starts at a scale, or goes on.
+        """Starts at a scale, or goes on from what ``state`` returned.
 
-        Args:
-            log: Where steps are recorded; told first, so that a step it refuses moves nothing.
-            start: The scale of the first steps.
-            state: As ``state`` returned it; None: nothing was seen yet.
+        The log is told of a step first, so that one that it refuses moves nothing.
         """
         self._log, self._start = log, start
         self._now = ScaleState(scale=start)
@@ -178,10 +175,7 @@ def scaled(
 ) -> tuple[StepLog, LossScale]:
     """Returns where a run records its steps, and what its losses are multiplied by.
 
-    Args:
-        settings: Of the run.
-        log: Where it records them without a scale that adapts.
-        state: Where such a scale stood, as a checkpoint says; None: it starts.
+    ``state`` is where a scale that adapts stood, as a checkpoint says; None: it starts.
     """
     if not settings.adaptive_loss_scale:
         return log, settings.backward_scale

@@ -44,14 +44,9 @@ class BiasCorrectedAdam(Optimizer):
         floor: float,
         weight_decay: float,
     ) -> None:
-        """Makes the optimizer.
+        """Makes the optimizer; ``floor`` is gamma' as a share of the noise's variance.
 
-        Args:
-            parameters: What it moves.
-            lr: Learning rate.
-            betas: Decay of the mean of gradients, and of that of squares.
-            floor: gamma' as a share of the noise's variance.
-            weight_decay: Apart from the gradient, as in AdamW.
+        Weight decay is apart from the gradient, as in AdamW.
         """
         defaults = {"lr": lr, "betas": betas, "floor": floor, "weight_decay": weight_decay}
         super().__init__(parameters, defaults)
@@ -129,11 +124,9 @@ def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]
 
 
 def tell_noise(optimizer: Optimizer, noise_std: float) -> None:
-    """Tells an optimizer the noise of the step that it takes next.
+    """Tells an optimizer that needs it the noise of the step that it takes next.
 
-    Args:
-        optimizer: One whose configuration ``needs_noise_std``.
-        noise_std: Standard deviation in each number of the gradient, public.
+    It is the standard deviation in each number of the gradient, and public.
     """
     if not noise_std > 0:
         raise ValueError(f"noise_std must be positive, got {noise_std}.")
@@ -157,16 +150,7 @@ class MuonAndAdamW(Optimizer):
         matrix_settings: Mapping[str, Any],
         other_settings: Mapping[str, Any],
     ) -> None:
-        """Makes the optimizer.
-
-        Args:
-            matrices: Moved by Muon; at least one.
-            others: Moved by AdamW; may be none.
-            lr: Of both.
-            weight_decay: Of both.
-            matrix_settings: Of torch's Muon.
-            other_settings: Of torch's AdamW.
-        """
+        """Makes the optimizer of at least one matrix; settings are torch's of each."""
         common: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
         parts: list[Optimizer] = [
             Muon(matrices, **common, **matrix_settings, adjust_lr_fn="match_rms_adamw")
@@ -189,8 +173,7 @@ class MuonAndAdamW(Optimizer):
 def tables_and_heads(model: nn.Module) -> set[nn.Parameter]:
     """Returns what is no hidden layer: tables of embeddings, and all that stands behind the body.
 
-    Args:
-        model: A Hugging Face model, or one that peft has wrapped.
+    The model is Hugging Face's, or one that peft has wrapped.
     """
     named: Any = model
     whole = named.get_base_model() if hasattr(model, "peft_config") else named

@@ -89,15 +89,6 @@ OPTIMIZERS: Registry[type[OptimizerConfig]] = Registry(
 """Every optimizer by name; a module of this package registers its configuration."""
 
 
-def optimizer_class(name: str) -> type[OptimizerConfig]:
-    """Returns the configuration of the optimizer called ``name``.
-
-    Raises:
-        InputError: There is no such optimizer.
-    """
-    return OPTIMIZERS.named(name)
-
-
 def check_works_on_shards(config: OptimizerConfig) -> None:
     """Refuses an optimizer that reads more of a parameter than the shard that lies here.
 

@@ -9,7 +9,6 @@ training is what clipping costs, and what a private run lacks against it is what
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -61,12 +60,8 @@ def train_ordinarily(
 ) -> WeightAverage | None:
     """Takes ``steps`` non-private steps, without noise; leaves checkpoint and model.
 
-    Args:
-        session: Everything the run trains with.
-        steps: The step to end at.
-        resume_point: Where the run broke off, to go on from there; None: it begins, or this is not
-            the first process.
-        clipped: What is drawn and how each gradient is clipped; None: ordinary training.
+    The first process alone has a resume point, where the run broke off. ``clipped`` says what is
+    drawn and how each gradient is clipped; None: ordinary training.
 
     Returns:
         As ``put_released_in_place``.
@@ -110,14 +105,9 @@ def _engine(
     state: Mapping[str, Any] | None,
     clipped: Clipped | None,
 ) -> Iterator["OrdinaryEngine | ClippedEngine"]:
-    """Yields where a non-private run's gradients come from, once the weights are its own.
+    """Yields where gradients come from, once the weights have taken ``done`` steps.
 
-    Args:
-        session: What steps are taken with.
-        steps: The step to end at.
-        done: Steps that the weights have taken.
-        state: Of the engine then; None: it draws from the first step on.
-        clipped: What is drawn and how each gradient is clipped; None: nothing is clipped.
+    ``state`` is the engine's then; None: it draws from the first step on.
     """
     seed, scale = session.settings.seed, session.settings.backward_scale
     compilation = compilation_of(session.training_set)
@@ -164,18 +154,10 @@ class OrdinaryEngine:
         ranks: Ranks = ALONE,
         shards: ShardedModel | None = None,
     ) -> None:
-        """Plans ``steps`` batches of ``batch_size``, shuffled anew each epoch from ``seed``.
+        """Plans ``steps`` batches of ``batch_size`` units, shuffled anew each epoch from ``seed``.
 
-        Args:
-            model: What requires grad trains.
-            steps: The step to end at.
-            batch_size: Units of a batch.
-            seed: Of the order.
-            loss_scale: What losses are multiplied by before the backward pass.
-            state: Of a run that broke off, to go on with.
-            steps_taken: Steps it had taken then.
-            ranks: The run's processes: the first draws for all, each adds up its share.
-            shards: ``model``, where each rank has but a shard of it.
+        A run that broke off goes on with its ``state`` after the steps it had taken. The first rank
+        draws for all, and each adds up its share.
         """
         self._ranks, self._seed, self._shards = ranks, seed, shards
         self._loss_scale = loss_scale
@@ -207,12 +189,7 @@ class OrdinaryEngine:
             "dropout": _written_state(torch.get_rng_state()),
         }
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
     def draw(self, num_units: int) -> list[int]:
@@ -271,17 +248,9 @@ class ClippedEngine:
         ranks: Ranks = ALONE,
         shards: ShardedModel | None = None,
     ) -> None:
-        """Binds a model to a plan.
+        """Binds a model to a plan, which has each phase's clipping norm.
 
-        Args:
-            model: As ``PrivacyEngine``.
-            plan: What is drawn, and each phase's clipping norm.
-            options: How to clip; the norm is each phase's own.
-            seed: Of draws, dropout and views.
-            state: Of a run that broke off, to go on with.
-            steps_taken: Steps it had taken then.
-            ranks: The run's processes; each adds up its share of the first one's draw.
-            shards: ``model``, where each rank has but a shard of it.
+        The rest is as for ``OrdinaryEngine``; draws, dropout and views are from ``seed``.
         """
         self.steps, self.steps_taken = plan.steps, steps_taken
         self._model, self._plan, self._ranks, self._shards = model, plan, ranks, shards

@@ -70,13 +70,8 @@ def train_privately(
     Where a step that is taken again does not come out as it was, all processes go back to the
     checkpoint and go on with new keys.
 
-    Args:
-        session: Everything the run trains with.
-        plan: The mechanism that was accounted for.
-        privacy: How it is carried out.
-        epsilon_after: What a number of noisy steps costs, for progress and listeners.
-        resume_point: Where the run broke off, to go on from there; None: it begins, or this is not
-            the first process.
+    ``epsilon_after`` is what a number of noisy steps costs, for progress and listeners. The first
+    process alone has a resume point, where the run broke off.
 
     Returns:
         As ``put_released_in_place``.
@@ -128,9 +123,7 @@ class PrivateRun:
     ) -> WeightAverage | None:
         """Takes the steps that are left, saves the model, closes the ledger and deletes the keys.
 
-        Args:
-            resume_point: As ``train_privately``.
-            reseeds: Whether redone steps are to have new noise, though they could be replayed.
+        Redone steps have new noise, though they could be replayed, where it ``reseeds``.
 
         Returns:
             As ``put_released_in_place``.
@@ -170,8 +163,13 @@ class PrivateRun:
                 journal.ledger.close(released=session.save_model())
                 delete_generator_states(session.folder / CHECKPOINTS)
 
+            told = session
+            if journal is not None and session.handover is not None:
+                every = session.settings.checkpoint_every
+                witness = HeadWitness(session.handover, journal.ledger, every=every)
+                told = replace(session, listeners=(*session.listeners, witness))
             take_steps(
-                session if journal is None else self._witnessed(journal.ledger),
+                told,
                 engine,
                 training_state,
                 beside_state=beside_state,
@@ -197,11 +195,6 @@ class PrivateRun:
         Redone steps have the noise they had, as if nothing had happened, where that can be; else
         every one of them is one more step, in ledger and epsilon, and the run ends at the last step
         within its budget, unless it may overspend it.
-
-        Args:
-            held: Closes both.
-            resume_point: Where the run broke off; None: it begins.
-            reseeds: As ``take_steps``.
         """
         path, plan = self.session.folder / LEDGER, write_plan(self.plan)
         if resume_point is None:
@@ -272,10 +265,8 @@ class PrivateRun:
     def _last_step(self, done: int, before: Sequence[int], taken: int) -> int:
         """Returns the step to end at: what is spent and what is to come cost the plan's steps.
 
-        Args:
-            done: Steps of the weights.
-            before: Steps of each stream that has ended.
-            taken: Steps of the one that goes on.
+        The weights have ``done`` steps, each stream of noise that ended ``before``, and the one
+        that goes on ``taken``.
         """
         if self.privacy.resume_overspend or not self.privacy.has_budget:
             return self.plan.steps
@@ -356,23 +347,8 @@ class PrivateRun:
             loss_scale=loss_scale.state() if isinstance(loss_scale, AdaptiveLossScale) else None,
         )
 
-    def _witnessed(self, ledger: Ledger) -> Session:
-        """Returns the session, the run's witness among its listeners if it has one."""
-        session = self.session
-        if session.handover is None:
-            return session
-        every = session.settings.checkpoint_every
-        witness = HeadWitness(session.handover, ledger, every=every)
-        return replace(session, listeners=(*session.listeners, witness))
-
     def _journal(self, held: ExitStack, ledger: Ledger, steps_done: int) -> JournaledLedger:
-        """Returns the journal, which ``held`` closes.
-
-        Args:
-            held: Closes it.
-            ledger: New or reopened.
-            steps_done: Steps of the ledger that stand; those beyond it are replayed.
-        """
+        """Returns the journal, which ``held`` closes; steps beyond ``steps_done`` are replayed."""
         path, environment = private_path(self.session.folder, JOURNAL), self.environment
         journal = JournaledLedger(ledger, path, environment=environment, steps_done=steps_done)
         return held.enter_context(journal)

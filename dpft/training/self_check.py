@@ -26,12 +26,7 @@ INDEPENDENCE_TOLERANCE = 1e-4
 
 
 def synthetic_losses(
-    model: nn.Module,
-    count: int,
-    longest: int,
-    *,
-    layout: Layout = CAUSAL_TEXT,
-    ragged: bool = True,
+    model: nn.Module, count: int, longest: int, *, layout: Layout = CAUSAL_TEXT, ragged: bool = True
 ) -> Callable[[], Tensor]:
     """Returns what computes the losses of one synthetic batch on the model's device."""
     rows = layout.synthetic(model, count, longest, ragged=ragged)

@@ -67,13 +67,9 @@ class Diagnostics:
     """Appends one line a step to private/diagnostics.jsonl."""
 
     def __init__(self, run: Path, *, max_grad_norm: float | None, goes_on: bool = False) -> None:
-        """Opens the file, mode 0600.
+        """Opens the file, mode 0600; what is in it stays where the run goes on.
 
-        Args:
-            run: The run's folder.
-            max_grad_norm: Norm above which a gradient counts as clipped; None where the style
-                has no such norm.
-            goes_on: Whether what is in the file stays.
+        Above ``max_grad_norm`` a gradient counts as clipped; None where the style has no such norm.
         """
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if goes_on else os.O_TRUNC)
         descriptor = os.open(private_path(run, DIAGNOSTICS), flags, 0o600)
@@ -128,22 +124,17 @@ def read_signal_to_noise(run: Path) -> list[float]:
     path = run / DIAGNOSTICS
     ratios: list[object] = []
     for line in read_file(path).split(b"\n") if path.exists() else []:
-        step, ratio = _measured(line)
+        try:
+            measured = parse(json.loads(line), StepMeasured)
+        except (ValueError, RecursionError):  # no step's, or torn
+            continue
+        step, ratio = measured.step, measured.signal_to_noise
         if 1 <= step <= SIGNAL_STEPS:
             ratios = [*ratios[: step - 1], ratio]
             if len(ratios) < step:  # a line before it is gone
                 return []
     known = [ratio for ratio in ratios if isinstance(ratio, float) and 0 <= ratio < math.inf]
     return known if len(known) == len(ratios) else []
-
-
-def _measured(line: bytes) -> tuple[int, object]:
-    """Returns a line's step and its ratio; step 0 where it is no step's, or is torn."""
-    try:
-        measured = parse(json.loads(line), StepMeasured)
-    except (ValueError, RecursionError):
-        return 0, None
-    return measured.step, measured.signal_to_noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,13 +161,8 @@ class Start:
 def share_start(start: Start | None, training_state: TrainingState, ranks: Ranks) -> Start:
     """Returns the first process's start on each, its weights and optimizer in place of their own.
 
-    What is cut into shards stays: each rank has its own, and the moments that go with it.
-
-    Args:
-        start: The first one's; None on the others.
-        training_state: Of the same model and optimizer everywhere; moments may be missing, where
-            the model is whole.
-        ranks: The processes.
+    What is cut into shards stays: each rank has its own, and the moments that go with it. Of a
+    whole model moments may be missing beside the first process.
     """
     if ranks.size == 1:
         assert start is not None
@@ -199,23 +185,15 @@ def share_start(start: Start | None, training_state: TrainingState, ranks: Ranks
     heard = json.loads(said)
     with torch.no_grad():
         ranks.copy_first([tensor for tensor in weights if not is_cut(tensor)])
-    received = _received(moments, heard["moments"], ranks)
+    received = {}  # in the processor's memory
+    for name, (shape, dtype) in heard["moments"].items():
+        blank = torch.empty(shape, dtype=getattr(torch, dtype))
+        received[name] = moments[name].detach().cpu() if name in moments else blank
+        ranks.copy_first([received[name]])
     if not ranks.is_first and not in_shards:
         restore_optimizer(training_state, received)
         restore_scheduler(training_state, int(heard["schedule"]))
     return Start(**heard["start"])
-
-
-def _received(
-    own: Mapping[str, Tensor], layout: Mapping[str, tuple[list[int], str]], ranks: Ranks
-) -> dict[str, Tensor]:
-    """Returns the first process's tensors, in the processor's memory."""
-    received = {}
-    for name, (shape, dtype) in layout.items():
-        blank = torch.empty(shape, dtype=getattr(torch, dtype))
-        received[name] = own[name].detach().cpu() if name in own else blank
-        ranks.copy_first([received[name]])
-    return received
 
 
 def gathered(
@@ -334,15 +312,9 @@ def prepare_training_state(
     """Returns model, optimizer and schedule as they are before the next step.
 
     A whole model is restored on the first process, which then shares it (``share_start``). Of a
-    model in shards, each process reads its own part of the first one's checkpoint.
-
-    Args:
-        session: What steps are taken with.
-        steps: How many are planned.
-        resume_point: Where the run goes on from, on the first process; None: it begins, or this is
-            another process.
-        noise_std_at: Standard deviation of the noise in each number of the gradient of a step
-            (counted from 0); None: there is none, or no step is taken.
+    model in shards, each process reads its own part of the first one's checkpoint. The first
+    process alone has a resume point, where the run goes on. ``noise_std_at`` gives the standard
+    deviation of the noise in each number of the gradient of a step (counted from 0).
 
     Raises:
         InputError: The optimizer cannot work on shards.
@@ -372,18 +344,12 @@ def prepare_training_state(
 
         optimizer.register_step_pre_hook(tell)
 
-    def path() -> str | None:
-        return None if resume_point is None else str(resume_point.checkpoint.path.absolute())
-
-    def restore() -> None:
-        if resume_point is not None:
-            restore_checkpoint(resume_point.checkpoint.path, training_state)
-
     ranks, shards = session.ranks, session.shards
+    path = None if resume_point is None else resume_point.checkpoint.path.absolute()
     if shards is None:
-        ranks.first(restore)
+        ranks.first(lambda: path and restore_checkpoint(path, training_state))
         return training_state
-    restored = ranks.first_to_all(path)
+    restored = ranks.first_to_all(lambda: path and str(path))
     if restored is not None:
         restore_checkpoint(Path(restored), training_state, shards=shards)
     return training_state
@@ -404,21 +370,12 @@ def take_steps(
 ) -> None:
     """Runs the loop up to the last checkpoint; SIGTERM ends it after the step it is in.
 
-    Args:
-        session: Everything the run trains with.
-        engine: Where gradients come from.
-        training_state: What its steps move.
-        beside_state: What a checkpoint holds beside that, as ``save_checkpoint`` takes it; asked on
-            the first process.
-        goes_on: Whether the checkpoint to begin with is there already.
-        max_grad_norm: Norm above which a gradient counts as clipped; None: nothing is counted.
-        epsilon_after: What is spent once the weights have taken a number of steps; None for a
-            non-private run, and on all processes but the first.
-        check_state: Refuses what is to be released and changed without noise; asked on the first
-            process after the first step and before each checkpoint.
-        before_first_draw: Writes down on the first process what the run is bound to, once there is
-            a checkpoint.
-        noise_history: This rank's noise that later noise hangs together with; None: no noise does.
+    The checkpoint to begin with is there already where the run ``goes_on``; with it is kept what
+    ``beside_state`` gives, as ``save_checkpoint`` takes it. ``before_first_draw`` writes down what
+    the run is bound to, once there is a checkpoint, and ``check_state`` refuses what is to be
+    released and changed without noise, after the first step and before each checkpoint: all these
+    are asked on the first process. ``noise_history`` gives this rank's noise that later noise hangs
+    together with; None: no noise does.
 
     Raises:
         SystemExit: The run was terminated; a checkpoint of its last step is complete.
@@ -526,10 +483,7 @@ class AfterStep:
     """Both on the first process alone."""
 
     def __call__(self, statistics: StepStatistics) -> None:
-        """Ends a step.
-
-        Args:
-            statistics: What the step says of this process's records; private.
+        """Ends a step, whose statistics say of this process's records, and are private.
 
         Raises:
             SystemExit: The run was terminated; a checkpoint of the step is complete.
@@ -555,6 +509,8 @@ class AfterStep:
         self._tell_listeners(step, stops=stops)
         if is_saved:
             self.save(step)
+            # A request that came meanwhile needs no other step: this one's checkpoint is there.
+            stops = ranks.any(self.terminated())[0] and step < last_step
         if self.progress is not None:
             self.progress.advance(step)
         if stops:

@@ -121,12 +121,7 @@ class WeightAverage:
 def check_averaging(
     own: "WeightAverage | None", began: Mapping[str, Any] | None, checkpoint: object
 ) -> None:
-    """Refuses to go on with another average than the run began with.
-
-    Args:
-        own: Of the configuration.
-        began: What the checkpoint says, as ``Averaging.describe`` wrote it; None: there is none.
-        checkpoint: What a message calls the checkpoint.
+    """Refuses to go on with another average than the run began with, as its checkpoint says.
 
     Raises:
         InputError: They differ.
@@ -220,12 +215,7 @@ class DeviceConfig:
         """
         import torch
 
-        from dpft.devices import (
-            accelerator,
-            add_in_one_order,
-            chosen_device,
-            only_whole_precision,
-        )
+        from dpft.devices import accelerator, add_in_one_order, chosen_device, only_whole_precision
 
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)

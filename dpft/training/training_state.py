@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -169,12 +168,7 @@ class TensorFiles:
                 self._stretches.setdefault(name, []).append(_Stretch(file, shape))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._opened.close()
 
     @property
@@ -212,12 +206,8 @@ def write_tensors(
 ) -> dict[str, str]:
     """Writes weights and moments to a checkpoint's folder; returns each file's checksum.
 
-    Every rank of a model in shards calls it, and learns all checksums.
-
-    Args:
-        folder: Empty, and the same on every rank.
-        training_state: This rank's.
-        shards: The model, where this rank has a shard of it.
+    Every rank of a model in shards calls it, and learns all checksums. The folder is empty, and the
+    same on every rank.
 
     Raises:
         RunError: The disk is full, or a rank cannot reach the folder.

@@ -42,13 +42,14 @@ def test_no_section_needs_a_library_that_takes_seconds_to_import() -> None:
 import sys
 from dpft.cli.commands import subcommand
 from dpft.config.load import config_directory
-from dpft.config.schema import METHODS, TRACKING, optimizer_class
+from dpft.config.schema import METHODS, TRACKING
+from dpft.training.optimizers import OPTIMIZERS
 from dpft.tasks.base import TASKS
 
 for name in ("eval", "export", "generate", "plan", "train", "tune"):
     subcommand(name)
 for group, choose in (
-    ("method", METHODS.named), ("optimizer", optimizer_class),
+    ("method", METHODS.named), ("optimizer", OPTIMIZERS.named),
     ("task", TASKS.named), ("tracking", TRACKING.named),
 ):
     for option in (config_directory() / group).glob("*.yaml"):

@@ -17,7 +17,7 @@ from dpft.models.source import ModelConfig
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.runs.task_model import TrainedModel, head_of, prepare_model, trained_model_of_run
 from dpft.tasks.base import TASKS, LabeledExample, Task
-from dpft.training.optimizers import SchedulerConfig, optimizer_class
+from dpft.training.optimizers import OPTIMIZERS, SchedulerConfig
 from dpft.training.training_config import TrainingConfig
 from tests.models import small
 from tests.slowness import slow_but, slow_but_every
@@ -35,7 +35,7 @@ def configuration(task: Task, model: ModelConfig, method: Method) -> TrainConfig
     return TrainConfig(
         task=task, model=model, method=method, privacy=NoPrivacy(name="none"),
         train=TrainingConfig(expected_batch_size=2, steps=1, seed=5),
-        optimizer=optimizer_class("adamw")(name="adamw"),
+        optimizer=OPTIMIZERS.named("adamw")(name="adamw"),
         scheduler=SchedulerConfig(name="constant"),
         eval=EvalConfig(), decode=DecodeConfig(),
     )  # fmt: skip

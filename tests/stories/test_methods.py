@@ -2,12 +2,15 @@
 
 import functools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from dpft import open_run
+from dpft.errors import StateError
 from dpft.methods.base import METHODS
 from tests.slowness import slow, slow_but
 from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace, own_entries
@@ -127,6 +130,45 @@ def test_a_runs_model_names_no_path_that_the_user_did_not_give(
     assert files
     for path in files:
         assert str(workspace.root).encode() not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("name", slow_but(("lora",), ("lora", "adapter", "prefix")))
+def test_an_adapter_over_another_base_is_refused(
+    workspace: Workspace, trained: Train, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base that learned the records without noise would bear the promise of the run."""
+    copy, other = workspace.root / f"{name}_moved", workspace.root / f"{name}_base"
+    monkeypatch.chdir(workspace.root)
+    shutil.copytree(trained(name), copy)
+    shutil.copytree(workspace.root / "model", other)
+    (weights,) = other.glob("*.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    config = copy / "config.yaml"
+    written = config.read_text()
+    assert written.count("path: model\n") == 1
+    asked = [
+        ("eval", f"run={copy.name}"),
+        ("generate", f"run={copy.name}", "prompts=data/test.jsonl"),
+        *(("export", f"run={copy.name}", f"merge={merge}") for merge in ("true", "false")),
+    ]
+    for edited in (f"path: {other.name}\n", "path: model\n  init: random\n"):
+        kept = [
+            line for line in written.splitlines(keepends=True) if "init: pretrained" not in line
+        ]
+        config.write_text("".join(kept).replace("path: model\n", edited))
+        for command in asked:
+            outcome = workspace.run(*command)
+            assert (outcome.code, outcome.out) == (3, ""), outcome.err
+            assert "must be the model that the run trained on" in outcome.err
+        with pytest.raises(StateError, match="must be the model that the run trained on"):
+            open_run(copy).load_model()
+    config.write_text(written)
+    assert workspace.run("export", f"run={copy.name}", "merge=false").code == 0
+    record = json.loads((copy / "model/tensors.json").read_text())
+    exported = json.loads((copy / "export/tensors.json").read_text())
+    assert exported["base"] == record["base"] and exported["tensors"] == record["tensors"]
 
 
 @pytest.mark.slow

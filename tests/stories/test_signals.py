@@ -59,7 +59,7 @@ def check_goes_on(workspace: Workspace, folder: str) -> None:
 TERM, INT = signal.SIGTERM, signal.SIGINT
 PHASES = {
     "a step": (JournaledLedger, "record_step", 3, 3),
-    "a checkpoint": (training_state, "save_file", 3, 3),  # of step 2; heard at the next one's end
+    "a checkpoint": (training_state, "save_file", 3, 2),
     "the evaluation": (evaluation, "evaluate", 2, 5),
     "the scores": (run_ending, "write_scores", 1, 5),
     "the report": (run_ending, "write_report", 1, 5),

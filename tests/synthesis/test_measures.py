@@ -12,7 +12,7 @@ import pytest
 
 from dpft.records.synthesis import Synthesis
 from dpft.reports.terminal import Grid
-from dpft.synthesis import personal
+from dpft.synthesis import measures
 from dpft.synthesis.columns import Text
 from dpft.synthesis.measures import (
     Tables,
@@ -20,16 +20,19 @@ from dpft.synthesis.measures import (
     bins,
     cramers_v,
     leakage,
+    marginal,
     marginals,
     measured,
+    patterns,
+    personal_data,
+    stretch,
+    stretch_name,
     texts,
     total_variation,
     usefulness,
 )
-from dpft.synthesis.page import _place_of_bin, private_page, terminal
-from dpft.synthesis.personal import patterns, personal_data
+from dpft.synthesis.outcome import _place_of_bin, private_page, terminal
 from dpft.synthesis.schema import Row, schema_of
-from dpft.synthesis.stretches import marginal, stretch, stretch_name
 from tests.synthesis.tables import SCHEMA as CONTENT
 from tests.synthesis.tables import visitors
 
@@ -209,7 +212,7 @@ def test_presidio_adds_to_the_patterns_and_asks_no_network(monkeypatch: pytest.M
         "Call 07700 900123 or (212) 555-0123.": 2,
         "Between 2020-01-02 and 12:30 nothing was 42.": 0,
     }
-    finder, by = personal._finder()
+    finder, by = measures._finder()
     assert by.startswith("presidio") and ("names" in by)
     for text, expected in texts.items():
         assert len(finder(text)) == expected, text

@@ -11,8 +11,14 @@ import yaml
 
 from dpft.data.raw_rows import Row
 from dpft.errors import InputError
-from dpft.synthesis.draft import draft_schema
-from dpft.synthesis.schema import FaultyCell, Schema, from_json_schema, read_schema, schema_of
+from dpft.synthesis.schema import (
+    FaultyCell,
+    Schema,
+    draft_schema,
+    from_json_schema,
+    read_schema,
+    schema_of,
+)
 from tests.synthesis.tables import SCHEMA, visitors
 
 

@@ -61,7 +61,7 @@ def run(engine, model=None, hooks=None, units=None):
     seen = []
     train(
         model, replace(training_set(), units=units), engine=engine, optimizer=optimizer,
-        scheduler=scheduler, after_step=seen.append, hooks=hooks,
+        scheduler=scheduler, after_step=seen.append, hooks=hooks or Hooks([]),
     )  # fmt: skip
     return seen
 

@@ -17,7 +17,6 @@ from dpft.training.optimizers import (
     SchedulerConfig,
     make_optimizer,
     make_scheduler,
-    optimizer_class,
     schedule_factors,
 )
 
@@ -119,7 +118,7 @@ def test_adafactor_is_given_its_own_settings() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS.entries())
 def test_an_optimizer_is_chosen_by_its_name(name: str) -> None:
-    config = optimizer_class(name)()
+    config = OPTIMIZERS.named(name)()
     assert config.name == name
     made = optimizer_of(nn.Parameter(torch.zeros(1, 1)), config, weight_decay=0.25)
     assert type(made) is KINDS[name]
@@ -211,7 +210,7 @@ def test_a_factor_holds_from_the_first_step_on() -> None:
     ("make", "given", "sentence"),
     [
         (
-            optimizer_class,
+            OPTIMIZERS.named,
             {"name": "lion"},
             "optimizer.name must be one of adafactor, adam, adam_bc, adamw, muon, sgd, got 'lion'",
         ),
@@ -253,7 +252,7 @@ def test_a_bad_setting_is_refused_by_name(make, given: dict, sentence: str) -> N
     ],
 )
 def test_each_says_how_much_of_a_gradient_stays(name: str, settings: dict, stays: float) -> None:
-    assert optimizer_class(name)(name=name, **settings).decay_of_mean == stays
+    assert OPTIMIZERS.named(name)(name=name, **settings).decay_of_mean == stays
 
 
 def test_the_factors_of_a_schedule_are_those_of_its_steps() -> None:

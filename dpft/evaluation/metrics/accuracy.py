@@ -1,9 +1,23 @@
-"""Accuracy: the share of examples whose predicted class is the right one."""
+"""Accuracies: of classes, of attributes, of generated texts and of tokens, and top-5 accuracy.
+
+``accuracy`` is of labels, ``text_accuracy`` of generated texts, to the letter, as Ponomareva et al.
+2022 count every task of GLUE, CoLA and STS-B too: a text that is no label is wrong.
+``token_accuracy`` is what they call accuracy of pre-training: of span corruption, of the hidden
+tokens and the sentinels between them. It depends on the tokenizer and on what is hidden.
+"""
 
 from collections.abc import Sequence
 
 from dpft.errors import InputError
-from dpft.evaluation.metrics.base import LABELS, metric
+from dpft.evaluation.metrics.base import (
+    ATTRIBUTES,
+    LABELS,
+    NEXT_TOKENS,
+    RANKINGS,
+    TEXTS,
+    NotComputed,
+    metric,
+)
 
 
 @metric(
@@ -35,3 +49,75 @@ def check_classes(name: str, *columns: Sequence[float]) -> None:
                 f"task.metrics=[{name}] is for classes, whole numbers, got {value:g}; for scores"
                 " use pearson or spearman."
             )
+
+
+FIVE = 5
+
+
+@metric(
+    RANKINGS,
+    description="Share of examples whose right class is among the five likeliest; 0..1.",
+    citation="Russakovsky et al. 2015 (ImageNet, arXiv 1409.0575), section 4.1.",
+)
+def top_5_accuracy(ranked: Sequence[Sequence[float]], gold: Sequence[float]) -> float:
+    """Returns the share of examples whose class is among the first five, 0..1."""
+    hits = [right in list(classes)[:FIVE] for classes, right in zip(ranked, gold, strict=True)]
+    return sum(hits) / len(hits)
+
+
+@metric(
+    ATTRIBUTES,
+    description="Mean over attributes of the share of examples told right; 0..1.",
+    citation="Bu et al. 2022 (arXiv 2210.00036), Table 17.",
+)
+def mean_accuracy(predicted: Sequence[Sequence[float]], gold: Sequence[Sequence[float]]) -> float:
+    """Returns the mean over attributes of the share of equal entries, 0..1.
+
+    Every attribute has as many examples, so that it is the share of all entries.
+    """
+    told = [
+        one == right
+        for ones, rights in zip(predicted, gold, strict=True)
+        for one, right in zip(ones, rights, strict=True)
+    ]
+    return sum(told) / len(told)
+
+
+@metric(
+    TEXTS,
+    description="Share of inputs whose text is a reference, to the letter; 0..1.",
+    citation="Ponomareva et al. 2022 (Findings of ACL), section 4; Raffel et al. 2020"
+    " (arXiv 1910.10683).",
+    key="accuracy",
+)
+def text_accuracy(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Returns the share of predictions that equal a reference, blanks at the ends aside, 0..1.
+
+    >>> text_accuracy(["positive", "Positive", " 3.8"], [["positive"], ["positive"], ["3.8"]])
+    0.6666666666666666
+    """
+    right = [
+        prediction.strip() in {text.strip() for text in texts}
+        for prediction, texts in zip(predictions, references, strict=True)
+    ]
+    return sum(right) / len(right)
+
+
+@metric(
+    NEXT_TOKENS,
+    description="Share of the references' tokens that are the model's likeliest; 0 to 1.",
+    citation="Ponomareva et al. 2022 (Findings of ACL), section 4.",
+)
+def token_accuracy(right_counts: Sequence[int], token_counts: Sequence[int]) -> float:
+    """Returns the share of right tokens, every token of every reference counting the same.
+
+    >>> token_accuracy([3, 0], [4, 2])
+    0.5
+
+    Raises:
+        NotComputed: There is no token.
+    """
+    total = sum(token_counts)
+    if total == 0:
+        raise NotComputed("the references have no tokens")
+    return sum(right_counts) / total

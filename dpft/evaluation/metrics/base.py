@@ -88,14 +88,7 @@ METRICS: Registry[MetricSpec] = Registry("dpft.evaluation.metrics", key="each of
 def metric(
     inputs: str, *, description: str, citation: str, **options: Any
 ) -> Callable[[Score], Score]:
-    """Returns a decorator that registers a function as the metric of its name.
-
-    Args:
-        inputs: As ``MetricSpec.inputs``.
-        description: As there.
-        citation: As there.
-        options: The other fields of ``MetricSpec``.
-    """
+    """Returns a decorator that registers a function as the metric of its name."""
 
     def registered(score: Score) -> Score:
         spec = MetricSpec(

@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from dpft.errors import InputError
@@ -210,12 +209,7 @@ class Accountants:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in self._processes.values():
             process.close()
 

@@ -48,21 +48,12 @@ def epsilon(mechanism: SampledGaussian, longest: int | None = None) -> Epsilon:
         RuntimeError: The mesh is too coarse for the mechanism (from prv_accountant).
     """
     if mechanism.accounted_rate == 1:
-        return _exact(mechanism)
-    lower, estimate, upper = _bounds(mechanism, longest)
-    return Epsilon(lower=lower, estimate=estimate, upper=upper)
+        import dp_accounting
 
-
-def _exact(mechanism: SampledGaussian) -> Epsilon:
-    """Composes Gaussians: ``steps`` of them are one of noise_multiplier / sqrt(steps)."""
-    import dp_accounting
-
-    noise = mechanism.noise_multiplier / math.sqrt(mechanism.steps)
-    exact = dp_accounting.get_epsilon_gaussian(noise, mechanism.delta)
-    return Epsilon(lower=exact, estimate=exact, upper=exact)
-
-
-def _bounds(mechanism: SampledGaussian, longest: int | None) -> tuple[float, float, float]:
+        # Gaussians compose: ``steps`` of them are one of noise_multiplier / sqrt(steps).
+        noise = mechanism.noise_multiplier / math.sqrt(mechanism.steps)
+        exact = dp_accounting.get_epsilon_gaussian(noise, mechanism.delta)
+        return Epsilon(lower=exact, estimate=exact, upper=exact)
     import numpy as np
 
     # The library computes in long double: 80 bits on x86, but only 64 on some machines.
@@ -71,8 +62,8 @@ def _bounds(mechanism: SampledGaussian, longest: int | None) -> tuple[float, flo
         accountant = _accountant(mechanism)
     else:
         accountant = _kept_accountant(replace(mechanism, steps=longest))
-    bounds: tuple[float, float, float] = accountant.compute_epsilon(delta, [mechanism.steps])
-    return bounds
+    lower, estimate, upper = accountant.compute_epsilon(delta, [mechanism.steps])
+    return Epsilon(lower=lower, estimate=estimate, upper=upper)
 
 
 @lru_cache(maxsize=1)

@@ -92,16 +92,13 @@ def selection_curve(trial: NDArray[np.float64], count: TrialCount) -> NDArray[np
     """
     orders = np.array(rdp.ORDERS)
     other = (1 - 1 / orders) * trial - math.log(count.gamma) / orders
-    least_other = min(other.min(), _at_order_one(trial, count))
+    # of the other order 1, where nothing of a finite divergence is left
+    at_one = -math.log(count.gamma) if math.isfinite(trial[0]) else math.inf
+    least_other = min(other.min(), at_one)
     released = trial + math.log(count.expected) / (orders - 1) + (1 + count.eta) * least_other
     # Renyi divergence never falls in its order: what bounds a larger order bounds this one.
     least: NDArray[np.float64] = np.minimum.accumulate(released[::-1])[::-1]
     return least
-
-
-def _at_order_one(trial: NDArray[np.float64], count: TrialCount) -> float:
-    """Returns the term of the other order 1, where nothing of a finite divergence is left."""
-    return -math.log(count.gamma) if math.isfinite(trial[0]) else math.inf
 
 
 def selection_epsilon(trials: Iterable[SampledGaussian], count: TrialCount) -> Epsilon:

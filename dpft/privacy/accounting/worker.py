@@ -12,9 +12,9 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import IO, Any
+from typing import Any
 
 from dpft.privacy.accounting import pld, prv, rdp
 from dpft.privacy.accounting.mechanism import Epsilon, mechanism_of
@@ -38,8 +38,13 @@ def main(library: str, seconds: float, wall_seconds: float, memory: int, nicenes
         niceness: How far it stands back behind other processes.
     """
     os.nice(niceness)
-    answers = _private_stdout()
-    _limit_memory(memory)
+    # Answers go to the parent's pipe; what is printed goes to stderr, where it does no harm.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+    with suppress(OSError, ValueError):  # macOS has no such limit; the time limit still holds there
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     with _alarms(seconds, wall_seconds):
         importlib.import_module(library)
     for line in sys.stdin:
@@ -69,22 +74,6 @@ def _alarms(seconds: float, wall_seconds: float) -> Iterator[None]:
     yield
     signal.setitimer(signal.ITIMER_PROF, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _limit_memory(memory: int) -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
-    try:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    except (OSError, ValueError):  # macOS has no such limit; the time limit still holds there.
-        return
-
-
-def _private_stdout() -> IO[str]:
-    """Returns the pipe to the parent and points stdout at stderr, where prints do no harm."""
-    pipe = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return pipe
 
 
 if __name__ == "__main__":

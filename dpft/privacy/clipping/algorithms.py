@@ -52,12 +52,7 @@ from dpft.privacy.clipping.heads import (
 )
 from dpft.privacy.clipping.norms import CarefulSquares
 from dpft.privacy.clipping.patch_use import PatchUse
-from dpft.privacy.clipping.recording import (
-    CollectedNorms,
-    NormCollector,
-    RecordingEngine,
-    Rows,
-)
+from dpft.privacy.clipping.recording import CollectedNorms, NormCollector, RecordingEngine, Rows
 from dpft.privacy.clipping.separation.proof import ordinary_gradients
 from dpft.privacy.clipping.uses import GradientUse, OuterProduct, Use, merge_uses
 
@@ -360,12 +355,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_engine(
-    name: str,
-    model: nn.Module,
-    style: ClippingStyle,
-    *,
-    groups: Mapping[str, int],
-    tuning: Tuning,
+    name: str, model: nn.Module, style: ClippingStyle, *, groups: Mapping[str, int], tuning: Tuning
 ) -> Engine:
     """Returns the engine called ``name``, or the one that ``auto`` picks, which is logged.
 

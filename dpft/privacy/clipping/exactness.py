@@ -4,11 +4,12 @@ The first batch of a call signature is checked before it is used: each row runs 
 model (``single_example``); losses and gradients of at most eight rows, in another order, are
 compared with the bare model's (``proof``); and their losses with those among all rows
 (``cross_example``), as are those of two more subsets, and the gradients of halves of the last. That
-is eight calls of ``compute_losses``: on all rows without a graph, on three subsets, on two halves,
-on the last subset clipped, and the last, which is used. A plan that is not exact falls back to
-larger modules (``regions``). At the 16th batch of a signature, the 32nd and so on, and at one that
-is half as large again as all before, all but the proof is made again; and where losses come another
-way than any before, by another function of the caller's, they are compared as at a first batch.
+is ten calls of ``compute_losses``: on all rows without a graph, on three subsets, on the last of
+them again for its second half, on the two halves, on it bare and clipped, and on all, which is
+used. A plan that is not exact falls back to larger modules (``regions``). At the 16th batch of a
+signature, the 32nd and so on, and at one that is half as large again as all before, all but the
+proof is made again; and where losses come another way than any before, by another function of the
+caller's, they are compared as at a first batch.
 
 ``LossCheck`` is the part that every engine does: the model, and what computes losses around it, may
 mix examples in ways that no gradient shows (a batch mean, a rank, a sort), so losses are compared.
@@ -271,7 +272,9 @@ class LoopLossCheck(LossCheck):
                 return losses
             snapshot = snapshot or ModelSnapshot(self._model)
             try:
-                self._compare(asked, survey, losses, self._precision)
+                expected = losses.detach()
+                del losses
+                self._compare(asked, survey, expected, self._precision)
             finally:
                 snapshot.restore()
             compared, self._forced = True, False
@@ -400,8 +403,9 @@ class ExactnessCheck(LossCheck):
                 self._put_back()
                 asked.state.restore()
                 continue
-            self._prove(asked, losses.detach() if survey else None, failed=failed)
-            del losses
+            expected = losses.detach() if survey else None
+            del losses  # and what the caller computed for all rows
+            self._prove(asked, expected, failed=failed)
             asked.state.restore()
             if not self._plans.saw_a_call:
                 return compute_losses()

@@ -27,21 +27,19 @@ from dpft.devices import sent
 from dpft.errors import RunError
 from dpft.head_losses import Chunk, Targets, add_weight_gradient, chunks
 from dpft.privacy.clipping.choices import ProductShape, ghost_is_cheaper
-from dpft.privacy.clipping.products import (
-    as_factor,
-    in_norm_dtype,
-    product,
-    stays_half,
-    weighted_product,
-)
 from dpft.privacy.clipping.squares import (
     LONGEST,
     Squares,
+    as_factor,
     formed_squares,
     ghost_squares,
     gram_squares,
+    in_norm_dtype,
     is_same_tensor,
     lengths,
+    product,
+    stays_half,
+    weighted_product,
 )
 from dpft.privacy.clipping.uses import SMALL, OuterProduct, RecomputedUse, Use
 

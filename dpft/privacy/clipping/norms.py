@@ -22,14 +22,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpft.privacy.clipping.products import in_norm_dtype, stays_half
 from dpft.privacy.clipping.squares import (
     LONGEST,
     LOSS_SHARE,
     Squares,
     formed_squares,
+    in_norm_dtype,
     lost_by_underflow,
     product_sums,
+    stays_half,
     sums_of_squares,
 )
 from dpft.privacy.clipping.uses import (
@@ -134,18 +135,11 @@ def _rechecked(uses: Sequence[Use], examples: Tensor, dtype: torch.dtype) -> tup
         floor = (_RESOLUTION[dtype].floor * _norm_bound(chosen)).square()
         longest = torch.stack([use.extent() for use in chosen]).amax(0)
         formed = exact.isfinite() & ((exact < floor) | (longest > LONGEST))
-    return _with_formed_norms(uses, examples, formed, exact), formed
-
-
-def _with_formed_norms(
-    uses: Sequence[Use], examples: Tensor, formed: Tensor, squares: Tensor
-) -> Tensor:
-    """Returns the squares, those of formed gradients taken of what ``formed_gradient`` gives."""
-    values = squares.clone()
+    values = exact.clone()
     for place in formed.nonzero()[:, 0].tolist():
         parts = [part.square().sum() for _, part in formed_gradient(uses, examples[place])]
         values[place] = torch.stack(parts).sum()
-    return values
+    return values, formed
 
 
 def formed_gradient(uses: Sequence[Use], example: Tensor) -> Iterator[tuple[slice, Tensor]]:

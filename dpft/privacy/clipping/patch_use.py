@@ -19,12 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpft.privacy.clipping.choices import BLOCK_BYTES, FLOAT_BYTES, PatchShape, ghost_is_cheaper
-from dpft.privacy.clipping.products import in_norm_dtype, norm_dtype
 from dpft.privacy.clipping.squares import (
     Squares,
     formed_squares,
     ghost_squares,
+    in_norm_dtype,
     lengths,
+    norm_dtype,
     sums_of_squares,
 )
 

@@ -35,13 +35,13 @@ from dpft.privacy.clipping.norms import (
     unchecked_squares,
 )
 from dpft.privacy.clipping.patches import Patches, watch_for_unrecorded_gradients
-from dpft.privacy.clipping.products import in_norm_dtype
 from dpft.privacy.clipping.recorder import Recorder
 from dpft.privacy.clipping.squares import (
     GramPair,
     Squares,
     gram_bands,
     gram_pairs,
+    in_norm_dtype,
     in_rows,
     is_same_tensor,
     lost_by_underflow,
@@ -235,7 +235,15 @@ class NormCollector:
         if len(uses) == 1 and isinstance(use, GradientUse):
             self._add_formed(name, use.values)
         elif len(uses) == 1 and type(use) is OuterProduct and ghost_is_cheaper(use.shape):
-            self._add_grams(name, use)
+            row = self._new_row(name)
+            left, right = use.left, use.right
+            known = None if self._shared is None else self._shared.bands(right)
+            for pair in gram_pairs(left, right, known=known):
+                key = (*pair.left.shape, pair.left.element_size(), pair.steps)
+                self._grams[key].append((row, pair))
+                most = numbers_at_a_time(pair.left.device) // GRAM_SHARE
+                if (len(self._grams[key]) + 1) * pair.left.numel() > most:
+                    self._close_grams(key)
         else:
             squares = unchecked_squares(uses)
             self._squares[squares.values.dtype].append((self._new_row(name), squares))
@@ -307,17 +315,6 @@ class NormCollector:
         # What float64 does not hold is not finite.
         self._formed.append((self._new_row(*matrix.names), squares, torch.zeros_like(squares)))
         self._matrices.append(matrix)
-
-    def _add_grams(self, name: str, use: OuterProduct) -> None:
-        row = self._new_row(name)
-        left, right = use.left, use.right
-        known = None if self._shared is None else self._shared.bands(right)
-        for pair in gram_pairs(left, right, known=known):
-            key = (*pair.left.shape, pair.left.element_size(), pair.steps)
-            self._grams[key].append((row, pair))
-            most = numbers_at_a_time(pair.left.device) // GRAM_SHARE
-            if (len(self._grams[key]) + 1) * pair.left.numel() > most:
-                self._close_grams(key)
 
     def _close_grams(self, key: tuple[int, ...]) -> None:
         rows, pairs = zip(*self._grams.pop(key), strict=True)

@@ -22,8 +22,8 @@ from dpft.head_losses import Chunk, LossHead, Targets, token_losses
 from dpft.privacy.clipping.choices import instantiated_is_smaller
 from dpft.privacy.clipping.heads import HeadProduct, RecomputedHead, SeenChunks
 from dpft.privacy.clipping.patch_use import PatchUse, Window
-from dpft.privacy.clipping.products import in_norm_dtype
 from dpft.privacy.clipping.recorder import Recorder, Tap, expanded, on_the_whole_batch
+from dpft.privacy.clipping.squares import in_norm_dtype
 from dpft.privacy.clipping.uses import GradientUse, OuterProduct, RowsUse, Use
 
 
@@ -48,12 +48,14 @@ def sum_dtype(gradients: Tensor) -> torch.dtype:
     return torch.float64 if gradients.dtype == torch.float64 else torch.float32
 
 
-def linear_forward(layer: nn.Linear, recorder: Recorder) -> Callable[[Tensor], Tensor]:
-    """Returns ``y = x W^T + bias`` for ``W`` of shape (outputs, inputs), recording its uses."""
+def dense_forward(layer: nn.Linear | Conv1D, recorder: Recorder) -> Callable[[Tensor], Tensor]:
+    """Returns ``y = x W^T + bias``, or ``y = x W + bias`` of a Conv1D, recording W's uses."""
+    transposed = isinstance(layer, Conv1D)
 
     def record(inputs: Tensor | None, backprops: Tensor) -> None:
         if layer.weight.requires_grad and inputs is not None:
-            use = OuterProduct(as_sequence(backprops), as_sequence(inputs))
+            factors = as_sequence(backprops), as_sequence(inputs)
+            use = OuterProduct(*(reversed(factors) if transposed else factors))
             recorder.record(layer, "weight", use)
         _record_bias(layer, backprops, recorder)
 
@@ -61,27 +63,8 @@ def linear_forward(layer: nn.Linear, recorder: Recorder) -> Callable[[Tensor], T
 
     def forward(inputs: Tensor) -> Tensor:
         if tap.is_used:
-            return _tapped(inputs, layer, tap)
-        return dense(inputs, layer.weight, layer.bias, record)
-
-    return forward
-
-
-def conv1d_forward(layer: Conv1D, recorder: Recorder) -> Callable[[Tensor], Tensor]:
-    """Returns ``y = x W + bias`` for ``W`` of shape (inputs, outputs), recording its uses."""
-
-    def record(inputs: Tensor | None, backprops: Tensor) -> None:
-        if layer.weight.requires_grad and inputs is not None:
-            use = OuterProduct(as_sequence(inputs), as_sequence(backprops))
-            recorder.record(layer, "weight", use)
-        _record_bias(layer, backprops, recorder)
-
-    tap = Tap(recorder, record)
-
-    def forward(inputs: Tensor) -> Tensor:
-        if tap.is_used:
-            return _tapped(inputs, layer, tap, transposed=True)
-        return dense(inputs, layer.weight, layer.bias, record, transposed=True)
+            return _tapped(inputs, layer, tap, transposed=transposed)
+        return dense(inputs, layer.weight, layer.bias, record, transposed=transposed)
 
     return forward
 
@@ -167,7 +150,7 @@ class _Dense(torch.autograd.Function):
 
 def loss_head_forward(layer: LossHead, recorder: Recorder) -> Callable[..., Tensor]:
     """Returns the layer's forward in each of its ways, recording its weight's uses."""
-    logits = linear_forward(layer, recorder)
+    logits = dense_forward(layer, recorder)
 
     def forward(
         hidden: Tensor, labels: Tensor | None = None, shares: Tensor | None = None
@@ -551,9 +534,9 @@ Rule = Callable[[Any, Recorder], Callable[..., Any]]
 
 LAYER_RULES: Mapping[type[nn.Module], Rule] = MappingProxyType(
     {
-        nn.Linear: linear_forward,
+        nn.Linear: dense_forward,
         LossHead: loss_head_forward,
-        Conv1D: conv1d_forward,
+        Conv1D: dense_forward,
         nn.Embedding: embedding_forward,
         nn.LayerNorm: layer_norm_forward,
         nn.RMSNorm: rms_norm_forward,

@@ -20,20 +20,18 @@ from torch import Tensor
 from dpft.devices import add_rows
 from dpft.privacy.clipping.choices import ProductShape, examples_per_block, ghost_is_cheaper
 from dpft.privacy.clipping.patch_use import PatchUse
-from dpft.privacy.clipping.products import (
-    in_norm_dtype,
-    norm_dtype,
-    product,
-    stays_half,
-    weighted_product,
-)
 from dpft.privacy.clipping.squares import (
     Squares,
     formed_squares,
     ghost_squares,
+    in_norm_dtype,
     lengths,
     lost_by_underflow,
+    norm_dtype,
+    product,
+    stays_half,
     sums_of_squares,
+    weighted_product,
 )
 from dpft.privacy.clipping.trainable import Units
 

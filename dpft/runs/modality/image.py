@@ -6,7 +6,7 @@ checkpoint brings, in the form that transformers reads, says how pixels are scal
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
@@ -26,22 +26,6 @@ BILINEAR = 2
 """Pillow's number of the way of resizing."""
 
 
-class Normalized(Protocol):
-    """What says how images are normalized, such as an ``ImageLayout``."""
-
-    @property
-    def form(self) -> ImageForm:
-        """What an image is made into."""
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """Of each channel."""
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """Of each channel."""
-
-
 class ImageProcessing:
     """The steps from an image to a model's input; ``save_pretrained`` as processors have it."""
 
@@ -52,24 +36,6 @@ class ImageProcessing:
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes preprocessor_config.json, which ``AutoImageProcessor`` reads."""
         write_json(Path(folder) / PREPROCESSOR, self.values)
-
-
-def processor_of(layout: Normalized) -> ImageProcessing:
-    """Returns what is done to images as the layout has them."""
-    form = layout.form
-    return ImageProcessing(
-        {
-            "image_processor_type": "ViTImageProcessor",
-            "do_resize": True,
-            "size": {"height": form.height, "width": form.width},
-            "resample": BILINEAR,
-            "do_rescale": True,
-            "rescale_factor": 1 / 255,
-            "do_normalize": True,
-            "image_mean": list(layout.mean),
-            "image_std": list(layout.std),
-        }
-    )
 
 
 USUAL_SIZE = 224
@@ -95,36 +61,6 @@ def own_size(config: PretrainedConfig, place: str) -> int:
     if len(set(sides)) > 1:
         raise InputError(f"the model must see square images, got {place}, made for {[*sides]}.")
     return sides[0] if sides else USUAL_SIZE
-
-
-def channels_of(config: PretrainedConfig) -> int:
-    """Returns how many channels a model sees: 1, gray, or 3, color."""
-    channels, _ = _made_for(config)
-    if channels not in (GRAY, COLOR):
-        raise InputError(f"the model must see images of 1 or 3 channels, got {channels}.")
-    return channels
-
-
-def check_size(form: ImageForm, config: PretrainedConfig) -> None:
-    """Refuses a size that the model cannot take.
-
-    A model with positions takes the one that they are for; convolutions take any that is not
-    smaller than what their strides make one number of.
-    """
-    _, sides = _made_for(config)
-    has_positions = hasattr(config, "num_attention_heads") or hasattr(config, "num_heads")
-    has_positions = has_positions or bool(_timm_checkpoint(config).get("fixed_input_size"))
-    if has_positions and sides and form.height != sides[0]:
-        raise InputError(
-            f"task.image_size must be {sides[0]}, which the positions of the model are for, got"
-            f" {form.height}; leave it out."
-        )
-    least = smallest_size(config)
-    if form.height < least:
-        raise InputError(
-            f"task.image_size must be at least {least}, of which the model's strides leave one"
-            f" number, got {form.height}; raise it, or choose a smaller model."
-        )
 
 
 def smallest_size(config: Any) -> int:
@@ -179,7 +115,22 @@ class ImageModality(Modality):
     ) -> None:
         """See ``Modality.check_fit``: sizes that the model can take."""
         check_pillow()
-        check_size(self._form(task, architecture), architecture.read)
+        # Positions are for one size; convolutions take any that their strides leave a number of.
+        form, config = self._form(task, architecture), architecture.read
+        _, sides = _made_for(config)
+        has_positions = hasattr(config, "num_attention_heads") or hasattr(config, "num_heads")
+        has_positions = has_positions or bool(_timm_checkpoint(config).get("fixed_input_size"))
+        if has_positions and sides and form.height != sides[0]:
+            raise InputError(
+                f"task.image_size must be {sides[0]}, which the positions of the model are for, got"
+                f" {form.height}; leave it out."
+            )
+        least = smallest_size(config)
+        if form.height < least:
+            raise InputError(
+                f"task.image_size must be at least {least}, of which the model's strides leave one"
+                f" number, got {form.height}; raise it, or choose a smaller model."
+            )
 
     def processor(
         self,
@@ -191,7 +142,21 @@ class ImageModality(Modality):
         tokens: tuple[str, ...] = (),
     ) -> Any:
         """See ``Modality.processor``: what is done to an image, as transformers writes it down."""
-        return processor_of(self._planned(task, architecture, head))
+        layout = self._planned(task, architecture, head)
+        form = layout.form
+        return ImageProcessing(
+            {
+                "image_processor_type": "ViTImageProcessor",
+                "do_resize": True,
+                "size": {"height": form.height, "width": form.width},
+                "resample": BILINEAR,
+                "do_rescale": True,
+                "rescale_factor": 1 / 255,
+                "do_normalize": True,
+                "image_mean": list(layout.mean),
+                "image_std": list(layout.std),
+            }
+        )
 
     def layout(self, task: ImageTask, architecture: Architecture, head: Head) -> ImageLayout:
         """See ``Modality.layout``."""
@@ -217,7 +182,10 @@ class ImageModality(Modality):
     def _form(self, task: ImageTask, architecture: Architecture) -> ImageForm:
         size = task.of_size(own_size(architecture.read, origin(architecture.model))).image_size
         assert size is not None
-        return ImageForm(channels=channels_of(architecture.read), height=size, width=size)
+        channels, _ = _made_for(architecture.read)
+        if channels not in (GRAY, COLOR):
+            raise InputError(f"the model must see images of 1 or 3 channels, got {channels}.")
+        return ImageForm(channels=channels, height=size, width=size)
 
 
 def _for_channels(key: str, values: tuple[float, ...], channels: int) -> tuple[float, ...]:

@@ -8,12 +8,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from dpft.data.batches import TextLayout
+from dpft.data.batches import JsonWeights, TextLayout
 from dpft.data.chat import ChatEncoding
 from dpft.data.classification_rows import LabelWordEncoding, SentenceEncoding, label_word_ids
 from dpft.data.corpora import CorpusEncoding
 from dpft.data.encoding import Encoding, TextEncoding
-from dpft.data.json_weights import JsonWeights
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.architecture import (

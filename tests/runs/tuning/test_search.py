@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from dpft.errors import StateError
-from dpft.files import TUNING
+from dpft.files import TRIALS, TUNING
 from dpft.records.costs import Search, Trial
+from dpft.records.form import write_record
 from dpft.records.ledger import Calibration
-from dpft.runs.tuning import draw_trials, read_search, write_search
+from dpft.runs.tuning import draw_trials, read_search
 from tests.config.test_tune import command
 
 SEARCH = Search(
@@ -23,7 +24,7 @@ SEARCH = Search(
 def test_a_search_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / TUNING).mkdir(parents=True)
     assert read_search(tmp_path) is None
-    write_search(tmp_path, SEARCH)
+    write_record(tmp_path / TRIALS, SEARCH, mode=0o600)
     assert read_search(tmp_path) == SEARCH
 
 

@@ -12,7 +12,7 @@ that computes something else again may scale every gradient by what the batch he
 of each half of the subset is compared with what that half alone gives (``check_gradients``).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -223,7 +223,7 @@ class CrossExampleCheck:
         """Compares the gradient of each half of some rows with the same without the other half.
 
         Args:
-            among: Losses of all of them, with a graph that stays.
+            among: Losses of all of them, whose graph is used up: beside it each half needs its own.
             parameters: What trains, by name.
             scale: What losses are multiplied by before they are backpropagated.
 
@@ -256,15 +256,21 @@ class CrossExampleCheck:
         weights = [torch.zeros_like(among.losses.detach()) for _ in parts]
         for own, (_, places) in zip(weights, parts, strict=True):
             own[places] = scale * each[: len(places)].to(own)
-        _, expected = self._fingerprints(
-            among, weights, parameters, around, again=inside, inside=inside
-        )
+        expected = []
+        for own in weights:
+            # A graph each: beside one that is kept the gradient would have no room.
+            again = inside or not among.losses.requires_grad
+            _, prints = self._fingerprint(
+                among, own, parameters, around, again=again, inside=inside
+            )
+            expected.append(prints)
+            among.losses = among.losses.detach()
         for prints, own, (rows, places) in zip(expected, weights, parts, strict=True):
             part = replace(among, survey=replace(among.survey, rows=rows))
             as_many = own if among.survey.compared is not None else own[places]
             try:
-                losses, (got,) = self._fingerprints(
-                    part, [as_many], parameters, around, again=True, inside=inside
+                losses, got = self._fingerprint(
+                    part, as_many, parameters, around, again=True, inside=inside
                 )
             except NothingCompared:
                 if among.survey.every_unit is None:
@@ -281,17 +287,17 @@ class CrossExampleCheck:
             if not _gradients_alike(prints, got, self._coarsest(among.losses)):
                 raise RunError(COUPLED_GRADIENTS)
 
-    def _fingerprints(
+    def _fingerprint(
         self,
         subset: SubsetLosses,
-        weights: Sequence[Tensor],
+        weights: Tensor,
         parameters: Mapping[str, Tensor],
         around: Context,
         *,
         again: bool,
         inside: bool,
-    ) -> tuple[Tensor, list[dict[str, Tensor]]]:
-        """Returns a subset's losses, and fingerprints of their gradients, weighted in some ways.
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns a subset's losses, and a fingerprint of each gradient of their weighted sum.
 
         Args:
             subset: Whose losses.
@@ -303,21 +309,20 @@ class CrossExampleCheck:
         """
         if not again:
             with around():
-                return subset.losses, _fingerprints(subset.losses, weights, parameters, nullcontext)
+                return subset.losses, _fingerprints(subset.losses, weights, parameters)
         self.state.restore()
-        wanted = weights[0].shape
         try:
             with subset.again(self.model_calls, lambda _: False, around) as taken:
                 losses = self.compute_losses()
                 with taken.asleep():  # Weights may be as many as the rows that are cut.
-                    if losses.shape != wanted:
+                    if losses.shape != weights.shape:
                         raise CannotBeCompared("their number does not follow")
                 if inside:
                     taken.mark(weights)
                     with around():
                         return losses, _fingerprints(losses, weights, parameters, taken.asleep)
             with around():
-                return losses, _fingerprints(losses, weights, parameters, nullcontext)
+                return losses, _fingerprints(losses, weights, parameters)
         except CheckpointError:
             raise
         except Exception as error:
@@ -397,26 +402,33 @@ class CrossExampleCheck:
 
 
 def _fingerprints(
-    losses: Tensor, weights: Sequence[Tensor], parameters: Mapping[str, Tensor], unwatched: Context
-) -> list[dict[str, Tensor]]:
-    """Returns, for each way to weight losses, fingerprints of the sum's gradients, by name."""
-    found = []
-    for each in weights:
-        gradients = ordinary_gradients(losses, parameters, weights=each, retain_graph=True)
-        with unwatched():
-            found.append({name: _fingerprint(gradient) for name, gradient in gradients.items()})
-        del gradients  # before those of the next weights take as much
-    return found
+    losses: Tensor,
+    weights: Tensor,
+    parameters: Mapping[str, Tensor],
+    unwatched: Context = nullcontext,
+) -> dict[str, Tensor]:
+    """Returns fingerprints of the gradients of weighted losses by name; frees their graph."""
+    gradients = ordinary_gradients(losses, parameters, weights=weights)
+    with unwatched():
+        return {name: _fingerprint(gradient) for name, gradient in gradients.items()}
 
 
 def _fingerprint(gradient: Tensor) -> Tensor:
-    """Returns a gradient's norm and its projection onto a fixed direction, shape (2,)."""
+    """Returns a gradient's norm and its projection onto a fixed direction, shape (2,).
+
+    Where squares of float32 overflow though the gradient does not, the projection's size is taken
+    for the norm: a sum in float64 would need a copy of twice the gradient's memory.
+    """
     dense = gradient.to_dense() if gradient.is_sparse else gradient
     dense = torch.view_as_real(dense) if dense.is_complex() else dense
     rows = dense.reshape(-1, dense.shape[-1] if dense.dim() else 1)
     steps = [torch.arange(n, device=rows.device, dtype=torch.float64) for n in rows.shape]
     along = (rows @ (1.7 * steps[1]).cos().to(rows.dtype)).double() @ (1.3 * steps[0]).cos()
-    return torch.stack([torch.linalg.vector_norm(rows, dtype=along.dtype), along])
+    each = torch.linalg.vector_norm(
+        rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32)
+    )
+    norm = torch.linalg.vector_norm(each, dtype=along.dtype)
+    return torch.stack([torch.where(norm.isfinite(), norm, along.abs()), along])
 
 
 def _gradients_alike(

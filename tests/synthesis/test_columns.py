@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpft.synthesis.patterns import days, decimals, whole_numbers
+from dpft.synthesis.columns import days, decimals, whole_numbers
 
 ENDS = st.tuples(st.integers(-1200, 1200), st.integers(-1200, 1200)).map(sorted)
 
