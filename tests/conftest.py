@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import json
+import logging
 import os
 import pickle
 import socket
@@ -19,6 +20,7 @@ from typing import IO, Any
 import absl.logging
 import pytest
 import yaml
+from _pytest.logging import catching_logs
 from hydra._internal import config_loader_impl as hydra_loader
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
@@ -72,6 +74,28 @@ def pytest_configure(config: pytest.Config) -> None:
     slowness.LEFT_OUT = config.option.markexpr == "not slow"
     pages.epsilon_plot = drawn_once(pages.epsilon_plot)
     pages.draw_svg = drawn_in_one_pass(pages.draw_svg)
+    catching_logs.__enter__ = attached_to_few  # type: ignore[method-assign]
+
+
+_others: dict[int, list[logging.Logger]] = {}
+"""Loggers but torch's, by how many loggers there are."""
+
+
+def attached_to_few(self: catching_logs[Any]) -> logging.Handler:
+    """Spares each test seven hundred handlers, put on and off sixty loggers of torch's."""
+    root, known = logging.getLogger(), logging.root.manager.loggerDict
+    if len(known) not in _others:
+        loggers = [each for each in known.values() if isinstance(each, logging.Logger)]
+        _others[len(known)] = [each for each in loggers if not each.name.startswith("torch")]
+    if self.level is not None:
+        self.handler.setLevel(self.level)
+        self.orig_level = root.level
+        root.setLevel(min(root.level, self.level))
+    for logger in (root, *(each for each in _others[len(known)] if not each.propagate)):
+        logger.addHandler(self.handler)
+        self.attached_loggers.append(logger)
+    handler: logging.Handler = self.handler
+    return handler
 
 
 def drawn_in_one_pass(draw: Callable[..., Any]) -> Callable[..., Any]:

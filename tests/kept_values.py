@@ -6,9 +6,14 @@ import pickle
 import shutil
 import sys
 from contextlib import suppress
-from importlib.metadata import distributions
+from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
+
+import hydra
+import omegaconf
+import yaml
 
 from dpft.config.load import config_directory
 
@@ -57,10 +62,11 @@ def composition_folder(of_session: Path) -> Path:
 
 
 def _hash_of_what_is_composed() -> str:
-    composing = ("hydra", "omegaconf", "pyyaml")
-    found = {f"{each.name} {each.version}" for each in distributions()}
-    libraries = sorted(each for each in found if each.lower().startswith(composing))
-    hashed = hashlib.sha256(repr((sys.version, libraries)).encode())
+    plugins = find_spec("hydra_plugins")  # what brings launchers and their configurations along
+    places = plugins.submodule_search_locations if plugins else []
+    found = sorted(each.name for each in iter_modules(places))
+    libraries = (sys.version, hydra.__version__, omegaconf.__version__, yaml.__version__, found)
+    hashed = hashlib.sha256(repr(libraries).encode())
     root = config_directory()
     for path in sorted(path for path in root.rglob("*") if path.is_file()):
         content = path.read_bytes()
