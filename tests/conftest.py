@@ -98,6 +98,16 @@ def attached_to_few(self: catching_logs[Any]) -> logging.Handler:
     return handler
 
 
+def pytest_pycollect_makeitem(
+    collector: pytest.Collector, name: str, obj: object
+) -> list[Any] | None:
+    """Makes no case of a test that is slow as a whole where none is asked for."""
+    if not (slowness.LEFT_OUT and name.startswith("test")):
+        return None
+    marks = (*collector.iter_markers(), *getattr(obj, "pytestmark", ()))
+    return [] if any(mark.name == "slow" for mark in marks) else None
+
+
 def drawn_in_one_pass(draw: Callable[..., Any]) -> Callable[..., Any]:
     """Spares each figure the passes that find where its texts would touch: half of its time."""
 
