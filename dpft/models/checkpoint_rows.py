@@ -21,8 +21,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-from dpft.errors import InputError
-from dpft.models.source import WEIGHT_FILES, ModelConfig, loading_errors, origin, source
+from dpft.models.source import WEIGHT_FILES, ModelConfig, loading_errors, source
 from dpft.released import digest_of, digests_in
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -165,13 +164,11 @@ def base_digest(model: ModelConfig) -> str:
 
     Raises:
         InputError: The checkpoint is not found.
+        NotInShards: It has no safetensors under its own name: the hub converts some on the way.
         StateError: A file of it is damaged.
     """
-    try:
-        with loading_errors(model):
-            paths = _paths(model)
-    except NotInShards as error:
-        raise InputError(f"{origin(model)} must be a checkpoint, got none: {error}.") from error
+    with loading_errors(model):
+        paths = _paths(model)
     return digest_of({name: each for path in paths for name, each in digests_in(Path(path))})
 
 

@@ -318,8 +318,13 @@ def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
 def digest_of_base(config: TrainConfig) -> str | None:
     """Returns what a run's adapter is known to stand on; None where its folder holds its base."""
     model = config.model
-    held = config.method.saves_whole_model or model.init != "pretrained" or model.is_no_address
-    return None if held else base_digest(model)
+    if config.method.saves_whole_model or model.init != "pretrained" or model.is_no_address:
+        return None
+    try:
+        return base_digest(model)
+    except NotInShards as error:
+        logger.warning("the ledger will not know the adapter's base by its weights: %s", error)
+        return None
 
 
 def check_base(saved: Path, model: ModelConfig) -> None:
@@ -330,7 +335,13 @@ def check_base(saved: Path, model: ModelConfig) -> None:
         model: The base, as the run's configuration names it now.
     """
     known = recorded_base(saved)
-    if known is not None and (model.init != "pretrained" or base_digest(model) != known):
+    if known is None:
+        return
+    try:
+        found = base_digest(model) if model.init == "pretrained" else None
+    except NotInShards:
+        found = None
+    if found != known:
         raise StateError(
             f"{origin(model)} must be the model that the run trained on, whose digest is in"
             f" {saved / TENSORS}, got another; put its weights, or the run's config.yaml, back as"

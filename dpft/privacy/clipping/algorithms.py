@@ -287,6 +287,8 @@ class LoopEngine(Engine):
     ) -> None:
         super().__init__(model, style, groups=groups, tuning=tuning)
         self._check = LoopLossCheck(model, self.trainable)
+        self.looks = True
+        """Whether losses are checked; not where another engine has checked the same ones."""
 
     def install(self) -> None:
         """Watches the model's calls; its layers stay as they are."""
@@ -298,7 +300,7 @@ class LoopEngine(Engine):
 
     def compute(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
         """See ``Engine.compute``."""
-        return self._check.losses(compute_losses, units)
+        return self._check.losses(compute_losses, units) if self.looks else compute_losses()
 
     def accumulate(self, losses: Tensor, units: Tensor | None) -> ClippedBatch:
         """See ``Engine.accumulate``."""

@@ -393,6 +393,24 @@ def test_a_sound_clipper_passes_and_the_model_is_left_alone():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("engine", ["book_keeping", "loop"])
+def test_what_the_engine_has_checked_is_not_checked_again_beside_it(engine):
+    asked = []
+    model = gpt2()
+    losses = records().losses(model)
+
+    def oracle():
+        asked.append(len(asked))
+        return losses()
+
+    options = ClippingOptions(max_grad_norm=0.5, engine=engine)
+    assert self_check(model, [losses], options, oracles=[oracle]) < 1e-5
+    assert len(asked) == 1
+    mixed = lambda: losses() + losses().mean().detach()  # noqa: E731
+    with pytest.raises(RunError, match="depends on another example's loss or inputs"):
+        self_check(model, [mixed], options)
+
+
 def test_gradients_that_are_not_finite_are_said_to_be_that_and_name_the_scale():
     """Not the one-at-a-time loop, which nobody chose."""
     model = gpt2()
