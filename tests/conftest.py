@@ -37,7 +37,7 @@ from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledG
 from dpft.records.form import as_json
 from dpft.reports import pages
 from tests import slowness
-from tests.kept_values import KeptValues, composition_folder
+from tests.kept_values import KeptValues, lasting_folder
 
 # Set before torch or a Hugging Face library is imported, here and in every child process.
 os.environ.update(
@@ -176,17 +176,19 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def known_answers(shared_folder: Path) -> dict[Any, Any]:
-    """What accountants answered, here or in another test worker."""
-    return KeptValues(shared_folder, Epsilon)
+def lasting_answers(shared_folder: Path) -> dict[Any, Any]:
+    """What these accountants answered, in a run of the tests before as well."""
+    libraries = ("dp_accounting", "prv_accountant", "scipy", "numpy")
+    sources = Path(worker.__file__).parent
+    return KeptValues(lasting_folder("answers", shared_folder, sources, *libraries), Epsilon)
 
 
 @pytest.fixture(scope="session")
-def accountants(known_answers: dict[Any, Any]) -> Accountants:
+def accountants(lasting_answers: dict[Any, Any]) -> Accountants:
     """Accountants that answer in this process: one of their own starts slower than a tiny run."""
     made = Accountants()
     here = {library: AnsweringHere() for library in made._processes}
-    vars(made).update(_answers=known_answers, _processes=here)
+    vars(made).update(_answers=lasting_answers, _processes=here)
     return made
 
 
@@ -498,7 +500,9 @@ def shipped_configuration_composed_once(shared_folder: Path) -> Iterator[None]:
     configurations, which may change, is read each time.
     """
     make_list = hydra_loader.create_defaults_list
-    known = KeptValues(composition_folder(shared_folder), bytes)
+    libraries = ("hydra", "omegaconf", "yaml", "hydra_plugins")
+    folder = lasting_folder("compositions", shared_folder, Path(SHIPPED), *libraries)
+    known = KeptValues(folder, bytes)
     merge = hydra_loader.ConfigLoaderImpl._compose_config_from_defaults_list
 
     def remembered(make: Callable[[], Any], repo: Any, *asked: object) -> Any:

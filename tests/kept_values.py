@@ -8,14 +8,7 @@ import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
-
-import hydra
-import omegaconf
-import yaml
-
-from dpft.config.load import config_directory
 
 
 class KeptValues(dict[Any, Any]):
@@ -44,31 +37,42 @@ class KeptValues(dict[Any, Any]):
         return self._folder / f"kept-{hashlib.sha256(repr(key).encode()).hexdigest()}"
 
 
-def composition_folder(of_session: Path) -> Path:
-    """Returns where is kept what Hydra makes of the shipped configuration as it is today.
+def lasting_folder(name: str, of_session: Path, sources: Path, *libraries: str) -> Path:
+    """Returns a folder for what comes of sources and libraries as they are today.
 
-    That is beside the bytecode, under a hash of every file of the configuration and of the
-    libraries that compose it. What was made of others is removed. Where no bytecode is written,
-    nothing outlives the session.
+    It is beside the bytecode, under a hash of every file of the sources and of the libraries'
+    versions; what came of others is removed. Where no bytecode is written, nothing outlives the
+    session.
+
+    Args:
+        name: What is kept.
+        of_session: The folder to return where nothing may outlive the session.
+        sources: A folder.
+        libraries: Modules and packages, by the names under which they are imported.
     """
     if sys.dont_write_bytecode:
         return of_session
-    folder = Path(__file__).parent / "__pycache__" / f"compositions-{_hash_of_what_is_composed()}"
-    for other in folder.parent.glob("compositions-*"):
+    hashed = hashlib.sha256(repr((sys.version, [*map(_as_it_is, libraries)])).encode())
+    for path in sorted(path for path in sources.rglob("*") if path.is_file()):
+        if path.suffix != ".pyc":
+            content = path.read_bytes()
+            hashed.update(f"{path.relative_to(sources)} {len(content)} ".encode() + content)
+    folder = Path(__file__).parent / "__pycache__" / f"{name}-{hashed.hexdigest()[:16]}"
+    for other in folder.parent.glob(f"{name}-*"):
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def _hash_of_what_is_composed() -> str:
-    plugins = find_spec("hydra_plugins")  # what brings launchers and their configurations along
-    places = plugins.submodule_search_locations if plugins else []
-    found = sorted(each.name for each in iter_modules(places))
-    libraries = (sys.version, hydra.__version__, omegaconf.__version__, yaml.__version__, found)
-    hashed = hashlib.sha256(repr(libraries).encode())
-    root = config_directory()
-    for path in sorted(path for path in root.rglob("*") if path.is_file()):
-        content = path.read_bytes()
-        hashed.update(f"{path.relative_to(root)} {len(content)} ".encode() + content)
-    return hashed.hexdigest()[:16]
+def _as_it_is(library: str) -> str:
+    """Returns what is installed of a library: the names and times of the files beside its first.
+
+    To look its version up in the metadata of all that is installed takes a quarter of a second.
+    """
+    found = find_spec(library)
+    if found is None:
+        return f"{library} is not there"
+    places = found.submodule_search_locations or [str(found.origin)]
+    files = [path for place in places for path in sorted(Path(place).glob("*"))]
+    return f"{library} {[(path.name, path.stat().st_mtime_ns) for path in files]}"
