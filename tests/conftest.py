@@ -26,6 +26,7 @@ from hydra._internal.config_repository import CachingConfigRepository, ConfigRep
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.defaults_list import Overrides
 from hydra.core.object_type import ObjectType
+from omegaconf import DictConfig, ListConfig
 from omegaconf.base import Metadata
 from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
@@ -545,22 +546,40 @@ def shipped_configuration_composed_once(shared_folder: Path) -> Iterator[None]:
 def configurations_copied_quickly() -> Iterator[None]:
     """Spares each command a quarter of its time before its task: Hydra copies it all six times.
 
-    What is known of each value has fields of plain values and two mappings; copy.deepcopy takes
-    it apart and puts it together again by names. A repository's copy begins with new sources.
+    OmegaConf makes each copied value anew, with checks, and copy.deepcopy takes apart by names what
+    is known of it, which is fields of plain values and two mappings. Values themselves are shared,
+    as OmegaConf shares them. A repository's copy begins with new sources.
     """
 
-    def copied(known: Metadata, _: object) -> Metadata:
+    def copied(known: Metadata) -> Metadata:
         made: Metadata = object.__new__(type(known))
         vars(made).update(vars(known), flags=known.flags and dict(known.flags))
         cached = {name: dict(values) for name, values in known.resolver_cache.items()}
         made.resolver_cache = defaultdict(dict, cached)
         return made
 
+    def copied_under(parent: Any, node: Any) -> Any:
+        made = object.__new__(type(node))
+        own = vars(made)
+        own.update(vars(node), _parent=parent, _metadata=copied(vars(node)["_metadata"]))
+        inside = own.get("_content")
+        own["_flags_cache"] = copy.copy(own["_flags_cache"]) if "_content" in own else None
+        if isinstance(inside, dict):
+            own["_content"] = {name: copied_under(made, each) for name, each in inside.items()}
+        elif isinstance(inside, list):
+            own["_content"] = [copied_under(made, each) for each in inside]
+        return made
+
+    def copier(copy_slowly: Callable[..., Any]) -> Callable[..., Any]:
+        return wraps(copy_slowly)(lambda own, _: copied_under(vars(own)["_parent"], own))
+
     def delegate_to(self: CachingConfigRepository, delegate: ConfigRepository) -> None:
         self.delegate, self.cache = copy.copy(delegate), {}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Metadata, "__deepcopy__", copied, raising=False)
+        patch.setattr(Metadata, "__deepcopy__", lambda own, _: copied(own), raising=False)
+        for kind in (DictConfig, ListConfig):
+            patch.setattr(kind, "__deepcopy__", copier(kind.__deepcopy__))
         patch.setattr(CachingConfigRepository, "__init__", delegate_to)
         yield
 

@@ -21,7 +21,7 @@ class KeptValues(dict[Any, Any]):
 
     def __contains__(self, key: object) -> bool:
         if not super().__contains__(key):
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, EOFError, pickle.UnpicklingError):
                 super().__setitem__(key, pickle.loads(self._file(key).read_bytes()))
         return super().__contains__(key)
 
