@@ -66,7 +66,7 @@ def lasting_folder(name: str, of_session: Path, sources: Path, *libraries: str) 
 
 
 def _as_it_is(library: str) -> str:
-    """Returns what is installed of a library: the names and times of the files beside its first.
+    """Returns what is installed of a library: the names and times of what its folder holds.
 
     To look its version up in the metadata of all that is installed takes a quarter of a second.
     """
@@ -74,5 +74,6 @@ def _as_it_is(library: str) -> str:
     if found is None:
         return f"{library} is not there"
     places = found.submodule_search_locations or [str(found.origin)]
-    files = [path for place in places for path in sorted(Path(place).glob("*"))]
+    files = [path for place in places for path in sorted(Path(place).glob("[!_]*"))]
+    files += [path for place in places for path in Path(place).glob("__init__.py")]
     return f"{library} {[(path.name, path.stat().st_mtime_ns) for path in files]}"
