@@ -12,7 +12,8 @@ STAMP := $(VENV)/.installed
 WORKERS ?= 2
 # Two processes of one thread each finish sooner than one process of two threads; a file's tests stay
 # together, since they share what is slow to set up, and long files come first (tests/conftest.py).
-# Bytecode is kept, or each process that a test starts would compile all of dpft.
+# Bytecode is kept, or each process that a test starts would compile all of dpft; beside it is what
+# Hydra composes and accountants answer (tests/kept_values.py), so that a second run takes less.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 PAGES_WITH_EXAMPLES = $(shell grep -l '^```console' -r docs --include='*.md')

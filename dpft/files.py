@@ -450,9 +450,6 @@ def runs_in(folder: Path) -> list[Path]:
             f"runs must be folders of runs, or of sweeps of them, got {str(folder)!r}, which"
             f" {lacks}; give what `dpft train` named, such as outputs/DATE/TIME."
         )
-    return sorted(found, key=_by_number)
-
-
-def _by_number(run: Path) -> tuple[int, str]:
-    """Returns what orders the runs of a sweep: 2 comes before 10, and words before both."""
-    return (int(run.name) if run.name.isdecimal() else -1, run.name)
+    return sorted(  # 2 comes before 10, and words before both
+        found, key=lambda run: (int(run.name) if run.name.isdecimal() else -1, run.name)
+    )

@@ -2,16 +2,16 @@
 
 import copy
 import gc
-import hashlib
 import io
 import json
+import logging
 import os
 import pickle
 import socket
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -20,12 +20,16 @@ from typing import IO, Any
 import absl.logging
 import pytest
 import yaml
+from _pytest.logging import catching_logs
 from hydra._internal import config_loader_impl as hydra_loader
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.defaults_list import Overrides
 from hydra.core.object_type import ObjectType
+from omegaconf import DictConfig, ListConfig
 from omegaconf.base import Metadata
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
 
 from dpft.config.load import config_directory
 from dpft.privacy.accounting import Accountants, worker
@@ -34,6 +38,7 @@ from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledG
 from dpft.records.form import as_json
 from dpft.reports import pages
 from tests import slowness
+from tests.kept_values import KeptValues, lasting_folder
 
 # Set before torch or a Hugging Face library is imported, here and in every child process.
 os.environ.update(
@@ -70,6 +75,38 @@ def pytest_configure(config: pytest.Config) -> None:
     slowness.LEFT_OUT = config.option.markexpr == "not slow"
     pages.epsilon_plot = drawn_once(pages.epsilon_plot)
     pages.draw_svg = drawn_in_one_pass(pages.draw_svg)
+    catching_logs.__enter__ = attached_to_few  # type: ignore[method-assign]
+
+
+_others: dict[int, list[logging.Logger]] = {}
+"""Loggers but torch's, by how many loggers there are."""
+
+
+def attached_to_few(self: catching_logs[Any]) -> logging.Handler:
+    """Spares each test seven hundred handlers, put on and off sixty loggers of torch's."""
+    root, known = logging.getLogger(), logging.root.manager.loggerDict
+    if len(known) not in _others:
+        loggers = [each for each in known.values() if isinstance(each, logging.Logger)]
+        _others[len(known)] = [each for each in loggers if not each.name.startswith("torch")]
+    if self.level is not None:
+        self.handler.setLevel(self.level)
+        self.orig_level = root.level
+        root.setLevel(min(root.level, self.level))
+    for logger in (root, *(each for each in _others[len(known)] if not each.propagate)):
+        logger.addHandler(self.handler)
+        self.attached_loggers.append(logger)
+    handler: logging.Handler = self.handler
+    return handler
+
+
+def pytest_pycollect_makeitem(
+    collector: pytest.Collector, name: str, obj: object
+) -> list[Any] | None:
+    """Makes no case of a test that is slow as a whole where none is asked for."""
+    if not (slowness.LEFT_OUT and name.startswith("test")):
+        return None
+    marks = (*collector.iter_markers(), *getattr(obj, "pytestmark", ()))
+    return [] if any(mark.name == "slow" for mark in marks) else None
 
 
 def drawn_in_one_pass(draw: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,18 +170,26 @@ def _refuse(host: object) -> None:
 
 
 @pytest.fixture(scope="session")
-def known_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
-    """What accountants answered, here or in another test worker."""
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this session that all its test workers share."""
     folder = tmp_path_factory.getbasetemp()
-    return AnswersOfAllWorkers(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder)
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @pytest.fixture(scope="session")
-def accountants(known_answers: dict[Any, Any]) -> Accountants:
+def lasting_answers(shared_folder: Path) -> dict[Any, Any]:
+    """What these accountants answered, in a run of the tests before as well."""
+    libraries = ("dp_accounting", "prv_accountant", "scipy", "numpy")
+    sources = Path(worker.__file__).parent
+    return KeptValues(lasting_folder("answers", shared_folder, sources, *libraries), Epsilon)
+
+
+@pytest.fixture(scope="session")
+def accountants(lasting_answers: dict[Any, Any]) -> Accountants:
     """Accountants that answer in this process: one of their own starts slower than a tiny run."""
     made = Accountants()
     here = {library: AnsweringHere() for library in made._processes}
-    vars(made).update(_answers=known_answers, _processes=here)
+    vars(made).update(_answers=lasting_answers, _processes=here)
     return made
 
 
@@ -166,32 +211,6 @@ class AnsweringHere:
 
     def close(self) -> None:
         """Ends nothing."""
-
-
-class AnswersOfAllWorkers(dict[Any, Any]):
-    """Answers by question, those of the other test workers too, each in a file of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        """Takes the folder that all workers share."""
-        super().__init__()
-        self._folder = folder
-
-    def __contains__(self, question: object) -> bool:
-        if not super().__contains__(question):
-            with suppress(FileNotFoundError):
-                super().__setitem__(question, pickle.loads(self._file(question).read_bytes()))
-        return super().__contains__(question)
-
-    def __setitem__(self, question: object, answer: object) -> None:
-        super().__setitem__(question, answer)
-        if isinstance(answer, Epsilon):
-            # Whole at once: another worker may look for it at this moment.
-            made = self._folder / f"answer-{os.getpid()}"
-            made.write_bytes(pickle.dumps(answer))
-            made.replace(self._file(question))
-
-    def _file(self, question: object) -> Path:
-        return self._folder / f"answer-{hashlib.sha256(repr(question).encode()).hexdigest()}"
 
 
 @pytest.fixture(scope="module")
@@ -401,6 +420,19 @@ def yaml_read_once() -> Iterator[None]:
     """Spares parsing the same files a thousand times: each text is parsed once, and copied."""
     parse, parsed = yaml.load, dict[tuple[str, str], bytes]()
 
+    def of_c(Loader: type) -> type:
+        """Returns the same loader with libyaml's parser, eight times as fast, where it is there."""
+        if not yaml.__with_libyaml__:
+            return Loader
+        from yaml.cyaml import CParser
+
+        def begin(self: Any, stream: str) -> None:
+            CParser.__init__(self, stream)
+            SafeConstructor.__init__(self)
+            Resolver.__init__(self)
+
+        return type(Loader.__name__, (CParser, Loader), {"__init__": begin})
+
     def load(stream: IO[str] | str, Loader: type) -> Any:
         if Loader.__name__ not in ("OmegaConfLoader", "SafeLoader"):
             return parse(stream, Loader)
@@ -410,7 +442,11 @@ def yaml_read_once() -> Iterator[None]:
         if (key := (Loader.__name__, text)) not in parsed:
             named = io.StringIO(text)
             named.name = getattr(stream, "name", "<unicode string>")
-            parsed[key] = pickle.dumps(parse(named, Loader))
+            try:
+                found = parse(text, of_c(Loader))
+            except yaml.YAMLError:  # which the slow parser says in more words
+                found = parse(named, Loader)
+            parsed[key] = pickle.dumps(found)
         return pickle.loads(parsed[key])
 
     with pytest.MonkeyPatch.context() as patch:
@@ -457,13 +493,17 @@ def configuration_files_read_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shipped_configuration_composed_once() -> Iterator[None]:
+def shipped_configuration_composed_once(shared_folder: Path) -> Iterator[None]:
     """Spares composing most of its time: Hydra is given a copy of what it made of these choices.
 
-    Nothing else is remembered: keys that are overridden are set anew, and a folder of a user's own
+    It made it here, in another test worker or in a run of the tests before. Nothing else is
+    remembered: keys that are overridden are set anew, and a folder of a user's own
     configurations, which may change, is read each time.
     """
-    make_list, known = hydra_loader.create_defaults_list, dict[tuple[str, ...], bytes]()
+    make_list = hydra_loader.create_defaults_list
+    libraries = ("hydra", "omegaconf", "yaml", "hydra_plugins")
+    folder = lasting_folder("compositions", shared_folder, Path(SHIPPED), *libraries)
+    known = KeptValues(folder, bytes)
     merge = hydra_loader.ConfigLoaderImpl._compose_config_from_defaults_list
 
     def remembered(make: Callable[[], Any], repo: Any, *asked: object) -> Any:
@@ -506,22 +546,40 @@ def shipped_configuration_composed_once() -> Iterator[None]:
 def configurations_copied_quickly() -> Iterator[None]:
     """Spares each command a quarter of its time before its task: Hydra copies it all six times.
 
-    What is known of each value has fields of plain values and two mappings; copy.deepcopy takes
-    it apart and puts it together again by names. A repository's copy begins with new sources.
+    OmegaConf makes each copied value anew, with checks, and copy.deepcopy takes apart by names what
+    is known of it, which is fields of plain values and two mappings. Values themselves are shared,
+    as OmegaConf shares them. A repository's copy begins with new sources.
     """
 
-    def copied(known: Metadata, _: object) -> Metadata:
+    def copied(known: Metadata) -> Metadata:
         made: Metadata = object.__new__(type(known))
         vars(made).update(vars(known), flags=known.flags and dict(known.flags))
         cached = {name: dict(values) for name, values in known.resolver_cache.items()}
         made.resolver_cache = defaultdict(dict, cached)
         return made
 
+    def copied_under(parent: Any, node: Any) -> Any:
+        made = object.__new__(type(node))
+        own = vars(made)
+        own.update(vars(node), _parent=parent, _metadata=copied(vars(node)["_metadata"]))
+        inside = own.get("_content")
+        own["_flags_cache"] = copy.copy(own["_flags_cache"]) if "_content" in own else None
+        if isinstance(inside, dict):
+            own["_content"] = {name: copied_under(made, each) for name, each in inside.items()}
+        elif isinstance(inside, list):
+            own["_content"] = [copied_under(made, each) for each in inside]
+        return made
+
+    def copier(copy_slowly: Callable[..., Any]) -> Callable[..., Any]:
+        return wraps(copy_slowly)(lambda own, _: copied_under(vars(own)["_parent"], own))
+
     def delegate_to(self: CachingConfigRepository, delegate: ConfigRepository) -> None:
         self.delegate, self.cache = copy.copy(delegate), {}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Metadata, "__deepcopy__", copied, raising=False)
+        patch.setattr(Metadata, "__deepcopy__", lambda own, _: copied(own), raising=False)
+        for kind in (DictConfig, ListConfig):
+            patch.setattr(kind, "__deepcopy__", copier(kind.__deepcopy__))
         patch.setattr(CachingConfigRepository, "__init__", delegate_to)
         yield
 

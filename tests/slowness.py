@@ -52,6 +52,11 @@ def slow_but_each(*values: Collection[Any]) -> list[Any]:
     return slow_but(fast, product(*lists))
 
 
+def without_slow(cases: Iterable[ParameterSet]) -> list[ParameterSet]:
+    """Returns cases that may be marked as slow, less those where no slow one is asked for."""
+    return [case for case in cases if not (LEFT_OUT and pytest.mark.slow in case.marks)]
+
+
 def _slow(value: Any) -> ParameterSet:
     if isinstance(value, ParameterSet):  # one that is slow already
         return value

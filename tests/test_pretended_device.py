@@ -49,6 +49,7 @@ from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case, Outcome, take_steps
 from tests.pretended import LAUNCHES, WAITS, Mismatch, on_pretended
 from tests.privacy.test_methods_twin import RECIPES
+from tests.slowness import slow_but
 from tests.stories import tiny
 from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace
 
@@ -87,7 +88,11 @@ def steps_of(cases: Sequence[Case], device: str) -> list[Outcome]:
     return [take_steps(ALONE, replace(case, device=device)) for case in cases]
 
 
-@pytest.mark.parametrize("name", CASES)
+CHOOSING = [f"method-{name}" for name in ("bitfit", "norms", "top2", "retrain", "linear_probe")]
+"""Methods that only choose what trains, of layers that the other cases have."""
+
+
+@pytest.mark.parametrize("name", slow_but([n for n in CASES if n not in CHOOSING], CASES))
 def test_steps_leave_the_cpus_gradients(name: str) -> None:
     """Draws and noise have the same bits; sums come out of the same kernels, rounded otherwise."""
     cases = CASES[name]

@@ -25,8 +25,6 @@ LEVELS = (
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 ALLOWED_BETWEEN_EQUALS = {
     ("data", "dpft.tasks.base"),
-    ("data", "dpft.tasks.base"),
-    ("data", "dpft.tasks.base"),
     ("reports", "dpft.evaluation.metrics.base"),
 }
 LIBRARY = ("dpft.privacy.clipping.clipper", "dpft.models.batch_norm")

@@ -444,7 +444,9 @@ def words_of_processes(command: "TrainCommand") -> list[str]:
     if command.parallel.name == "none":
         kept = [word for word in kept if key_of(word) != "parallel"] + ["parallel=ddp"]
     folder = f"hydra.run.dir={quoted(str(run_folder()))}"
-    return ["train", *kept, "launch=none", folder, *_flags(job)]
+    own = get_args_parser().parse_intermixed_args(list(job.typed)).config_dir
+    elsewhere = [] if own is None else ["--config-dir", own]  # where configurations are, too
+    return ["train", *kept, "launch=none", folder, *elsewhere]
 
 
 def passed_on(words: Sequence[str]) -> list[str]:
@@ -455,12 +457,6 @@ def passed_on(words: Sequence[str]) -> list[str]:
     """
     ours = (*OF_THE_COMMAND, *OF_SWEEPS)
     return [word for word in words if not key_of(word).startswith(ours)]
-
-
-def _flags(words: "Words") -> list[str]:
-    """Returns Hydra's flag that says where else configurations are."""
-    folder = get_args_parser().parse_intermixed_args(list(words.typed)).config_dir
-    return [] if folder is None else ["--config-dir", folder]
 
 
 def show_scores(

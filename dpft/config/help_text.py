@@ -44,11 +44,6 @@ def field_texts(cls: type) -> dict[str, str]:
     return {entry.name: texts.get(entry.name, "") for entry in configuration_fields(cls)}
 
 
-def field_sentences(cls: type) -> dict[str, str]:
-    """Returns the first sentence of each text of ``field_texts``."""
-    return {name: first_sentence(text) for name, text in field_texts(cls).items()}
-
-
 def first_sentence(text: str) -> str:
     """Returns a text as far as its first full stop, on one line.
 

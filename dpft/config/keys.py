@@ -10,6 +10,7 @@ import difflib
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 from dpft.errors import InputError
@@ -171,9 +172,15 @@ def quoted(word: str) -> str:
     return "'" + word.replace("'", "\\'") + "'"
 
 
+@cache
+def type_hints(root: type) -> dict[str, Any]:
+    """Returns ``typing.get_type_hints`` of a class, which evaluates them each time it is asked."""
+    return get_type_hints(root)
+
+
 def known_keys(root: type, *, parent: str = "") -> list[str]:
     """Returns the keys a dataclass type allows, those of nested dataclasses included."""
-    hints = get_type_hints(root)
+    hints = type_hints(root)
     keys = []
     for entry in configuration_fields(root):
         key = join_key(parent, key_name(entry))

@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -34,6 +34,7 @@ from dpft.config.keys import (
     known_keys,
     nearest,
     plain,
+    type_hints,
     unknown_key,
 )
 from dpft.errors import Faults, InputError
@@ -101,7 +102,7 @@ def build(values: Mapping[str, Any], cls: type, *, key: str, schema: Schema) -> 
     """
     if key in schema.polymorphic:
         cls = _chosen_class(values, key, schema)
-    hints = get_type_hints(cls)
+    hints = type_hints(cls)
     fields = {key_name(entry): entry for entry in configuration_fields(cls)}
     faults, arguments = Faults(), {}
     with faults.gathering():

@@ -444,7 +444,14 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         check_output(self.output)
-        check_human_eval(self)
+        if self.human_eval is None and self.human_eval_runs:
+            raise InputError("human_eval_runs needs human_eval, got none; give human_eval=N.")
+        if self.human_eval is not None and self.human_eval < 1:
+            raise InputError(f"human_eval must be at least 1, or null, got {self.human_eval}.")
+        if self.human_eval is not None and self.run is None:
+            raise InputError(
+                "human_eval needs run, got none; give the folder of a run with run=RUN."
+            )
         for name in ("predictions", "human_eval"):
             if self.parallel.name != "none" and getattr(self, name) is not None:
                 raise InputError(
@@ -471,18 +478,6 @@ class ExportConfig:
     """Folder to write; None: ``export`` in the run's."""
     merge: bool = False
     """Write one whole model, LoRA's change added to the base's weights."""
-
-
-def check_human_eval(config: EvaluateConfig) -> None:
-    """Refuses a rating sheet without inputs, or without a run whose model writes the responses."""
-    if config.human_eval is None:
-        if config.human_eval_runs:
-            raise InputError("human_eval_runs needs human_eval, got none; give human_eval=N.")
-        return
-    if config.human_eval < 1:
-        raise InputError(f"human_eval must be at least 1, or null, got {config.human_eval}.")
-    if config.run is None:
-        raise InputError("human_eval needs run, got none; give the folder of a run with run=RUN.")
 
 
 @dataclass(frozen=True, kw_only=True)

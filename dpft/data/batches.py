@@ -1,7 +1,7 @@
 """Batches: how rows become tensors, and how a logical batch is cut into micro-batches.
 
 A row is what an encoding makes of a record; only its `Layout` looks into it, so that what trains,
-checks and plans knows no kind of it. `TextLayout` is here, images' in ``images/batches``. Position
+checks and plans knows no kind of it. `TextLayout` is here, images' in ``images``. Position
 ids are always expanded to (b, t): a model left to make its own broadcasts one row of them over the
 batch (GPT-2, BERT), and then its position embedding has no per-example gradient.
 

@@ -1,6 +1,6 @@
 """Encodings: from a task's records to rows of token ids; the base class, and the one of texts.
 
-Encodings of labeled texts are in ``classification_rows``, of corpora in ``corpus_rows``, of chats
+Encodings of labeled texts are in ``classification_rows``, of corpora in ``corpora``, of chats
 in ``chat``. Texts become token ids as ``tokenization.tokenize`` defines it, thousands of records in
 one go: a row is a chain of stretches of ids (start, lead, record, separator, target, end); where
 each begins and how much of it stays is arithmetic on lengths, done for all records at once, and one

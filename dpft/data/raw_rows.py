@@ -140,9 +140,15 @@ def _jsonl_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
     for number, line in enumerate(decoded_lines(stream, file), start=1):
         if line.isspace():
             continue
-        values = _json_object(line)
-        fault = "not a JSON object; each line must hold one, on one line."
-        yield Row(line_place(file, number), values or {}, fault=fault if values is None else None)
+        try:
+            values = _DECODER.decode(line)
+        except (ValueError, RecursionError):
+            values = None
+        if isinstance(values, dict):
+            yield Row(line_place(file, number), values)
+        else:
+            fault = "not a JSON object; each line must hold one, on one line."
+            yield Row(line_place(file, number), {}, fault=fault)
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -155,15 +161,6 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 """Made once: to make it takes as long as to read a short line."""
-
-
-def _json_object(line: str) -> dict[str, object] | None:
-    """Returns the object of a line; None where it holds none."""
-    try:
-        value = _DECODER.decode(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def packed(read: Callable[[Iterable[bytes], str], Iterator[Row]]) -> Reader:

@@ -151,9 +151,6 @@ def group_by_unit(values: Sequence[str]) -> list[list[int]]:
 
     >>> group_by_unit(["ann", "bob", "ann"])
     [[0, 2], [1]]
-
-    Args:
-        values: The unit of each record.
     """
     positions: dict[str, list[int]] = {}
     for position, value in enumerate(values):

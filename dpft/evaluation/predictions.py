@@ -63,7 +63,12 @@ def read_predictions(
         raise InputError(f"predictions must end in .jsonl, .tsv or .txt (or .gz), got {path}.")
     lines = _lines(path)
     if kind == ".txt":
-        return _predictions_by_line(path, [repair(line) for line in lines], inputs, wanted)
+        if len(lines) not in (len(inputs), len(wanted)):
+            raise InputError(
+                f"{path}: predictions must have one line for each distinct input of the split, in"
+                f" order of first occurrence, got {len(lines)} lines, which are not as many."
+            )
+        return [repair(line) for line in lines[: len(wanted)]]
     rows = _ROW_READERS[kind](path, [repair(line) for line in lines])
     found = _rows_by_input(path, rows, {repair(name).strip() for name in inputs}, repair)
     names = [repair(name).strip() for name in wanted]
@@ -98,17 +103,6 @@ def _bytes(path: Path) -> bytes:
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
         raise InputError(f"predictions must name a readable file, got {path}: {reason}.") from None
-
-
-def _predictions_by_line(
-    path: Path, lines: list[str], inputs: Sequence[str], wanted: list[str]
-) -> list[str]:
-    if len(lines) not in (len(inputs), len(wanted)):
-        raise InputError(
-            f"{path}: predictions must have one line for each distinct input of the split, in order"
-            f" of first occurrence, got {len(lines)} lines, which are not as many."
-        )
-    return lines[: len(wanted)]
 
 
 def _rows_by_input(

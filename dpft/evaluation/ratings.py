@@ -345,12 +345,7 @@ INDEPENDENT = (
 
 
 def rating_record(system: str, ratings: Sequence[tuple[int, int]]) -> RatedSystem:
-    """Returns what the ratings say of a system; mean and interval are None where too few say it.
-
-    Args:
-        system: What it is called.
-        ratings: Item and value of each of its ratings.
-    """
+    """Returns what the ratings say of a system; mean and interval are None where too few say it."""
     values = [value for _, value in ratings]
     items: dict[int, list[int]] = {}
     for item, value in ratings:

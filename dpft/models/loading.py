@@ -164,7 +164,20 @@ def load_tokenizer(
             the model's vocabulary.
     """
     tokenizer = _tokenizer_of(architecture.model)
-    _check_tokenizer(tokenizer, architecture, kind, added)
+    place, rows = origin(architecture.model), architecture.vocabulary_size
+    writes = kind in (CAUSAL, SEQ2SEQ)
+    if kind == MASKED and tokenizer.mask_token_id is None:
+        raise InputError(f"The tokenizer of {place} has no mask token; give it one.")
+    if tokenizer.eos_token_id is None and (writes or tokenizer.pad_token_id is None):
+        raise InputError(
+            f"The tokenizer of {place} has no end-of-text token; give it an eos_token."
+        )
+    own = len(tokenizer) - len(tokenizer.get_vocab().keys() & set(added))
+    if own > rows:
+        raise InputError(
+            f"The tokenizer of {place} has {own} tokens where the model has"
+            f" {rows}; give the tokenizer that belongs to the model."
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -313,25 +326,6 @@ def seeded(seed: int) -> Iterator[None]:
         # not torch.manual_seed: it would seed CUDA's global generator too, and leave it so
         torch.default_generator.manual_seed(seed)
         yield
-
-
-def _check_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, architecture: Architecture, kind: str, added: Sequence[str]
-) -> None:
-    place, rows = origin(architecture.model), architecture.vocabulary_size
-    writes = kind in (CAUSAL, SEQ2SEQ)
-    if kind == MASKED and tokenizer.mask_token_id is None:
-        raise InputError(f"The tokenizer of {place} has no mask token; give it one.")
-    if tokenizer.eos_token_id is None and (writes or tokenizer.pad_token_id is None):
-        raise InputError(
-            f"The tokenizer of {place} has no end-of-text token; give it an eos_token."
-        )
-    own = len(tokenizer) - len(tokenizer.get_vocab().keys() & set(added))
-    if own > rows:
-        raise InputError(
-            f"The tokenizer of {place} has {own} tokens where the model has"
-            f" {rows}; give the tokenizer that belongs to the model."
-        )
 
 
 def quiet_transformers() -> None:

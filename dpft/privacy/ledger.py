@@ -240,12 +240,7 @@ def new_run_id() -> str:
 
 
 def first_line(run_id: str, plan: Mapping[str, Any]) -> str:
-    """Returns the first line of a run's ledger, without its end of line.
-
-    Args:
-        run_id: What names the run.
-        plan: What it is bound to, as ``write_plan`` returns it.
-    """
+    """Returns a ledger's first line, bound to what ``write_plan`` returned, without line end."""
     line = {
         "run_id": run_id,
         "schema_version": LEDGER_VERSION,

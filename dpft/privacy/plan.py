@@ -170,11 +170,7 @@ class PrivacyPlan(ClippingPlan):
         )
 
     def cost(self, streams: Iterable[int] | None = None) -> SampledGaussian | Composition:
-        """Returns what the run's epsilon is of: ``event``, and the histogram of its synthesis.
-
-        Args:
-            streams: As of ``event``.
-        """
+        """Returns what the run's epsilon is of: ``event``, and the histogram of its synthesis."""
         event = self.event(streams)
         if self.counts is None:
             return event

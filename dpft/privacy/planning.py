@@ -10,7 +10,7 @@ from dpft.kinds import OWN_DATA
 from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multiplier
 from dpft.privacy.clipping.engine import MOST_HEADROOM, clipping_style, rounding_headroom
 from dpft.privacy.gaussians import REACH
-from dpft.privacy.mechanisms.base import Mechanism, MechanismConfig, Numbers
+from dpft.privacy.mechanisms.base import MechanismConfig, Numbers
 from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
 from dpft.privacy.plan import (
     EXAMPLE,
@@ -111,7 +111,12 @@ def make_plan(
             weights=weights,
         )
     )
-    check_one_phase(chosen, [phase.method for phase in phases])
+    if chosen.has_streams and len(phases) > 1:
+        raise InputError(
+            f"mechanism={chosen.name} needs a method of one phase, got"
+            f" {' and '.join(phase.method for phase in phases)}: what trains would change within"
+            " the steps whose noise hangs together; take mechanism=dp_sgd."
+        )
     sample_rate = chosen.rate(expected_batch_size / num_examples)
     compositions = chosen.compositions((steps,))
     noise_multiplier, calibration = _noise(
@@ -139,20 +144,6 @@ def make_plan(
         data_id=config.data_id,
         tokenizer=tokenizer,
     )
-
-
-def check_one_phase(mechanism: Mechanism, phases: Sequence[str]) -> None:
-    """Refuses steps of which something else trains under noise that hangs together.
-
-    Raises:
-        InputError: There are several phases, and the mechanism's noise remembers earlier steps.
-    """
-    if mechanism.has_streams and len(phases) > 1:
-        raise InputError(
-            f"mechanism={mechanism.name} needs a method of one phase, got {' and '.join(phases)}:"
-            " what trains would change within the steps whose noise hangs together; take"
-            " mechanism=dp_sgd."
-        )
 
 
 def _check_headroom(expected_batch_size: int) -> None:

@@ -221,16 +221,7 @@ class DifferentialPrivacy(Clipping):
                     f"privacy.{name} must be positive and finite, got {value}; "
                     "privacy=none trains without a guarantee."
                 )
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise InputError(
-                f"privacy.delta must be in (0, 1), got {self.delta}; null takes a small enough one."
-            )
-        check_num_examples(self.num_examples)
-        if not self.unit.strip():
-            raise InputError(
-                "privacy.unit must be example, or the name of a column such as customer_id, got"
-                f" {self.unit!r}."
-            )
+        check_delta_and_units(self.delta, self.num_examples, self.unit)
         if self.records_per_unit < 1:
             raise InputError(
                 f"privacy.records_per_unit must be at least 1, got {self.records_per_unit}."
@@ -283,6 +274,20 @@ class DifferentialPrivacy(Clipping):
         return (
             f"all records with one value of {self.unit}, of which at most {self.records_per_unit} "
             "are trained on"
+        )
+
+
+def check_delta_and_units(delta: float | None, num_examples: int | None, unit: str) -> None:
+    """Refuses a delta outside (0, 1), a number of units below one and a unit without a name."""
+    if delta is not None and not 0 < delta < 1:
+        raise InputError(
+            f"privacy.delta must be in (0, 1), got {delta}; null takes a small enough one."
+        )
+    check_num_examples(num_examples)
+    if not unit.strip():
+        raise InputError(
+            "privacy.unit must be example, or the name of a column such as customer_id, got"
+            f" {unit!r}."
         )
 
 
@@ -351,16 +356,7 @@ class HistogramPrivacy:
                 )
         if self.eps is not None and not (math.isfinite(self.eps) and self.eps > 0):
             raise InputError(f"privacy.eps must be positive and finite, got {self.eps}.")
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise InputError(
-                f"privacy.delta must be in (0, 1), got {self.delta}; null takes a small enough one."
-            )
-        check_num_examples(self.num_examples)
-        if not self.unit.strip():
-            raise InputError(
-                "privacy.unit must be example, or the name of a column such as customer_id, got"
-                f" {self.unit!r}."
-            )
+        check_delta_and_units(self.delta, self.num_examples, self.unit)
         if self.unit == CHUNK:
             raise InputError(
                 "privacy.unit=chunk is of dpft train alone: words are counted of whole records;"

@@ -171,21 +171,17 @@ def epsilon_points(privacy: RunPrivacy) -> list[tuple[int, float]]:
         known = zip(curve.steps, curve.epsilons, strict=True)
         bounds = [*(point for point in known if point[0] < taken), (taken, privacy.epsilon)]
     else:
-        bounds = _rdp_points(privacy, taken)
+        from dpft.privacy.accounting.rdp import epsilons
+
+        step = SampledGaussian(
+            noise_multiplier=privacy.noise_multiplier,
+            sample_rate=privacy.sample_rate,
+            steps=1,
+            delta=privacy.delta,
+        )
+        grid = sorted({math.ceil(taken * point / POINTS) for point in range(1, POINTS + 1)})
+        bounds = list(zip(grid, epsilons(step, grid), strict=True))
     return [(steps, min(bound, privacy.epsilon)) for steps, bound in bounds]
-
-
-def _rdp_points(privacy: PrivateRun, taken: int) -> list[tuple[int, float]]:
-    from dpft.privacy.accounting.rdp import epsilons
-
-    step = SampledGaussian(
-        noise_multiplier=privacy.noise_multiplier,
-        sample_rate=privacy.sample_rate,
-        steps=1,
-        delta=privacy.delta,
-    )
-    grid = sorted({math.ceil(taken * point / POINTS) for point in range(1, POINTS + 1)})
-    return list(zip(grid, epsilons(step, grid), strict=True))
 
 
 def epsilon_plot(privacy: RunPrivacy) -> Markup | None:

@@ -137,8 +137,25 @@ class ReferenceMap:
 
     def __post_init__(self) -> None:
         check_eps(self.eps, "reference_maps")
-        _check_axes(self)
-        _check_shape(self)
+        for name, axis in (("rows", self.rows), ("columns", self.columns)):
+            if not axis.values or len(set(axis.values)) < len(axis.values):
+                raise InputError(
+                    f"reference_maps {name}.values must be one or more values, none of them twice,"
+                    f" got {list(axis.values)} for {self.source}."
+                )
+        if self.rows.key == self.columns.key:
+            raise InputError(
+                f"reference_maps rows.key and columns.key must differ, got {self.rows.key} twice"
+                f" for {self.source}."
+            )
+        shape = [len(self.columns.values)] * len(self.rows.values)
+        found = [len(row) for row in self.cells]
+        if found != shape:
+            raise InputError(
+                f"reference_maps cells must be {len(shape)} lists of {shape[0]} scores, as"
+                f" rows.values and columns.values are long, got {len(found)} lists of {found} for"
+                f" {self.source}; write null for a score that is not known."
+            )
         for value in (value for row in self.cells for value in row if value is not None):
             check_scale(self.metric, value, "reference_maps")
 
@@ -194,11 +211,7 @@ class ReferenceMap:
 
 
 def saved_maps(saved: Sequence[Mapping[str, Any]] | None) -> list[ReferenceMap]:
-    """Returns the published maps of a run.
-
-    Args:
-        saved: ``reference_maps`` of its config.yaml; None: it has none.
-    """
+    """Returns the published maps in ``reference_maps`` of a run's config.yaml, if it has any."""
     try:
         return [_from_saved(each) for each in saved or ()]
     except InputError:
@@ -219,33 +232,6 @@ def _from_saved(saved: Mapping[str, Any]) -> ReferenceMap:
         tuple(None if cell is None else float(cell) for cell in row) for row in saved["cells"]
     )
     return ReferenceMap(**{**saved, **axes, "cells": cells})
-
-
-def _check_axes(of: ReferenceMap) -> None:
-    """Refuses keys and values that do not tell the cells apart."""
-    for name, axis in (("rows", of.rows), ("columns", of.columns)):
-        if not axis.values or len(set(axis.values)) < len(axis.values):
-            raise InputError(
-                f"reference_maps {name}.values must be one or more values, none of them twice, got"
-                f" {list(axis.values)} for {of.source}."
-            )
-    if of.rows.key == of.columns.key:
-        raise InputError(
-            f"reference_maps rows.key and columns.key must differ, got {of.rows.key} twice for"
-            f" {of.source}."
-        )
-
-
-def _check_shape(of: ReferenceMap) -> None:
-    """Refuses cells that are not a score for each row and column."""
-    shape = [len(of.columns.values)] * len(of.rows.values)
-    found = [len(row) for row in of.cells]
-    if found != shape:
-        raise InputError(
-            f"reference_maps cells must be {len(shape)} lists of {shape[0]} scores, as rows.values"
-            f" and columns.values are long, got {len(found)} lists of {found} for {of.source};"
-            " write null for a score that is not known."
-        )
 
 
 PUBLISHED_NOTE = (

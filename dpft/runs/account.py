@@ -381,7 +381,10 @@ def run_table(
         rows.append(("", "is the head that was given"))
     if witnessed_lines is not None:
         rows.append(("witness", f"has the head after line {witnessed_lines}, as it is here"))
-    rows.append(("end", _end_in_words(run.end)))
+    shown = f"shown by {run.end}" if run.end else "unproven"
+    if run.end == CLOSING_LINE:
+        shown = f"shown by the {run.end} alone, which whoever owns the folder can write"
+    rows.append(("end", shown))
     for noise, steps in run.taken.items():
         words = f"{steps} of noise multiplier {noise.noise_multiplier:.6g}"
         taken = noise.threshold_delta
@@ -411,12 +414,6 @@ def run_table(
     if spending.delta == run.plan.delta:
         notes = delta_notes(run.plan.num_examples, source=run.plan.delta_source)
     return "\n".join([*lines, *warning_lines(notes, label="note")])
-
-
-def _end_in_words(end: str | None) -> str:
-    if end == CLOSING_LINE:
-        return f"shown by the {end} alone, which whoever owns the folder can write"
-    return f"shown by {end}" if end else "unproven"
 
 
 def run_record(
@@ -500,7 +497,13 @@ def together_table(
         for run, before in spent_beside([run for run, _ in runs])
         if before is run.plan.tokenizer
     ]
-    notes = [*found, *also, SAME_DATA, *_copies(runs), *_data_ids(runs)]
+    notes = [*found, *also, SAME_DATA, *_copies(runs)]
+    names = sorted({str(run.plan.data_id) for run, _ in runs if run.plan.data_id is not None})
+    if len(names) > 1:
+        notes.append(
+            f"the plans name different data by privacy.data_id ({', '.join(names)}), and all are"
+            " counted as of the same; data_id=NAME leaves the others out"
+        )
     lines += warning_lines(notes, label="note")
     lines += warning_lines(left_out, label="left out")
     for run, own in runs:
@@ -515,6 +518,9 @@ def together_record(
 ) -> CostOfRuns:
     """Returns the same as it is printed, each run's record under ``runs``."""
     first, _ = runs[0]
+    # How the trainings among them drew units, where they did so alike.
+    samplers = {run.plan.sampler for run, _ in runs} - {NO_SAMPLING}
+    sampler = samplers.pop() if len(samplers) == 1 else MIXED if samplers else NO_SAMPLING
     return CostOfRuns(
         runs=tuple(run_record(run, own) for run, own in runs),
         private=not any(run.plan.reproducible for run, _ in runs),
@@ -523,7 +529,7 @@ def together_record(
         accountant=together.accountant,
         epsilons=together.epsilons,
         warnings=tuple(together.warnings),
-        sampler=_sampler_of([run for run, _ in runs]),
+        sampler=sampler,
         simple_composition=_added_up(runs),
         same_data=SAME_DATA,
         left_out=tuple(left_out),
@@ -531,17 +537,6 @@ def together_record(
         unit=first.plan.unit,
         neighboring_relation=first.plan.neighboring_relation,
     )
-
-
-def _data_ids(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> list[str]:
-    """Returns what to say of runs whose plans name different data."""
-    names = sorted({str(run.plan.data_id) for run, _ in runs if run.plan.data_id is not None})
-    if len(names) < 2:
-        return []
-    return [
-        f"the plans name different data by privacy.data_id ({', '.join(names)}), and all are"
-        " counted as of the same; data_id=NAME leaves the others out"
-    ]
 
 
 def _copies(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> list[str]:
@@ -559,12 +554,6 @@ def _copies(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> list[str]:
         for folders in named.values()
         if len(folders) > 1
     ]
-
-
-def _sampler_of(runs: Sequence[SpentRun]) -> str:
-    """Returns how the trainings among some runs drew units, where they did so alike."""
-    samplers = {run.plan.sampler for run in runs if run.plan.sampler != NO_SAMPLING}
-    return samplers.pop() if len(samplers) == 1 else MIXED if samplers else NO_SAMPLING
 
 
 def _added_up(runs: Sequence[tuple[SpentRun, EpsilonBound]]) -> SimpleComposition:

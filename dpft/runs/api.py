@@ -226,7 +226,11 @@ def kept_model(model: object, tokenizer: object, folder: Path) -> Iterator[None]
         begun = (folder / CONFIGURATION).exists() or (folder / TUNING).exists()
         if ours and not begun:
             shutil.rmtree(folder / BASE_MODEL, ignore_errors=True)
-            _remove_empty(missing)
+            with suppress(OSError):  # Something of the run's is there.
+                for place in missing:
+                    if place.name == PRIVATE:
+                        (place.parent / LOCK).unlink(missing_ok=True)
+                    place.rmdir()
 
 
 def _check(model: object, tokenizer: object) -> None:
@@ -252,15 +256,6 @@ def _write(model: PreTrainedModel, tokenizer: Any, path: Path) -> None:
     tokenizer.save_pretrained(path)
     for file in path.iterdir():
         file.chmod(0o600)
-
-
-def _remove_empty(made: list[Path]) -> None:
-    """Removes the folders that were made for a run that was refused."""
-    with suppress(OSError):  # Something of the run's is there.
-        for place in made:
-            if place.name == PRIVATE:
-                (place.parent / LOCK).unlink(missing_ok=True)
-            place.rmdir()
 
 
 GENERATE_CALL = "dpft.generate(RUN, num=5)"

@@ -141,7 +141,13 @@ def checked_overrides(overrides: list[str]) -> list[str]:
             "at most one of train.epochs and train.steps may be given, got both; steps replaces "
             "the recipe's epochs."
         )
-    _refuse_promise_without_privacy(given)
+    allowed = {join_key("privacy", entry.name) for entry in configuration_fields(NoPrivacy)}
+    promised = sorted({key for key in given if key.startswith("privacy.")} - allowed)
+    if given.get("privacy") == "none" and promised:
+        raise InputError(
+            f"privacy=none trains without a guarantee and has no {promised[0]}, got both; "
+            "drop one of the two."
+        )
     led_by_recipe = lengths == {"train.epochs"} and "experiment" in given
     overrides = with_method_of_labels(with_model_of_path(overrides))
     return [*overrides, "train.steps=null"] if led_by_recipe else overrides
@@ -171,16 +177,6 @@ def without_recipes_promise(composed: DictConfig, overrides: Sequence[str]) -> D
             if name in ours[section] and key not in given:
                 ours[section][name] = None
     return ours
-
-
-def _refuse_promise_without_privacy(given: dict[str, str]) -> None:
-    allowed = {join_key("privacy", entry.name) for entry in configuration_fields(NoPrivacy)}
-    promised = sorted({key for key in given if key.startswith("privacy.")} - allowed)
-    if given.get("privacy") == "none" and promised:
-        raise InputError(
-            f"privacy=none trains without a guarantee and has no {promised[0]}, got both; "
-            "drop one of the two."
-        )
 
 
 OF_RUN = ("task", "model", "eval", "decode", "metrics")
@@ -241,7 +237,14 @@ def tokenizer_configuration(composed: DictConfig, words: Words) -> TokenizerComm
             "dpft tokenizer resume=RUN makes another vocabulary of the same noisy histogram, and"
             f" takes {', '.join(CHANGEABLE[1:])}, got {others[0]} too; drop it."
         )
-    saved = load_saved(_file_of_tokenizer_run(folder), TokenizerCommand, polymorphic=TASK)
+    path = Path(folder) / CONFIGURATION
+    kept = read_saved(path)
+    if kept is None or kept.tokenizer is None:
+        raise InputError(
+            f"resume must be the folder of a dpft tokenizer run, got {folder!r}; give the one that"
+            " it named, such as outputs/DATE/TIME."
+        )
+    saved = load_saved(path, TokenizerCommand, polymorphic=TASK)
     given = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     changed = {
         name: given["tokenizer"][name] for name in OF_PIECES if f"tokenizer.{name}" in words.keys
@@ -249,18 +252,6 @@ def tokenizer_configuration(composed: DictConfig, words: Words) -> TokenizerComm
     return replace(
         saved, tokenizer=replace(saved.tokenizer, **changed), resume=folder, output=given["output"]
     )
-
-
-def _file_of_tokenizer_run(folder: str) -> Path:
-    """Returns the file of a tokenizer's run that says how it was asked for."""
-    path = Path(folder) / CONFIGURATION
-    saved = read_saved(path)
-    if saved is None or saved.tokenizer is None:
-        raise InputError(
-            f"resume must be the folder of a dpft tokenizer run, got {folder!r}; give the one that"
-            " it named, such as outputs/DATE/TIME."
-        )
-    return path
 
 
 def plan_configuration(composed: DictConfig, words: Words) -> PlanConfig:

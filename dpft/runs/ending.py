@@ -109,12 +109,15 @@ def ending_lines(folder: Path, task: Task) -> list[str]:
     whole = Path(os.path.abspath(folder))
     short = whole.relative_to(here) if whole.is_relative_to(here) else folder
     record = read_run(folder)
-    tables = score_tables(record.evaluations)
+    tables, left_out = score_tables(record.evaluations), []
+    if (folder / DATA_SUMMARY).exists():  # none of a search, or an old run
+        told = f"what was left out, cut and held out is in {short / DATA_SUMMARY} (private)"
+        left_out = [f"records: {told}"]
     return [
         f"trained: {_trained(record)}",
         f"privacy: {_promise(record.privacy)}",
         *(f"{SCORES}: {_scores(table, short)}" for table in tables),
-        *_summary(folder, short),
+        *left_out,
         f"report: {short / REPORT}, {short / PAGE}",
         *_if_nothing_was_learned(
             [entry for entry in record.evaluations if entry.split_is_public], folder / PREDICTIONS
@@ -190,13 +193,6 @@ def _promise(privacy: RunPrivacy) -> str:
     )
     both = (what_epsilon_is_of(privacy) + started_from(privacy)).replace("*", "").strip()
     return " ".join(lines.split()) + (f". {both}" if both else "")
-
-
-def _summary(folder: Path, short: Path) -> list[str]:
-    """Returns where it stands which records were left out; none for a search, or an old run."""
-    if not (folder / DATA_SUMMARY).exists():
-        return []
-    return [f"records: what was left out, cut and held out is in {short / DATA_SUMMARY} (private)"]
 
 
 def _scores(table: ScoreTable, folder: Path) -> str:

@@ -192,26 +192,20 @@ def evaluate_saved(config: EvaluateConfig, ranks: Ranks = ALONE) -> list[Evaluat
         return [score_file(config, config.predictions, parts)]
     with ranks.settled():
         metric_specs(config.task.metrics)
-        trained_model, encoding, scored, model = _to_score(config, ranks)
+        trained_model = trained_model_of(config)
+        written = written_tokens(config.task, config.decode)
+        encoding = trained_model.encoding(config.task, max_new_tokens=written)
+        if trained_model.has_random_head(config.task):
+            logger.warning(
+                "the checkpoint has no trained classification head: a random one is scored"
+            )
+        scored = records_to_score(config)
+        device = own_device(config.train.prepare(), ranks)
+        model = trained_model.on_device(config.task, loading_device(config.parallel, device))
     check_same_model(model, scored, ranks)
-    cut(model, config.parallel, own_device(config.train.prepare(), ranks), ranks)
+    cut(model, config.parallel, device, ranks)
     extra = trained_model.extra_positions
     return evaluate(config, model, encoding, scored, extra_positions=extra, ranks=ranks)
-
-
-def _to_score(
-    config: EvaluateConfig, ranks: Ranks
-) -> tuple[TrainedModel, Encoding, Mapping[str, Sequence[Record]], PreTrainedModel]:
-    """Returns the model to score, how it reads records, the records, and it on its device."""
-    trained_model = trained_model_of(config)
-    written = written_tokens(config.task, config.decode)
-    encoding = trained_model.encoding(config.task, max_new_tokens=written)
-    if trained_model.has_random_head(config.task):
-        logger.warning("the checkpoint has no trained classification head: a random one is scored")
-    scored = records_to_score(config)
-    device = own_device(config.train.prepare(), ranks)
-    model = trained_model.on_device(config.task, loading_device(config.parallel, device))
-    return trained_model, encoding, scored, model
 
 
 def score_file(config: EvaluateConfig, predictions: str, parts: Sequence[str]) -> Evaluation:
@@ -307,7 +301,10 @@ def write_evaluations(
     last = [each for each in evaluations if each.stage == evaluations[-1].stage]
     for evaluation in last:
         part = "" if len(last) == 1 else evaluation.split
-        if not public and was_public(folder, evaluation):
+        split = (evaluation.task, evaluation.split)
+        if not public and any(
+            e.split_is_public for e in read_evaluations(folder) if (e.task, e.split) == split
+        ):
             # It may have been scored with other parts then, or alone.
             (folder / SCORES_BY_STEP).unlink(missing_ok=True)
             for name in (PREDICTIONS, SAMPLES, WRONG_IMAGES):
@@ -335,12 +332,6 @@ def write_evaluations(
 def named(file: str, part: str) -> str:
     """Returns the name of the file for a part of a split; the file itself without one."""
     return file if not part else f"_{part}.".join(file.split("."))
-
-
-def was_public(folder: Path, evaluation: Evaluation) -> bool:
-    """Returns whether metrics.json has scores of the same split as a public one."""
-    split = (evaluation.task, evaluation.split)
-    return any(e.split_is_public for e in read_evaluations(folder) if (e.task, e.split) == split)
 
 
 def scheduled_scores(

@@ -120,9 +120,11 @@ def refuse_used_folder(folder: Path) -> None:
     if has_begun(folder):
         known = folder / LEDGER
         known = known if known.exists() else folder / JOURNAL
+        config = read_saved(folder / CONFIGURATION)
+        command = "train" if config is None or config.tokenizer is None else "tokenizer"
         raise InputError(
             f"{known} exists: a run in this folder has taken noisy steps; go on with it"
-            f" by dpft {_command_of(folder)} resume={folder}, or choose another folder with"
+            f" by dpft {command} resume={folder}, or choose another folder with"
             " hydra.run.dir=DIR."
         )
     for path in (folder / name for name in RELEASED):
@@ -132,12 +134,6 @@ def refuse_used_folder(folder: Path) -> None:
                 " would seem to cover it; move it away, or choose another folder with"
                 " hydra.run.dir=DIR."
             )
-
-
-def _command_of(folder: Path) -> str:
-    """Returns the command whose run is in a folder: train, or tokenizer."""
-    config = read_saved(folder / CONFIGURATION)
-    return "train" if config is None or config.tokenizer is None else "tokenizer"
 
 
 def has_begun(folder: Path) -> bool:
@@ -531,7 +527,10 @@ def restarted_command(command: TrainCommand, folder: Path) -> TrainCommand:
     """
     if command.resume is not None or not has_begun(folder):
         return command
-    if not is_restarted() and not is_requeued(folder):
+    job = submitted_job()
+    is_own = job is not None and folder.stat().st_uid == os.getuid()
+    is_requeued = is_own and read_begun(folder).job == job
+    if not is_restarted() and not is_requeued:
         return command
     if read_begun(folder).asked != digest_of(command.settings()):
         raise InputError(
@@ -540,12 +539,6 @@ def restarted_command(command: TrainCommand, folder: Path) -> TrainCommand:
         )
     goes_on = resumed_configuration(str(folder), {}, ())
     return replace(goes_on, parallel=command.parallel)
-
-
-def is_requeued(folder: Path) -> bool:
-    """Returns whether the job that this process is in has begun the run in a folder before."""
-    job = submitted_job()
-    return job is not None and folder.stat().st_uid == os.getuid() and read_begun(folder).job == job
 
 
 def digest_of(config: TrainConfig) -> str:

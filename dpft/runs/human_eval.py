@@ -64,7 +64,11 @@ def write_sheet(runs: Sequence[EvaluateConfig]) -> None:
     place = folder if public else folder / PRIVATE
     _check_runs(runs, systems, place)
     decode = replace(first.decode, strategy=first.human_eval_strategy)
-    trained_models = [_trained_model(config, decode) for config in runs]
+    trained_models = []
+    for config in runs:
+        trained = trained_model_of_run(Path(str(config.run)), saved_run(str(config.run)))
+        trained.check_lengths(config.task, max_new_tokens=decode.max_new_tokens)
+        trained_models.append(trained)
     groups = _chosen_groups(runs)
     with hold_run(folder):
         answers = [
@@ -152,13 +156,6 @@ def _groups(config: EvaluateConfig, *, limit: int | None) -> list[Group]:
     records = [record for part in records_to_score(config).values() for record in part]
     assert are_texts(records)
     return group_examples(records, limit=limit)
-
-
-def _trained_model(config: EvaluateConfig, decode: DecodeConfig) -> TrainedModel:
-    """Returns a run's model, once it is known to have room for what it shall write."""
-    trained_model = trained_model_of_run(Path(str(config.run)), saved_run(str(config.run)))
-    trained_model.check_lengths(config.task, max_new_tokens=decode.max_new_tokens)
-    return trained_model
 
 
 def _responses(

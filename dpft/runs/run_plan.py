@@ -278,20 +278,14 @@ def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[M
 
     phases = config.method.phases(steps, steps_of_epochs)
     learning_rate_factor(phases, config.train.peak_learning_rate)
-    _refuse_norm_without_privacy(config.privacy, phases)
+    norms = [phase for phase in phases if phase.max_grad_norm is not None]
+    if norms and config.privacy.clips is None:
+        raise InputError(
+            f"privacy=none clips no gradient, got {norms[0].max_grad_norm:g} as the clipping norm"
+            f" of the method's phase {norms[0].method}; drop one of the two, or clip without noise"
+            " by privacy.max_grad_norm=NORM too."
+        )
     return phases
-
-
-def _refuse_norm_without_privacy(privacy: PrivacyConfig, phases: tuple[MethodPhase, ...]) -> None:
-    if privacy.clips is not None:
-        return
-    for phase in phases:
-        if phase.max_grad_norm is not None:
-            raise InputError(
-                f"privacy=none clips no gradient, got {phase.max_grad_norm:g} as the clipping norm"
-                f" of the method's phase {phase.method}; drop one of the two, or clip without noise"
-                " by privacy.max_grad_norm=NORM too."
-            )
 
 
 def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:

@@ -265,21 +265,16 @@ def finish(command: TokenizerCommand, folder: Path) -> Answer:
     """
     words = read_histogram(folder)
     write_outcome(command, folder, Made(words_kept=len(words)))
-    made = make_vocabulary(command, folder, words)
-    write_outcome(command, folder, made)
-    return answer(folder)
-
-
-def make_vocabulary(command: TokenizerCommand, folder: Path, words: list[tuple[str, int]]) -> Made:
-    """Returns what was made: the tokenizer's folder in the run's, whole or not at all."""
     if not words:
         raise InputError(_what_stands(folder, "no word reached the threshold", 0))
     try:
-        return replace(_saved(command, folder, folder / HISTOGRAM), words_kept=len(words))
+        made = replace(_saved(command, folder, folder / HISTOGRAM), words_kept=len(words))
     except VocabularyError as error:
         raise InputError(_what_stands(folder, str(error), len(words))) from None
     except RunError as error:
         raise RunError(_what_stands(folder, str(error).rstrip("."), len(words))) from None
+    write_outcome(command, folder, made)
+    return answer(folder)
 
 
 def make_without_privacy(

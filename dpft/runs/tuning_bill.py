@@ -178,11 +178,18 @@ def _cost(spending: EpsilonBound) -> dict[str, Any]:
 
 
 def _words(bill: Bill) -> str:
-    number = len(bill.runs)
-    unit = f", unit {bill.unit}" if isinstance(bill.composed, Bound) else ""
+    number, composed = len(bill.runs), bill.composed
+    unit = f", unit {bill.unit}" if isinstance(composed, Bound) else ""
+    if isinstance(composed, NoBound):
+        together = f"no bound for all of them ({composed.error.rstrip('.')})"
+    else:
+        together = (
+            f"epsilon = {eps_text(composed.epsilon)} at delta = {delta_text(composed.delta)} for"
+            f" all of them (upper bound by {composed.accountant})"
+        )
     return (
         f"tuning bill of {number} run{'s' * (number > 1)} on {bill.records}{unit}:"
-        f" {_together_in_words(bill.composed)}; each alone{_alone_in_words(bill.runs)}"
+        f" {together}; each alone{_alone_in_words(bill.runs)}"
     )
 
 
@@ -201,12 +208,3 @@ def _alone_in_words(runs: Sequence[BoundedRun | UnboundedRun]) -> str:
 
 def _basis(run: BoundedRun) -> str:
     return f"by {run.accountant} at delta = {delta_text(run.delta)}"
-
-
-def _together_in_words(composed: NoBound | Bound) -> str:
-    if isinstance(composed, NoBound):
-        return f"no bound for all of them ({composed.error.rstrip('.')})"
-    return (
-        f"epsilon = {eps_text(composed.epsilon)} at delta = {delta_text(composed.delta)} for all of"
-        f" them (upper bound by {composed.accountant})"
-    )

@@ -178,7 +178,13 @@ def _begin(config: SynthesizeConfig, folder: Path) -> Finished:
         )
     part, table = _with_table(public_part(config, schema), rows)
     budget = plan_budget(part, table)
-    _check_training(_training(part, budget))
+    # what does not go together is refused before the histogram spends anything
+    training = _training(part, budget)
+    architecture = read_architecture(training.model)
+    fitted = fitted_to(training, architecture)
+    model, _ = planned_model(fitted, architecture, training_head(fitted, architecture))
+    if training.privacy.clips is not None:
+        training.privacy.clips.clipping_options(training.train.backward_scale).resolved(model)
     key = new_key()
     sides = table.sides(config.eval.held_out, key)
     folder.mkdir(parents=True, exist_ok=True)
@@ -216,20 +222,6 @@ def _go_on(config: SynthesizeConfig, folder: Path) -> Finished:
             )
         sides = table.sides(config.eval.held_out, key)
         return _finish(part, table, budget, sides, folder)
-
-
-def _check_training(config: TrainCommand) -> None:
-    """Refuses what a training would, before the histogram spends anything.
-
-    Raises:
-        InputError: Method, model, clipping and configuration do not go together.
-    """
-    architecture = read_architecture(config.model)
-    fitted = fitted_to(config, architecture)
-    model, _ = planned_model(fitted, architecture, training_head(fitted, architecture))
-    clips = config.privacy.clips
-    if clips is not None:
-        clips.clipping_options(config.train.backward_scale).resolved(model)
 
 
 def target_file(config: SynthesizeConfig, folder: Path) -> Path:

@@ -25,7 +25,7 @@ from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import trained_model_of_run
 from dpft.runs.tracking import batch_progress
 from dpft.synthesis.decoding import RowConstraint, RowGrammar
-from dpft.synthesis.mauve import Embed, embedding
+from dpft.synthesis.measures import Embed, embedding
 from dpft.synthesis.plan import GIVEN_COLUMN, PublicPart
 from dpft.synthesis.rows import RowFormat
 from dpft.synthesis.schema import Row
@@ -96,13 +96,7 @@ class Writer:
         )
 
     def block(self, cells: Sequence[Mapping[str, Any]], start: int, retries: int) -> dict[str, Any]:
-        """Returns the rows of some cells, as texts, and what it took.
-
-        Args:
-            cells: What the condition's columns hold in each row.
-            start: Place of the first among all rows.
-            retries: How often a row is drawn anew.
-        """
+        """Returns the rows of some cells, as texts, from place ``start``, and what it took."""
         prompts = [self.rows.prompt(cell) for cell in cells]
         found: dict[int, str] = {}
         left, unparsed, rejected = list(range(len(cells))), 0, Counter[str]()
@@ -131,11 +125,6 @@ class Writer:
 
 def generate_rows(part: PublicPart, cells: Sequence[Mapping[str, Any]], folder: Path) -> Drawn:
     """Returns the synthetic rows, those that are done already among them.
-
-    Args:
-        part: The public part of the synthesis.
-        cells: What the condition's columns hold, one for each row.
-        folder: Of the synthesis; its training has ended.
 
     Raises:
         StateError: A block is damaged.

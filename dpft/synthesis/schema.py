@@ -42,7 +42,7 @@ from dpft.synthesis.columns import Category, Column, Day, Flag, Misfit, Value, c
 from dpft.tasks.templates import spelled
 
 MARK = "# A DRAFT"
-"""How a draft begins (``draft``), and no schema."""
+"""How a draft begins, and no schema."""
 KEYS = ("columns", "rules", "impossible", "label")
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
@@ -158,10 +158,6 @@ class Schema:
 
     def check_columns(self, found: Iterable[str], *, place: str) -> None:
         """Refuses data that lack a column of the schema, or have one that it does not name.
-
-        Args:
-            found: The columns of the data.
-            place: Where they are, for messages.
 
         Raises:
             InputError: They do.

@@ -92,7 +92,13 @@ class DartTask(TextTask):
 
     def prompt(self, row: Mapping[str, Any]) -> Example:
         """See ``TextTask.prompt``."""
-        triples = _triples(row["tripleset"])
+        given = list_of(row["tripleset"], "tripleset", "triples")
+        split = [texts_of(each, "each triple") for each in given]
+        if not split or any(len(triple) != PARTS for triple in split):
+            raise InputError(
+                "tripleset must be a list of [subject, predicate, object], at least one."
+            )
+        triples: list[Triple] = [tuple(part.strip() for part in triple) for triple in split]
         shown = [(s, p.lower(), o) for s, p, o in triples] if self.lower_predicates else triples
         return Example(
             prompt=linearise(shown) + self.separator,
@@ -109,13 +115,6 @@ class DartTask(TextTask):
 def linearise(triples: Sequence[Triple]) -> str:
     """Returns triples as ``subject : predicate : object | …``, in their own order."""
     return " | ".join(" : ".join(triple) for triple in triples)
-
-
-def _triples(value: Any) -> list[Triple]:
-    triples = [texts_of(each, "each triple") for each in list_of(value, "tripleset", "triples")]
-    if not triples or any(len(triple) != PARTS for triple in triples):
-        raise InputError("tripleset must be a list of [subject, predicate, object], at least one.")
-    return [tuple(part.strip() for part in triple) for triple in triples]
 
 
 def _target(annotation: Mapping[str, Any]) -> str:

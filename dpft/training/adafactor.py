@@ -34,13 +34,7 @@ class Adafactor(TransformersAdafactor):
     def __init__(
         self, parameters: Iterable[nn.Parameter], *, min_dim_size_to_factor: int, **settings: Any
     ) -> None:
-        """Makes the optimizer.
-
-        Args:
-            parameters: What it moves.
-            min_dim_size_to_factor: As for ``is_factored``.
-            settings: Those of transformers' Adafactor.
-        """
+        """Makes the optimizer."""
         super().__init__(parameters, **settings)
         for group in self.param_groups:
             group["min_dim_size_to_factor"] = min_dim_size_to_factor

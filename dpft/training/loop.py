@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import torch
@@ -47,13 +46,7 @@ class StepEngine(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None: ...
+    def __exit__(self, *error: Any) -> None: ...
 
     def draw(self, num_units: int) -> list[int]:
         """Starts a step and returns the indices of its batch, units of the data."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpft.privacy import engine, noise, sampling
+from dpft.privacy import noise, sampling
 from dpft.privacy.clipping import norms, recording
 from dpft.privacy.clipping.engine import Flat
 from dpft.privacy.clipping.squares import Squares
@@ -24,13 +24,13 @@ SquaresOf = Callable[[Sequence[Use]], Squares]
 @contextmanager
 def noise_halved() -> Iterator[None]:
     """Every step's noise has half the standard deviation of the plan."""
-    add_noise = engine.add_noise
+    add_noise = noise.add_noise
 
     def halved(sums: Any, noise_std: float, *rest: Any, **more: Any) -> None:
         add_noise(sums, noise_std / 2, *rest, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "add_noise", halved)
+        patch.setattr(noise, "add_noise", halved)
         yield
 
 

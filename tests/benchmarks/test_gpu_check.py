@@ -105,6 +105,7 @@ def test_exactness_holds_and_compares_something(few):
     assert 0 < verdict.numbers["bitfit/auto"] < 1e-5
 
 
+@pytest.mark.slow
 def test_a_sum_that_is_off_by_a_ten_thousandth_fails(few, monkeypatch: pytest.MonkeyPatch):
     own = gpu_exactness.clipped_by_dpft
 

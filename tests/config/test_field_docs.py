@@ -4,7 +4,7 @@ from typing import get_type_hints
 
 import pytest
 
-from dpft.config.help_text import field_sentences, first_sentence
+from dpft.config.help_text import field_texts, first_sentence
 from dpft.config.keys import configuration_fields, dataclass_in
 from dpft.methods.base import METHODS
 from dpft.privacy.privacy_config import PRIVACY_CHOICES
@@ -33,7 +33,8 @@ class Special(Base):
 
 
 def test_a_field_keeps_the_text_of_its_base() -> None:
-    assert field_sentences(Special) == {
+    texts = field_texts(Special)
+    assert {name: first_sentence(text) for name, text in texts.items()} == {
         "rank": "Rank of the change.",
         "bare": "",
         "own": "See Li et al. 2022.",
@@ -67,7 +68,7 @@ def test_every_key_says_what_it_is_for(cls: type) -> None:
     hints = get_type_hints(cls)
     silent = [
         name
-        for name, sentence in field_sentences(cls).items()
-        if dataclass_in(hints[name]) is None and not sentence.endswith(".")
+        for name, text in field_texts(cls).items()
+        if dataclass_in(hints[name]) is None and not first_sentence(text).endswith(".")
     ]
     assert silent == []

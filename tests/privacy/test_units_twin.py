@@ -14,6 +14,8 @@ from tests.privacy.clipping.oracle import total_norm
 from tests.slowness import slow_but_each
 from tests.training.toy import tiny_model, training_set
 
+pytestmark = pytest.mark.usefixtures("self_check_once")
+
 NORM = 0.01
 VALUES = ["ann", "bob", "ann", "cas", "dee", "ann", "bob", "ann", "eve", "eve", "dee", "ann"]
 """Whose each of the twelve records is; Ann has five, of which three are kept."""

@@ -1,5 +1,6 @@
 """A whole run whose model writes to its weights: the command ends with 1, and there is no model."""
 
+import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
@@ -47,6 +48,7 @@ def test_trust_rule_11_a_frozen_weight_that_learns_ends_the_run_before_a_record_
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 
+@pytest.mark.slow  # tests/training/test_frozen_state.py has one of a tiny run
 def test_trust_rule_11_one_that_learns_in_the_last_step_alone_is_not_released(
     tmp_path, monkeypatch
 ):

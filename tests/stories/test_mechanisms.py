@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -33,6 +34,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return made
 
 
+@cache
 def hand_computed(plan: PrivacyPlan, count: int) -> float:
     """Epsilon of so many sampled Gaussians, by dp_accounting's event and accountant."""
     gaussian = dp_accounting.GaussianDpEvent(plan.noise_multiplier)

@@ -31,22 +31,14 @@ def nist(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> flo
     tokenize: Callable[[str], str] = Tokenizer13a()
     written = [tokenize(text.lower()).split() for text in predictions]
     compared = [[tokenize(text.lower()).split() for text in texts] for texts in references]
-    information = ngram_information([tokens for group in compared for tokens in group])
     orders = range(1, MAX_N + 1)
+    all_tokens = [tokens for texts in compared for tokens in texts]
+    counts = Counter(ngram for tokens in all_tokens for n in orders for ngram in ngrams(tokens, n))
+    # the empty n-gram is counted as often as there are words; Doddington 2002, eq. 2
+    counts[()] = sum(map(len, all_tokens))
+    information = {key: math.log2(counts[key[:-1]] / counts[key]) for key in counts if key}
     total = math.fsum(information_gained(written, compared, information, n) for n in orders)
     return total * length_penalty(written, compared)
-
-
-def ngram_information(references: Sequence[Tokens]) -> dict[Ngram, float]:
-    """Returns log2(count of all but its last word / count) of each n-gram (Doddington 2002, eq. 2).
-
-    The empty n-gram is counted as often as there are words.
-    """
-    counts = Counter(
-        ngram for tokens in references for n in range(1, MAX_N + 1) for ngram in ngrams(tokens, n)
-    )
-    counts[()] = sum(map(len, references))
-    return {ngram: math.log2(counts[ngram[:-1]] / counts[ngram]) for ngram in counts if ngram}
 
 
 def information_gained(

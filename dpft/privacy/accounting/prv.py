@@ -12,7 +12,7 @@ import math
 import warnings
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpft.privacy.accounting.mechanism import (
     AccountantError,
@@ -74,12 +74,20 @@ def _kept_accountant(mechanism: SampledGaussian) -> "PRVAccountant":
 def _accountant(mechanism: SampledGaussian) -> "PRVAccountant":
     """Returns the library's accountant of up to the mechanism's steps."""
     import prv_accountant
+    from prv_accountant.accountant import compute_safe_domain_size
 
     variable = prv_accountant.PoissonSubsampledGaussianMechanism(
         noise_multiplier=mechanism.noise_multiplier, sampling_probability=mechanism.accounted_rate
     )
     delta_error = mechanism.delta * DELTA_ERROR_SHARE
-    half_width = _half_width(variable, mechanism.steps, delta_error)
+    # How far the mesh must reach (Remark 5.6), in nats, if so wide a mesh is feasible.
+    steps = mechanism.steps
+    half_width = float(compute_safe_domain_size([variable], [steps], EPS_ERROR, delta_error))
+    points = 2 * half_width / (EPS_ERROR / math.sqrt(steps / 2 * math.log(12 / delta_error)))
+    if not points <= MAX_POINTS:
+        raise AccountantError(
+            f"It needs a mesh of {points:.2g} points; {MAX_POINTS} fit its time and memory limits."
+        )
     with warnings.catch_warnings():
         # It warns that eps_max is taken on trust; this one is the library's own.
         warnings.simplefilter("ignore", UserWarning)
@@ -90,17 +98,3 @@ def _accountant(mechanism: SampledGaussian) -> "PRVAccountant":
             max_self_compositions=[mechanism.steps],
             eps_max=half_width,
         )
-
-
-def _half_width(variable: Any, steps: int, delta_error: float) -> float:
-    """Returns how far the mesh must reach (Remark 5.6), in nats, if so wide a mesh is feasible."""
-    from prv_accountant.accountant import compute_safe_domain_size
-
-    half_width = float(compute_safe_domain_size([variable], [steps], EPS_ERROR, delta_error))
-    spacing = EPS_ERROR / math.sqrt(steps / 2 * math.log(12 / delta_error))
-    points = 2 * half_width / spacing
-    if not points <= MAX_POINTS:
-        raise AccountantError(
-            f"It needs a mesh of {points:.2g} points; {MAX_POINTS} fit its time and memory limits."
-        )
-    return half_width

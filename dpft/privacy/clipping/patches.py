@@ -295,12 +295,7 @@ class Patches:
         self._recorder.enter(batch_size_of(arguments))
 
     def use_plan_for(self, arguments: Arguments, units: Tensor | None = None) -> Signature | None:
-        """Puts on the regions for a kind of call; returns the kind, None for an empty batch.
-
-        Args:
-            arguments: Of the call.
-            units: Unit of each row, or None.
-        """
+        """Puts on the regions for a kind of call; returns the kind, None for an empty batch."""
         if batch_size_of(arguments) == 0:
             return None
         signature = signature_of(self.model, arguments, units)

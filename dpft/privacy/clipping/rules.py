@@ -62,8 +62,12 @@ def dense_forward(layer: nn.Linear | Conv1D, recorder: Recorder) -> Callable[[Te
     tap = Tap(recorder, record)
 
     def forward(inputs: Tensor) -> Tensor:
-        if tap.is_used:
-            return _tapped(inputs, layer, tap, transposed=transposed)
+        if tap.is_used:  # in a form that a compiler can follow
+            inputs, weight = for_product(inputs), layer.weight
+            kept = inputs.detach() if weight.requires_grad else None
+            matrix = weight.detach().to(inputs.dtype)
+            bias = None if layer.bias is None else layer.bias.detach().to(inputs.dtype)
+            return tap(F.linear(inputs, matrix.t() if transposed else matrix, bias), kept)
         return dense(inputs, layer.weight, layer.bias, record, transposed=transposed)
 
     return forward
@@ -91,17 +95,6 @@ def dense(
     """
     outputs: Tensor = _Dense.apply(for_product(inputs), weight, bias, transposed, record)
     return outputs
-
-
-def _tapped(
-    inputs: Tensor, layer: nn.Linear | Conv1D, tap: Tap, *, transposed: bool = False
-) -> Tensor:
-    """Returns what ``dense`` does, in a form that a compiler can follow."""
-    inputs, weight = for_product(inputs), layer.weight
-    kept = inputs.detach() if weight.requires_grad else None
-    matrix = weight.detach().to(inputs.dtype)
-    bias = None if layer.bias is None else layer.bias.detach().to(inputs.dtype)
-    return tap(F.linear(inputs, matrix.t() if transposed else matrix, bias), kept)
 
 
 def as_sequence(rows: Tensor) -> Tensor:
@@ -323,30 +316,17 @@ def layer_norm_forward(layer: nn.LayerNorm, recorder: Recorder) -> Callable[[Ten
     tap = Tap(recorder, record)
 
     def forward(inputs: Tensor) -> Tensor:
-        if tap.is_used:
-            return _tapped_norm(for_normalization(inputs), layer, tap)
-        outputs: Tensor = _LayerNorm.apply(
-            for_normalization(inputs),
-            layer.weight,
-            layer.bias,
-            layer.normalized_shape,
-            layer.eps,
-            record,
-        )
-        return outputs
+        inputs, shape, eps = for_normalization(inputs), layer.normalized_shape, layer.eps
+        if not tap.is_used:
+            outputs: Tensor = _LayerNorm.apply(inputs, layer.weight, layer.bias, shape, eps, record)
+            return outputs
+        # what ``_LayerNorm`` does, in a form that a compiler can follow
+        weight, bias = (None if p is None else p.detach() for p in (layer.weight, layer.bias))
+        outputs, mean, rstd = torch.native_layer_norm(inputs, shape, weight, bias, eps)
+        trains = layer.weight is not None and layer.weight.requires_grad
+        return tap(outputs, ((inputs - mean) * rstd).detach() if trains else None)
 
     return forward
-
-
-def _tapped_norm(inputs: Tensor, layer: nn.LayerNorm, tap: Tap) -> Tensor:
-    """Returns what ``_LayerNorm`` does, in a form that a compiler can follow."""
-    weight, bias = (None if p is None else p.detach() for p in (layer.weight, layer.bias))
-    outputs, mean, rstd = torch.native_layer_norm(
-        inputs, layer.normalized_shape, weight, bias, layer.eps
-    )
-    trains = layer.weight is not None and layer.weight.requires_grad
-    normalized = ((inputs - mean) * rstd).detach() if trains else None
-    return tap(outputs, normalized)
 
 
 def _summed(gradients: Tensor, dimensions: tuple[int, ...]) -> Tensor:

@@ -219,7 +219,7 @@ class GramPair:
         rows: Products added up in an entry of ``left``.
         columns: Products added up in an entry of ``right``.
         steps: Positions of an example, w of them in this band.
-        of_halves: Whether products of half precision were added up (``products``).
+        of_halves: Whether products of half precision were added up.
     """
 
     left: Tensor

@@ -52,8 +52,7 @@ def test_end_of_text_begins_ends_and_pads(tokenizer, model):
 
 @settings(deadline=None, max_examples=100)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
-def test_the_tokenizer_round_trips_any_text(text):
-    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL, local_files_only=True)
+def test_the_tokenizer_round_trips_any_text(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 

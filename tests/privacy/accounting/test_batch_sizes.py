@@ -7,7 +7,6 @@ import pytest
 
 from dpft.errors import InputError
 from dpft.privacy.accounting import batch_sizes
-from dpft.privacy.accounting.accountants import Accountants
 from dpft.privacy.accounting.batch_sizes import (
     ENOUGH,
     BatchSizeNoise,
@@ -131,11 +130,12 @@ def test_smaller_batches_have_less_signal_and_the_last_two_less_than_enough(foun
     assert advised(found) == found[-3]
 
 
-def test_with_all_units_in_each_step_the_ratio_is_that_of_one_gaussian(real, monkeypatch) -> None:
+def test_with_all_units_in_each_step_the_ratio_is_that_of_one_gaussian(
+    real, monkeypatch, accountants
+) -> None:
     """T Gaussian steps of noise s are one of noise s / sqrt(T) (Mironov 2017, proposition 1)."""
     monkeypatch.setattr(batch_sizes, "CURVE_SHARES", (1,))
-    with Accountants() as accountants:
-        few, many = ratio_curve(BUDGET, 4, accountants), ratio_curve(BUDGET, 64, accountants)
+    few, many = ratio_curve(BUDGET, 4, accountants), ratio_curve(BUDGET, 64, accountants)
     assert few[-1].sample_rate == many[-1].sample_rate == 1
     first, second = few[-1].noise_multiplier, many[-1].noise_multiplier
     assert first is not None and second is not None

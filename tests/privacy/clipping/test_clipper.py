@@ -14,6 +14,8 @@ from dpft.privacy.clipping.uses import OuterProduct
 from tests.privacy.clipping.oracle import Clipped, Records, gpt2, one_at_a_time, records
 from tests.slowness import slow, slow_but_each
 
+pytestmark = pytest.mark.usefixtures("self_check_once")
+
 NORM = 0.5
 
 

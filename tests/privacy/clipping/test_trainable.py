@@ -14,6 +14,8 @@ from dpft.privacy.clipping.trainable import TrainableParameters, parameter_group
 from tests.privacy.clipping.oracle import gpt2, records
 from tests.slowness import slow_but
 
+pytestmark = pytest.mark.usefixtures("self_check_once")
+
 
 def tied():
     model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 3, bias=False))

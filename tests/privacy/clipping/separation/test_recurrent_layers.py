@@ -12,6 +12,8 @@ from tests.privacy.clipping.architectures.comparison import difference, gradient
 from tests.privacy.clipping.oracle import Clipped
 from tests.slowness import slow_but
 
+pytestmark = pytest.mark.usefixtures("self_check_once")
+
 STEPS, WIDTH = 5, 3
 KINDS = {
     "lstm": (nn.LSTM, {}),

@@ -26,6 +26,7 @@ from tests.privacy.clipping.traps import (
 )
 from tests.privacy.clipping.traps.known import NOT_YET
 from tests.privacy.clipping.traps.trial import Case, Right, mixes, verdict_of
+from tests.slowness import without_slow
 
 FILES = (
     mixing,
@@ -82,7 +83,10 @@ def marked(name: str, case: Case):
     return pytest.param(case, id=name, marks=marks)
 
 
-@pytest.mark.parametrize("case", [marked(*item) for item in CASES.items()])
+MARKED = [marked(*item) for item in CASES.items()]
+
+
+@pytest.mark.parametrize("case", without_slow(MARKED))
 def test_the_sum_is_that_of_examples_alone_or_refused(case):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
