@@ -314,7 +314,7 @@ class CrossExampleCheck:
                 continue
             if not _gradients_alike(prints, got, self._coarsest(among.losses)):
                 raise RunError(COUPLED_GRADIENTS)
-            all_finite = all_finite and _all_finite(prints) and _all_finite(got)
+            all_finite = all_finite and all(_finite(prints)) and all(_finite(got))
         return all_finite
 
     def _finite(
@@ -336,7 +336,7 @@ class CrossExampleCheck:
                 _, prints = self._fingerprint(
                     alone, weights, parameters, around, again=True, inside=inside
                 )
-                fine[number] = _all_finite(prints)
+                fine[number] = all(_finite(prints))
         return among.of(owners[fine]) if fine.sum() > 1 else None
 
     def _fingerprint(
@@ -462,14 +462,19 @@ def _fingerprints(
     """Returns fingerprints of the gradients of weighted losses by name; frees their graph."""
     gradients = ordinary_gradients(losses, parameters, weights=weights)
     with unwatched():
-        return {name: _fingerprint(gradient) for name, gradient in gradients.items()}
+        found = {name: _fingerprint(gradient) for name, gradient in gradients.items()}
+        for name, is_finite in zip(found, _finite(found), strict=True):
+            if not is_finite:
+                found[name] = _fingerprint(gradients[name], precisely=True)
+        return found
 
 
-def _fingerprint(gradient: Tensor) -> Tensor:
+def _fingerprint(gradient: Tensor, *, precisely: bool = False) -> Tensor:
     """Returns a gradient's norm and its projection onto a fixed direction, shape (2,).
 
     What is not finite is not compared. Where float32 does not hold them though the gradient is
-    finite, they are taken in float64, of some rows at a time: all would take twice its memory.
+    finite, they are taken precisely, in float64: of some rows at a time, since all would take twice
+    the gradient's memory.
     """
     dense = gradient.to_dense() if gradient.is_sparse else gradient
     dense = torch.view_as_real(dense) if dense.is_complex() else dense
@@ -484,17 +489,21 @@ def _fingerprint(gradient: Tensor) -> Tensor:
         each = torch.linalg.vector_norm(part, dim=1, dtype=dtype)
         return torch.stack([torch.linalg.vector_norm(each, dtype=along.dtype), along])
 
-    found = taken(rows, down)
-    if bool(found.isfinite().all()):
-        return found
+    if not precisely:
+        return taken(rows, down)
     height = max(1, BLOCK // max(width, 1))
     parts = zip(rows.split(height), down.split(height), strict=True)
     norms, along = torch.stack([taken(part.double(), place) for part, place in parts]).unbind(1)
     return torch.stack([torch.linalg.vector_norm(norms), along.sum()])
 
 
-def _all_finite(prints: Mapping[str, Tensor]) -> bool:
-    return all(bool(each.isfinite().all()) for each in prints.values())
+def _finite(prints: Mapping[str, Tensor]) -> list[bool]:
+    """Returns which fingerprints are finite, by one look at a device."""
+    if not prints:
+        return []
+    device = next(iter(prints.values())).device
+    stacked = torch.stack([each.to(device) for each in prints.values()])
+    return [bool(each) for each in stacked.isfinite().all(1).tolist()]
 
 
 def _gradients_alike(
