@@ -1,4 +1,4 @@
-"""Kinds of models and answers, words that rooms of one level share, and registries of kinds.
+"""Kinds of models and of what they answer, by constants, and registries of named offers.
 
 A registry is what a package offers by name, where each offer registers itself.
 """

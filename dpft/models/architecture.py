@@ -1,4 +1,4 @@
-"""A model's config.json, read once, and its head: kind, positions, class, new weights.
+"""A model's config.json, read once: how many positions it has, and which head answers a task.
 
 transformers' configuration is mutable, and a head writes its classes into it: nobody is given the
 one that was read, each gets a copy.

@@ -1,4 +1,4 @@
-"""The replay log beside the ledger, and whether a run's ledger is whole.
+"""The replay log, which steps that a resumed run repeats must match; whether a ledger was cut.
 
 *The replay log*, ``private/steps.jsonl``. A run that broke off is resumed from a checkpoint, and
 takes the steps since then once more. Those are in the ledger already, and cost nothing more only if

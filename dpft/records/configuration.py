@@ -1,4 +1,4 @@
-"""Files that dpft itself reads again of a run: config.yaml, and small ones that it keeps.
+"""Records of a run's files that dpft reads again: config.yaml's keys, and small notes of its own.
 
 Commands that train or evaluate load the whole config.yaml into the configuration's own dataclasses
 (``dpft.config.load``). Reports stand below those, and print a run of any version and any task: they

@@ -1,4 +1,4 @@
-"""What ``dpft plan``, ``doctor`` and ``list`` print: of a run to come, a machine, of names."""
+"""Records that ``dpft plan``, ``doctor`` and ``list`` print: cost of a run, a machine, names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
