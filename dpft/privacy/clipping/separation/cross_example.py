@@ -260,7 +260,7 @@ class CrossExampleCheck:
             with suppress(CheckpointError):
                 if not self._check_gradients(among, parameters, scale, around, inside=inside):
                     # One that is not finite spoils those of all rows beside it: 0 * nan is nan.
-                    rest = self._finite(among, parameters, scale, around, inside=inside)
+                    rest = self._finite_owners(among, parameters, scale, around, inside=inside)
                     if rest is not None:
                         self._check_gradients(rest, parameters, scale, around, inside=inside)
                 return
@@ -317,7 +317,7 @@ class CrossExampleCheck:
             all_finite = all_finite and all(_finite(prints)) and all(_finite(got))
         return all_finite
 
-    def _finite(
+    def _finite_owners(
         self,
         among: SubsetLosses,
         parameters: Mapping[str, Tensor],
