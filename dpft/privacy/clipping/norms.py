@@ -16,7 +16,7 @@ clipper.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -250,33 +250,30 @@ class GradientMatrix:
 class SmallGradients:
     """Puts small gradients side by side until a matrix is full."""
 
-    def __init__(self, when_full: Callable[[GradientMatrix], None]) -> None:
-        self._when_full = when_full
+    def __init__(self) -> None:
         self._waiting: dict[tuple[int, torch.dtype], list[tuple[str, Tensor]]] = defaultdict(list)
         self._sizes: dict[tuple[int, torch.dtype], int] = defaultdict(int)
 
-    def add(self, name: str, group: int, values: Tensor) -> None:
-        """Takes a parameter's gradients, (b, *shape)."""
+    def add(self, name: str, group: int, values: Tensor) -> GradientMatrix | None:
+        """Takes a parameter's gradients, (b, *shape); returns the matrix that they fill, if any."""
         values = in_norm_dtype(values)
         key = (group, values.dtype)
         self._waiting[key].append((name, values))
         self._sizes[key] += values.numel()
-        if self._sizes[key] >= MATRIX:
-            self._close(key)
+        return self._matrix(key) if self._sizes[key] >= MATRIX else None
 
-    def close(self) -> None:
+    def rest(self) -> list[GradientMatrix]:
         """Hands over what waits for more."""
-        for key in list(self._waiting):
-            self._close(key)
+        return [self._matrix(key) for key in list(self._waiting)]
 
-    def _close(self, key: tuple[int, torch.dtype]) -> None:
+    def _matrix(self, key: tuple[int, torch.dtype]) -> GradientMatrix:
         named = self._waiting.pop(key)
         self._sizes.pop(key)
         names, gradients = zip(*named, strict=True)
         shapes = tuple(gradient.shape[1:] for gradient in gradients)
         flat = [g if g.dim() == 2 else g.reshape(len(g), -1) for g in gradients]
         whole = flat[0] if len(flat) == 1 else torch.cat(flat, 1)
-        self._when_full(GradientMatrix(names, shapes, key[0], whole))
+        return GradientMatrix(names, shapes, key[0], whole)
 
 
 def is_small(values: Tensor) -> bool:

@@ -222,7 +222,7 @@ class NormCollector:
         self._formed: list[tuple[int, Tensor, Tensor]] = []
         self._doubts: dict[str, Tensor] = {}
         self._matrices: list[GradientMatrix] = []
-        self._small = SmallGradients(self._take_matrix)
+        self._small = SmallGradients()
         self._shared = SharedInputs() if uses_stay else None
 
     def add(self, name: str, folded: Sequence[Use]) -> None:
@@ -254,7 +254,8 @@ class NormCollector:
         Args:
             negligible: A square so small that no factor depends on it; errors of its size stay.
         """
-        self._small.close()
+        for matrix in self._small.rest():
+            self._take_matrix(matrix)
         for key in list(self._grams):
             self._close_grams(key)
         self._close_lengths()
@@ -293,7 +294,9 @@ class NormCollector:
 
     def _add_formed(self, name: str, values: Tensor) -> None:
         if is_small(values):
-            self._small.add(name, self._groups[name], values)
+            full = self._small.add(name, self._groups[name], values)
+            if full is not None:
+                self._take_matrix(full)
             return
         values = in_norm_dtype(values)
         lengths: Tensor = torch.linalg.vector_norm(in_rows(values), dim=2)

@@ -1,5 +1,6 @@
 """Every engine gives the same sum: engines x styles x units x non-finite examples."""
 
+import gc
 import logging
 from itertools import product
 
@@ -119,6 +120,25 @@ def test_memory_and_loss_scale_change_no_digit_that_matters(engine, memory_mb):
     )
     assert torch.allclose(got.norms, expected.norms, rtol=1e-5)
     assert got.distance(expected) <= 1e-5
+
+
+@pytest.mark.parametrize(("engine", "by_unit"), slow_but_each(ENGINES, (False, True)))
+def test_a_micro_batch_leaves_no_tensor_to_the_collector_of_cycles(engine, by_unit):
+    model, batch = gpt2(), records()
+    with PerExampleClipper(model, NORM, engine=engine) as clipper:
+        clipper.accumulate(batch.losses(model), UNITS if by_unit else None)
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(2):
+                clipper.accumulate(batch.losses(model), UNITS if by_unit else None)
+            gc.collect()
+            assert not [kept.shape for kept in gc.garbage if isinstance(kept, Tensor)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
 
 
 @pytest.mark.parametrize("engine", FAST)
