@@ -504,16 +504,15 @@ class AfterStep:
         if is_saved:
             shards = self.session.shards
             check_equal(self.session.model, ranks if shards is None else shards.twins, ranks)
-        stops = terminated and step < last_step
         self._write_diagnostics(statistics, non_finite)
-        self._tell_listeners(step, stops=stops)
+        self._tell_listeners(step, stops=terminated)
         if is_saved:
             self.save(step)
             # A request that came meanwhile needs no other step: this one's checkpoint is there.
-            stops = ranks.any(self.terminated())[0] and step < last_step
+            (terminated,) = ranks.any(self.terminated())
         if self.progress is not None:
             self.progress.advance(step)
-        if stops:
+        if terminated:
             raise SystemExit(TERMINATED)
 
     def _write_diagnostics(self, statistics: StepStatistics, non_finite: int) -> None:

@@ -59,6 +59,7 @@ def check_goes_on(workspace: Workspace, folder: str) -> None:
 TERM, INT = signal.SIGTERM, signal.SIGINT
 PHASES = {
     "a step": (JournaledLedger, "record_step", 3, 3),
+    "the last step": (JournaledLedger, "record_step", 5, 5),
     "a checkpoint": (training_state, "save_file", 3, 2),
     "the evaluation": (evaluation, "evaluate", 2, 5),
     "the scores": (run_ending, "write_scores", 1, 5),
@@ -73,7 +74,7 @@ def test_sigterm_once_or_twice_ends_a_run_with_143_and_says_how_to_go_on(
     workspace: Workspace, phase: str, times: int
 ) -> None:
     owner, name, call, step = PHASES[phase]
-    folder = f"{phase.split()[-1]}-{times}"
+    folder = f"{phase.replace(' ', '-')}-{times}"
     outcome = told(workspace, folder, owner, name, call, *[TERM] * times)
     assert outcome.code == 143, outcome.err
     assert f"dpft: to go on: dpft train resume={folder}\n" in outcome.err
@@ -87,7 +88,7 @@ def test_sigterm_once_or_twice_ends_a_run_with_143_and_says_how_to_go_on(
 @pytest.mark.parametrize("phase", PHASES)
 def test_an_interrupt_ends_a_run_with_130_in_every_phase(workspace: Workspace, phase: str) -> None:
     owner, name, call, _ = PHASES[phase]
-    folder = f"{phase.split()[-1]}-interrupted"
+    folder = f"{phase.replace(' ', '-')}-interrupted"
     outcome = told(workspace, folder, owner, name, call, INT)
     assert outcome.code == 130, outcome.err
     assert outcome.err.endswith(f"dpft: to go on: dpft train resume={folder}\ndpft: interrupted\n")
