@@ -2,9 +2,9 @@
 
     python -m benchmarks.run_memory --output benchmarks/results.md
 
-Runs of four steps each, of 20 where the model is the embedded one, whole and by LoRA; GPT-2's 124M shape with random
-weights, whole, by LoRA and its biases alone; and LoRA over a Llama of 220 million random weights,
-as they are and in four and eight bits. Measured is the highest resident memory (VmHWM) of the
+Runs of 20 steps of the embedded model, whole and by LoRA, and of four of GPT-2's 124M shape with
+random weights, whole, by LoRA and its biases alone, and of LoRA over a Llama of 220 million random
+weights, as they are and in four and eight bits. Measured is the highest resident memory (VmHWM) of the
 process from its start to its report, with glibc's heap as it is.
 """
 
@@ -28,8 +28,8 @@ TITLE = "Peak memory of whole runs against their plan"
 NOTES = (
     "Peak of the whole run (VmHWM), from its start to its report. Embedded model: 20 steps of 4"
     " micro-batches of 64 records of at most 100 tokens;\nGPT-2's 124M shape and a Llama of"
-    " 220 M in bfloat16 files: 2 of 8 records of at most 64 tokens, four steps. Measured over planned should be"
-    " within 15 %."
+    " 220 M in bfloat16 files: 4 steps of 2 of 8 records of at most 64 tokens. Measured over planned"
+    " should be within 15 %."
 )
 COLUMNS = ("run", "measured, MB", "planned, MB", "measured / planned")
 EVERY_RUN = (
