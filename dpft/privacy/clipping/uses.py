@@ -39,6 +39,8 @@ EXACT_AT_A_TIME = 2**22
 """Numbers copied to float64 at a time (32 MB), where a sum is taken in it on an accelerator."""
 EXACT_IN_CACHE = 2**19
 """And on a processor (4 MB)."""
+ROWS_TOGETHER = 4
+"""Formed gradients that are added in their own dtype; the sums of so many are added in float64."""
 SMALL = 2**12
 """Weights up to which libraries add a product up one position after the other, not in tiles."""
 
@@ -224,7 +226,8 @@ class RowsUse:
         """Adds sum over i of ``factors[i] * gradient[i]`` to ``total``, (rows, columns)."""
         scaled = (in_norm_dtype(self.values) * factors.view(-1, 1, 1)).flatten(0, 1)
         ids, slot = self._slots_by_id
-        width = _columns_at_a_time(scaled)
+        most = EXACT_IN_CACHE if scaled.device.type == "cpu" else EXACT_AT_A_TIME
+        width = max(1, most // max(1, len(scaled)))
         for part, into in zip(scaled.split(width, 1), total.split(width, 1), strict=True):
             values = part.double()
             sums = add_rows(torch.zeros_like(values), slot, values)
@@ -428,16 +431,23 @@ def _join(parts: Sequence[Tensor]) -> Tensor:
 
 
 def sum_of_rows(factors: Tensor, values: Tensor) -> Tensor:
-    """Returns sum over i of ``factors[i] * values[i]``, rounded once, for (b, n)."""
-    exact = factors.double().unsqueeze(0)
-    columns = values.split(_columns_at_a_time(values), 1)
-    sums = [torch.mm(exact, part.double()).to(values.dtype) for part in columns]
-    return (sums[0] if len(sums) == 1 else torch.cat(sums, 1)).view(-1)
+    """Returns sum over i of ``factors[i] * values[i]``, for (b, n).
+
+    Guarantees:
+        It is within ``(ROWS_TOGETHER * sum of |factors[i] * values[i]| + |sum|) * eps / 2`` in each
+        coordinate, to first order in eps: each term is rounded at most so often before it is
+        added in float64.
+    """
+    columns = values.split(max(1, EXACT_AT_A_TIME // max(1, len(values))), 1)
+    sums = [_sum_of_rows(factors.to(values.dtype), part).to(values.dtype) for part in columns]
+    return sums[0] if len(sums) == 1 else torch.cat(sums)
 
 
-def _columns_at_a_time(rows: Tensor) -> int:
-    most = EXACT_IN_CACHE if rows.device.type == "cpu" else EXACT_AT_A_TIME
-    return max(1, most // max(1, len(rows)))
+def _sum_of_rows(factors: Tensor, values: Tensor) -> Tensor:
+    even = len(values) - len(values) % ROWS_TOGETHER
+    weights, groups = (each[:even].unflatten(0, (-1, ROWS_TOGETHER)) for each in (factors, values))
+    total = torch.bmm(weights.unsqueeze(1), groups).squeeze(1).sum(0, dtype=torch.float64)
+    return total if even == len(values) else total.add_(factors[even:] @ values[even:])
 
 
 def _slots(keys: Tensor, order: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
