@@ -4,8 +4,8 @@
 
 Runs of 20 steps of the embedded model, whole and by LoRA, and of four of GPT-2's 124M shape with
 random weights, whole, by LoRA and its biases alone, and of LoRA over a Llama of 220 million random
-weights, as they are and in four and eight bits. Measured is the highest resident memory (VmHWM) of the
-process from its start to its report, with glibc's heap as it is.
+weights, as they are and in four and eight bits. Measured is the highest resident memory (VmHWM) of
+the process from its start to its report, with glibc's heap as it is.
 """
 
 import argparse
@@ -28,8 +28,8 @@ TITLE = "Peak memory of whole runs against their plan"
 NOTES = (
     "Peak of the whole run (VmHWM), from its start to its report. Embedded model: 20 steps of 4"
     " micro-batches of 64 records of at most 100 tokens;\nGPT-2's 124M shape and a Llama of"
-    " 220 M in bfloat16 files: 4 steps of 2 of 8 records of at most 64 tokens. Measured over planned"
-    " should be within 15 %."
+    " 220 M in bfloat16 files: 4 steps of 2 of 8 records of at most 64 tokens. Measured over"
+    " planned should be within 15 %."
 )
 COLUMNS = ("run", "measured, MB", "planned, MB", "measured / planned")
 EVERY_RUN = (

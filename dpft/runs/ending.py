@@ -29,7 +29,7 @@ from dpft.files import (
 )
 from dpft.kinds import NOTHING, PROMPTS
 from dpft.methods.base import ParameterCounts
-from dpft.privacy.accounting.curve import EpsilonCurve
+from dpft.privacy.accounting.curve import CurveInBackground
 from dpft.privacy.ledger import Noise, added_up, check_ledger, steps_taken
 from dpft.privacy.plan import EXAMPLE
 from dpft.privacy.replay_log import NO_STEPS, read_journal
@@ -58,7 +58,7 @@ from dpft.reports.terminal import Grid, show
 from dpft.runs.composition import PUBLIC_TOKENIZER, cost_together, tokenizer_of
 from dpft.runs.evaluation import write_scores
 from dpft.runs.folder import origin, read_begun
-from dpft.runs.run_plan import RunPlan
+from dpft.runs.run_plan import RunPlan, finished_curve
 from dpft.runs.saved_run import taken_before
 from dpft.tasks.base import Task
 from dpft.training.checkpoint import ResumePoint
@@ -238,9 +238,11 @@ def report(
     counts: ParameterCounts,
     evaluations: Sequence[Evaluation],
     ended: ResumePoint | None,
-    curve: EpsilonCurve | None = None,
+    beside: CurveInBackground | None = None,
 ) -> RunRecord:
     """Writes predictions, metrics, the privacy record and the report.
+
+    The curve of epsilon ``beside`` the run, if there is one, is waited for.
 
     Returns:
         What the run's public files say now.
@@ -263,9 +265,10 @@ def report(
     else:
         ledger = ended.ledger or NO_STEPS
         check_ledger(ledger, plan.privacy)
+        curve = finished_curve(beside)  # Before the accounting, which it may have asked for.
         alone = private_run(
             plan.privacy,
-            account_for_run(plan.privacy, ledger, guarantee.accountant),
+            account_for_run(plan.privacy, ledger, guarantee.accountant, beside),
             ledger,
             counts,
             origin=begun,

@@ -88,7 +88,7 @@ from dpft.runs.prepared_run import (
     train,
 )
 from dpft.runs.run_cost import check_sharding, cut, foretell
-from dpft.runs.run_plan import RunPlan, curve_beside, finished_curve, plan_run, with_noise
+from dpft.runs.run_plan import RunPlan, curve_beside, plan_run, with_noise
 from dpft.runs.saved_run import check_beside, check_model, read_ended_ledger
 from dpft.runs.together import (
     agreed,
@@ -369,8 +369,7 @@ def finish(
             if handover is not None and ended is not None and ended.ledger is not None:
                 # When it comes tells no more than the model's files do, which are written before.
                 handover.hand_over(ended.ledger.lines, ended.ledger.head)
-            spent = finished_curve(curve)
-            record = report(config, plan, folder, prepared.counts, evaluations, ended, spent)
+            record = report(config, plan, folder, prepared.counts, evaluations, ended, curve)
             taken = plan.steps if ended is None else ended.checkpoint.step
             conclude(trackings, taken, record)
 

@@ -313,6 +313,7 @@ class CurveInBackground:
         self._steps_within = steps_within
         self.failures: list[Failure] = []
         self._curve: EpsilonCurve | None = None
+        self._reports: Sequence[AccountingReport] = ()
         self._ended = Event()
         self._thread = Thread(target=self._compute, name="epsilon over steps", daemon=True)
 
@@ -339,6 +340,18 @@ class CurveInBackground:
             self._curve = self._of_run(rdp_curve(self._mechanism))
         return self._curve
 
+    def report(self, mechanism: SampledGaussian, accountant: str) -> AccountingReport | None:
+        """Returns ``account``'s report of a mechanism led by ``accountant``, if it is known.
+
+        It is where the curve has the point and every accountant answered: one that runs beside
+        training may run out of its time.
+        """
+        for report in self._reports:
+            answered = not any(isinstance(each, NoAnswer) for each in report.epsilons.values())
+            if answered and (accountant, mechanism) == (self.accountant, report.mechanism):
+                return report
+        return None
+
     def _compute(self) -> None:
         with Accountants(Limits(niceness=NICENESS)) as accountants:
             try:
@@ -353,7 +366,8 @@ class CurveInBackground:
             except (InputError, RunError):
                 return  # no bound of a single step: the run's own accounting says why
         if not self._ended.is_set():
-            self.failures, self._curve = failures(reports), self._of_run(curve_of(reports))
+            self._reports, self.failures = reports[-1:], failures(reports)
+            self._curve = self._of_run(curve_of(reports))
 
     def _of_run(self, curve: EpsilonCurve) -> EpsilonCurve:
         return replace(curve, steps=tuple(map(self._steps_within, curve.steps)))

@@ -262,11 +262,11 @@ def rounding_headroom(expected_batch_size: float, dtype: torch.dtype = torch.flo
     part once, by half of eps (``CompensatedSums``; ``sum of |part|`` is taken for ``n C``). That is
     4 roundings of ``eps / 2 * n C``. Sums over the rows of an embedding are taken in float64 and
     rounded once; gradients that are formed are rounded four times more in each of the two sums
-    (``uses.sum_of_rows``), 8 in all. The other 28 are for those, or for the
-    products of dense layers, which libraries add up in tiles, and for the forward and backward
-    pass: no proof covers the latter two. Records crafted against the order of additions, the worst that
-    were found, need 28 in all (128 positions a micro-batch, which Intel's library adds up one
-    after the other); aligned records at random needed less than one.
+    (``uses.sum_of_rows``), 8 in all. The other 28 are for those, or for the products of dense
+    layers, which libraries add up in tiles, and for the forward and backward pass: no proof covers
+    the latter two. Records crafted against the order of additions, the worst that were found, need
+    28 in all (128 positions a micro-batch, which Intel's library adds up one after the other);
+    aligned records at random needed less than one.
 
     n is the expected batch size and a margin that a Poisson draw exceeds with probability below
     1e-13: the draw itself is private.

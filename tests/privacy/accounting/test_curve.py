@@ -247,6 +247,21 @@ def test_an_accountant_that_times_out_is_asked_once_and_the_next_stands_for_it(a
     assert "timed out" in failures[0].reason
 
 
+def test_its_last_point_is_the_accounting_of_a_run_that_took_all_steps(
+    answers, accountants, shared_accounting
+):
+    with CurveInBackground(SHORT, "prv") as beside:
+        beside.wait()
+    assert beside.report(SHORT, "prv") == account(SHORT, accountants=accountants)
+    others = replace(SHORT, steps=2), replace(SHORT, noise_multiplier=SHORT.noise_multiplier * 2)
+    assert [beside.report(other, "prv") for other in others] == [None, None]
+    assert beside.report(SHORT, "pld") is None, "another bound would lead"
+    answers("pld")
+    with CurveInBackground(SHORT, "prv") as slow:
+        slow.wait()
+    assert slow.report(SHORT, "prv") is None, "one that had no time is asked again"
+
+
 def test_where_all_others_time_out_the_curve_is_rdps(answers):
     asked = answers("prv", "pld")
     assert curve_by("prv")[0].accountants == ("rdp",) * 3

@@ -6,9 +6,17 @@ import pytest
 import torch
 
 from dpft.privacy.clipping.trainable import Units
-from dpft.privacy.clipping.uses import GradientUse, OuterProduct, RowsUse, merge_uses
+from dpft.privacy.clipping.uses import (
+    ROWS_TOGETHER,
+    GradientUse,
+    OuterProduct,
+    RowsUse,
+    merge_uses,
+    sum_of_rows,
+)
 from tests.privacy.clipping.small_uses import dense, gradient, outer, rows_use
 
+EPS = torch.finfo(torch.float32).eps
 # Short sequences take the ghost norm, long ones the instantiated gradient.
 USES = [outer(t=1), outer(t=2), outer(t=50), rows_use(), rows_use(t=40), gradient()]
 
@@ -105,3 +113,23 @@ def test_a_units_rows_stand_end_to_end_and_zeros_fill_up():
 
 def test_a_units_rows_add_up():
     assert UNITS.sum(ROWS)[..., 0].tolist() == [[3, 4], [6, 8]]
+
+
+@pytest.mark.parametrize("count", range(10))
+def test_formed_gradients_are_rounded_four_times_before_they_are_added_in_float64(count):
+    """One large term, and others that a sum one after the other would lose beside it."""
+    g = torch.Generator().manual_seed(count)
+    values = torch.rand(count, 300, generator=g) * EPS
+    values[:1] = 1
+    factors = torch.rand(count, generator=g) + 0.5
+    exact = factors.double() @ values.double()
+    got = sum_of_rows(factors, values)
+    bound = (ROWS_TOGETHER * factors.double() @ values.double().abs() + exact.abs()) * 1.01
+    assert ((got - exact).abs() <= bound * EPS / 2).all()
+
+
+def test_many_formed_gradients_lose_nothing_beside_a_large_one():
+    values = torch.full((4001, 2), 2.0**-25)
+    values[0] = 1
+    exact = 1 + 4000 * 2.0**-25
+    assert (sum_of_rows(torch.ones(4001), values) - exact).abs().max() <= 3 * 2.0**-25 + 2.0**-24
