@@ -12,7 +12,7 @@ from dpft.privacy.clipping.clipper import ClippingOptions, self_check
 from dpft.privacy.clipping.squares import Squares
 from dpft.privacy.clipping.uses import OuterProduct
 from tests.privacy.clipping.oracle import Clipped, Records, gpt2, one_at_a_time, records
-from tests.slowness import slow, slow_but_each
+from tests.slowness import slow
 
 pytestmark = pytest.mark.usefixtures("self_check_once")
 
@@ -265,49 +265,6 @@ def test_a_stray_backward_is_refused_and_does_not_reach_the_next_batch(batch):
     assert got.distance(expected) <= 1e-6
 
 
-def own_backward(model, batch):
-    batch.losses(model)().sum().backward(retain_graph=True)
-
-
-def penalty(model, batch):
-    (next(model.parameters()).sum() * batch.labels.float().sum()).backward()
-
-
-def assignment(model, batch):
-    parameter = next(model.parameters())
-    parameter.grad = torch.full_like(parameter, 100.0)
-
-
-def addition(model, batch):
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            parameter.grad.add_(100.0)
-
-
-@pytest.mark.parametrize(
-    ("engine", "write"),
-    slow_but_each(
-        ["book_keeping", "two_pass", "instantiate", "loop"],
-        [own_backward, penalty, assignment, addition],
-    ),
-)
-def test_trust_rule_2_what_else_writes_to_a_gradient_is_refused(engine, write, batch):
-    """Nothing clips what a backward pass of the caller's, or of the model's, adds to the sum."""
-    model = gpt2()
-
-    def losses():
-        write(model, batch)
-        return batch.losses(model)()
-
-    message = "must be left to the clipper"
-    with PerExampleClipper(model, 1.0, engine=engine) as clipper:
-        clipper.accumulate(batch.losses(model))
-        with pytest.raises(RunError, match=message):
-            clipper.accumulate(losses)
-        with pytest.raises(RunError, match=f"{message}|failed"):
-            clipper.accumulate(losses)
-
-
 def test_after_a_batch_failed_half_way_nothing_more_is_added(batch, monkeypatch):
     model = gpt2()
     with PerExampleClipper(model, NORM) as clip:
@@ -327,37 +284,6 @@ def test_unknown_engine_style_and_nothing_trainable_are_refused():
         PerExampleClipper(model, NORM, clipping="global")
     with pytest.raises(InputError, match="trainable"):
         PerExampleClipper(model.requires_grad_(False), NORM)
-
-
-class Tiring(nn.Module):
-    """Has no memory left at one of its calls."""
-
-    def __init__(self, call: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-        self.call, self.calls = call, 0
-
-    def forward(self, inputs):
-        self.calls += 1
-        if self.calls == self.call:
-            raise torch.OutOfMemoryError("no memory left")
-        return self.layer(inputs)
-
-
-@pytest.mark.parametrize("engine", ["book_keeping", *slow(("two_pass",), ("instantiate",))])
-def test_memory_that_does_not_suffice_is_never_taken_for_rows_that_cannot_be_compared(engine):
-    inputs = torch.randn(5, 3)
-    for call in range(1, 40):
-        torch.manual_seed(0)
-        model = Tiring(call)
-        with PerExampleClipper(model, 1.0, engine=engine) as clipper:
-            try:
-                clipper.accumulate(lambda model=model: model(inputs).square().sum(1))
-            except torch.OutOfMemoryError:
-                continue
-        break
-    assert model.calls < call, "every call of the first batch raised what it was given"
-    assert call > 10
 
 
 OPTIONS = ClippingOptions(

@@ -11,8 +11,8 @@ from dpft.errors import InputError, RunError
 from dpft.privacy.clipping import PerExampleClipper, exactness
 from dpft.privacy.clipping.exactness import CheckSchedule
 from dpft.privacy.clipping.separation import cross_example
-from tests.privacy.clipping.oracle import gpt2
-from tests.slowness import slow_but
+from tests.privacy.clipping.oracle import gpt2, records
+from tests.slowness import slow, slow_but, slow_but_each
 
 ENGINES = ("book_keeping", "two_pass", "instantiate", "loop")
 IDS = torch.randint(0, 61, (12, 9), generator=torch.Generator().manual_seed(0))
@@ -474,3 +474,94 @@ def test_losses_of_another_number_than_the_rows_taken_are_refused_in_words():
 
     with PerExampleClipper(model, 10.0) as clipper, pytest.raises(RunError):
         clipper.accumulate(losses, units)
+
+
+def own_backward(model, batch):
+    batch.losses(model)().sum().backward(retain_graph=True)
+
+
+def penalty(model, batch):
+    (next(model.parameters()).sum() * batch.labels.float().sum()).backward()
+
+
+def assignment(model, batch):
+    parameter = next(model.parameters())
+    parameter.grad = torch.full_like(parameter, 100.0)
+
+
+def addition(model, batch):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.add_(100.0)
+
+
+@pytest.mark.parametrize(
+    ("engine", "write"),
+    slow_but_each(
+        ["book_keeping", "two_pass", "instantiate", "loop"],
+        [own_backward, penalty, assignment, addition],
+    ),
+)
+def test_trust_rule_2_what_else_writes_to_a_gradient_is_refused(engine, write):
+    """Nothing clips what a backward pass of the caller's, or of the model's, adds to the sum."""
+    model, batch = gpt2(), records()
+
+    def losses():
+        write(model, batch)
+        return batch.losses(model)()
+
+    message = "must be left to the clipper"
+    with PerExampleClipper(model, 1.0, engine=engine) as clipper:
+        clipper.accumulate(batch.losses(model))
+        with pytest.raises(RunError, match=message):
+            clipper.accumulate(losses)
+        with pytest.raises(RunError, match=f"{message}|failed"):
+            clipper.accumulate(losses)
+
+
+class Tiring(nn.Module):
+    """Has no memory left at one of its calls."""
+
+    def __init__(self, call: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.call, self.calls = call, 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        if self.calls == self.call:
+            raise torch.OutOfMemoryError("no memory left")
+        return self.layer(inputs)
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", *slow(("two_pass",), ("instantiate",))])
+def test_memory_that_does_not_suffice_is_never_taken_for_rows_that_cannot_be_compared(engine):
+    inputs = torch.randn(5, 3)
+    for call in range(1, 40):
+        torch.manual_seed(0)
+        model = Tiring(call)
+        with PerExampleClipper(model, 1.0, engine=engine) as clipper:
+            try:
+                clipper.accumulate(lambda model=model: model(inputs).square().sum(1))
+            except torch.OutOfMemoryError:
+                continue
+        break
+    assert model.calls < call, "every call of the first batch raised what it was given"
+    assert call > 10
+
+
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES[:3]))
+def test_a_row_whose_loss_is_not_finite_spoils_no_comparison_of_halves(engine):
+    """There are as many positions as rows, so that one's weights may be cut for the other's."""
+    layer, g = nn.Linear(4, 4), torch.Generator()
+    large = torch.tensor([1.0, 1e30])[:, None, None]
+
+    def losses():
+        """Of numbers that are drawn anew, the same each time."""
+        inputs = torch.randn(1, 2, 4, generator=g.manual_seed(0)).expand(2, -1, -1) * large
+        outputs = layer(inputs)
+        return (outputs * (torch.randn(outputs.shape[1:], generator=g) * large)).sum((1, 2))
+
+    with PerExampleClipper(layer, 1.0, engine=engine) as clipper:
+        norms = clipper.accumulate(losses)
+    assert norms[0] > 0 and norms[1] == 0

@@ -276,14 +276,15 @@ class CrossExampleCheck:
         inside: bool,
     ) -> bool:
         """Returns whether all that was compared is finite; what is not is passed."""
-        all_finite = True
+        fine = among.losses.detach().isfinite()  # Others are not added; nor can they be told apart.
+        all_finite = bool(fine.all())
         parts = list(among.parts())
         each = torch.exp2(torch.arange(len(among.losses), device=among.losses.device) % 8 - 4)
         if among.survey.every_unit is not None:
             each = torch.ones_like(each)  # Which of a unit's rows bears its loss is the caller's.
         weights = [torch.zeros_like(among.losses.detach()) for _ in parts]
         for own, (_, places) in zip(weights, parts, strict=True):
-            own[places] = scale * each[: len(places)].to(own)
+            own[places] = scale * torch.where(fine[places], each[: len(places)].to(own), 0.0)
         expected = []
         for own in weights:
             # A graph each: beside one that is kept the gradient would have no room.
