@@ -1,5 +1,6 @@
 """How often losses are computed, on how many rows, and what is refused before any is used."""
 
+import math
 from contextlib import contextmanager
 
 import pytest
@@ -565,3 +566,33 @@ def test_a_row_whose_loss_is_not_finite_spoils_no_comparison_of_halves(engine):
     with PerExampleClipper(layer, 1.0, engine=engine) as clipper:
         norms = clipper.accumulate(losses)
     assert norms[0] > 0 and norms[1] == 0
+
+
+class MeetingInBackward(nn.Module):
+    """Scales each gradient by what the whole batch holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, inputs):
+        outputs = self.layer(inputs)
+        if outputs.requires_grad:
+            outputs.register_hook(lambda gradient: gradient * inputs.square().mean())
+        return outputs
+
+
+@pytest.mark.parametrize("engine", slow_but(("instantiate",), ENGINES[:3]))
+def test_a_row_that_is_not_finite_hides_no_gradients_that_meet_where_as_many_rows_must_run(engine):
+    """Its gradient spoils that of all beside it, so the others are compared without it."""
+    g = torch.Generator().manual_seed(0)
+    model, inputs = MeetingInBackward(), torch.randn(9, 3, generator=g)
+    spoilt = torch.ones(9).index_fill(0, torch.tensor([2, 5, 7]), math.inf)
+
+    def losses():
+        return (model(inputs).square().sum(1) * spoilt).view(9)
+
+    message = "gradient of one example's loss depends on the other"
+    clipping = PerExampleClipper(model, 1.0, engine=engine)
+    with clipping as clipper, pytest.raises(RunError, match=message):
+        clipper.accumulate(losses)
