@@ -256,13 +256,16 @@ class CrossExampleCheck:
 
     def check_gradients(
         self, among: SubsetLosses, parameters: Mapping[str, Tensor], scale: float = 1.0
-    ) -> None:
+    ) -> bool:
         """Compares the gradient of each half of some rows with the same without the other half.
 
         Args:
             among: Losses of all of them, whose graph is used up: beside it each half needs its own.
             parameters: What trains, by name.
             scale: What losses are multiplied by before they are backpropagated.
+
+        Returns:
+            Whether they were compared: not where fewer than two are finite beside such as are not.
 
         Raises:
             RunError: It is another, or that cannot be seen.
@@ -273,12 +276,13 @@ class CrossExampleCheck:
             # What is computed again in the backward pass may want the rows taken there too, or draw
             # where nothing holds it off.
             with suppress(CheckpointError):
-                if not self._check_gradients(among, parameters, scale, around, inside=inside):
-                    # One that is not finite spoils those of all rows beside it: 0 * nan is nan.
-                    rest = self._finite_owners(among, parameters, scale, around, inside=inside)
-                    if rest is not None:
-                        self._check_gradients(rest, parameters, scale, around, inside=inside)
-                return
+                if self._check_gradients(among, parameters, scale, around, inside=inside):
+                    return True
+                # One that is not finite spoils those of all rows beside it: 0 * nan is nan.
+                rest = self._finite_owners(among, parameters, scale, around, inside=inside)
+                if rest is not None:
+                    self._check_gradients(rest, parameters, scale, around, inside=inside)
+                return rest is not None
         raise NothingCompared("a checkpoint computes something else again")
 
     def _check_gradients(
