@@ -12,8 +12,8 @@ that torch has for a kind (``torch.cuda``, which AMD's devices go by as well, ``
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -109,17 +109,61 @@ def only_whole_precision() -> None:
     TF32 keeps ten bits of a factor, and sums in half precision fewer: norms and sums would not be
     float32's. Torch has had two ways to say so, which must not contradict each other.
     """
-    torch.set_float32_matmul_precision("highest")
     backends: Any = torch.backends
     matmul = backends.cuda.matmul  # the flags of CUDA and of AMD
-    matmul.allow_tf32 = backends.cudnn.allow_tf32 = False
+    _keep_float32_whole()
     matmul.allow_bf16_reduced_precision_reduction = False
     matmul.allow_fp16_reduced_precision_reduction = False
     matmul.allow_fp16_accumulation = False
-    for part in PARTS_WITH_PRECISION:  # from torch 2.9 on
-        holder = attrgetter(part)(torch)
-        if hasattr(holder, "fp32_precision"):
-            holder.fp32_precision = "ieee"
+
+
+@contextmanager
+def float32_kept_whole() -> Iterator[None]:
+    """Has products of float32 computed in its own precision meanwhile, whatever the caller chose.
+
+    Torch's default is TF32 for an accelerator's convolutions, and a training script may choose it
+    for all products (``torch.set_float32_matmul_precision("high")``).
+    """
+    before = float32_precisions()
+    if {*before.values()} <= {"ieee", "none"}:
+        yield
+        return
+    old = []
+    for ask, choose in _OLD_WAYS:
+        with suppress(RuntimeError):  # What the new way has said since is not to be said so.
+            old.append((choose, ask()))
+    _keep_float32_whole()
+    try:
+        yield
+    finally:
+        for choose, chosen in old:
+            choose(chosen)
+        for part, precision in before.items():
+            if (holder := attrgetter(part)(torch)).fp32_precision != precision:
+                holder.fp32_precision = precision
+
+
+def float32_precisions() -> dict[str, str]:
+    """Returns what each part of torch computes float32 with, the whole before what is in it."""
+    holders = {part: attrgetter(part)(torch) for part in PARTS_WITH_PRECISION}
+    return {
+        p: each.fp32_precision for p, each in holders.items() if hasattr(each, "fp32_precision")
+    }
+
+
+_OLD_WAYS: Sequence[tuple[Any, Any]] = (
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (lambda: torch.backends.cudnn.allow_tf32, partial(setattr, torch.backends.cudnn, "allow_tf32")),
+)
+"""How to ask, and to say, what float32 is computed with, before torch 2.9."""
+
+
+def _keep_float32_whole() -> None:
+    torch.set_float32_matmul_precision("highest")
+    backends: Any = torch.backends
+    backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = False
+    for part in float32_precisions():  # from torch 2.9 on
+        attrgetter(part)(torch).fp32_precision = "ieee"
 
 
 @cache

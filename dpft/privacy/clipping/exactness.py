@@ -81,7 +81,8 @@ class CheckSchedule:
     """Which batches of a call signature are checked: the 1st, 16th, 32nd, 64th and so on, doubling.
 
     So is one that has more than ``GROWTH`` times the rows of all that were: what mixes its rows in
-    large batches alone does not show in small ones. The rule reads numbers and sizes of batches.
+    large batches alone does not show in small ones. Where gradients beside such as are not finite
+    could not be compared, the next batch is checked too. Else the rule reads numbers and sizes.
     """
 
     def __init__(self) -> None:
@@ -89,6 +90,7 @@ class CheckSchedule:
         self._checked: set[Hashable] = set()
         self._rows: dict[Hashable, int] = {}
         self._most: Counter[Hashable] = Counter()
+        self._unseen: set[Hashable] = set()
 
     def meet(self, kind: Hashable, rows: int) -> None:
         """Notes how many rows the next batch of a signature has."""
@@ -99,13 +101,18 @@ class CheckSchedule:
         number = self._batches[kind] + 1
         doubled = number >= FIRST_REPETITION and number & (number - 1) == 0
         larger = self._rows.get(kind, 0) > GROWTH * self._most[kind]
-        return (number == 1 or doubled or larger) and kind not in self._checked
+        wanted = number == 1 or doubled or larger or kind in self._unseen
+        return wanted and kind not in self._checked
 
     def note_checked(self, kinds: Iterable[Hashable]) -> None:
         """Remembers that the next batch of each signature was checked."""
         for kind in kinds:
             self._checked.add(kind)
             self._most[kind] = max(self._most[kind], self._rows.get(kind, 0))
+
+    def note_compared(self, kinds: Iterable[Hashable], *, seen: bool) -> None:
+        """Remembers whether gradients of the next batch of each signature could be compared."""
+        self._unseen = self._unseen - {*kinds} if seen else self._unseen | {*kinds}
 
     def count(self, kinds: Iterable[Hashable]) -> None:
         """Counts a used batch of each signature."""
@@ -194,7 +201,8 @@ class LossCheck:
         with self._bare():
             found = check.compare(survey)
             if found is not None:
-                check.check_gradients(found, self._trainable.now(), self._scale)
+                seen = check.check_gradients(found, self._trainable.now(), self._scale)
+                self._schedule.note_compared(self._kinds, seen=seen)
             return found
 
 

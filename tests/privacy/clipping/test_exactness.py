@@ -1,5 +1,6 @@
 """How often losses are computed, on how many rows, and what is refused before any is used."""
 
+import math
 from contextlib import contextmanager
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping import PerExampleClipper, exactness
-from dpft.privacy.clipping.exactness import CheckSchedule
+from dpft.privacy.clipping.exactness import FIRST_REPETITION, CheckSchedule
 from dpft.privacy.clipping.separation import cross_example
 from tests.privacy.clipping.oracle import gpt2, records
 from tests.slowness import slow, slow_but, slow_but_each
@@ -565,3 +566,51 @@ def test_a_row_whose_loss_is_not_finite_spoils_no_comparison_of_halves(engine):
     with PerExampleClipper(layer, 1.0, engine=engine) as clipper:
         norms = clipper.accumulate(losses)
     assert norms[0] > 0 and norms[1] == 0
+
+
+class MeetingInBackward(nn.Module):
+    """Scales each gradient by what the whole batch holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.meets = nn.Linear(3, 2), True
+
+    def forward(self, inputs):
+        outputs = self.layer(inputs)
+        if self.meets and outputs.requires_grad:
+            outputs.register_hook(lambda gradient: gradient * inputs.square().mean())
+        return outputs
+
+
+@pytest.mark.parametrize("engine", slow_but(("instantiate",), ENGINES[:3]))
+def test_a_row_that_is_not_finite_hides_no_gradients_that_meet_where_as_many_rows_must_run(engine):
+    """Its gradient spoils that of all beside it, so the others are compared without it."""
+    g = torch.Generator().manual_seed(0)
+    model, inputs = MeetingInBackward(), torch.randn(9, 3, generator=g)
+    spoilt = torch.ones(9).index_fill(0, torch.tensor([2, 5, 7]), math.inf)
+
+    def losses():
+        return (model(inputs).square().sum(1) * spoilt).view(9)
+
+    message = "gradient of one example's loss depends on the other"
+    clipping = PerExampleClipper(model, 1.0, engine=engine)
+    with clipping as clipper, pytest.raises(RunError, match=message):
+        clipper.accumulate(losses)
+
+
+def test_where_a_look_could_compare_no_gradients_the_next_batch_is_looked_at():
+    g = torch.Generator().manual_seed(0)
+    model, used = MeetingInBackward(), 0
+    model.meets = False
+    with PerExampleClipper(model, 1.0) as clipper, pytest.raises(RunError, match="gradient of one"):
+        for number in range(1, 32):
+            inputs, model.meets = torch.randn(9, 3, generator=g), number > 1
+            spoilt = torch.ones(9)
+            spoilt[1:] = math.inf if number == FIRST_REPETITION else 1.0
+
+            def losses(inputs=inputs, spoilt=spoilt):
+                return model(inputs).square().sum(1) * spoilt
+
+            clipper.accumulate(losses)
+            used = number
+    assert used == FIRST_REPETITION

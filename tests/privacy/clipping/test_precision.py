@@ -1,9 +1,12 @@
 """Half precision by autocast: norms, factors and sums stay float32, and the bound holds."""
 
+from operator import attrgetter
+
 import pytest
 import torch
 from torch import nn
 
+from dpft.devices import PARTS_WITH_PRECISION, float32_precisions
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.algorithms import ENGINES
 from dpft.privacy.clipping.engine import STYLES
@@ -116,3 +119,58 @@ def test_a_layers_own_autocast_dtypes_are_kept():
         with PerExampleClipper(model, NORM):
             model(inputs)
     assert seen[:3] == seen[-3:]
+
+
+def chosen_everywhere(precision):
+    for part in PARTS_WITH_PRECISION:
+        attrgetter(part)(torch).fp32_precision = precision
+
+
+WAYS = {
+    "by default": lambda: None,
+    "for products": lambda: torch.set_float32_matmul_precision("high"),
+    "for bfloat16 too": lambda: torch.set_float32_matmul_precision("medium"),
+    "by CUDA's flag": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "anew": lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+    "for all": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    "everywhere": lambda: chosen_everywhere("tf32"),
+}
+
+
+@pytest.fixture
+def as_torch_begins():
+    def begin():
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = True
+        chosen_everywhere("none")
+        torch.backends.cudnn.allow_tf32 = True
+
+    before = float32_precisions()
+    begin()
+    yield
+    begin()
+    for part, precision in before.items():
+        attrgetter(part)(torch).fp32_precision = precision
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_trust_rule_2_norms_and_sums_keep_float32_whole_whatever_the_caller_chose(
+    way, as_torch_begins
+):
+    """TF32 has ten bits: one record would move the sum by up to 1.001 of the clipping norm."""
+    WAYS[way]()
+    chosen, found = float32_precisions(), []
+    assert not {*chosen.values()} <= {"ieee", "none"}
+    layer = nn.Linear(3, 2)
+    with PerExampleClipper(layer, 1.0) as clipper:
+        engine = clipper._engine
+        adds = engine.accumulate
+
+        def accumulate(*args):
+            found.append(float32_precisions())
+            return adds(*args)
+
+        engine.accumulate = accumulate
+        clipper.accumulate(lambda: layer(torch.eye(3)).sum(1))
+    assert [{*each.values()} for each in found] == [{"ieee"}]
+    assert float32_precisions() == chosen

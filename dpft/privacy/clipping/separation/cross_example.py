@@ -144,8 +144,14 @@ class SubsetLosses:
 
     @property
     def owners(self) -> Tensor:
-        """Whose each of the rows is: its unit's, or its own."""
-        return self.survey.rows if self.survey.units is None else self.survey.units
+        """Whose each of the rows is: its unit's, or its own; where as many run, of those compared.
+
+        There rows stand beside others of their unit at the places of others.
+        """
+        survey = self.survey
+        if survey.compared is not None:
+            return survey.rows[survey.compared]
+        return survey.rows if survey.units is None else survey.units
 
     def _places_of(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Returns which rows are some owners', and which losses."""
@@ -154,7 +160,16 @@ class SubsetLosses:
         return mine, mine if as_many else torch.isin(self.owners.unique(), chosen)
 
     def of(self, chosen: Tensor) -> "SubsetLosses":
-        """Returns the losses of some owners, whose graph is to be made anew."""
+        """Returns the losses of some owners, whose graph is to be made anew.
+
+        Where as many rows must run, they take the places of all others.
+        """
+        if self.survey.compared is not None:
+            stay = self.survey.compared & torch.isin(self.survey.rows, chosen)
+            rows, others = self.survey.rows.clone(), (~stay).nonzero()[:, 0]
+            rows[others] = chosen.view(-1)[torch.arange(len(others)) % chosen.numel()]
+            exchanged = replace(self.survey, rows=rows, compared=stay)
+            return replace(self, losses=self.losses.detach(), survey=exchanged)
         mine, told = self._places_of(chosen)
         rows, losses = self.survey.rows[mine], self.losses.detach()[told]
         if len(rows) == len(losses) == 1:  # One row is stretched to any number.
@@ -241,13 +256,16 @@ class CrossExampleCheck:
 
     def check_gradients(
         self, among: SubsetLosses, parameters: Mapping[str, Tensor], scale: float = 1.0
-    ) -> None:
+    ) -> bool:
         """Compares the gradient of each half of some rows with the same without the other half.
 
         Args:
             among: Losses of all of them, whose graph is used up: beside it each half needs its own.
             parameters: What trains, by name.
             scale: What losses are multiplied by before they are backpropagated.
+
+        Returns:
+            Whether they were compared: not where fewer than two are finite beside such as are not.
 
         Raises:
             RunError: It is another, or that cannot be seen.
@@ -258,12 +276,13 @@ class CrossExampleCheck:
             # What is computed again in the backward pass may want the rows taken there too, or draw
             # where nothing holds it off.
             with suppress(CheckpointError):
-                if not self._check_gradients(among, parameters, scale, around, inside=inside):
-                    # One that is not finite spoils those of all rows beside it: 0 * nan is nan.
-                    rest = self._finite_owners(among, parameters, scale, around, inside=inside)
-                    if rest is not None:
-                        self._check_gradients(rest, parameters, scale, around, inside=inside)
-                return
+                if self._check_gradients(among, parameters, scale, around, inside=inside):
+                    return True
+                # One that is not finite spoils those of all rows beside it: 0 * nan is nan.
+                rest = self._finite_owners(among, parameters, scale, around, inside=inside)
+                if rest is not None:
+                    self._check_gradients(rest, parameters, scale, around, inside=inside)
+                return rest is not None
         raise NothingCompared("a checkpoint computes something else again")
 
     def _check_gradients(
@@ -330,7 +349,7 @@ class CrossExampleCheck:
         """Returns the rows or units that have finite gradients by themselves; None for one."""
         owners = among.owners.unique()
         fine = torch.zeros(len(owners), dtype=torch.bool)
-        for number in range(len(owners) if among.survey.compared is None else 0):
+        for number in range(len(owners)):
             alone = among.of(owners[number])
             weights = torch.full_like(alone.losses, scale)
             with suppress(NothingCompared):
