@@ -434,9 +434,9 @@ def sum_of_rows(factors: Tensor, values: Tensor) -> Tensor:
     """Returns sum over i of ``factors[i] * values[i]``, for (b, n).
 
     Guarantees:
-        It is within ``(ROWS_TOGETHER * sum of |factors[i] * values[i]| + |sum|) * eps / 2`` in each
-        coordinate, to first order in eps: each term is rounded at most so often before it is
-        added in float64.
+        Of float32 it is within ``(ROWS_TOGETHER * sum of |factors[i] * values[i]| + |sum|) * eps /
+        2`` in each coordinate, to first order in eps: each term is rounded at most so often before
+        it is added in float64.
     """
     columns = values.split(max(1, EXACT_AT_A_TIME // max(1, len(values))), 1)
     sums = [_sum_of_rows(factors.to(values.dtype), part).to(values.dtype) for part in columns]
