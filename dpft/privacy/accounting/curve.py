@@ -343,8 +343,8 @@ class CurveInBackground:
     def report(self, mechanism: SampledGaussian, accountant: str) -> AccountingReport | None:
         """Returns ``account``'s report of a mechanism led by ``accountant``, if it is known.
 
-        It is where the curve has the point and every accountant answered: one that runs beside
-        training may run out of its time.
+        That of all the steps is, once the curve is there, if every accountant answered: one that
+        runs beside training may run out of its time.
         """
         for report in self._reports:
             answered = not any(isinstance(each, NoAnswer) for each in report.epsilons.values())
