@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from dpft.errors import InputError
-from dpft.methods.base import METHODS, Method, is_new, norm_parameters, train_only
+from dpft.methods.base import METHODS, Method, norm_parameters, train_only
 
 if TYPE_CHECKING:
     import torch
@@ -94,8 +94,7 @@ class BottleneckMethod(Method):
         Raises:
             InputError: There is nowhere to put them, or they do not fit.
         """
-        norms = norm_parameters(model) if self.train_norms else set()
-        train_only(model, lambda name, p: p in norms and not is_new(name, new))
+        train_only(model, norm_parameters(model) if self.train_norms else set(), new)
         return self.insert(model)
 
     def insert(self, model: "PreTrainedModel") -> "PreTrainedModel":
@@ -172,6 +171,6 @@ class Adapter(BottleneckMethod):
 
     def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
         """Returns a maker of adapters on a device."""
-        from dpft.methods.layers import Bottleneck
+        from dpft.methods.layers import dense_bottleneck
 
-        return lambda width: Bottleneck(width, self.bottleneck, device)
+        return lambda width: dense_bottleneck(width, self.bottleneck, device)
