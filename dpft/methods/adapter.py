@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from dpft.errors import InputError
-from dpft.methods.base import METHODS, Method, norm_parameters, train_only
+from dpft.methods.base import METHODS, Method, is_new, norm_parameters, train_only
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +94,8 @@ class BottleneckMethod(Method):
         Raises:
             InputError: There is nowhere to put them, or they do not fit.
         """
-        train_only(model, norm_parameters(model) if self.train_norms else set(), new)
+        norms = norm_parameters(model) if self.train_norms else set()
+        train_only(model, lambda name, p: p in norms and not is_new(name, new))
         return self.insert(model)
 
     def insert(self, model: "PreTrainedModel") -> "PreTrainedModel":

@@ -12,7 +12,7 @@ The parts of a model that methods train, its norms, blocks and head, are answere
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -264,11 +264,11 @@ FINAL_NORMS = frozenset(
 
 
 def train_only(
-    model: "PreTrainedModel", chosen: "Set[nn.Parameter]", new: frozenset[str] = frozenset()
+    model: "PreTrainedModel", wanted: "Callable[[str, nn.Parameter], bool]"
 ) -> "PreTrainedModel":
-    """Returns the model with ``requires_grad`` set on the chosen parameters alone, save ``new``."""
+    """Returns the model with ``requires_grad`` set where ``wanted(name, parameter)`` alone."""
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(parameter in chosen and not is_new(name, new))
+        parameter.requires_grad_(wanted(name, parameter))
     return model
 
 

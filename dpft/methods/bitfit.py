@@ -36,7 +36,7 @@ class BiTFiT(Method):
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Returns the model with its biases trainable."""
         biases = bias_names(model)
-        return train_only(model, {p for name, p in model.named_parameters() if name in biases})
+        return train_only(model, lambda name, _: name in biases)
 
 
 def bias_names(model: "PreTrainedModel") -> frozenset[str]:

@@ -4,7 +4,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
-from dpft.methods.base import METHODS, Method, head_parameters, is_tied, train_only, untie_head
+from dpft.methods.base import (
+    METHODS,
+    Method,
+    head_parameters,
+    is_new,
+    is_tied,
+    train_only,
+    untie_head,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,4 +50,5 @@ class LinearProbe(Method):
                     " them, or choose method=top2 or method=bitfit."
                 )
             untie_head(model)
-        return train_only(model, head_parameters(model), new)
+        head = head_parameters(model)
+        return train_only(model, lambda name, p: p in head and not is_new(name, new))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpft.methods.base import METHODS, Method, norm_parameters, train_only
+from dpft.methods.base import METHODS, Method, is_new, norm_parameters, train_only
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -16,4 +16,5 @@ class Norms(Method):
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Returns the model with its pre-trained norms trainable."""
-        return train_only(model, norm_parameters(model), new)
+        norms = norm_parameters(model)
+        return train_only(model, lambda name, p: p in norms and not is_new(name, new))

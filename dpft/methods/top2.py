@@ -10,6 +10,7 @@ from dpft.methods.base import (
     block_list,
     final_norm_parameters,
     head_parameters,
+    is_new,
     output_embeddings,
     train_only,
 )
@@ -59,4 +60,4 @@ class TopBlocks(Method):
         head = output_embeddings(model)
         if self.train_head and head is not None:
             opened |= set(head.parameters())
-        return train_only(model, opened, new)
+        return train_only(model, lambda name, p: p in opened and not is_new(name, new))

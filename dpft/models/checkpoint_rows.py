@@ -31,6 +31,7 @@ from dpft.models.source import (
     origin,
     source,
 )
+from dpft.parallel.cutting import replace_parameters
 from dpft.released import ADAPTER, digest_of, digests_in
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -111,10 +112,7 @@ class CheckpointRows:
             for p in found
         }
         keys = {name: found[p].key for name, p in model.named_parameters() if p in found}
-        for module in model.modules():
-            for attribute, held in module._parameters.items():
-                if held is not None and held in empty:
-                    module._parameters[attribute] = empty[held]
+        replace_parameters(model, empty)
         return RowsOfModel(keys, {key: self._files[key] for key in keys.values()})
 
     def _stand_in(self, name: str, tensor: Tensor) -> StandIn | None:
