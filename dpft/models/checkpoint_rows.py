@@ -31,7 +31,6 @@ from dpft.models.source import (
     origin,
     source,
 )
-from dpft.parallel.cutting import replace_parameters
 from dpft.released import ADAPTER, digest_of, digests_in
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -112,7 +111,10 @@ class CheckpointRows:
             for p in found
         }
         keys = {name: found[p].key for name, p in model.named_parameters() if p in found}
-        replace_parameters(model, empty)
+        for module in model.modules():
+            for attribute, held in module._parameters.items():
+                if held is not None and held in empty:
+                    module._parameters[attribute] = empty[held]
         return RowsOfModel(keys, {key: self._files[key] for key in keys.values()})
 
     def _stand_in(self, name: str, tensor: Tensor) -> StandIn | None:

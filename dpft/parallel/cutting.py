@@ -5,7 +5,7 @@ finds the layers of one kind that follow each other, which shards are made of; `
 their values.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -85,15 +85,10 @@ def fill(model: nn.Module, read: ReadRows, device: torch.device) -> None:
         if last > first:
             local(made).copy_(read(name, first, last))
         filled[parameter] = nn.Parameter(made, requires_grad=parameter.requires_grad)
-    replace_parameters(model, filled)
-
-
-def replace_parameters(model: nn.Module, made: Mapping[nn.Parameter, nn.Parameter]) -> None:
-    """Puts others in the place of some of a model's parameters, a tied one at all its places."""
     for module in model.modules():
         for attribute, held in module._parameters.items():
-            if held is not None and held in made:
-                module._parameters[attribute] = made[held]
+            if held is not None and held in filled:
+                module._parameters[attribute] = filled[held]
 
 
 def blocks_apart(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
