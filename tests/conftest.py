@@ -23,9 +23,7 @@ import yaml
 from _pytest.logging import catching_logs
 from hydra._internal import config_loader_impl as hydra_loader
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.defaults_list import Overrides
-from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig, ListConfig
 from omegaconf.base import Metadata
 from yaml.constructor import SafeConstructor
@@ -269,14 +267,16 @@ def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
             from dpft.privacy.clipping.patches import Patches
             from dpft.runs import prepared_run
 
-            patch.setattr(loading, "new_parameters", _compared_once(loading.new_parameters))
-            patch.setattr(prepared_run, "check_clipper", _checked_once(prepared_run.check_clipper))
+            patch.setattr(loading, "new_parameters", _once(loading.new_parameters, _configured))
+            patch.setattr(
+                prepared_run, "check_clipper", _once(prepared_run.check_clipper, _checked)
+            )
             proved = _proved_once(Check._check_with_fallback)
             patch.setattr(Check, "_check_with_fallback", proved)
             patch.setattr(Check, "_compare", _losses_compared_once(Check._compare))
             loop = exactness.LoopLossCheck
             patch.setattr(loop, "_compare", _losses_compared_once(loop._compare))
-            alone = _run_alone_once(exactness.check_single_examples)
+            alone = _once(exactness.check_single_examples, _run_alone)
             for module in (exactness, patches):
                 patch.setattr(module, "check_single_examples", alone)
             patch.setattr(Patches, "_learn", _learned_once(Patches._learn))
@@ -305,30 +305,36 @@ def _dropout() -> str:
     return str(functional.dropout.__qualname__)
 
 
-def _checked_once(check: Callable[..., float]) -> Callable[..., float]:
-    def check_once(model: Any, options: Any, **given: Any) -> float:
-        base = getattr(model, "get_base_model", lambda: model)()
-        layout = given.get("layout")
-        of_layout = (type(layout), getattr(layout, "kind", None), getattr(layout, "answer", None))
-        asked = (options.clipping, options.engine, given.get("precision"), given.get("has_units"))
-        key = repr(("self-check", type(model), type(base), of_layout, asked))
+def _once(work: Callable[..., Any], of: Callable[..., object]) -> Callable[..., Any]:
+    """Does some work once for each answer of ``of``, which is asked about its arguments."""
+
+    def work_once(*args: Any, **given: Any) -> Any:
+        key = repr(of(*args, **given))
         if key not in _known:
-            _known[key] = check(model, options, **given)
+            _known[key] = work(*args, **given)
         return _known[key]
 
-    return check_once
+    return work_once
 
 
-def _compared_once(compare: Callable[..., Any]) -> Callable[..., Any]:
+def _checked(model: Any, options: Any, **given: Any) -> object:
+    base = getattr(model, "get_base_model", lambda: model)()
+    layout = given.get("layout")
+    of_layout = (type(layout), getattr(layout, "kind", None), getattr(layout, "answer", None))
+    asked = (options.clipping, options.engine, given.get("precision"), given.get("has_units"))
+    return ("self-check", type(model), type(base), of_layout, asked)
+
+
+def _configured(config: Any, *more: Any, **given: Any) -> object:
     """Spares each run three models without storage, made for the names of new parameters."""
+    return (type(config), config.architectures, config.to_json_string(), more, given)
 
-    def compare_once(config: Any, *more: Any, **given: Any) -> Any:
-        key = repr((type(config), config.architectures, config.to_json_string(), more, given))
-        if key not in _known:
-            _known[key] = compare(config, *more, **given)
-        return _known[key]
 
-    return compare_once
+def _run_alone(root: Any, _: Any, arguments: Any, units: Any) -> object:
+    from dpft.privacy.clipping.separation.flow import signature_of
+
+    kind = signature_of(root, arguments, units).kind
+    return ("alone", _shape_of(root), kind, units is None, _dropout())
 
 
 def _proof_of(check: Any, *, of_few: bool) -> tuple[object, ...]:
@@ -373,19 +379,6 @@ def _losses_compared_once(compare: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return compare_once
-
-
-def _run_alone_once(check: Callable[..., bool]) -> Callable[..., bool]:
-    def check_once(root: Any, forward: Any, arguments: Any, units: Any) -> bool:
-        from dpft.privacy.clipping.separation.flow import signature_of
-
-        kind = signature_of(root, arguments, units).kind
-        key = repr(("alone", _shape_of(root), kind, units is None, _dropout()))
-        if key not in _known:
-            _known[key] = check(root, forward, arguments, units)
-        return _known[key]
-
-    return check_once
 
 
 def _learned_once(learn: Callable[..., Any]) -> Callable[..., Any]:
@@ -451,44 +444,6 @@ def yaml_read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(yaml, "load", load)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def configuration_files_read_once() -> Iterator[None]:
-    """Spares composing a tenth of its time: Hydra is given a copy of what it made of a file.
-
-    Where it looks for one is known as well, as long as all that it asks are files of this package
-    and its own.
-    """
-    read, known = ConfigRepository.load_config, dict[tuple[str, ...], bytes]()
-    find, places = ConfigRepository._find_object_source, dict[tuple[object, ...], int | None]()
-
-    def look_for(self: ConfigRepository, config_path: str, object_type: ObjectType) -> Any:
-        asked = [(source.scheme(), source.provider, source.path) for source in self.sources]
-        if any(path != SHIPPED for scheme, _, path in asked if scheme == "file"):
-            return find(self, config_path, object_type)
-        if (key := (*asked, config_path, object_type)) not in places:
-            found = find(self, config_path, object_type)
-            places[key] = None if found is None else self.sources.index(found)
-        place = places[key]
-        return None if place is None else self.sources[place]
-
-    def load(self: ConfigRepository, config_path: str) -> Any:
-        source = self._find_object_source(config_path, ObjectType.CONFIG)
-        if not isinstance(source, FileConfigSource):
-            return read(self, config_path)
-        text = ""
-        if source.path != SHIPPED:
-            text = (Path(source.path) / source._normalize_file_name(config_path)).read_text()
-        key = (source.provider, source.path, config_path, text)
-        if key not in known:
-            known[key] = pickle.dumps(read(self, config_path))
-        return pickle.loads(known[key])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ConfigRepository, "load_config", load)
-        patch.setattr(ConfigRepository, "_find_object_source", look_for)
         yield
 
 

@@ -1,3 +1,5 @@
+"""Layers that mix examples are refused, and a convolution that does not."""
+
 import pytest
 import torch
 from torch import nn
@@ -14,7 +16,7 @@ from transformers import (
     SwitchTransformersConfig,
 )
 
-from dpft.batch_mixing import check_model
+from dpft.batch_mixing import StandardizedConv2d, check_model, pulled_back, standardized
 from dpft.errors import InputError
 
 SMALL = {
@@ -91,3 +93,27 @@ def test_rotary_positions_scaled_by_the_longest_example_are_refused(rope):
 
 def test_plain_rotary_positions_pass():
     check_model(LlamaForCausalLM(LlamaConfig(**SMALL)))
+
+
+def test_filters_have_mean_0_and_variance_1():
+    torch.manual_seed(0)
+    filters = standardized(3 * torch.randn(5, 4, 3, 3) + 7).flatten(1)
+    assert torch.allclose(filters.mean(1), torch.zeros(5), atol=1e-5)
+    assert torch.allclose(filters.var(1, correction=0), torch.ones(5), atol=1e-4)
+
+
+def test_it_is_the_convolution_with_the_standardized_weight():
+    torch.manual_seed(0)
+    plain, made = nn.Conv2d(4, 6, 3, stride=2), StandardizedConv2d(4, 6, 3, stride=2)
+    made.load_state_dict(plain.state_dict())
+    inputs = torch.randn(2, 4, 9, 9)
+    expected = torch.conv2d(inputs, standardized(plain.weight), plain.bias, stride=2)
+    assert torch.equal(made(inputs), expected)
+
+
+def test_pulled_back_is_the_gradient_that_autograd_takes_through_the_standardization():
+    torch.manual_seed(0)
+    weight = torch.randn(5, 4, 3, 3, dtype=torch.float64, requires_grad=True)
+    gradients = torch.randn(3, 5, 4, 3, 3, dtype=torch.float64)
+    expected = [torch.autograd.grad(standardized(weight), weight, g)[0] for g in gradients]
+    assert torch.allclose(pulled_back(weight, gradients), torch.stack(expected), rtol=1e-10)

@@ -16,7 +16,7 @@ Shapes: b examples, t tokens of the longest example, k label words or outputs of
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self, overload
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from dpft.data.tokenization import TokenizedExample
+from dpft.data.training_records import LazySequence
 from dpft.devices import moved, moved_and_known, times_written
 from dpft.head_losses import predicted_labels
 from dpft.kinds import (
@@ -231,7 +232,7 @@ class Layout(ABC):
         """Returns random rows, the same ones every time, to try a model on before any record is."""
 
 
-class EncodedRows(Sequence[Any]):
+class EncodedRows(LazySequence[Any]):
     """Rows in order, each made when it is asked for."""
 
     @property
@@ -282,7 +283,7 @@ class View(ABC):
         """Returns the row as it is read this time."""
 
 
-class ViewedRows(Sequence[Any]):
+class ViewedRows(LazySequence[Any]):
     """Rows as they are read at one step."""
 
     def __init__(self, rows: Sequence[Any], view: View, source: ViewBits, step: int) -> None:
@@ -292,16 +293,9 @@ class ViewedRows(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, at: int) -> Any: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[Any]: ...
-
-    def __getitem__(self, at: int | slice) -> Any:
-        if isinstance(at, slice):
-            return [self[number] for number in range(*at.indices(len(self)))]
-        return self._view(self._rows[at], lambda size: self._source.bits(self._step, at, size))
+    def _at(self, place: int) -> Any:
+        bits = self._source.bits
+        return self._view(self._rows[place], lambda size: bits(self._step, place, size))
 
 
 @dataclass(frozen=True, kw_only=True)

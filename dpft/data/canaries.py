@@ -52,10 +52,11 @@ class CanaryConfig:
     """Public; chooses the vocabulary."""
 
     def __post_init__(self) -> None:
-        for name in ("canaries", "exposure_canaries", "seed"):
-            self._expect(name, 0)
-        for name, least in (("canary_words", 2), ("vocabulary", 2), ("suffix_words", 1)):
-            self._expect(name, least)
+        least_of = {"canary_words": 2, "vocabulary": 2, "suffix_words": 1}
+        for name in ("canaries", "exposure_canaries", "seed", *least_of):
+            value, least = getattr(self, name), least_of.get(name, 0)
+            if value < least:
+                raise InputError(f"audit.{name} must be at least {least}, got {value}.")
         repetitions = self.repetitions
         if not repetitions or min(repetitions) < 1 or len(set(repetitions)) < len(repetitions):
             raise InputError(
@@ -64,11 +65,6 @@ class CanaryConfig:
             )
         if self.white_box and not self.canaries:
             raise InputError("audit.white_box=true needs audit.canaries, got 0; give a number.")
-
-    def _expect(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if value < least:
-            raise InputError(f"audit.{name} must be at least {least}, got {value}.")
 
     @property
     def wanted(self) -> bool:

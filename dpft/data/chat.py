@@ -67,17 +67,6 @@ class ChatEncoding(TextEncoding):
         """See ``Encoding.rows_together``."""
         return TokenRows(self.rows(examples) if examples else ())
 
-    def _prompts(
-        self, examples: Sequence[Example], max_length: int, max_new_tokens: int
-    ) -> list[list[int]]:
-        room = max_length - max_new_tokens
-        if room < 1:
-            raise InputError(
-                f"decode.max_new_tokens must leave room for the prompt in {max_length} positions,"
-                f" got {max_new_tokens}; set it to {max_length - 1} or less."
-            )
-        return [prompt.cut_to(room) for prompt in self._cuttable(examples)]
-
     def _cuttable(self, examples: Sequence[Example]) -> list[Prompt]:
         """Returns each prompt in three parts: up to the first turn's text, history, what asks."""
         texts = [self._written(_messages(each), asks=True) for each in examples]

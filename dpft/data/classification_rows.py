@@ -6,11 +6,12 @@ puts a place for a label word beside them (Li et al. 2022, section 4 and Table 1
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from dpft.data.encoding import TokenEncoding
-from dpft.data.tokenization import TokenizedExample, token_ids
+from dpft.data.tokenization import TokenizedExample, lost_a_part, special_ids, token_ids
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, MASKED, SCORE
 from dpft.tasks.base import LabeledExample, Piece
@@ -32,15 +33,16 @@ class SentenceEncoding(TokenEncoding):
                 f"task.max_length must be at least {least}, a token of each text and the"
                 f" tokenizer's marks around them, got {self.max_length}; raise it."
             )
+        options: dict[str, Any] = {"padding": False, "split_special_tokens": True, "verbose": False}
         encoded = self.tokenizer(
-            *columns,
-            truncation="longest_first",
-            max_length=self.max_length,
-            padding=False,
-            split_special_tokens=True,
-            verbose=False,
+            *columns, truncation="longest_first", max_length=self.max_length, **options
         )
         types = encoded.get("token_type_ids", [None] * len(examples))
+
+        def read_whole(places: Sequence[int]) -> Any:
+            some = ([column[at] for at in places] for column in columns)
+            return self.tokenizer(*some, **options)["input_ids"]
+
         return [
             TokenizedExample(
                 # an empty text of a tokenizer without marks: a row needs a token to be read at
@@ -53,24 +55,10 @@ class SentenceEncoding(TokenEncoding):
                 examples,
                 encoded["input_ids"],
                 types,
-                self._cut(columns, encoded["input_ids"]),
+                lost_a_part(encoded["input_ids"], self.max_length, read_whole),
                 strict=True,
             )
         ]
-
-    def _cut(self, columns: list[list[str]], rows: Sequence[Sequence[int]]) -> list[bool]:
-        """Returns which rows lost a part; only those that fill their room are read again."""
-        full = [at for at, ids in enumerate(rows) if len(ids) == self.max_length]
-        if not full:
-            return [False] * len(rows)
-        whole = self.tokenizer(
-            *([column[at] for at in full] for column in columns),
-            padding=False,
-            split_special_tokens=True,
-            verbose=False,
-        )["input_ids"]
-        cut = {at for at, ids in zip(full, whole, strict=True) if len(ids) > self.max_length}
-        return [at in cut for at in range(len(rows))]
 
     def _columns(self, examples: Sequence[LabeledExample]) -> list[list[str]]:
         """Returns the first sentences and, where there are two, the second ones.
@@ -88,8 +76,7 @@ class SentenceEncoding(TokenEncoding):
 
 
 BLANKS = ("\u2581", "\u0120")
-"""How SentencePiece and byte-level tokenizers spell the blank before a word."""
-"""What SentencePiece writes for the blank before a word, as part of the word's token."""
+"""How SentencePiece and byte-level tokenizers spell the blank before a word, in its token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,14 +145,6 @@ def cut_longest(pieces: Sequence[Piece], ids: Sequence[list[int]], room: int) ->
         longest = max(texts, key=lambda index: lengths[index])
         lengths[longest] -= 1
     return [part[:length] for part, length in zip(ids, lengths, strict=True)]
-
-
-def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Returns the tokens that the tokenizer puts before and after every text."""
-    around = list(tokenizer("")["input_ids"])
-    opening = {tokenizer.bos_token_id, tokenizer.cls_token_id}
-    start = around[: sum(token in opening for token in around[:1])]
-    return start, around[len(start) :]
 
 
 def label_word_ids(

@@ -35,7 +35,7 @@ from dpft.data.raw_rows import (
     line_place,
     packed,
 )
-from dpft.data.tokenization import TokenizedExample, start_id, token_ids
+from dpft.data.tokenization import TokenizedExample, special_ids, start_id, token_ids
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, GAP, IGNORED_LABEL, MASKED
 from dpft.tasks.base import SPLITS, Example, Task
@@ -509,9 +509,7 @@ class CorpusEncoding(TokenEncoding):
     @property
     def around(self) -> tuple[list[int], list[int]]:
         """Tokens before and after a text, such as [CLS] and [SEP]."""
-        whole: list[int] = self.tokenizer("")["input_ids"]
-        half = len(whole) // 2
-        return whole[:half], whole[half:]
+        return special_ids(self.tokenizer)
 
 
 def public_bits(row: TokenizedExample) -> Bits:

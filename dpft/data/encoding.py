@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
-from typing import Any, ClassVar, Self, cast, overload
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +28,16 @@ from transformers import PreTrainedTokenizerBase
 
 from dpft.data.batches import EncodedRows, Layout, TextLayout, View
 from dpft.data.tokenization import (
+    Prompt,
     TokenizedExample,
+    cut_prompts,
+    cuttable_prompts,
+    lost_a_part,
     opening_ids,
     prompt_parts,
     start_id,
     token_ids,
     tokenize,
-    tokenize_prompts,
 )
 from dpft.data.training_records import TOGETHER, batched
 from dpft.kinds import IGNORED_LABEL, SEQ2SEQ
@@ -187,16 +190,7 @@ class TokenRows(EncodedRows):
     def __len__(self) -> int:
         return self._length
 
-    @overload
-    def __getitem__(self, at: int) -> TokenizedExample: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[TokenizedExample]: ...
-
-    def __getitem__(self, at: int | slice) -> TokenizedExample | list[TokenizedExample]:
-        if isinstance(at, slice):
-            return [self[each] for each in range(*at.indices(self._length))]
-        place = range(self._length)[at]
+    def _at(self, place: int) -> TokenizedExample:
         number = bisect_right(self._starts, place) - 1
         return self.blocks[number][place - self._starts[number]]
 
@@ -488,13 +482,17 @@ class TextEncoding(TokenEncoding):
         sources = self.prompts(examples, max_length=self.max_length, max_new_tokens=0)
         empty = [replace(e, prompt="", lead="", separator="") for e in examples]
         targets = tokenize(empty, self.tokenizer, max_length=self.max_length)
+
+        def read_whole(places: Sequence[int]) -> list[list[int]]:
+            some = [examples[at] for at in places]
+            return self.prompts(some, max_length=UNCUT, max_new_tokens=0)
+
+        cut = lost_a_part(sources, self.max_length, read_whole)
         return [
             TokenizedExample(
                 input_ids=source, labels=_target(row), truncated=row.truncated or is_cut
             )
-            for source, row, is_cut in zip(
-                sources, targets, self._cut_sources(examples, sources), strict=True
-            )
+            for source, row, is_cut in zip(sources, targets, cut, strict=True)
         ]
 
     def rows_together(self, examples: Sequence[Example]) -> TokenRows:
@@ -512,15 +510,6 @@ class TextEncoding(TokenEncoding):
         )
         return rows
 
-    def _cut_sources(
-        self, examples: Sequence[Example], sources: Sequence[Sequence[int]]
-    ) -> list[bool]:
-        """Returns which sources lost a part; only those that fill their room are read again."""
-        full = [at for at, source in enumerate(sources) if len(source) == self.max_length]
-        whole = self.prompts([examples[at] for at in full], max_length=UNCUT, max_new_tokens=0)
-        cut = {at for at, ids in zip(full, whole, strict=True) if len(ids) > self.max_length}
-        return [at in cut for at in range(len(sources))]
-
     def prompts(
         self, examples: Sequence[Example], *, max_length: int, max_new_tokens: int
     ) -> list[list[int]]:
@@ -536,21 +525,14 @@ class TextEncoding(TokenEncoding):
         """
         if self.layout.kind != SEQ2SEQ:
             start = start_id(self.tokenizer)
-            prompts = self._prompts(examples, max_length, max_new_tokens)
+            prompts = cut_prompts(self._cuttable(examples), max_length, max_new_tokens)
             return [prompt or [start] for prompt in prompts]
         end = self.tokenizer.eos_token_id
-        return [[*prompt, end] for prompt in self._prompts(examples, max_length - 1, 0)]
+        return [[*prompt, end] for prompt in cut_prompts(self._cuttable(examples), max_length - 1)]
 
-    def _prompts(
-        self, examples: Sequence[Example], max_length: int, max_new_tokens: int
-    ) -> list[list[int]]:
-        return tokenize_prompts(
-            examples,
-            self.tokenizer,
-            max_length=max_length,
-            max_new_tokens=max_new_tokens,
-            special_tokens=self.special_tokens,
-        )
+    def _cuttable(self, examples: Sequence[Example]) -> list[Prompt]:
+        """Returns each example's prompt in the parts that cutting tells apart."""
+        return cuttable_prompts(examples, self.tokenizer, self.special_tokens)
 
 
 def _target(row: TokenizedExample) -> list[int]:

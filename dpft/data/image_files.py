@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dpft.data.raw_rows import FORMATS, LocalForm, Row, file_rows, line_place
+from dpft.data.raw_rows import FORMATS, TRAIN, LocalForm, Row, file_rows, line_place
 from dpft.errors import InputError
 from dpft.tasks.base import SPLITS, ImagePlace
 
@@ -44,7 +44,6 @@ def parquet_rows(file: Path, names: Mapping[str, str]) -> Iterator[Row]:
 
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-TRAIN = "train"
 
 
 def image_rows(task: Any, split: str) -> Iterator[Row]:

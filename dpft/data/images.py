@@ -16,7 +16,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar, Self, TypeVar, overload
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
@@ -242,16 +242,8 @@ class ImageRows(EncodedRows):
     def __len__(self) -> int:
         return len(self._which)
 
-    @overload
-    def __getitem__(self, at: int) -> ImageRow: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[ImageRow]: ...
-
-    def __getitem__(self, at: int | slice) -> ImageRow | list[ImageRow]:
-        if isinstance(at, slice):
-            return [self[each] for each in range(*at.indices(len(self)))]
-        number = self._which[at]
+    def _at(self, place: int) -> ImageRow:
+        number = self._which[place]
         return ImageRow(
             place=self._places[number], answer=self._answers[number], weight=self._weight
         )

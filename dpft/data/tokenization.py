@@ -6,7 +6,7 @@ A text that spells a special token, such as ``<|endoftext|>``, is read as text.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard, cast
 
@@ -93,7 +93,7 @@ def tokenize(
         max_length: Most tokens in one example.
         special_tokens: As ``token_ids``, for the prompts.
     """
-    prompts = _prompts(examples, tokenizer, special_tokens)
+    prompts = cuttable_prompts(examples, tokenizer, special_tokens)
     targets = token_ids([example.target for example in examples], tokenizer)
     end, start = tokenizer.eos_token_id, start_id(tokenizer)
     return [
@@ -144,22 +144,15 @@ def joined(
     )
 
 
-def tokenize_prompts(
-    examples: Sequence[Example],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_length: int,
-    max_new_tokens: int,
-    special_tokens: Sequence[str] = (),
+def cut_prompts(
+    prompts: Sequence[Prompt], max_length: int, max_new_tokens: int = 0
 ) -> list[list[int]]:
-    """Returns each example's prompt in tokens, cut as in ``tokenize`` with room for an answer.
+    """Returns each prompt in tokens, cut as in ``tokenize`` with room for an answer.
 
     Args:
-        examples: The records; their targets are not read.
-        tokenizer: The same as at training.
+        prompts: As ``cuttable_prompts``, by the same tokenizer as at training.
         max_length: Most tokens of prompt and answer together, such as the model's positions.
         max_new_tokens: Most tokens of the answer.
-        special_tokens: As ``token_ids``.
 
     Raises:
         InputError: There is no room for a prompt.
@@ -170,7 +163,7 @@ def tokenize_prompts(
             f"decode.max_new_tokens must leave room for the prompt in {max_length} positions,"
             f" got {max_new_tokens}; set it to {max_length - 1} or less."
         )
-    return [prompt.cut_to(room) for prompt in _prompts(examples, tokenizer, special_tokens)]
+    return [prompt.cut_to(room) for prompt in prompts]
 
 
 def start_id(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -182,9 +175,12 @@ def start_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return int(cast(int, tokenizer.eos_token_id) if start is None else cast(int, start))
 
 
-def _prompts(
-    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, special_tokens: Sequence[str]
+def cuttable_prompts(
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerBase,
+    special_tokens: Sequence[str] = (),
 ) -> list[Prompt]:
+    """Returns the examples' prompts, not yet cut; their targets are not read."""
     opening = opening_ids(tokenizer)
     start = opening or [start_id(tokenizer)]
     parts = [prompt_parts(example) for example in examples]
@@ -212,6 +208,33 @@ def opening_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns the beginning-of-text token if the tokenizer opens every text with it (Llama)."""
     opening = tokenizer("")["input_ids"][:1]
     return opening if opening == [tokenizer.bos_token_id] else []
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Returns the tokens that the tokenizer puts before and after every text."""
+    around = list(tokenizer("")["input_ids"])
+    opening = {tokenizer.bos_token_id, tokenizer.cls_token_id}
+    start = around[: sum(token in opening for token in around[:1])]
+    return start, around[len(start) :]
+
+
+def lost_a_part(
+    rows: Sequence[Sequence[int]],
+    max_length: int,
+    read_whole: Callable[[list[int]], Sequence[Sequence[int]]],
+) -> list[bool]:
+    """Returns which rows lost a part.
+
+    Args:
+        rows: Token ids, cut to ``max_length``.
+        max_length: The room of a row.
+        read_whole: From the places of the rows that fill their room, at least one, to the same
+            rows without a bound: no others are read again.
+    """
+    full = [at for at, ids in enumerate(rows) if len(ids) == max_length]
+    whole = read_whole(full) if full else []
+    cut = {at for at, ids in zip(full, whole, strict=True) if len(ids) > max_length}
+    return [at in cut for at in range(len(rows))]
 
 
 def token_ids(

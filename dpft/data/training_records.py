@@ -17,6 +17,7 @@ import hmac
 import json
 import marshal
 import secrets
+from abc import abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
@@ -35,7 +36,25 @@ _AS_THEY_ARE = frozenset({str, bool, int, float, bytes, type(None)})
 Item = TypeVar("Item")
 
 
-class PackedRecords(Sequence[Record]):
+class LazySequence(Sequence[Item]):
+    """Items in order, each made when it is asked for."""
+
+    @abstractmethod
+    def _at(self, place: int) -> Item:
+        """Returns the item at a place, counted from 0."""
+
+    @overload
+    def __getitem__(self, at: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Item]: ...
+
+    def __getitem__(self, at: int | slice) -> Item | list[Item]:
+        places = range(len(self))[at]
+        return self._at(places) if isinstance(places, int) else [self._at(each) for each in places]
+
+
+class PackedRecords(LazySequence[Record]):
     """Records in order, each made when it is asked for; those asked for in order are made fast."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
@@ -72,16 +91,8 @@ class PackedRecords(Sequence[Record]):
     def __len__(self) -> int:
         return len(self._places)
 
-    @overload
-    def __getitem__(self, at: int) -> Record: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[Record]: ...
-
-    def __getitem__(self, at: int | slice) -> Record | list[Record]:
-        if isinstance(at, slice):
-            return [self._made(place) for place in self._places[at]]
-        return self._made(self._places[at])
+    def _at(self, place: int) -> Record:
+        return self._made(self._places[place])
 
     def __iter__(self) -> Iterator[Record]:
         return map(self._made, self._places)

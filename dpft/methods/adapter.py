@@ -172,6 +172,6 @@ class Adapter(BottleneckMethod):
 
     def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
         """Returns a maker of adapters on a device."""
-        from dpft.methods.layers import Bottleneck
+        from dpft.methods.layers import dense_bottleneck
 
-        return lambda width: Bottleneck(width, self.bottleneck, device)
+        return lambda width: dense_bottleneck(width, self.bottleneck, device)

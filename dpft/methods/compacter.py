@@ -61,16 +61,17 @@ class Compacter(BottleneckMethod):
         """Returns a maker of adapters on a device, which share the matrices ``A_k``."""
         from torch import nn
 
-        from dpft.methods.layers import CompactBottleneck
+        from dpft.methods.layers import Bottleneck, PHMLinear
 
         layers = [nn.Linear(self.n, self.n, bias=False, device=device) for _ in range(self.n)]
         for layer in layers:
             nn.init.normal_(layer.weight, std=self.n**-0.5)
         mixers = nn.ModuleList(layers)
-        return lambda width: CompactBottleneck(width, self._bottleneck(width), mixers)
 
-    def _bottleneck(self, width: int) -> int:
-        """Returns the width in the middle, a multiple of ``n``."""
-        if self.bottleneck is not None:
-            return self.bottleneck
-        return max(1, round(BOTTLENECK_SHARE * width) // self.n) * self.n
+        def make(width: int) -> nn.Module:
+            middle = self.bottleneck
+            if middle is None:
+                middle = max(1, round(BOTTLENECK_SHARE * width) // self.n) * self.n
+            return Bottleneck(PHMLinear(width, middle, mixers), PHMLinear(middle, width, mixers))
+
+        return make

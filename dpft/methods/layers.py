@@ -56,21 +56,24 @@ def output_width(layer: Projection) -> int:
 class Bottleneck(nn.Module):
     """``h + up(gelu(down(h)))``."""
 
-    def __init__(self, width: int, bottleneck: int, device: torch.device) -> None:
+    def __init__(self, down: nn.Module, up: nn.Module) -> None:
         super().__init__()
-        self.down = nn.Linear(width, bottleneck, device=device)
-        self.act = nn.GELU()
-        self.up = nn.Linear(bottleneck, width, device=device)
-        for layer in (self.down, self.up):
-            nn.init.trunc_normal_(
-                layer.weight, std=INITIAL_STD, a=-2 * INITIAL_STD, b=2 * INITIAL_STD
-            )
-            nn.init.zeros_(layer.bias)
+        self.down, self.act, self.up = down, nn.GELU(), up
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Returns the adapted hidden states, shape (…, width) as given."""
+        """Returns the adapted hidden states, shape (b, …, width) as given."""
         adapted: Tensor = hidden + self.up(self.act(self.down(hidden)))
         return adapted
+
+
+def dense_bottleneck(width: int, bottleneck: int, device: torch.device) -> Bottleneck:
+    """Returns a bottleneck of two dense layers, initialized as Houlsby et al. do."""
+    down = nn.Linear(width, bottleneck, device=device)
+    up = nn.Linear(bottleneck, width, device=device)
+    for layer in (down, up):
+        nn.init.trunc_normal_(layer.weight, std=INITIAL_STD, a=-2 * INITIAL_STD, b=2 * INITIAL_STD)
+        nn.init.zeros_(layer.bias)
+    return Bottleneck(down, up)
 
 
 class PHMLinear(nn.Module):
@@ -109,21 +112,6 @@ class PHMLinear(nn.Module):
         numbers = torch.arange(self.n, device=hidden.device).expand(count, self.n)
         rows: Tensor = self.bias(numbers)  # the bias of each example, (b, 1, …, outputs) below
         return outputs + rows.reshape(count, *between, -1).to(outputs.dtype)
-
-
-class CompactBottleneck(nn.Module):
-    """``h + up(gelu(down(h)))`` of hypercomplex layers."""
-
-    def __init__(self, width: int, bottleneck: int, mixers: nn.ModuleList) -> None:
-        super().__init__()
-        self.down = PHMLinear(width, bottleneck, mixers)
-        self.act = nn.GELU()
-        self.up = PHMLinear(bottleneck, width, mixers)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Returns the adapted hidden states, shape (b, …, width) as given."""
-        adapted: Tensor = hidden + self.up(self.act(self.down(hidden)))
-        return adapted
 
 
 CARRIERS = ("left.weight", "right.weight", "initial_weight")

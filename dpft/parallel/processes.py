@@ -33,7 +33,7 @@ from dpft.parallel.parallel_config import (
     check_start,
     world,
 )
-from dpft.parallel.rank_environment import LOOPBACK_ADDRESS, without_logging
+from dpft.parallel.rank_environment import LOOPBACK_ADDRESS, environment_kept, without_logging
 from dpft.parallel.ranks import ALONE, Ranks
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -269,14 +269,11 @@ def ended(failures: Mapping[int, ProcessFailure]) -> DpftError:
 def _as_before(processes: int) -> Iterator[None]:
     """Gives the processes their share of the cores; the agent's doings end with the block."""
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    variables = dict(os.environ)
     cores = len(os.sched_getaffinity(0))
-    os.environ.setdefault(THREADS, str(max(1, cores // processes)))
     try:
-        with without_logging():
+        with environment_kept(), without_logging():
+            os.environ.setdefault(THREADS, str(max(1, cores // processes)))
             yield
     finally:
-        os.environ.clear()
-        os.environ.update(variables)
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -171,8 +171,15 @@ def joined(task: Task | None) -> Iterator[None]:
     if task is None or task.size == 1 or "RANK" in os.environ:
         yield
         return
+    with environment_kept():
+        os.environ.update(task.variables())
+        yield
+
+
+@contextmanager
+def environment_kept() -> Iterator[None]:
+    """Puts the variables of the environment back at the end."""
     before = dict(os.environ)
-    os.environ.update(task.variables())
     try:
         yield
     finally:

@@ -27,7 +27,6 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from dpft.parallel.ranks import RankLost, Ranks
 
@@ -598,18 +597,3 @@ def _exchange(parts: Mapping[str, Tensor], twins: Ranks) -> None:
 
 def _length(stretch: tuple[int, int]) -> int:
     return stretch[1] - stretch[0]
-
-
-def as_gradient(parameter: nn.Parameter, shard: Tensor) -> DTensor:
-    """Returns a shard of a gradient as what an optimizer takes for a sharded parameter."""
-    data = parameter.data
-    assert isinstance(data, DTensor)
-    local = data.to_local()
-    return DTensor.from_local(
-        shard.to(local).view_as(local),
-        data.device_mesh,
-        data.placements,
-        shape=data.shape,
-        stride=data.stride(),
-        run_check=False,
-    )

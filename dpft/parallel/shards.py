@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 
-from dpft.parallel.cutting import ReadRows, blocks_apart, fill
+from dpft.parallel.cutting import ReadRows, blocks_apart, fill, from_rows, local
 from dpft.parallel.parallel_config import sharding
 from dpft.parallel.ranks import REPLICAS, SHARDS, Grid, Ranks
 from dpft.parallel.reductions import (
@@ -29,7 +29,6 @@ from dpft.parallel.reductions import (
     PushedSums,
     Rounds,
     WholeShardedSums,
-    as_gradient,
     finish_pushed,
     finish_whole,
 )
@@ -197,7 +196,8 @@ class ShardedModel:
                 shard=self._shard,
             )
         for name, shard in found:
-            parameters[name].grad = as_gradient(parameters[name], shard)
+            own = local(parameters[name].data)
+            parameters[name].grad = from_rows(parameters[name].data, shard.to(own).view_as(own))
 
     def _gather_root(self, *_: object) -> None:
         # Plainly: the clipper cuts, in a mode of its own, what reaches a model to few rows.

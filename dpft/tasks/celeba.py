@@ -32,7 +32,7 @@ class CelebA(ImageTask):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """See ``ImageTask.classes``."""
+        """See ``ClassTask.classes``."""
         return self.labels if self.attribute is None else (f"not {self.attribute}", self.attribute)
 
     @property

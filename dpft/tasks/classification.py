@@ -18,8 +18,35 @@ INFILLING, CLS = "infilling", "cls"
 OBJECTIVES: tuple[str, ...] = (INFILLING, CLS)
 
 
+class ClassTask(LabelTask):
+    """A task whose answers are classes, spelled by their names or their numbers."""
+
+    labels: tuple[str, ...]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of what a model answers with, in the order of their numbers."""
+        return self.labels
+
+    def label(self, value: Any) -> float:
+        """See ``LabelTask.label``: the number of the class that a value names or numbers."""
+        return class_number(self.classes, value, "label")
+
+    def prediction(self, text: str) -> float:
+        """See ``LabelTask.prediction``: the class's number."""
+        return class_number(self.classes, text, "a prediction")
+
+    def label_text(self, value: float) -> str:
+        """See ``LabelTask.label_text``: the class's name."""
+        return self.classes[int(value)]
+
+    def predicted(self, outputs: Sequence[float]) -> float:
+        """See ``LabelTask.predicted``: the likeliest class."""
+        return float(max(range(len(outputs)), key=lambda index: outputs[index]))
+
+
 @dataclass(frozen=True, kw_only=True)
-class ClassificationTask(LabelTask, TextualTask):
+class ClassificationTask(ClassTask, TextualTask):
     """A task whose answers are classes."""
 
     objective: str = INFILLING
@@ -54,30 +81,6 @@ class ClassificationTask(LabelTask, TextualTask):
     def is_score(self) -> bool:
         """Whether labels are numbers rather than classes."""
         return False
-
-    def label(self, value: Any) -> float:
-        """Returns the number of the class that a label names or numbers; see ``LabelTask.label``.
-
-        Raises:
-            InputError: It is not one of the task's; the message does not quote it.
-        """
-        return class_number(self.labels, value, "label")
-
-    def prediction(self, text: str) -> float:
-        """Returns the class's number.
-
-        Raises:
-            InputError: It is no class; the message does not quote it.
-        """
-        return class_number(self.labels, text, "a prediction")
-
-    def label_text(self, value: float) -> str:
-        """Returns the class's name."""
-        return self.labels[int(value)]
-
-    def predicted(self, outputs: Sequence[float]) -> float:
-        """Returns the likeliest class."""
-        return float(max(range(len(outputs)), key=lambda index: outputs[index]))
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ class CustomFields(OwnRows):
     own_defaults: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        form = form_of(self._given())
+        form = self._form
         if form is not LABELS and (self.label_words or (self.labels and not self.label_column)):
             raise InputError(
                 "task.labels and task.label_words are for task.label=COLUMN, got them without it;"
@@ -100,8 +100,7 @@ class CustomFields(OwnRows):
     @property
     def lacks(self) -> str | None:
         """A sentence that asks for the keys of a form, where none is given."""
-        none = form_of(self._given()) is None
-        return f"task=custom needs one of {FORMS}, got none." if none else None
+        return f"task=custom needs one of {FORMS}, got none." if self._form is None else None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -121,14 +120,11 @@ class CustomFields(OwnRows):
         """See ``Task.examples``; a form has its own."""
         raise InputError(f"task=custom reads rows in one of {FORMS}.")
 
-    def _given(self) -> dict[str, str | None]:
-        return {
-            "prompt": self.prompt_template,
-            "target": self.target_template,
-            "text": self.text_template,
-            "messages": self.messages_column,
-            "label": self.label_column,
-        }
+    @property
+    def _form(self) -> frozenset[str] | None:
+        """As ``form_of``, of the fields that say under which key they are given."""
+        keys = {each.metadata.get("key"): each.name for each in fields(self)}
+        return form_of({key: getattr(self, keys[key]) for key in FORM_KEYS})
 
 
 def form_of(values: Mapping[str, Any]) -> frozenset[str] | None:

@@ -11,15 +11,15 @@ from typing import Any, ClassVar, Self
 
 from dpft.errors import InputError
 from dpft.kinds import ATTRIBUTES, LABELS
-from dpft.tasks.base import TASKS, ImagePlace, LabeledImage, LabelTask
-from dpft.tasks.classification import check_classes, class_number
+from dpft.tasks.base import TASKS, ImagePlace, LabeledImage
+from dpft.tasks.classification import ClassTask, check_classes
 
 IMAGE = "image"
 AUGMENTATIONS = "augmentations"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageTask(LabelTask):
+class ImageTask(ClassTask):
     """Base of every task of images; its columns are the image and its label."""
 
     labels: tuple[str, ...] = ()
@@ -75,11 +75,6 @@ class ImageTask(LabelTask):
         return ATTRIBUTES if self.has_attributes else LABELS
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of what a model answers with: its classes, or its attributes."""
-        return self.labels
-
-    @property
     def confusable(self) -> tuple[str, ...]:
         """See ``Task.confusable``."""
         return () if self.has_attributes else self.classes
@@ -130,22 +125,6 @@ class ImageTask(LabelTask):
         if self.has_attributes:
             return tuple(attribute_value(row[name], name) for name in self.labels)
         return (self.label(row[self.label_column]),)
-
-    def label(self, value: Any) -> float:
-        """See ``LabelTask.label``."""
-        return class_number(self.classes, value, "label")
-
-    def prediction(self, text: str) -> float:
-        """See ``LabelTask.prediction``."""
-        return class_number(self.classes, text, "a prediction")
-
-    def label_text(self, value: float) -> str:
-        """See ``LabelTask.label_text``."""
-        return self.classes[int(value)]
-
-    def predicted(self, outputs: Sequence[float]) -> float:
-        """See ``LabelTask.predicted``: the likeliest class."""
-        return float(max(range(len(outputs)), key=lambda index: outputs[index]))
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> LabeledImage:
         """See ``Task.canary``.

@@ -30,7 +30,7 @@ from string import Formatter
 from typing import Any
 
 from dpft.errors import InputError
-from dpft.tasks.base import Piece
+from dpft.tasks.base import Piece, is_unicode
 
 MASK = "[MASK]"
 _PLACES = re.compile(r"(<[^<>\s]*>|\[MASK\])")
@@ -282,14 +282,9 @@ def text_of(value: Any, what: str) -> str:
     Raises:
         InputError: It is none, or holds what no one can encode (a lone surrogate of JSON).
     """
-    if isinstance(value, str):
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError:
-            pass
-        else:
-            return value
-    raise InputError(f"{what} must be text (a string of valid Unicode).")
+    if not isinstance(value, str) or not is_unicode(value):
+        raise InputError(f"{what} must be text (a string of valid Unicode).")
+    return value
 
 
 def texts_of(value: Any, what: str) -> tuple[str, ...]:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from dpft.data.tokenization import token_ids, tokenize, tokenize_prompts
+from dpft.data.tokenization import cut_prompts, cuttable_prompts, token_ids, tokenize
 from dpft.errors import InputError
 from dpft.tasks.base import Example
 
@@ -117,7 +117,7 @@ def test_the_first_label_of_a_learned_prompt_is_none_and_of_an_empty_target_ther
 
 def test_a_learned_prompt_is_the_same_where_its_answer_is_written_or_scored(tokenizer):
     (row,) = tokenize([learned()], tokenizer, max_length=20)
-    (prompt,) = tokenize_prompts([learned()], tokenizer, max_length=20, max_new_tokens=10)
+    (prompt,) = cut_prompts(cuttable_prompts([learned()], tokenizer), 20, 10)
     assert row.input_ids[: len(prompt)] == prompt
     (scored,) = tokenize([replace(learned(), learns_prompt=False)], tokenizer, max_length=20)
     assert scored.input_ids == row.input_ids
@@ -168,18 +168,16 @@ def test_a_tokenizer_that_opens_texts_keeps_doing_so(tokenizer):
 
 def test_a_prompt_has_the_same_tokens_with_and_without_its_target(tokenizer):
     examples = [example("abc", "xyz")]
-    (prompt,) = tokenize_prompts(examples, tokenizer, max_length=20, max_new_tokens=10)
+    (prompt,) = cut_prompts(cuttable_prompts(examples, tokenizer), 20, 10)
     (tokens,) = tokenize(examples, tokenizer, max_length=20)
     assert tokens.input_ids[: len(prompt)] == prompt
 
 
 def test_a_prompt_leaves_room_for_the_answer_and_keeps_its_separator(tokenizer):
-    (prompt,) = tokenize_prompts(
-        [example("abcdef", "x")], tokenizer, max_length=10, max_new_tokens=6
-    )
+    (prompt,) = cut_prompts(cuttable_prompts([example("abcdef", "x")], tokenizer), 10, 6)
     assert texts(tokenizer, prompt) == "abc\n"
 
 
 def test_an_answer_that_leaves_no_room_is_refused_by_its_key(tokenizer):
     with pytest.raises(InputError, match=r"decode\.max_new_tokens.*got 10"):
-        tokenize_prompts([example("a", "x")], tokenizer, max_length=10, max_new_tokens=10)
+        cut_prompts(cuttable_prompts([example("a", "x")], tokenizer), 10, 10)

@@ -1,5 +1,9 @@
 """Small models of each kind, trained for a few private steps and read back, and published sizes."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +13,9 @@ from torch import Tensor, nn
 
 from dpft.methods.base import METHODS, Method
 from dpft.privacy.clipping import PerExampleClipper
-from tests.privacy.clipping.architectures.batches import Examples, Kind, examples
-from tests.privacy.clipping.architectures.zoo import EVERY
+from tests.privacy.clipping.architectures.batches import Kind, examples
+from tests.privacy.clipping.architectures.comparison import clipped, difference
+from tests.privacy.clipping.architectures.zoo import EVERY, Case
 
 NAMES = {
     "gpt2": "gpt2-tied",
@@ -19,6 +24,8 @@ NAMES = {
     "t5": "t5",
 }
 """The kinds of model that every method is tried on, and their names in the clipper's zoo."""
+CLASSIFIER = frozenset({"classifier.weight", "classifier.bias"})
+"""The new head of the classifier among them."""
 BERT_BASE = ("BertConfig", {"vocab_size": 30522})
 ROBERTA_BASE = (
     "RobertaConfig",
@@ -45,28 +52,45 @@ def share(method: Method, model: hf.PreTrainedModel) -> float:
     return 100 * sum(p.numel() for p in prepared.parameters() if p.requires_grad) / total
 
 
+def case(shape: str) -> Case:
+    found = EVERY[NAMES.get(shape, shape)]
+    # heads that do not fill d_model, as Flan-T5 small's
+    return replace(found, options=found.options | {"d_kv": 6}) if shape == "t5" else found
+
+
 def fresh(shape: str) -> hf.PreTrainedModel:
-    """A small float32 model with random weights far from symmetric, the same at each call."""
-    return EVERY[NAMES.get(shape, shape)].build(dtype=torch.float32)
+    """A small float32 model with random weights far from symmetric, the same at each call.
+
+    In eval mode; in training it has dropout.
+    """
+    return case(shape).build(dtype=torch.float32, dropout=0.1).eval()
 
 
 def auto_class(shape: str) -> Any:
-    return getattr(hf, EVERY[NAMES.get(shape, shape)].auto)
+    return getattr(hf, case(shape).auto)
 
 
 def loss_of(shape: str) -> Kind:
-    return EVERY[NAMES.get(shape, shape)].kind
+    return case(shape).kind
 
 
-def prepared(method: Method, shape: str) -> nn.Module:
-    """A prepared model whose trainable weights are far from where the method starts them."""
+def new_of(shape: str) -> frozenset[str]:
+    return CLASSIFIER if shape == "bert-classification" else frozenset()
+
+
+def shaken(model: hf.PreTrainedModel) -> hf.PreTrainedModel:
+    """Moves what is trainable far from where a method starts it, as training would."""
     torch.manual_seed(1)
-    model = method.prepare(fresh(shape)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
+
+
+def prepared(method: Method, shape: str, new: frozenset[str] = frozenset()) -> hf.PreTrainedModel:
+    """A prepared model after some training, in eval mode."""
+    return shaken(method.prepare(fresh(shape), new)).eval()
 
 
 def trained_names(model: nn.Module) -> set[str]:
@@ -91,11 +115,11 @@ def train(model: nn.Module, kind: Kind, steps: int = 3) -> None:
 
 
 @torch.no_grad()
-def logits(model: nn.Module, kind: Kind, batch: Examples | None = None) -> Tensor:
-    """What the model computes for a batch."""
+def logits(model: nn.Module, kind: Kind | str) -> Tensor:
+    """What the model computes for a batch; its kind may be given by a name."""
     seen: list[Tensor] = []
     handle = model.register_forward_hook(lambda *call: seen.append(call[2].logits))
-    kind(model, batch or examples())
+    (loss_of(kind) if isinstance(kind, str) else kind)(model, examples())
     handle.remove()
     return seen[0]
 
@@ -106,3 +130,90 @@ def read_back(method: Method, model: nn.Module, shape: str, folder: Path) -> nn.
     if method.saves_whole_model:
         return auto_class(shape).from_pretrained(folder).eval()
     return method.restore(fresh(shape), folder).eval()
+
+
+def off_the_loop(model: nn.Module, name: str, engine: str = "auto") -> float:
+    """Largest relative difference from the loop, with dropout and without.
+
+    Equal dropout masks also show that no layer is run one example after another.
+    """
+    kind, batch = loss_of(name), examples()
+    apart = []
+    for training in (True, False):
+        model.train(training)
+        expected = clipped(model, kind, batch, engine="loop")
+        assert float(expected.norms.min()) > 0
+        apart.append(difference(clipped(model, kind, batch, engine=engine), expected))
+    alone = [
+        clipped(model, kind, batch.alone(row), engine="loop").norms for row in range(len(batch))
+    ]
+    assert torch.allclose(torch.cat(alone), expected.norms, rtol=1e-5)
+    return max(apart)
+
+
+def restored(
+    method: Method, model: hf.PreTrainedModel, name: str, folder: Path
+) -> hf.PreTrainedModel:
+    """What ``method`` restores of a saved model, on the base the run began with."""
+    method.save(model, folder)
+    return method.restore(fresh(name), folder)
+
+
+@contextmanager
+def no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+class Digits:
+    """A tokenizer that writes token ids as numbers; none of them ends a text."""
+
+    eos_token_id = 2
+
+    def decode(self, ids: list[int], **settings: object) -> str:
+        return " ".join(map(str, ids))
+
+
+def writer(method: Method) -> hf.PreTrainedModel:
+    """A trained GPT-2 whose every token, and its position, matters for the next one."""
+    model = fresh("gpt2")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4)
+    return shaken(method.prepare(model)).eval()
+
+
+@torch.no_grad()
+def greedy(model: nn.Module, prompt: list[int], steps: int) -> str:
+    """The likeliest tokens by whole forward passes, without padding or cache."""
+    ids = list(prompt)
+    while len(ids) < len(prompt) + steps:
+        inputs = torch.tensor([ids])
+        logits = model(input_ids=inputs, attention_mask=torch.ones_like(inputs)).logits
+        ids.append(int(logits[0, -1].argmax()))
+        if ids[-1] == Digits.eos_token_id:
+            return Digits().decode(ids[len(prompt) : -1])
+    return Digits().decode(ids[len(prompt) :])
+
+
+@torch.no_grad()
+def greedy_decoder(model: nn.Module, ids: Tensor, steps: int) -> list[int]:
+    """As ``greedy``, of an encoder-decoder, from its start token on; padding follows an end."""
+    written = [0]
+    while len(written) < steps + 1:
+        if Digits.eos_token_id in written:
+            written.append(0)
+            continue
+        mask = torch.ones_like(ids)
+        decoded = torch.tensor([written])
+        logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=decoded).logits
+        written.append(int(logits[0, -1].argmax()))
+    return written
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    for part in model.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    return model

@@ -7,7 +7,7 @@ from dpft.errors import InputError
 from dpft.methods.adapter import Adapter
 from dpft.methods.adapter_files import SETTINGS, WEIGHTS
 from dpft.methods.base import count_parameters, original_name
-from dpft.methods.layers import INITIAL_STD, AdaptedProjection, Bottleneck
+from dpft.methods.layers import INITIAL_STD, AdaptedProjection, dense_bottleneck
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_model
 from dpft.models.source import EMBEDDED_MODEL, ModelConfig
@@ -49,7 +49,7 @@ def test_trained_norms_would_be_more_than_the_papers_share_of_roberta_base() -> 
 
 
 def test_an_adapter_is_a_bottleneck_around_gelu_beside_the_identity() -> None:
-    layer, hidden = Bottleneck(6, 2, torch.device("cpu")), torch.randn(3, 4, 6)
+    layer, hidden = dense_bottleneck(6, 2, torch.device("cpu")), torch.randn(3, 4, 6)
     middle = torch.nn.functional.gelu(hidden @ layer.down.weight.T + layer.down.bias)
     expected = hidden + middle @ layer.up.weight.T + layer.up.bias
     assert torch.allclose(layer(hidden), expected, atol=1e-7)
@@ -57,7 +57,7 @@ def test_an_adapter_is_a_bottleneck_around_gelu_beside_the_identity() -> None:
 
 def test_a_fresh_adapter_is_nearly_the_identity_and_every_weight_has_a_gradient() -> None:
     torch.manual_seed(0)
-    layer, hidden = Bottleneck(768, 48, torch.device("cpu")), torch.randn(5, 768)
+    layer, hidden = dense_bottleneck(768, 48, torch.device("cpu")), torch.randn(5, 768)
     layer(hidden).square().sum().backward()
     assert (layer(hidden) - hidden).norm() < 0.02 * hidden.norm()
     assert all(float(p.grad.norm()) > 0 for p in layer.parameters())

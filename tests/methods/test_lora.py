@@ -10,8 +10,19 @@ from dpft.errors import InputError
 from dpft.methods.adapter_files import base_folder
 from dpft.methods.base import count_parameters
 from dpft.methods.lora import Lora
-from tests.methods import adapters
-from tests.methods.adapters import CLASSIFIER, fresh, off_the_loop, outputs, trainable, trained
+from tests.methods.shapes import (
+    CLASSIFIER,
+    NAMES,
+    fresh,
+    logits,
+    new_of,
+    no_warnings,
+    off_the_loop,
+    prepared,
+    restored,
+    shaken,
+    trained_names,
+)
 from tests.slowness import slow, slow_but
 
 
@@ -28,48 +39,20 @@ def test_gpt2_small_trains_147456_parameters_without_storage() -> None:
     assert {parameter.device.type for parameter in prepared.parameters()} == {"meta"}
 
 
-@pytest.mark.parametrize("name", adapters.KINDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_only_the_adapter_trains_and_it_starts_at_the_base_model(name) -> None:
-    expected = outputs(fresh(name), name)
+    expected = logits(fresh(name), name)
     prepared = lora().prepare(fresh(name)).eval()
-    assert all("lora_" in parameter for parameter in trainable(prepared))
-    assert torch.equal(outputs(prepared, name), expected)
-
-
-UNIONS = {"plain": {}, "biases": {"train_biases": True}, "embeddings": {"train_embeddings": True}}
-UNIONS["all"] = {"train_biases": True, "train_embeddings": True}
-
-
-GRID = [(name, union) for name in adapters.KINDS for union in UNIONS]
-FAST = [("t5", "all")]
-"""What is plain is clipped in tests/privacy/test_methods_twin.py as well."""
-
-
-@pytest.mark.parametrize(("name", "union"), slow_but(FAST, GRID))
-def test_clipped_sums_and_norms_equal_the_loops(name, union) -> None:
-    new = CLASSIFIER if name == "bert-classification" else frozenset()
-    assert off_the_loop(trained(lora(**UNIONS[union]), name, new), name) < 1e-5
+    assert all("lora_" in parameter for parameter in trained_names(prepared))
+    assert torch.equal(logits(prepared, name), expected)
 
 
 @pytest.mark.parametrize(
     "engine", slow_but(("book_keeping",), ("book_keeping", "two_pass", "instantiate"))
 )
 def test_every_engine_gives_the_same_sum(engine) -> None:
-    model = trained(lora(train_biases=True, train_embeddings=True), "gpt2")
+    model = prepared(lora(train_biases=True, train_embeddings=True), "gpt2")
     assert off_the_loop(model, "gpt2", engine) < 1e-5
-
-
-@pytest.mark.parametrize("union", slow_but(("all",), UNIONS))
-@pytest.mark.parametrize("name", adapters.KINDS)
-def test_what_is_saved_gives_the_same_outputs_bit_for_bit(name, union, tmp_path: Path) -> None:
-    new = CLASSIFIER if name == "bert-classification" else frozenset()
-    method = lora(**UNIONS[union])
-    model = trained(method, name, new)
-    with adapters.no_warnings():
-        loaded = adapters.restored(method, model, name, tmp_path)
-    assert torch.equal(outputs(loaded, name), outputs(model, name))
-    assert not torch.equal(outputs(loaded, name), outputs(fresh(name), name))
-    assert not trainable(loaded) and not loaded.training
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -77,11 +60,11 @@ def test_plain_peft_loads_the_folder_onto_a_pretrained_base(tmp_path: Path) -> N
     fresh("gpt2").save_pretrained(tmp_path / "pretrained")
     base = GPT2LMHeadModel.from_pretrained(tmp_path / "pretrained").eval()
     method = lora(train_biases=True, train_embeddings=True)
-    model = adapters.shaken(method.prepare(base)).eval()
+    model = shaken(method.prepare(base)).eval()
     method.save(model, tmp_path / "adapter")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "pretrained")
     loaded = PeftModel.from_pretrained(again, tmp_path / "adapter")
-    assert torch.equal(outputs(loaded, "gpt2"), outputs(model, "gpt2"))
+    assert torch.equal(logits(loaded, "gpt2"), logits(model, "gpt2"))
     assert again.lm_head.weight is again.transformer.wte.weight
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(tmp_path / "pretrained")
@@ -90,17 +73,16 @@ def test_plain_peft_loads_the_folder_onto_a_pretrained_base(tmp_path: Path) -> N
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_an_adapter_of_a_random_base_finds_it_by_itself(tmp_path: Path) -> None:
-    model = trained(lora(), "gpt2")
+    model = prepared(lora(), "gpt2")
     lora().save(model, tmp_path)
     loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(outputs(loaded, "gpt2"), outputs(model, "gpt2"))
+    assert torch.equal(logits(loaded, "gpt2"), logits(model, "gpt2"))
 
 
-@pytest.mark.parametrize("name", slow_but([*adapters.KINDS][:1], adapters.KINDS))
+@pytest.mark.parametrize("name", slow_but(("gpt2",), NAMES))
 def test_a_random_base_is_saved_as_it_was(name, tmp_path: Path) -> None:
     original = fresh(name)
-    new = CLASSIFIER if name == "bert-classification" else frozenset()
-    lora().save(trained(lora(), name, new), tmp_path)
+    lora().save(prepared(lora(), name, new_of(name)), tmp_path)
     folder = base_folder(tmp_path)
     assert folder == tmp_path / "base"
     base = type(original).from_pretrained(folder)
@@ -108,23 +90,22 @@ def test_a_random_base_is_saved_as_it_was(name, tmp_path: Path) -> None:
         assert torch.equal(parameter, base.get_parameter(parameter_name))
 
 
-@pytest.mark.parametrize("name", slow_but([*adapters.KINDS][:1], adapters.KINDS))
+@pytest.mark.parametrize("name", slow_but(("gpt2",), NAMES))
 def test_a_merged_model_needs_no_peft(name, tmp_path: Path) -> None:
     method = lora(train_biases=True, train_embeddings=True)
-    new = CLASSIFIER if name == "bert-classification" else frozenset()
-    model = trained(method, name, new)
-    merged = method.merge(adapters.restored(method, model, name, tmp_path))
+    model = prepared(method, name, new_of(name))
+    merged = method.merge(restored(method, model, name, tmp_path))
     assert type(merged) is type(fresh(name))
     merged.save_pretrained(tmp_path / "merged")
     loaded = type(merged).from_pretrained(tmp_path / "merged")
-    assert torch.allclose(outputs(loaded, name), outputs(model, name), atol=1e-5)
+    assert torch.allclose(logits(loaded, name), logits(model, name), atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
 @pytest.mark.parametrize("target", ["wte", *slow(("lm_head",))])
 def test_a_change_of_a_tied_weight_is_not_merged_into_both_layers(target) -> None:
     method = lora(targets=(target, "c_attn"))
-    model = trained(method, "gpt2")
+    model = prepared(method, "gpt2")
     assert off_the_loop(model, "gpt2") < 1e-5
     with pytest.raises(InputError, match=f"merge=true needs .*{target}; keep the adapter"):
         method.merge(model)
@@ -134,31 +115,17 @@ def test_a_new_head_trains_unless_told_not_to_and_counts_as_new() -> None:
     name = "bert-classification"
     prepared = lora().prepare(fresh(name), CLASSIFIER)
     assert count_parameters(prepared, CLASSIFIER).new == 16 * 3 + 3
-    assert {n for n in trainable(prepared) if "classifier" in n} == {
+    assert {n for n in trained_names(prepared) if "classifier" in n} == {
         f"base_model.model.classifier.modules_to_save.default.{part}" for part in ("weight", "bias")
     }
     frozen = lora(train_new_modules=False).prepare(fresh(name), CLASSIFIER)
-    assert all("lora_" in parameter for parameter in trainable(frozen))
+    assert all("lora_" in parameter for parameter in trained_names(frozen))
 
 
 def test_the_copy_of_a_head_that_peft_never_runs_does_not_train() -> None:
     prepared = lora(train_biases=True).prepare(fresh("bert-classification"))
-    assert not any("original_module" in name for name in trainable(prepared))
-    assert "base_model.model.bert.pooler.dense.bias" in trainable(prepared)
-
-
-@pytest.mark.parametrize("union", slow_but(("all",), UNIONS))
-def test_gradient_checkpointing_changes_no_gradient(union) -> None:
-    settings = UNIONS[union]
-    plain = trained(lora(**settings), "gpt2")
-    model = fresh("gpt2")
-    model.activation_checkpointing_enable()
-    with adapters.no_warnings():
-        prepared = lora(**settings).prepare(model)
-    prepared = adapters.without_dropout(adapters.shaken(prepared).train())
-    batch, kind = adapters.examples(), adapters.KINDS["gpt2"]
-    expected = adapters.clipped(plain, kind, batch, "loop")
-    assert adapters.difference(adapters.clipped(prepared, kind, batch, "auto"), expected) < 1e-5
+    assert not any("original_module" in name for name in trained_names(prepared))
+    assert "base_model.model.bert.pooler.dense.bias" in trained_names(prepared)
 
 
 def test_a_config_serves_one_model_only() -> None:
@@ -171,7 +138,7 @@ def test_a_config_serves_one_model_only() -> None:
 
 def test_targets_alpha_and_dropout_reach_the_layers() -> None:
     settings = {"targets": ("c_attn", "mlp.c_proj"), "alpha": 6, "rank": 3, "dropout": 0.25}
-    with adapters.no_warnings():
+    with no_warnings():
         prepared = lora(**settings).prepare(fresh("gpt2"))
     attention = prepared.get_submodule("base_model.model.transformer.h.0.attn")
     assert attention.c_attn.scaling == {"default": 2.0}

@@ -16,33 +16,29 @@ from transformers import (
 )
 
 from dpft.errors import InputError
-from dpft.generation.decoding import DecodeConfig, generate_texts
 from dpft.methods.base import count_parameters
 from dpft.methods.prefix import Prefix
-from tests.methods import adapters
-from tests.methods.adapters import (
-    CLASSIFIER,
-    Digits,
+from tests.methods.shapes import (
+    case,
     fresh,
+    logits,
+    loss_of,
+    new_of,
+    no_warnings,
     off_the_loop,
-    outputs,
-    trainable,
-    trained,
+    prepared,
+    shaken,
+    trained_names,
 )
-from tests.slowness import slow_but
+from tests.privacy.clipping.architectures import batches
 
 NAMES = ("gpt2", "bert-classification", "t5")
-UNIONS = ({}, {"train_biases": True, "train_embeddings": True})
 TOLERANCE = 1e-6
 """Between the reparametrisation's product and the saved keys and values."""
 
 
 def prefix(**settings) -> Prefix:
     return Prefix(name="prefix", **{"length": 3, "hidden": 5} | settings)
-
-
-def new_of(name: str) -> frozenset[str]:
-    return CLASSIFIER if name == "bert-classification" else frozenset()
 
 
 def test_gpt2_small_trains_ten_million_parameters_without_storage() -> None:
@@ -58,79 +54,35 @@ def test_gpt2_small_trains_ten_million_parameters_without_storage() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_only_the_prefix_and_a_new_head_train(name) -> None:
     prepared = prefix().prepare(fresh(name), new_of(name))
-    own = {parameter for parameter in trainable(prepared) if "prompt_encoder" in parameter}
+    own = {parameter for parameter in trained_names(prepared) if "prompt_encoder" in parameter}
     assert len(own) == 5
-    assert len(trainable(prepared)) == 5 + len(new_of(name))
+    assert len(trained_names(prepared)) == 5 + len(new_of(name))
     assert count_parameters(prepared, new_of(name)).new == (51 if new_of(name) else 0)
-
-
-@pytest.mark.parametrize("union", slow_but([{}], UNIONS), ids=str)
-@pytest.mark.parametrize("name", slow_but(("gpt2",), NAMES))
-def test_clipped_sums_and_norms_equal_the_loops(name, union) -> None:
-    assert off_the_loop(trained(prefix(**union), name, new_of(name)), name) < 1e-5
-
-
-@pytest.mark.parametrize("union", slow_but([{}], UNIONS), ids=str)
-@pytest.mark.parametrize("name", NAMES)
-def test_the_saved_prefix_gives_the_same_outputs_without_the_reparametrisation(
-    name, union, tmp_path: Path
-) -> None:
-    method = prefix(**union)
-    model = trained(method, name, new_of(name))
-    with adapters.no_warnings():
-        loaded = adapters.restored(method, model, name, tmp_path)
-    expected = outputs(model, name)
-    assert torch.allclose(outputs(loaded, name), expected, rtol=TOLERANCE, atol=TOLERANCE)
-    assert not torch.allclose(outputs(fresh(name), name), expected, atol=1e-4)
-    assert not any(".transform." in parameter for parameter, _ in loaded.named_parameters())
-    assert not trainable(loaded) and not loaded.training
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_plain_peft_loads_the_folder(tmp_path: Path) -> None:
     method = prefix(train_biases=True)
-    model = trained(method, "gpt2")
+    model = prepared(method, "gpt2")
     method.save(model, tmp_path)
     loaded = PeftModel.from_pretrained(GPT2LMHeadModel.from_pretrained(tmp_path / "base"), tmp_path)
-    assert torch.allclose(outputs(loaded, "gpt2"), outputs(model, "gpt2"), atol=TOLERANCE)
+    assert torch.allclose(logits(loaded, "gpt2"), logits(model, "gpt2"), atol=TOLERANCE)
 
 
 def test_position_ids_count_after_the_prefix_without_a_warning() -> None:
-    model = trained(prefix(), "gpt2")
-    with adapters.no_warnings():
-        with_positions = outputs(model, "gpt2")
-    without = adapters.batches.causal_without_positions(model, adapters.examples())
+    model = prepared(prefix(), "gpt2")
+    with no_warnings():
+        with_positions = loss_of("gpt2")(model, batches.examples())
+    without = batches.causal_without_positions(model, batches.examples())
     assert torch.allclose(with_positions, without, atol=1e-6)
-
-
-@pytest.mark.parametrize("beams", [1, 4])
-def test_texts_do_not_depend_on_the_batches(beams) -> None:
-    model = adapters.writer(prefix())
-    prompts = [[5, 6, 7, 8, 9], [10], [11, 12, 13]]
-    config = DecodeConfig(num_beams=beams, max_new_tokens=6)
-    with adapters.no_warnings():
-        together = generate_texts(model, Digits(), prompts, config=config, batch_size=3)
-    alone = generate_texts(model, Digits(), prompts, config=config, batch_size=1)
-    assert together == alone and len(set(together)) > 1
-    if beams == 1:
-        assert together == [adapters.greedy(model, prompt, 6) for prompt in prompts]
-
-
-def test_t5_writes_what_its_whole_forward_passes_say() -> None:
-    model = trained(prefix(), "t5")
-    ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
-    written = model.generate(input_ids=ids, num_beams=1, do_sample=False, max_new_tokens=6)
-    for row in range(2):
-        told = adapters.greedy_decoder(model, ids[row : row + 1], written.shape[1] - 1)
-        assert written[row].tolist() == told
 
 
 @pytest.mark.slow
 def test_the_prefix_fits_heads_and_depth_of_the_decoder() -> None:
-    config = T5Config(**adapters.T5 | {"num_decoder_layers": 3, "num_heads": 3})
+    config = T5Config(**case("t5").options | {"num_decoder_layers": 3, "num_heads": 3})
     torch.manual_seed(0)
     model = T5ForConditionalGeneration(config).eval()
-    prepared = adapters.shaken(prefix().prepare(model)).eval()
+    prepared = shaken(prefix().prepare(model)).eval()
     sizes = prepared.peft_config["default"]
     assert (sizes.num_layers, sizes.num_attention_heads, sizes.token_dim) == (3, 3, 18)
     assert off_the_loop(prepared, "t5") < 1e-5
@@ -150,7 +102,7 @@ def unfit() -> dict[str, object]:
     return {
         "BertForMaskedLM": fresh("bert-masked-lm"),
         "DistilBertForSequenceClassification": DistilBertForSequenceClassification(small),
-        "T5ForSequenceClassification": T5ForSequenceClassification(T5Config(**adapters.T5)),
+        "T5ForSequenceClassification": T5ForSequenceClassification(T5Config(**case("t5").options)),
     }
 
 

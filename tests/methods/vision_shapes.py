@@ -10,12 +10,8 @@ import torch
 import transformers as hf
 from torch import nn
 
-LARGE = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-}
+from tests.methods.shapes import LARGE
+
 SMALL = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
 BEIT = {
     "use_mask_token": False,

@@ -50,18 +50,13 @@ from dpft.models.loading import language_head, load_model, load_tokenizer, meta_
 from dpft.models.source import MEAN, ModelConfig
 from dpft.tokenizers import Pieces, save_tokenizer
 from tests.models import small
+from tests.refused import refusal
 
 CLASSES = Head(kind=CLASSIFIER, labels=("no", "yes", "maybe"))
 
 
 def architecture(folder: Path, **settings: object) -> Architecture:
     return read_architecture(ModelConfig(name="small", path=str(folder), **settings))
-
-
-def refusal(model: ModelConfig) -> str:
-    with pytest.raises(InputError) as caught:
-        read_architecture(model)
-    return str(caught.value)
 
 
 def test_nobody_changes_what_was_read(tmp_path: Path) -> None:
@@ -88,11 +83,13 @@ def test_the_vocabulary_has_a_size_and_a_saved_pooler_is_known_again(tmp_path: P
 
 def test_a_missing_folder_names_the_key_and_the_value(tmp_path: Path) -> None:
     nowhere = ModelConfig(name="small", path=str(tmp_path / "no"))
-    assert f"model.path={tmp_path / 'no'} must be a folder" in refusal(nowhere)
+    assert f"model.path={tmp_path / 'no'} must be a folder" in refusal(read_architecture, nowhere)
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
-    assert "config.json" in refusal(ModelConfig(name="small", path=str(tmp_path)))
+    assert "config.json" in refusal(
+        read_architecture, ModelConfig(name="small", path=str(tmp_path))
+    )
 
 
 def test_trust_rule_11_code_in_a_checkpoint_is_not_executed(tmp_path: Path) -> None:
@@ -101,7 +98,7 @@ def test_trust_rule_11_code_in_a_checkpoint_is_not_executed(tmp_path: Path) -> N
     values |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
     (folder / "config.json").write_text(json.dumps(values))
     (folder / "mine.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
-    refusal(ModelConfig(name="small", path=str(folder)))
+    refusal(read_architecture, ModelConfig(name="small", path=str(folder)))
     assert not (tmp_path / "executed").exists()
 
 
@@ -110,7 +107,7 @@ def test_an_unreachable_hub_is_said_at_once_with_the_ways_out(
 ) -> None:
     monkeypatch.setattr(source, "hub_is_reachable", lambda: False)
     start = time.perf_counter()
-    text = refusal(ModelConfig(name="x", hub_name="nobody/nothing-of-the-kind"))
+    text = refusal(read_architecture, ModelConfig(name="x", hub_name="nobody/nothing-of-the-kind"))
     assert time.perf_counter() - start < 5  # transformers retries for 23 seconds by itself
     assert "model.hub_name=nobody/nothing-of-the-kind" in text
     assert all(way in text for way in ("model.path", "task.data_dir", "model=tiny"))
@@ -124,7 +121,10 @@ def test_of_model_architecture_a_checkpoint_takes_its_dropout_alone(tmp_path: Pa
     assert known.read.hidden_size == architecture(folder).read.hidden_size
     loaded = load_model(known, seed=0, head=CLASSES)
     assert {m.p for m in loaded.modules() if isinstance(m, torch.nn.Dropout)} >= {0.3}
-    said = refusal(ModelConfig(name="x", path=str(folder), architecture={"dropout_rate": 0.1}))
+    said = refusal(
+        read_architecture,
+        ModelConfig(name="x", path=str(folder), architecture={"dropout_rate": 0.1}),
+    )
     assert said == (
         "model.architecture.dropout_rate must be a dropout rate of bert, which has"
         " attention_probs_dropout_prob, classifier_dropout, hidden_dropout_prob; drop it, or give"

@@ -17,7 +17,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
 from dpft.models.architecture import Architecture, PooledClassifier, read_architecture
 from dpft.models.loading import (
@@ -33,6 +32,7 @@ from dpft.models.loading import (
 )
 from dpft.models.source import EMBEDDED_MODEL, MEAN, ModelConfig
 from tests.models import small
+from tests.refused import refusal
 from tests.slowness import slow
 
 VOCABULARY = 11
@@ -55,12 +55,6 @@ def folder(tmp_path: Path) -> Path:
 
 def local(folder: Path, **settings: object) -> Architecture:
     return read_architecture(ModelConfig(name="small", path=str(folder), **settings))
-
-
-def refusal(call, *arguments, **settings) -> str:
-    with pytest.raises(InputError) as caught:
-        call(*arguments, **settings)
-    return str(caught.value)
 
 
 def weights(model: torch.nn.Module) -> list[torch.Tensor]:

@@ -5,12 +5,7 @@ import pytest
 from dpft.errors import InputError
 from dpft.models import source
 from dpft.models.source import ModelConfig, loading_errors
-
-
-def refusal(call, *arguments, **settings) -> str:
-    with pytest.raises(InputError) as caught:
-        call(*arguments, **settings)
-    return str(caught.value)
+from tests.refused import refusal
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""Several ranks compute what one process does: norms, clipped sums, noise, traffic."""
+"""Several ranks compute what one process does, each with the whole model or with a shard."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -26,12 +27,22 @@ CASES = [
 FAST = [
     (Case(method="two_phase"), 2),
     (Case(engine="book_keeping", units=True), 2),
+    (Case(engine="book_keeping", shard_size=2), 2),
+    (Case(method="lora", engine="book_keeping", units=True, shard_size=4), 4),
+]
+WHOLE = [(case, size) for case in CASES for size in (2, 4)]
+IN_SHARDS = [
+    (replace(case, shard_size=shard_size, accumulates_shards=accumulates_shards), size)
+    for case in CASES
+    for size, shard_size in ((2, 2), (4, 2), (4, 4))
+    for accumulates_shards in (False, True)
 ]
 
 
 def called(case: Case) -> str:
     """A case's name in a report of tests."""
     changed = {name: value for name, value in vars(case).items() if value != getattr(Case(), name)}
+    changed = {n: f"{v} shards" if n == "shard_size" else v for n, v in changed.items()}
     return "-".join(name if value is True else str(value) for name, value in changed.items())
 
 
@@ -50,11 +61,12 @@ def distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 
 @pytest.mark.parametrize(
     ("case", "size"),
-    slow_but(FAST, [(case, size) for case in CASES for size in (2, 4)]),
+    slow_but(FAST, [*WHOLE, *IN_SHARDS]),
     ids=lambda value: called(value) if isinstance(value, Case) else str(value),
 )
 def test_norms_and_clipped_sum_equal_one_process(case: Case, size: int) -> None:
-    expected, answers = alone(case), on_ranks(take_steps, size, case)
+    expected = alone(replace(case, shard_size=None, accumulates_shards=False))
+    answers = on_ranks(take_steps, size, case)
     for step in range(case.steps):
         assert len(expected.norms[step]) > 2 * size
         assert min(answer.own_units[step] for answer in answers) > 0

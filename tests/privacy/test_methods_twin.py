@@ -34,7 +34,7 @@ from dpft.methods.base import METHODS, Method
 from dpft.models.architecture import PooledClassifier
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper
-from tests.privacy.clipping.oracle import total_norm
+from tests.privacy.clipping.oracle import gradients_of, total_norm
 from tests.slowness import slow_but
 
 VOCABULARY, WORDS = 40, (5, 6, 7)
@@ -153,11 +153,7 @@ def clipped_sum(
     model.zero_grad()
     batch = layout.collate(examples)
     clipper.accumulate(lambda: per_example_losses(model, batch))
-    return {
-        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
+    return gradients_of(model)
 
 
 @pytest.mark.parametrize(("name", "shape"), slow_but(FAST, GRID))

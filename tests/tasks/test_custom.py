@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 
-from dpft.errors import InputError
 from dpft.tasks.base import LabeledExample, chosen_task_class
 from dpft.tasks.custom import ChatExample, CustomChats, CustomLabels, CustomTexts, Message
 from dpft.tasks.templates import spelled
+from tests.refused import refusal
 
 QA = {"prompt_template": r"Q: {question}\nA: ", "target_template": "{answer}"}
 ROW = {"question": "Why?", "answer": "So."}
@@ -33,12 +33,6 @@ def chats(**settings: object) -> CustomChats:
 
 def talk(*roles: str) -> dict[str, object]:
     return {"talk": [{"role": role, "content": f"{role} {n}"} for n, role in enumerate(roles)]}
-
-
-def refusal(call, *arguments, **settings) -> str:
-    with pytest.raises(InputError) as caught:
-        call(*arguments, **settings)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(

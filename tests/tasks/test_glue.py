@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 from dpft.errors import InputError
 from dpft.tasks.base import Example, LabeledExample, LabelTask, chosen_task_class
 from dpft.tasks.glue import NAMES, NO_LABEL, GlueTask, GlueTexts
+from tests.refused import refusal
 
 CONF = Path(__file__).parents[2] / "conf" / "task"
 # Li et al. 2022 (arXiv 2110.05679), Table 10; the others after Gao et al. 2020 (arXiv 2012.15723),
@@ -25,12 +26,6 @@ TEMPLATES = {
 
 def task(name: str, **settings: object) -> GlueTask:
     return GlueTask(**{**OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml")), **settings})
-
-
-def refusal(call, *arguments, **settings) -> str:
-    with pytest.raises(InputError) as caught:
-        call(*arguments, **settings)
-    return str(caught.value)
 
 
 def test_every_task_has_its_published_template():

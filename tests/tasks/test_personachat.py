@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpft.data.sources import load_examples
-from dpft.data.tokenization import tokenize, tokenize_prompts
+from dpft.data.tokenization import cut_prompts, cuttable_prompts, tokenize
 from dpft.errors import InputError
 from dpft.kinds import IGNORED_LABEL
 from dpft.tasks.base import TASKS
@@ -106,9 +106,7 @@ def test_a_long_history_loses_its_oldest_turns_and_keeps_persona_and_reply():
     )
     reply = tokens.convert_tokens_to_ids([*"reply", "<end>"])
     assert tokenized.labels == [IGNORED_LABEL] * 14 + reply
-    (prompt,) = tokenize_prompts(
-        [made], tokens, max_length=20, max_new_tokens=6, special_tokens=TOKENS
-    )
+    (prompt,) = cut_prompts(cuttable_prompts([made], tokens, TOKENS), 20, 6)
     assert prompt == tokenized.input_ids[:14]
 
 

@@ -1,12 +1,14 @@
 """Small models, ragged batches, and gradients taken one example at a time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
+
+from dpft.privacy.clipping import PerExampleClipper
 
 Losses = Callable[[], Tensor]
 
@@ -100,21 +102,50 @@ def total_norm(gradients: dict[str, Tensor]) -> Tensor:
     return torch.stack([g.double().square().sum() for g in gradients.values()]).sum().sqrt()
 
 
-def one_at_a_time(model: nn.Module, batch: Records, max_grad_norm: float) -> Clipped:
-    """The definition: a forward and a backward pass per example, alone in its batch, unpadded."""
-    totals = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
-    norms = []
-    for row in range(len(batch.ids)):
-        length = int(batch.mask[row].sum())
-        alone = Records(batch.ids[row : row + 1, :length], batch.labels[row : row + 1, :length])
-        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        gradients = torch.autograd.grad(
-            alone.losses(model)()[0], [p for _, p in named], allow_unused=True
-        )
-        norm = torch.stack([g.square().sum() for g in gradients if g is not None]).sum().sqrt()
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of gradients: of what trains, zeros where it has none, and of what else has one."""
+    return {
+        name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        for name, p in model.named_parameters()
+        if p.requires_grad or p.grad is not None
+    }
+
+
+def clipped_sum(
+    model: nn.Module,
+    losses: Losses,
+    max_grad_norm: float = 0.5,
+    *,
+    units: Tensor | None = None,
+    **options,
+) -> Clipped:
+    """What the clipper makes of a batch; its options are those of ``PerExampleClipper``."""
+    model.zero_grad()
+    with PerExampleClipper(model, max_grad_norm, **options) as clipper:
+        norms = clipper.accumulate(losses, units)
+    return Clipped(norms, gradients_of(model))
+
+
+def sum_of_each(model: nn.Module, losses: Iterable[Tensor], max_grad_norm: float) -> Clipped:
+    """The definition: each loss has a gradient of its own, scaled to at most the norm."""
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    totals, norms = {n: torch.zeros_like(p) for n, p in named.items()}, []
+    for loss in losses:
+        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        gradients = {n: g for n, g in zip(named, found, strict=True) if g is not None}
+        norm = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
         factor = min(1.0, max_grad_norm / float(norm)) if norm > 0 else 1.0
-        for (name, _), gradient in zip(named, gradients, strict=True):
-            if gradient is not None:
-                totals[name] += factor * gradient
+        for name, gradient in gradients.items():
+            totals[name] += factor * gradient
         norms.append(norm)
     return Clipped(torch.stack(norms), totals)
+
+
+def one_at_a_time(model: nn.Module, batch: Records, max_grad_norm: float) -> Clipped:
+    """A forward and a backward pass per example, alone in its batch, unpadded."""
+    lengths = [int(each.sum()) for each in batch.mask]
+    alone = (
+        Records(batch.ids[row : row + 1, :length], batch.labels[row : row + 1, :length])
+        for row, length in enumerate(lengths)
+    )
+    return sum_of_each(model, (each.losses(model)()[0] for each in alone), max_grad_norm)

@@ -11,6 +11,7 @@ from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.clipper import ClippingOptions, self_check
 from dpft.privacy.clipping.squares import Squares
 from dpft.privacy.clipping.uses import OuterProduct
+from tests.privacy.clipping import oracle
 from tests.privacy.clipping.oracle import Clipped, Records, gpt2, one_at_a_time, records
 from tests.slowness import slow
 
@@ -24,14 +25,8 @@ def batch() -> Records:
     return records()
 
 
-def clipped_sum(model, batch, *, engine="auto", units=None, max_grad_norm=NORM) -> Clipped:
-    model.zero_grad()
-    with PerExampleClipper(model, max_grad_norm, engine=engine) as clip:
-        norms = clip.accumulate(batch.losses(model), units)
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    return Clipped(
-        norms, {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in named}
-    )
+def clipped_sum(model, batch, **options) -> Clipped:
+    return oracle.clipped_sum(model, batch.losses(model), **options)
 
 
 @pytest.mark.parametrize("engine", ["book_keeping", "loop"])

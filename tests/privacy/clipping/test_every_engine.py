@@ -14,7 +14,7 @@ from dpft.privacy.clipping.algorithms import ENGINES, automatic_choice
 from dpft.privacy.clipping.choices import Tuning
 from dpft.privacy.clipping.engine import STYLES, clipping_style
 from dpft.privacy.clipping.trainable import parameter_groups
-from tests.privacy.clipping.oracle import Clipped, gpt2, records
+from tests.privacy.clipping.oracle import Clipped, clipped_sum, gpt2, records
 from tests.slowness import slow_but, slow_but_each
 
 pytestmark = pytest.mark.usefixtures("self_check_once")
@@ -48,14 +48,6 @@ def expected_sum(model, batch, style_name, units=None, keep=(0, 1, 2, 3)) -> Cli
         for name, gradient in gradients.items():
             totals[name] += factors[numbers[name]] * gradient
     return Clipped(torch.stack(norms), totals)
-
-
-def clipped_sum(model, losses, *, engine, clipping="flat", units=None, **options) -> Clipped:
-    model.zero_grad()
-    with PerExampleClipper(model, NORM, clipping=clipping, engine=engine, **options) as clipper:
-        norms = clipper.accumulate(losses, units)
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    return Clipped(norms, {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in named})
 
 
 def spoilt(losses, row):

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from benchmarks.counts import Counts, counts_of
 from benchmarks.workload import LORA_RANK, LoRA
-from dpft.methods.layers import Bottleneck
+from dpft.methods.layers import dense_bottleneck
 from dpft.privacy.clipping import PerExampleClipper
 from tests.slowness import slow_but, slow_but_each
 
@@ -70,7 +70,7 @@ def stack(method: str, widths: tuple[int, ...]) -> nn.Sequential:
         dense = Conv1D(outputs, inputs)
         layers.append(LoRA(dense) if method == "lora" else dense)
         if method == "adapter":
-            layers.append(Bottleneck(outputs, RANK, torch.device("cpu")))
+            layers.append(dense_bottleneck(outputs, RANK, torch.device("cpu")))
         layers.append(nn.Tanh())
     model = nn.Sequential(*layers)
     for name, parameter in model.named_parameters():

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpft.errors import InputError, RunError
-from dpft.privacy.clipping import PerExampleClipper
-from tests.privacy.clipping.oracle import Clipped, Records, gpt2, records
+from tests.privacy.clipping.oracle import Clipped, Records, clipped_sum, gpt2, records, sum_of_each
 from tests.slowness import slow, slow_but
 
 ENGINES = ("book_keeping", "two_pass", "instantiate", "loop")
@@ -62,23 +61,15 @@ def in_one_call_by_row(model) -> Tensor:
     return losses.repeat(2) / 2
 
 
-def accumulated(model, engine: str, compute_losses, units=None) -> Clipped:
-    with PerExampleClipper(model, NORM, engine=engine) as clipper:
-        norms = clipper.accumulate(lambda: compute_losses(model), units)
-    return Clipped(norms, {name: p.grad for name, p in model.named_parameters()})
+def accumulated(engine: str, compute_losses, units=None) -> Clipped:
+    model = gpt2()
+    return clipped_sum(model, lambda: compute_losses(model), NORM, engine=engine, units=units)
 
 
 def by_definition(model) -> Clipped:
     """One record after another, each alone in two calls of one row."""
-    weights = dict(model.named_parameters())
-    total, norms = {name: torch.zeros_like(p) for name, p in weights.items()}, []
-    for row in range(len(NAMES)):
-        (loss,) = in_two_calls(model, [row])
-        gradients = torch.autograd.grad(loss, list(weights.values()))
-        norms.append(torch.stack([g.norm() for g in gradients]).norm())
-        for name, gradient in zip(weights, gradients, strict=True):
-            total[name] += min(1.0, NORM / float(norms[-1])) * gradient
-    return Clipped(torch.stack(norms), total)
+    losses = (in_two_calls(model, [row])[0] for row in range(len(NAMES)))
+    return sum_of_each(model, losses, NORM)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +81,7 @@ def expected() -> Clipped:
 
 @pytest.mark.parametrize("engine", slow_but(("book_keeping", "loop"), ENGINES))
 def test_two_calls_with_a_loss_for_each_record(engine, expected):
-    got = accumulated(gpt2(), engine, in_two_calls)
+    got = accumulated(engine, in_two_calls)
     torch.testing.assert_close(got.norms, expected.norms, rtol=1e-4, atol=0)
     assert got.distance(expected) < 1e-4
 
@@ -103,7 +94,7 @@ def test_two_calls_with_a_loss_for_each_record(engine, expected):
     + slow(*((in_one_call_by_row, each) for each in ENGINES[1:])),
 )
 def test_one_call_of_both_texts_with_records_as_units(compute_losses, engine, expected):
-    got = accumulated(gpt2(), engine, compute_losses, NAMES.repeat(2))
+    got = accumulated(engine, compute_losses, NAMES.repeat(2))
     in_order = expected.norms[NAMES.argsort()]
     torch.testing.assert_close(got.norms, in_order, rtol=1e-4, atol=0)
     assert got.distance(expected) < 1e-4
@@ -119,4 +110,4 @@ def less_the_mean(model) -> Tensor:
 @pytest.mark.parametrize("engine", slow_but(("book_keeping", "loop"), ENGINES))
 def test_records_that_read_each_other_are_refused(engine):
     with pytest.raises((InputError, RunError)):
-        accumulated(gpt2(), engine, less_the_mean, NAMES.repeat(2))
+        accumulated(engine, less_the_mean, NAMES.repeat(2))

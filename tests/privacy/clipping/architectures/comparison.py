@@ -3,9 +3,8 @@
 import torch
 from torch import nn
 
-from dpft.privacy.clipping import PerExampleClipper
 from tests.privacy.clipping.architectures.batches import Examples, Kind
-from tests.privacy.clipping.oracle import Clipped, total_norm
+from tests.privacy.clipping.oracle import Clipped, clipped_sum, total_norm
 
 NORM = 0.5
 
@@ -14,18 +13,8 @@ def clipped(
     model: nn.Module, kind: Kind, batch: Examples, *, engine: str = "book_keeping", **options
 ) -> Clipped:
     """The clipped sum of a batch, dropout masks those of seed 3."""
-    model.zero_grad()
     torch.manual_seed(3)
-    with PerExampleClipper(model, NORM, engine=engine, **options) as clipper:
-        norms = clipper.accumulate(lambda: kind(model, batch))
-    return Clipped(norms, gradients_of(model))
-
-
-def gradients_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {
-        name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
-        for name, p in model.named_parameters()
-    }
+    return clipped_sum(model, lambda: kind(model, batch), NORM, engine=engine, **options)
 
 
 def one_at_a_time(model: nn.Module, kind: Kind, batch: Examples) -> Clipped:

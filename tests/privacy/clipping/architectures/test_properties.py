@@ -11,9 +11,9 @@ from torch import nn
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.engine import STYLES
 from tests.privacy.clipping.architectures.batches import Examples, examples
-from tests.privacy.clipping.architectures.comparison import NORM, clipped, difference, gradients_of
+from tests.privacy.clipping.architectures.comparison import NORM, clipped, difference
 from tests.privacy.clipping.architectures.zoo import LISTED, UNLIKE
-from tests.privacy.clipping.oracle import Clipped, total_norm
+from tests.privacy.clipping.oracle import Clipped, clipped_sum, gradients_of, total_norm
 from tests.slowness import slow_but
 
 KINDS = ("gpt2-tied",)
@@ -147,11 +147,8 @@ def test_an_empty_batch_adds_nothing(name):
 def test_a_unit_is_clipped_as_the_sum_of_its_rows(name, units, seed):
     model, kind = built(name), LISTED[name].kind
     batch, units = examples([5] * len(units), seed=seed), torch.tensor(units)
-    model.zero_grad()
-    with PerExampleClipper(model, NORM) as clipper:
-        norms = clipper.accumulate(lambda: kind(model, batch), units)
-    got = Clipped(norms, gradients_of(model))
-    model.zero_grad()
-    with PerExampleClipper(model, NORM, engine="loop") as clipper:
-        norms = clipper.accumulate(lambda: kind(model, batch), units)
-    assert difference(got, Clipped(norms, gradients_of(model))) <= allowed(name, torch.float64)
+    got, expected = (
+        clipped_sum(model, lambda: kind(model, batch), NORM, units=units, engine=engine)
+        for engine in ("auto", "loop")
+    )
+    assert difference(got, expected) <= allowed(name, torch.float64)

@@ -13,12 +13,11 @@ from tests.privacy.clipping.architectures.comparison import (
     NORM,
     clipped,
     difference,
-    gradients_of,
     one_at_a_time,
 )
 from tests.privacy.clipping.architectures.vision import CASES, DROPS, MODELS
 from tests.privacy.clipping.architectures.zoo import Case
-from tests.privacy.clipping.oracle import Clipped, total_norm
+from tests.privacy.clipping.oracle import Clipped, clipped_sum, total_norm
 from tests.slowness import slow_but
 
 LENGTHS = (5, 9, 3, 4)
@@ -121,10 +120,9 @@ def test_views_of_one_image_are_clipped_as_one_by_the_mean_of_their_gradients(na
     batch = examples((5,) * (3 * views), seed=4)
     batch.classes = batch.classes[::views].repeat_interleave(views)
     units = torch.arange(3).repeat_interleave(views)
-    model.zero_grad()
-    with PerExampleClipper(model, NORM, engine=engine) as clipper:
-        norms = clipper.accumulate(lambda: case.kind(model, batch) / views, units)
-    got = Clipped(norms, gradients_of(model))
+    got = clipped_sum(
+        model, lambda: case.kind(model, batch) / views, NORM, units=units, engine=engine
+    )
     assert difference(got, mean_of_each(model, case, batch, units)) <= 1e-10
 
 

@@ -10,97 +10,53 @@ from tests.privacy.clipping.rules.oracle import (
     assert_forward_and_input_gradient_are_the_layers_own,
 )
 
-CASES = [
+LAYER_NORMS = [
     (nn.LayerNorm(6), (4, 6)),
     (nn.LayerNorm(6), (4, 5, 6)),
     (nn.LayerNorm((5, 6)), (4, 3, 5, 6)),
     (nn.LayerNorm(6, bias=False), (4, 5, 6)),
 ]
+OTHERS = [
+    (nn.RMSNorm(6), (4, 6)),
+    (nn.RMSNorm(6), (4, 5, 6)),
+    (nn.RMSNorm((5, 6), eps=0.1), (4, 3, 5, 6)),
+    (nn.GroupNorm(2, 6), (4, 6)),
+    (nn.GroupNorm(3, 6, eps=0.1), (4, 6, 5)),
+    (nn.GroupNorm(1, 6), (4, 6, 3, 5)),
+]
+over_the_norms = pytest.mark.parametrize(("layer", "shape"), [*LAYER_NORMS, *OTHERS])
 
 
-@pytest.mark.parametrize(("layer", "shape"), CASES)
+@over_the_norms
 def test_norms_and_sums_equal_the_loop(layer, shape):
     inputs = torch.randn(shape, dtype=torch.float64)
     layer = layer.double()
     assert_equals_the_loop(layer, lambda: layer(inputs))
 
 
-@pytest.mark.parametrize(("layer", "shape"), CASES)
+@over_the_norms
 def test_forward_and_input_gradient_are_the_layers_own(layer, shape):
     inputs = torch.randn(shape, dtype=torch.float64)
     assert_forward_and_input_gradient_are_the_layers_own(layer.double(), inputs)
 
 
-def test_a_frozen_weight_with_a_trainable_bias():
-    layer = nn.LayerNorm(6).double()
-    layer.weight.requires_grad = False
-    inputs = torch.randn(4, 5, 6, dtype=torch.float64)
-    assert_equals_the_loop(layer, lambda: layer(inputs))
-
-
-CASES_RMS_NORM = [
-    (nn.RMSNorm(6), (4, 6)),
-    (nn.RMSNorm(6), (4, 5, 6)),
-    (nn.RMSNorm((5, 6), eps=0.1), (4, 3, 5, 6)),
-]
-
-
-@pytest.mark.parametrize(("layer", "shape"), CASES_RMS_NORM)
-def test_norms_and_sums_equal_the_loop_of_rms_norm(layer, shape):
-    inputs = torch.randn(shape, dtype=torch.float64)
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.LayerNorm(6), (4, 5, 6)), (nn.GroupNorm(2, 6), (4, 6, 3, 5))]
+)
+def test_a_frozen_weight_with_a_trainable_bias(layer, shape):
     layer = layer.double()
+    layer.weight.requires_grad = False
+    inputs = torch.randn(shape, dtype=torch.float64)
     assert_equals_the_loop(layer, lambda: layer(inputs))
 
 
-@pytest.mark.parametrize(("layer", "shape"), CASES_RMS_NORM)
-def test_forward_and_input_gradient_are_the_layers_own_of_rms_norm(layer, shape):
-    inputs = torch.randn(shape, dtype=torch.float64)
-    assert_forward_and_input_gradient_are_the_layers_own(layer.double(), inputs)
-
-
-@pytest.mark.parametrize(("layer", "shape"), CASES_RMS_NORM)
+@pytest.mark.parametrize(("layer", "shape"), OTHERS)
 def test_half_precision_gives_the_layers_own_dtype(layer, shape):
     layer, inputs = layer.float(), torch.randn(shape).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = layer(inputs)
         with PerExampleClipper(layer, 1.0):
             assert layer(inputs).dtype == expected.dtype
-
-
-CASES_GROUP_NORM = [
-    (nn.GroupNorm(2, 6), (4, 6)),
-    (nn.GroupNorm(3, 6, eps=0.1), (4, 6, 5)),
-    (nn.GroupNorm(1, 6), (4, 6, 3, 5)),
-]
-
-
-@pytest.mark.parametrize(("layer", "shape"), CASES_GROUP_NORM)
-def test_norms_and_sums_equal_the_loop_of_group_norm(layer, shape):
-    inputs = torch.randn(shape, dtype=torch.float64)
-    layer = layer.double()
-    assert_equals_the_loop(layer, lambda: layer(inputs))
-
-
-@pytest.mark.parametrize(("layer", "shape"), CASES_GROUP_NORM)
-def test_forward_and_input_gradient_are_the_layers_own_of_group_norm(layer, shape):
-    inputs = torch.randn(shape, dtype=torch.float64)
-    assert_forward_and_input_gradient_are_the_layers_own(layer.double(), inputs)
-
-
-@pytest.mark.parametrize(("layer", "shape"), CASES_GROUP_NORM)
-def test_half_precision_gives_the_layers_own_dtype_of_group_norm(layer, shape):
-    layer, inputs = layer.float(), torch.randn(shape).bfloat16()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = layer(inputs)
-        with PerExampleClipper(layer, 1.0):
-            assert layer(inputs).dtype == expected.dtype
-
-
-def test_a_frozen_weight_with_a_trainable_bias_of_group_norm():
-    layer = nn.GroupNorm(2, 6).double()
-    layer.weight.requires_grad = False
-    inputs = torch.randn(4, 6, 3, 5, dtype=torch.float64)
-    assert_equals_the_loop(layer, lambda: layer(inputs))
 
 
 class Scaled(nn.Module):

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from dpft.privacy.clipping import PerExampleClipper
-from tests.privacy.clipping.architectures.comparison import difference, gradients_of
-from tests.privacy.clipping.oracle import Clipped
+from tests.privacy.clipping.architectures.comparison import difference
+from tests.privacy.clipping.oracle import Clipped, clipped_sum
 from tests.slowness import slow_but
 
 pytestmark = pytest.mark.usefixtures("self_check_once")
@@ -72,11 +72,8 @@ def batch(count=3):
 
 def clipped(model, engine, arguments=None):
     arguments = arguments or batch()
-    model.zero_grad()
     torch.manual_seed(3)
-    with PerExampleClipper(model, 0.5, engine=engine) as clipper:
-        norms = clipper.accumulate(lambda: model(*arguments))
-    return Clipped(norms, gradients_of(model))
+    return clipped_sum(model, lambda: model(*arguments), engine=engine)
 
 
 EVERY = list(itertools.product(KINDS, FORMS, (False, True)))

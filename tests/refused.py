@@ -1,0 +1,15 @@
+"""The sentence of a refusal, for tests of what is said of bad input."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dpft.errors import InputError
+
+
+def refusal(call: Callable[..., Any], *arguments: Any, **settings: Any) -> str:
+    """Returns what a call that refuses its input says."""
+    with pytest.raises(InputError) as caught:
+        call(*arguments, **settings)
+    return str(caught.value)
