@@ -40,6 +40,7 @@ from typing import (
     Any,
     ClassVar,
     Literal,
+    NamedTuple,
     TypeVar,
     Union,
     cast,
@@ -79,18 +80,16 @@ class Limits:
     words: str = ""
     """What a message says must be there; made of the limits where it is empty."""
 
+    def given(self) -> Iterator[tuple["_Limit", Any]]:
+        """Yields each limit that is set, with what it is set to."""
+        for name, limit in _LIMITS.items():
+            bound = getattr(self, name)
+            if bound is not None and bound != ():
+                yield limit, bound
+
     def hold(self, value: Any) -> bool:
         """Returns whether a value of the right type is within the limits."""
-        return (
-            (self.minimum is None or value >= self.minimum)
-            and (self.maximum is None or value <= self.maximum)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-            and (self.multiple_of is None or value % self.multiple_of == 0)
-            and (self.pattern is None or re.fullmatch(self.pattern, value) is not None)
-            and (self.min_items is None or len(value) >= self.min_items)
-            and (not self.choices or value in self.choices)
-        )
+        return all(limit.holds(value, bound) for limit, bound in self.given())
 
     def describe(self, kind: str) -> str:
         """Returns what must be there, of the type that ``kind`` names."""
@@ -98,16 +97,30 @@ class Limits:
             return self.words
         if self.choices:
             return f"one of {', '.join(map(json.dumps, self.choices))}"
-        said = {
-            "of at least": self.minimum,
-            "of at most": self.maximum,
-            "above": self.above,
-            "below": self.below,
-            "that is a multiple of": self.multiple_of,
-            "with a length of at least": self.min_items,
-        }
-        limits = (f"{words} {limit:g}" for words, limit in said.items() if limit is not None)
+        limits = (f"{limit.words} {bound:g}" for limit, bound in self.given() if limit.words)
         return f"{kind} {' and '.join(limits)}"
+
+
+class _Limit(NamedTuple):
+    keyword: str
+    """What JSON Schema calls it."""
+    holds: Callable[[Any, Any], bool]
+    """Whether a value, the first argument, keeps it."""
+    words: str = ""
+    """What a message says before its number."""
+
+
+_LIMITS = {
+    "minimum": _Limit("minimum", operator.ge, "of at least"),
+    "maximum": _Limit("maximum", operator.le, "of at most"),
+    "above": _Limit("exclusiveMinimum", operator.gt, "above"),
+    "below": _Limit("exclusiveMaximum", operator.lt, "below"),
+    "multiple_of": _Limit("multipleOf", lambda value, n: value % n == 0, "that is a multiple of"),
+    "pattern": _Limit("pattern", lambda text, pattern: bool(re.fullmatch(pattern, text))),
+    "min_items": _Limit("minItems", lambda items, n: len(items) >= n, "with a length of at least"),
+    "choices": _Limit("enum", lambda text, choices: text in choices),
+}
+"""Each field of ``Limits`` that is a limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,35 +214,14 @@ class OneOf:
         """Returns in what a record breaks it, in words; None where it holds."""
         there = sum(getattr(record, name) is not None for name in self.names)
         named = f"{', '.join(self.names[:-1])} and {self.names[-1]}"
-        return None if there == 1 else f"one of {named} must be there, and not both"
+        return None if there == 1 else f"exactly one of {named} must be there"
 
     def keywords(self) -> dict[str, Any]:
         """Returns it as JSON Schema has it."""
         return {"oneOf": [{"required": [name]} for name in self.names]}
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeysThere:
-    """How many keys a record has."""
-
-    least: int
-    most: int | None = None
-
-    def broken(self, record: Any) -> str | None:
-        """Returns in what a record breaks it, in words; None where it holds."""
-        there = len(as_json(record))
-        if self.least <= there and (self.most is None or there <= self.most):
-            return None
-        most = "" if self.most is None else f" and at most {self.most}"
-        return f"it must have at least {self.least}{most} keys, got {there}"
-
-    def keywords(self) -> dict[str, Any]:
-        """Returns it as JSON Schema has it."""
-        most = {} if self.most is None else {"maxProperties": self.most}
-        return {"minProperties": self.least, **most}
-
-
-AnyRule = Rule | Together | OneOf | KeysThere
+AnyRule = Rule | Together | OneOf
 Rules = tuple[AnyRule, ...]
 
 

@@ -63,7 +63,6 @@ class Synthesis(Versioned, SeedMarked):
     """The statement of a synthesis, which may be released with its rows."""
 
     RULES: ClassVar[Rules] = (
-        *SeedMarked.RULES,
         Rule(when=Part(requires=("epsilon",)), then=Part(requires=("delta", "accountant"))),
     )
     date: Day

@@ -12,9 +12,10 @@ from jsonschema import Draft202012Validator
 from dpft.records.form import (
     OTHER_KEYS,
     Count,
-    KeysThere,
     Limits,
     Misfit,
+    Part,
+    Rule,
     Ruled,
     Versioned,
     named,
@@ -33,10 +34,17 @@ class Inner:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(Ruled, Versioned):
+class Bound(Ruled):
+    """A base with a rule of its own."""
+
+    RULES = (Rule(when=Part(requires=("one",)), then=Part(values={"number": 1})),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Bound, Versioned):
     """A row."""
 
-    RULES = (KeysThere(least=2),)
+    RULES = (Rule(when=Part(values={"name": "b"}), then=Part(requires=("one",))),)
     name: Annotated[str, Limits(choices=("a", "b"))]
     """Its name."""
     number: int | None = null()
@@ -80,7 +88,7 @@ def test_cases_are_told_apart_and_what_stands_twice_is_a_definition() -> None:
         "description": "Its name.",
     }
     assert row["properties"]["number"] == {"type": ["integer", "null"], "description": "A number."}
-    assert row["minProperties"] == 2
+    assert [each["if"].keys() for each in row["allOf"]] == [{"properties"}, {"required"}]
     assert set(row["additionalProperties"]["type"]) == {"number", "string"}
     assert SCHEMA["$defs"]["inner"]["properties"]["0.01"]["minimum"] == 0
 
@@ -88,7 +96,8 @@ def test_cases_are_told_apart_and_what_stands_twice_is_a_definition() -> None:
 @given(st.dictionaries(KEYS, VALUES, max_size=6))
 def test_the_schema_takes_what_the_reader_takes(content: dict[str, Any]) -> None:
     wanted = {"first": {"0.01": 1}, "second": None, "items": [1]}
-    for value in (content, wanted | content, {"schema_version": 1, "name": "a"} | content):
+    row = {"schema_version": 1, "name": "a", "number": 1}
+    for value in (content, wanted | content, row | content, row | {"name": "b"} | content):
         try:
             parse(value, KIND)
         except Misfit:
