@@ -86,8 +86,7 @@ def report_runs(config: ReportConfig) -> None:
             from dpft.reports.comparison_page import OWNERS, write_signal_to_noise
             from dpft.training.session import read_signal_to_noise
 
-            runs = [run.folder for setting in whole.settings for run in setting.runs]
-            ratios = {run: read_signal_to_noise(run) for run in runs}
+            ratios = {run.folder: read_signal_to_noise(run.folder) for run in whole.runs}
             logger.info("%s: %s", write_signal_to_noise(whole, ratios, folder), OWNERS)
         write_comparison(comparison, folder)
         logger.info("%s: %s", folder, ", ".join(FILES))

@@ -41,6 +41,8 @@ LEDGER_NOTE = (
     " rewrite them all, so lodge the head above with someone else. This page is printed from"
     " privacy.json; `dpft account run=RUN head=HEAD` computes ε from the ledger alone."
 )
+PREDICTABLE = "**NOT PRIVATE: reproducible run, its noise was predictable (`privacy.noise_seed`).**"
+"""The headline of a run whose noise a test's seed made."""
 Row = tuple[str, str]
 
 
@@ -87,10 +89,7 @@ def headline(privacy: RunPrivacy) -> str:
     if not isinstance(privacy, PrivateRun):
         return f"**NOT PRIVATE: {not_private(privacy)}.**{started_from(privacy)}"
     if not privacy.private:
-        return (
-            "**NOT PRIVATE: reproducible run, its noise was predictable (`privacy.noise_seed`).**"
-            f"{started_from(privacy)}"
-        )
+        return f"{PREDICTABLE}{started_from(privacy)}"
     relation = privacy.neighboring_relation.replace("_", " ")
     return (
         f"**(ε = {eps_text(privacy.epsilon)}, δ = {delta_text(privacy.delta)})-differentially"

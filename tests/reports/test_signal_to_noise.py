@@ -33,8 +33,7 @@ def sweep(root: Path, **options: bool) -> list[Path]:
 
 
 def written(comparison: Comparison, folder: Path) -> Path:
-    runs = [run.folder for setting in comparison.settings for run in setting.runs]
-    ratios = {run: read_signal_to_noise(run) for run in runs}
+    ratios = {run.folder: read_signal_to_noise(run.folder) for run in comparison.runs}
     return write_signal_to_noise(comparison, ratios, folder)
 
 
