@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -7,15 +5,6 @@ import pytest
 from dpft.config.account import DoctorConfig, MetricModels, ReportConfig
 from dpft.config.load import from_values
 from dpft.errors import InputError
-
-
-def test_accounting_is_imported_without_torch() -> None:
-    """A table of epsilons should not wait seconds for a library it does not use."""
-    program = (
-        "import sys; from dpft.cli.commands import subcommand; subcommand('account');"
-        " sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_nothing_need_be_given() -> None:
@@ -30,12 +19,6 @@ def test_the_folders_of_the_metrics_models_are_keys_of_their_own() -> None:
 def test_an_output_that_does_not_exist_is_refused() -> None:
     with pytest.raises(InputError, match="output must be one of table, json, got 'xml'"):
         DoctorConfig(output="xml")
-
-
-def test_the_doctor_is_configured_without_torch() -> None:
-    """It examines the machines where torch is what does not work."""
-    program = "import sys, dpft.config.account; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def refusal(**values: object) -> str:

@@ -38,6 +38,7 @@ def test_a_run_and_a_file_of_predictions_are_not_scored_at_once() -> None:
 
 
 def test_no_section_needs_a_library_that_takes_seconds_to_import() -> None:
+    """A table of epsilons does not wait for torch, and the doctor describes a torch that fails."""
     program = """
 import sys
 from dpft.cli.commands import subcommand
@@ -46,7 +47,7 @@ from dpft.config.schema import METHODS, TRACKING
 from dpft.training.optimizers import OPTIMIZERS
 from dpft.tasks.base import TASKS
 
-for name in ("eval", "export", "generate", "plan", "train", "tune"):
+for name in ("account", "doctor", "eval", "export", "generate", "plan", "train", "tune"):
     subcommand(name)
 for group, choose in (
     ("method", METHODS.named), ("optimizer", OPTIMIZERS.named),
@@ -54,7 +55,8 @@ for group, choose in (
 ):
     for option in (config_directory() / group).glob("*.yaml"):
         choose(option.stem)
-print(*sorted({"torch", "transformers", "datasets", "peft", "scipy"} & set(sys.modules)))
+heavy = {"torch", "transformers", "datasets", "peft", "scipy", "matplotlib"}
+print(*sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr

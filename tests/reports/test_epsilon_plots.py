@@ -1,5 +1,3 @@
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -71,14 +69,6 @@ def test_effective_noise_has_a_panel_for_each_thing_fixed(
     plot_effective_noise([("fixed steps", points), ("fixed epochs", points)], path)
     assert {"fixed steps", "fixed epochs"} <= texts(path)
     assert ("square-root rule" in texts(path)) is (multipliers[1] is not None)
-
-
-def test_matplotlib_is_imported_by_a_plot_alone() -> None:
-    program = (
-        "import sys; from dpft.cli.commands import subcommand; subcommand('account');"
-        " sys.exit('matplotlib' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_the_curves_table_rounds_up_and_says_who_failed_where() -> None:
