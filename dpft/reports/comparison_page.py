@@ -564,8 +564,5 @@ def _panel(
 
 def _score(run: RunRecord, split: Split, metric: str) -> float | None:
     """Returns a run's score after training on a split; None where it has none."""
-    for entry in run.after():
-        if (entry.task, entry.split) == (split.task, split.name):
-            score: float | None = entry.metrics.get(metric)
-            return score
-    return None
+    of_split = (one for one in run.after() if (one.task, one.split) == (split.task, split.name))
+    return next((entry.metrics.get(metric) for entry in of_split), None)
