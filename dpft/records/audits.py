@@ -1,4 +1,4 @@
-"""What audits find, as ``dpft audit output=json`` prints it and private/audit/ keeps it.
+"""Results of audits, as ``dpft audit output=json`` prints them and private/audit/ keeps them.
 
 Of what follows from canaries alone, privacy.json has a part: ``GuessesInShort``, ``ExposureTable``.
 The canaries themselves are kept in private/audit/ (``KeptCanaries``).

@@ -1,4 +1,4 @@
-"""What accounting and comparing print: ``dpft account``, ``dpft report``, tuning_bill.json.
+"""Output of accounting and comparing: ``dpft account``, ``dpft report``, tuning_bill.json.
 
 Epsilon as accountants answer it, the bound that is reported, and what several runs cost together.
 """

@@ -1,4 +1,4 @@
-"""What a record is: a frozen dataclass for a JSON object, how it is written, and strictly read.
+"""Records: frozen dataclasses of JSON objects, how they are written, and strictly read.
 
     @dataclass(frozen=True, kw_only=True)
     class Check:
@@ -65,7 +65,7 @@ class Misfit(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a value is held to beyond its type, as a part of ``Annotated``."""
+    """Bounds and choices of a value beyond its type, as a part of ``Annotated``."""
 
     minimum: float | None = None
     maximum: float | None = None
@@ -73,12 +73,12 @@ class Limits:
     below: float | None = None
     multiple_of: int | None = None
     pattern: str | None = None
-    """What the whole text must match."""
+    """A regular expression that the whole text matches."""
     min_items: int | None = None
     choices: tuple[str, ...] = ()
-    """What a text may be, where its writers know it as a text."""
+    """All texts that are allowed, where its writers know the value as a text."""
     words: str = ""
-    """What a message says must be there; made of the limits where it is empty."""
+    """The expected value in the words of a message; made of the limits where it is empty."""
 
     def given(self) -> Iterator[tuple["_Limit", Any]]:
         """Yields each limit that is set, with what it is set to."""
@@ -125,7 +125,7 @@ _LIMITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What holds of some keys of a record at once."""
+    """A condition on some keys of a record."""
 
     requires: tuple[str, ...] = ()
     """Keys that are there."""
@@ -135,7 +135,7 @@ class Part:
     """Keys with the one value that they have."""
 
     def holds(self, record: Any) -> bool:
-        """Returns whether it is so of a record."""
+        """Returns whether a record meets the condition."""
         return (
             all(getattr(record, name) is not None for name in self.requires)
             and all(getattr(record, name) is None for name in self.lacks)
@@ -143,7 +143,7 @@ class Part:
         )
 
     def keywords(self) -> dict[str, Any]:
-        """Returns it as JSON Schema has it."""
+        """Returns its keywords in JSON Schema."""
         named: dict[str, Any] = {name: False for name in self.lacks}
         named |= {name: {"const": value} for name, value in self.values.items()}
         required = {"required": list(self.requires)} if self.requires else {}
@@ -157,7 +157,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What is bound to what among the keys of a record: its JSON Schema has it, and it holds.
+    """A condition on a record wherever another one holds; its JSON Schema has both.
 
     >>> rule = Rule(when=Part(requires=("seed",)), then=Part(values={"private": False}))
     >>> rule.keywords()
@@ -165,14 +165,14 @@ class Rule:
     """
 
     when: Part
-    """Where it binds."""
+    """Where the rule binds."""
     then: Part
-    """What it says there."""
+    """The condition there."""
     otherwise: Part | None = None
-    """What it says elsewhere; None: nothing."""
+    """The condition elsewhere; None: there is none."""
 
     def broken(self, record: Any) -> str | None:
-        """Returns in what a record breaks it, in words; None where it holds."""
+        """Returns how a record breaks the rule, in words; None where it keeps it."""
         applies = self.when.holds(record)
         part = self.then if applies else self.otherwise
         if part is None or part.holds(record):
@@ -180,7 +180,7 @@ class Rule:
         return f"with{'' if applies else 'out'} {self.when} it must have {part}"
 
     def keywords(self) -> dict[str, Any]:
-        """Returns it as JSON Schema has it."""
+        """Returns its keywords in JSON Schema."""
         elsewhere = {} if self.otherwise is None else {"else": self.otherwise.keywords()}
         return {"if": self.when.keywords(), "then": self.then.keywords(), **elsewhere}
 
@@ -192,14 +192,14 @@ class Together:
     names: tuple[str, ...]
 
     def broken(self, record: Any) -> str | None:
-        """Returns in what a record breaks it, in words; None where it holds."""
+        """Returns how a record breaks the rule, in words; None where it keeps it."""
         absent = [getattr(record, name) for name in self.names].count(None)
         if absent in (0, len(self.names)):
             return None
         return f"{', '.join(self.names[:-1])} and {self.names[-1]} must stand together"
 
     def keywords(self) -> dict[str, Any]:
-        """Returns it as JSON Schema has it."""
+        """Returns its keywords in JSON Schema."""
         first, *others = self.names
         return {"dependentRequired": {first: others, **{name: [first] for name in others}}}
 
@@ -211,13 +211,13 @@ class OneOf:
     names: tuple[str, ...]
 
     def broken(self, record: Any) -> str | None:
-        """Returns in what a record breaks it, in words; None where it holds."""
+        """Returns how a record breaks the rule, in words; None where it keeps it."""
         there = sum(getattr(record, name) is not None for name in self.names)
         named = f"{', '.join(self.names[:-1])} and {self.names[-1]}"
         return None if there == 1 else f"exactly one of {named} must be there"
 
     def keywords(self) -> dict[str, Any]:
-        """Returns it as JSON Schema has it."""
+        """Returns its keywords in JSON Schema."""
         return {"oneOf": [{"required": [name]} for name in self.names]}
 
 
@@ -239,7 +239,7 @@ class Ruled:
 
 
 def rules_of(kind: type) -> tuple[AnyRule, ...]:
-    """Returns what binds the keys of a record, and of its bases, to each other."""
+    """Returns the rules of a record and of its bases."""
     return tuple(rule for base in kind.__mro__ for rule in vars(base).get("RULES", ()))
 
 

@@ -1,4 +1,4 @@
-"""What a synthesis promises in public, and what its owner alone is told."""
+"""Records of a synthesis: its public statement, and the measures for its owner alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

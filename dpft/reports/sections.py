@@ -1,4 +1,4 @@
-"""What a run's report says, part by part, for its Markdown and its HTML alike.
+"""The parts of a run's report, for its Markdown and its HTML alike.
 
 Every part is public: it follows from config.yaml and privacy.json. Where a sentence marks code or
 stress it does so as Markdown; ``pages.words`` turns that into HTML.

@@ -1,4 +1,4 @@
-"""What a command prints on stdout: sentences, tables of the library rich, or one JSON object.
+"""Output of a command on stdout: sentences, tables of the library rich, or one JSON object.
 
 On a terminal texts are wrapped to its width and headings stand out. In a pipe or a file a sentence
 is one line, a row of a table is one line, and there is no color: so that they can be searched.
