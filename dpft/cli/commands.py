@@ -33,7 +33,6 @@ from dpft.errors import RunError, note_records_read
 from dpft.runs.exit_codes import crash_kept, exit_code_of_job
 
 if TYPE_CHECKING:
-    from dpft.config.composing import Words
     from dpft.config.schema import EvaluateConfig, TrainCommand
     from dpft.evaluation.evaluate import Evaluation
 
@@ -195,20 +194,18 @@ def _train() -> Subcommand:
 
 def _plan() -> Subcommand:
     from dpft.config.schema import POLYMORPHIC, PlanConfig
-    from dpft.records.form import json_text
     from dpft.runs.configuring import checked_overrides, plan_configuration
 
     def run(config: PlanConfig) -> None:
         from dpft.models.loading import quiet_transformers
         from dpft.reports.plan_table import plan_table
+        from dpft.reports.terminal import Answer, show_answer
         from dpft.runs.planned_run import describe_run
 
         quiet_transformers()
         planned = describe_run(config, is_shown=config.output == "table" and sys.stdout.isatty())
-        if config.output == "json":
-            print(json_text(planned.record))
-        else:
-            print(plan_table(planned.record, planned.plan.privacy, planned.accounting))
+        table = plan_table(planned.record, planned.plan.privacy, planned.accounting)
+        show_answer(Answer(table=table, record=planned.record), config.output)
 
     return Subcommand(
         config=PlanConfig,
@@ -323,17 +320,12 @@ def _synthesize() -> Subcommand:
     from dpft.config.synthesize import POLYMORPHIC, SynthesizeConfig, configuration, expand
 
     def run(config: SynthesizeConfig) -> None:
-        from dpft.records.form import json_text
-        from dpft.reports.terminal import show
+        from dpft.reports.terminal import Answer, show_answer
         from dpft.synthesis.command import make_table
 
         found = make_table(config, _folder(config.resume))
-        if found is None:
-            return
-        if config.output == "json":
-            print(json_text(found.record))
-        else:
-            show(found.parts)
+        if found is not None:
+            show_answer(Answer(table=found.parts, record=found.record), config.output)
 
     return Subcommand(
         config=SynthesizeConfig,
@@ -410,17 +402,14 @@ def _list() -> Subcommand:
 
 def _doctor() -> Subcommand:
     from dpft.config.account import DoctorConfig
-    from dpft.records.form import json_text
     from dpft.reports.doctor import can_train, doctor_parts, doctor_record, examine
-    from dpft.reports.terminal import show
+    from dpft.reports.terminal import Answer, show_answer
 
     def run(config: DoctorConfig) -> None:
         """Prints every check; raises RunError where something essential is missing."""
         checks = examine(config.metrics)
-        if config.output == "json":
-            print(json_text(doctor_record(checks)))
-        else:
-            show(doctor_parts(checks))
+        answer = Answer(table=doctor_parts(checks), record=doctor_record(checks))
+        show_answer(answer, config.output)
         if not can_train(checks):
             raise RunError("dpft cannot train here; what is missing stands above.")
 

@@ -157,7 +157,7 @@ def until_preempted(job: Callable[[], int], task: Task | None) -> int:
     """
     if task is None:
         return job()
-    with _preemption_as_termination() as preemption:
+    with _Preemption() as preemption:
         try:
             return job()
         except SystemExit as exit_:
@@ -168,22 +168,25 @@ def until_preempted(job: Callable[[], int], task: Task | None) -> int:
 
 
 class _Preemption:
-    """Whether submitit's signal has come, and what submitit does when it comes."""
+    """Turns submitit's signal into SIGTERM inside the block, and keeps it for later afterwards."""
 
     def __init__(self) -> None:
         self.number = signal.Signals["SIG" + os.environ.get(PREEMPT_SIGNAL, "USR2")]
         self._of_submitit = signal.getsignal(self.number)
         self._is_running, self._has_come = True, False
 
+    def __enter__(self) -> "_Preemption":
+        signal.signal(self.number, self.note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_running = False
+
     def note(self, _number: int, _frame: FrameType | None) -> None:
         """Handles the signal: it ends the job as SIGTERM does."""
         self._has_come = True
         if self._is_running:
             signal.raise_signal(signal.SIGTERM)
-
-    def has_ended(self) -> None:
-        """Takes note that there is no job to end any more."""
-        self._is_running = False
 
     def wait(self, seconds: float) -> None:
         """Waits for the signal, which may follow SIGTERM."""
@@ -199,17 +202,6 @@ class _Preemption:
             except (RuntimeError, SubprocessError, OSError) as error:
                 say(f"the job is not requeued: {' '.join(str(error).split())}")
         return TERMINATED
-
-
-@contextmanager
-def _preemption_as_termination() -> Iterator[_Preemption]:
-    """Turns submitit's signal into SIGTERM inside the block, and keeps it for later afterwards."""
-    preemption = _Preemption()
-    signal.signal(preemption.number, preemption.note)
-    try:
-        yield preemption
-    finally:
-        preemption.has_ended()
 
 
 def launch_error(error: RuntimeError | ValueError) -> DpftError | None:

@@ -18,11 +18,11 @@ from dpft.evaluation.ratings import (
     read_ratings,
 )
 from dpft.files import PAGE, PRIVATE, REPORT, SHEET_KEY, private_folder
-from dpft.records.form import json_text
 from dpft.records.scores import RatingsReport, split_note
 from dpft.reports.comparison import Comparison, compare
 from dpft.reports.comparison_page import FILES, latex, markdown, record, write_comparison
 from dpft.reports.run_record import RunRecord, with_own_scores
+from dpft.reports.terminal import Answer, show_answer
 from dpft.runs.saved_run import read_finished_runs, rebuild_report
 
 LISTS = ("runs", "ratings")
@@ -56,10 +56,7 @@ def run(config: ReportConfig) -> None:
     at = config.sheets[0].with_name(SHEET_KEY) if config.key is None else Path(config.key)
     key = read_key(at)
     described = describe(key, read_ratings(config.sheets, key))
-    if config.output == "json":
-        print(json_text(described))
-    else:
-        print(ratings_table(described))
+    show_answer(Answer(table=ratings_table(described), record=described), config.output)
 
 
 def report_runs(config: ReportConfig) -> None:
@@ -86,8 +83,7 @@ def report_runs(config: ReportConfig) -> None:
             from dpft.reports.comparison_page import OWNERS, write_signal_to_noise
             from dpft.training.session import read_signal_to_noise
 
-            runs = [run.folder for setting in whole.settings for run in setting.runs]
-            ratios = {run: read_signal_to_noise(run) for run in runs}
+            ratios = {run.folder: read_signal_to_noise(run.folder) for run in whole.runs}
             logger.info("%s: %s", write_signal_to_noise(whole, ratios, folder), OWNERS)
         write_comparison(comparison, folder)
         logger.info("%s: %s", folder, ", ".join(FILES))

@@ -3,6 +3,7 @@
 Accounting is arithmetic: it should answer in about the time its accountants take.
 """
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,8 @@ OUTPUTS = ("table", "json")
 PLOTS = (".svg", ".png")
 HEAD_LENGTH = 64
 POLYMORPHIC = {"mechanism": by_name(MECHANISMS.named)}
+Names = str | tuple[str, ...] | None
+"""One name, or several of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +49,9 @@ class AccountConfig:
     """File for the plot of ``curve`` or ``batch_sizes``."""
     run: str | None = None
     """A run's folder, to account for what its ledger holds."""
-    runs: str | tuple[str, ...] | None = None
+    runs: Names = None
     """Folders of runs on the same data, or with such runs below them, however deep."""
-    leave_out: str | tuple[str, ...] | None = None
+    leave_out: Names = None
     """Folders of runs that ``runs`` leaves out of the total."""
     data_id: str | None = None
     """With ``runs``: leaves out those whose privacy.data_id is another."""
@@ -68,6 +71,7 @@ class AccountConfig:
         if self.accountant is not None and self.accountant not in LEADING_ACCOUNTANTS:
             known = ", ".join(LEADING_ACCOUNTANTS)
             raise InputError(f"accountant must be one of {known}, got {self.accountant!r}.")
+        self._check_lodged()
         if self.run is not None or self.runs is not None:
             self._check_runs()
         else:
@@ -81,12 +85,23 @@ class AccountConfig:
     @property
     def run_folders(self) -> tuple[str, ...]:
         """The folders that ``runs`` names."""
-        return (self.runs,) if isinstance(self.runs, str) else self.runs or ()
+        return _listed(self.runs)
 
     @property
     def folders_left_out(self) -> tuple[str, ...]:
         """The folders that ``leave_out`` names."""
-        return (self.leave_out,) if isinstance(self.leave_out, str) else self.leave_out or ()
+        return _listed(self.leave_out)
+
+    def _check_lodged(self) -> None:
+        """Refuses what was lodged of a run's ledger without the run, and a head that none has."""
+        for name, whose in (("head", "ledger it is of"), ("witness", "heads the file has")):
+            if getattr(self, name) is not None and self.run is None:
+                raise InputError(f"{name} needs run=RUN, the run whose {whose}, got none; give it.")
+        if self.head is not None and not re.fullmatch(f"[0-9a-f]{{{HEAD_LENGTH}}}", self.head):
+            raise InputError(
+                f"head must be {HEAD_LENGTH} hexadecimal digits in lower case, as the run printed"
+                f" it, got {self.head!r}."
+            )
 
     def _check_runs(self) -> None:
         check_exactly_one(run=self.run, runs=self.runs)
@@ -95,9 +110,6 @@ class AccountConfig:
                 raise InputError(f"{name} needs runs=DIR, got run={self.run}; drop it.")
         if self.run is None and not self.run_folders:
             raise InputError("runs must name a folder at least, got none; give runs=[A,B].")
-        if self.head is not None:
-            _check_head(self.head, given=self.run is not None)
-        self._check_witness()
         key = "runs" if self.run is None else "run"
         others = [name for name in _NUMBERS if getattr(self, name) not in (None, False)]
         others += ["mechanism"] if self.mechanism.makes.has_streams else []
@@ -107,16 +119,7 @@ class AccountConfig:
                 f" {'it' if len(others) == 1 else 'them'}, or drop {key}."
             )
 
-    def _check_witness(self) -> None:
-        if self.witness is not None and self.run is None:
-            raise InputError(
-                "witness needs run=RUN, the run whose heads the file has, got none; give it."
-            )
-
     def _check_numbers(self) -> None:
-        if self.head is not None:
-            _check_head(self.head, given=False)
-        self._check_witness()
         if self.batch_sizes is None:
             check_exactly_one(eps=self.eps, noise_multiplier=self.noise_multiplier)
             check_exactly_one(epochs=self.epochs, steps=self.steps)
@@ -180,17 +183,6 @@ _NUMBERS = (
 )
 
 
-def _check_head(head: str, *, given: bool) -> None:
-    """Refuses a head that no ledger can have, or one without the run it is of."""
-    if not given:
-        raise InputError("head needs run=RUN, the run whose ledger it is of, got none; give it.")
-    if len(head) != HEAD_LENGTH or set(head) - set("0123456789abcdef"):
-        raise InputError(
-            f"head must be {HEAD_LENGTH} hexadecimal digits in lower case, as the run printed it,"
-            f" got {head!r}."
-        )
-
-
 def check_exactly_one(**values: object) -> None:
     """Refuses two keys of which both or neither is given."""
     given = [name for name, value in values.items() if value is not None]
@@ -244,7 +236,6 @@ class DoctorConfig:
         check_output(self.output)
 
 
-Names = str | tuple[str, ...] | None
 LATEX = "latex"
 """Instead of a folder: the tables are printed as LaTeX."""
 

@@ -360,12 +360,9 @@ def compose(name: str, overrides: Sequence[str], root: type, load: Load | None =
 
 GROUPS = {"tasks": "task", "models": "model", "methods": "method", "recipes": "experiment"}
 """What can be asked for, and the folder of conf/ that has it."""
-PACKAGE, RUN = "# @package", " Run: "
-"""How a line of Hydra's own begins, and what follows the words of the first line."""
-
-
+LISTED = (*GROUPS, "metrics")
 CHECKED = "run by make recipes"
-"""How each recipe is checked: trained, scored and reported in small, from the list on disk."""
+"""How each recipe is checked: ``make recipes`` trains, scores and reports it in small."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,21 +384,24 @@ class ListConfig:
 
 
 def listed(what: str) -> dict[str, str]:
-    """Returns each name and what it is, in a line."""
-    return LISTED[what]()
+    """Returns each name and what it is, in a line; of a recipe also how it is checked."""
+    if what == "metrics":
+        from dpft.evaluation.metrics.base import METRICS
+
+        return {name: spec.description for name, spec in METRICS.entries().items()}
+    checked = f"{CHECKED}  " if what == "recipes" else ""
+    files = sorted((config_directory() / GROUPS[what]).glob("*.yaml"))
+    return {file.stem: f"{checked}{purpose(file)}" for file in files}
 
 
-def _of_group(folder: str) -> Callable[[], dict[str, str]]:
-    def found() -> dict[str, str]:
-        files = sorted((config_directory() / folder).glob("*.yaml"))
-        return {file.stem: first_line(file) for file in files}
-
-    return found
-
-
-def _recipes() -> dict[str, str]:
-    """Returns the recipes, each with how it is checked: ``make recipes`` reads this very folder."""
-    return {name: f"{CHECKED}  {line}" for name, line in _of_group("experiment")().items()}
+def purpose(file: Path) -> str:
+    """Returns what a YAML is for: its first comment, without the command that shows its use."""
+    with file.open(encoding="utf-8") as stream:
+        comments = [line[1:].strip() for line in stream if line.startswith("#")]
+    first = next((line for line in comments if not line.startswith("@package")), "")
+    for mark in (" Run: ", ": dpft "):
+        first = first.partition(mark)[0]
+    return first if first.endswith(".") or not first else f"{first}."
 
 
 @contextmanager
@@ -445,24 +445,3 @@ def _line_of(keys: list[str], recipe: str) -> tuple[str, int, str] | None:
         if isinstance(base, yaml.ScalarNode) and base.value != "_self_":
             return _line_of(keys, base.value)
     return None
-
-
-def first_line(file: Path) -> str:
-    """Returns what a YAML says of itself: its first line, without the command that follows."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    said = next(line for line in lines if not line.startswith(PACKAGE))
-    return said.removeprefix("# ").partition(RUN)[0]
-
-
-def _metrics() -> dict[str, str]:
-    from dpft.evaluation.metrics.base import METRICS
-
-    return {name: spec.description for name, spec in METRICS.entries().items()}
-
-
-LISTED: dict[str, Callable[[], dict[str, str]]] = {
-    **{name: _of_group(folder) for name, folder in GROUPS.items()},
-    "recipes": _recipes,
-    "metrics": _metrics,
-}
-"""What can be listed."""

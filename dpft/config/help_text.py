@@ -15,7 +15,7 @@ from typing import Any, cast, get_type_hints
 
 from omegaconf import OmegaConf
 
-from dpft.config.composing import compose
+from dpft.config.composing import compose, purpose
 from dpft.config.keys import (
     MISSING,
     configuration_fields,
@@ -100,16 +100,6 @@ def keys_of(
         if key in polymorphic:
             nested = polymorphic[key](value)
         yield from keys_of(nested, value, polymorphic, parent=key)
-
-
-def purpose(file: Path) -> str:
-    """Returns what a YAML is for: its first comment, without the command that shows its use."""
-    with file.open(encoding="utf-8") as stream:
-        comments = [line[1:].strip() for line in stream if line.startswith("#")]
-    first = next((line for line in comments if not line.startswith("@package")), "")
-    for mark in (" Run: ", ": dpft "):
-        first = first.partition(mark)[0]
-    return first if first.endswith(".") or not first else f"{first}."
 
 
 def options(folders: list[Path], group: str) -> dict[str, str]:

@@ -202,6 +202,11 @@ def plain(value: Any) -> Any:
     return value
 
 
+def values_of(config: Any, base: type) -> dict[str, Any]:
+    """Returns those values of a configuration whose fields its base class has, too."""
+    return {entry.name: getattr(config, entry.name) for entry in dataclasses.fields(base)}
+
+
 def copy_key(path: list[str], source: Mapping[str, Any], target: dict[str, Any]) -> None:
     """Copies the value at a key path from one configuration to another."""
     for name in path[:-1]:

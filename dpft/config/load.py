@@ -191,12 +191,19 @@ def _convert_member(value: Any, hint: Any, key: str, schema: Schema) -> Any:
     if get_origin(hint) is Literal:
         return value if value in get_args(hint) else _NO_MATCH
     if isinstance(value, list | tuple) and _is_list(hint):
-        return _convert_list(value, hint, key, schema)
+        entries = [
+            convert(each, _entry_hint(hint), key=f"{key}[{index}]", schema=schema)
+            for index, each in enumerate(value)
+        ]
+        return tuple(entries) if get_origin(hint) is tuple else entries
     if isinstance(value, Mapping):
         if dataclasses.is_dataclass(hint) or key in schema.polymorphic:
             return build(value, hint, key=key, schema=schema)
         if _is_group(hint):
-            return _convert_dict(value, hint, key, schema)
+            return {
+                str(name): convert(each, _entry_hint(hint), key=join_key(key, name), schema=schema)
+                for name, each in value.items()
+            }
     if hint is Any or type(value) is hint:
         return value
     if hint is float and type(value) is int:
@@ -205,27 +212,6 @@ def _convert_member(value: Any, hint: Any, key: str, schema: Schema) -> Any:
     if hint is str and type(value) in (int, float):
         return str(value)
     return _NO_MATCH
-
-
-def _convert_list(
-    values: list[Any] | tuple[Any, ...], hint: Any, key: str, schema: Schema
-) -> list[Any] | tuple[Any, ...]:
-    """Returns a sequence as the list or tuple that a type hint asks for, each entry converted."""
-    of_entry = _entry_hint(hint)
-    entries = [
-        convert(value, of_entry, key=f"{key}[{index}]", schema=schema)
-        for index, value in enumerate(values)
-    ]
-    return tuple(entries) if get_origin(hint) is tuple else entries
-
-
-def _convert_dict(values: Mapping[str, Any], hint: Any, key: str, schema: Schema) -> dict[str, Any]:
-    """Returns a mapping of free names as a dict, each of its values converted."""
-    of_entry = _entry_hint(hint)
-    return {
-        str(name): convert(value, of_entry, key=join_key(key, name), schema=schema)
-        for name, value in values.items()
-    }
 
 
 def _is_list(hint: Any) -> bool:

@@ -5,10 +5,11 @@ subcommand has. ``POLYMORPHIC`` names the sections whose class is chosen by thei
 """
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from dpft.config.account import check_output, check_plot
+from dpft.config.keys import values_of
 from dpft.config.load import ClassChoice, CrossCheck, CrossChecked, by_name
 from dpft.data.canaries import CanaryConfig
 from dpft.errors import InputError
@@ -336,7 +337,7 @@ class TrainCommand(TrainConfig):
 
     def settings(self) -> TrainConfig:
         """Returns the configuration that the run's folder keeps, which never names its witness."""
-        parts = {field.name: getattr(self, field.name) for field in fields(TrainConfig)}
+        parts = values_of(self, TrainConfig)
         if self.privacy.guarantee is not None:
             parts["privacy"] = replace(self.privacy.guarantee, witness=None)
         return TrainConfig(**parts)
@@ -540,8 +541,7 @@ class TokenizerCommand:
 
     def __post_init__(self) -> None:
         check_output(self.output)
-        if self.task.lacks is not None:
-            raise InputError(self.task.lacks)
+        check_complete(self.task)
         given, noise = self.privacy.eps is not None, self.tokenizer.noise_std is not None
         if self.privacy.promises and given == noise:
             raise InputError(

@@ -1,7 +1,7 @@
 """The configuration of ``dpft synthesize``, conf/synthesize.yaml."""
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from dpft.config.account import check_output
 from dpft.config.composing import Words, given_overrides
+from dpft.config.keys import values_of
 from dpft.config.load import CrossCheck, CrossChecked, by_name, load, load_saved
 from dpft.config.schema import POLYMORPHIC as OF_TRAINING
 from dpft.config.schema import check_loop
@@ -57,8 +58,7 @@ class SharedPrivacy(DifferentialPrivacy):
     @property
     def training(self) -> DifferentialPrivacy:
         """The settings that ``dpft train`` knows."""
-        known = {entry.name: getattr(self, entry.name) for entry in fields(DifferentialPrivacy)}
-        return DifferentialPrivacy(**known)
+        return DifferentialPrivacy(**values_of(self, DifferentialPrivacy))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class OpenSynthesis(NoPrivacy):
     @property
     def training(self) -> NoPrivacy:
         """The settings that ``dpft train`` knows."""
-        return NoPrivacy(**{entry.name: getattr(self, entry.name) for entry in fields(NoPrivacy)})
+        return NoPrivacy(**values_of(self, NoPrivacy))
 
 
 CHOICES: dict[str, type[PrivacyConfig]] = {"dp": SharedPrivacy, "none": OpenSynthesis}
@@ -108,7 +108,7 @@ class DrawConfig(DecodeConfig):
 
     def limited_to(self, max_new_tokens: int) -> DecodeConfig:
         """Returns the settings that write at most so many tokens."""
-        known = {entry.name: getattr(self, entry.name) for entry in fields(DecodeConfig)}
+        known = values_of(self, DecodeConfig)
         return DecodeConfig(**(known | {"max_new_tokens": max_new_tokens}))
 
 

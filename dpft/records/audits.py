@@ -1,4 +1,4 @@
-"""What audits find, as ``dpft audit output=json`` prints it and private/audit/ keeps it.
+"""Results of audits, as ``dpft audit output=json`` prints them and private/audit/ keeps them.
 
 Of what follows from canaries alone, privacy.json has a part: ``GuessesInShort``, ``ExposureTable``.
 The canaries themselves are kept in private/audit/ (``KeptCanaries``).
@@ -78,15 +78,25 @@ class ExposureAudit(ExposureTable, Versioned):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guesses:
-    """What one kind of attacker found."""
+class ViewInShort:
+    """A view in short."""
 
     view: str
     """What the attacker sees: black box or white box."""
-    threat_model: str
-    """What the attacker has and knows, in a sentence."""
     epsilon_lower: NotNegative
     """Lower bound of epsilon that the guesses prove at that confidence."""
+    other_mechanism: bool
+    """Whether the guesses are impossible under the planned noise and sampling."""
+    assumes_no_mixing: bool
+    """Whether that verdict takes it that one canary's scores tell nothing of another's coin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guesses(ViewInShort):
+    """What one kind of attacker found."""
+
+    threat_model: str
+    """What the attacker has and knows, in a sentence."""
     epsilon: NotNegative | None
     """The epsilon that the report states; null without privacy."""
     delta: NotNegative
@@ -105,28 +115,10 @@ class Guesses:
     """The most that so many canaries could have shown."""
     epsilon_lower_if_gaussian: NotNegative
     """Lower bound that holds for a Gaussian mechanism."""
-    other_mechanism: bool
-    """Whether the guesses are impossible under the planned noise and sampling."""
     p_value_of_plan: Probability | None
     """Probability of such guesses under the plan, at most; null where nothing was planned."""
     mechanism_confidence: Delta
-    """Of that verdict."""
-    assumes_no_mixing: bool
-    """Whether that verdict takes it that one canary's scores tell nothing of another's coin."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ViewInShort:
-    """A view in short."""
-
-    view: str
-    """What the attacker sees: black box or white box."""
-    epsilon_lower: NotNegative
-    """Lower bound of epsilon that the guesses prove at that confidence."""
-    other_mechanism: bool
-    """Whether the guesses are impossible under the planned noise and sampling."""
-    assumes_no_mixing: bool
-    """Whether that verdict takes it that one canary's scores tell nothing of another's coin."""
+    """Of the verdict on the mechanism."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What accounting and comparing print: ``dpft account``, ``dpft report``, tuning_bill.json.
+"""Output of accounting and comparing: ``dpft account``, ``dpft report``, tuning_bill.json.
 
 Epsilon as accountants answer it, the bound that is reported, and what several runs cost together.
 """
@@ -69,6 +69,32 @@ class Cost(Promise):
 
     epsilons: Epsilons
     """Every accountant's answer, by its name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostOfPlan(Cost):
+    """What a plan costs, and the plan: what answers on a run and on numbers alone share."""
+
+    delta_source: DeltaSource | None = None
+    """given, by privacy.delta; or the rule of task.default_delta: own_data, 1/(10n) rounded down,
+    or published, the papers' 1/(2n)."""
+    noise_multiplier: Positive
+    """Standard deviation of the noise over the sensitivity."""
+    sample_rate: Rate
+    """Probability with which each unit is in a step."""
+    steps: Count
+    """Planned noisy steps."""
+    unit: str
+    """Whose contribution is hidden: example, chunk, or a column."""
+    neighboring_relation: Relation
+    """How neighboring data sets differ."""
+    sampler: Sampler
+    """How units were drawn."""
+    calibration: Calibration | None = None
+    """What chose the noise multiplier, so that any machine reports the same epsilon. Absent where
+    the noise was given."""
+    warnings: tuple[str, ...]
+    """What a reader of epsilon must know, a sentence each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,37 +289,17 @@ class CostAtSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostOfNumbers(Cost, Versioned):
+class CostOfNumbers(CostOfPlan, Versioned):
     """The cost of numbers that were given."""
 
     private: Literal[True] = True
     """Noise is added."""
-    delta_source: DeltaSource | None = None
-    """given, by privacy.delta; or the rule of task.default_delta: own_data, 1/(10n) rounded down,
-    or published, the papers' 1/(2n)."""
-    noise_multiplier: Positive
-    """Standard deviation of the noise over the sensitivity."""
-    sample_rate: Rate
-    """Probability with which each unit is in a step."""
-    steps: Count
-    """Planned noisy steps."""
     num_examples: AtLeastOne | None = None
     """Number of examples, or of units, taken as public."""
     expected_batch_size: Positive | None = None
     """Units of a step in expectation."""
-    unit: str
-    """Whose contribution is hidden: example, chunk, or a column."""
-    neighboring_relation: Relation
-    """How neighboring data sets differ."""
-    sampler: Sampler
-    """How units were drawn."""
     participations: AtLeastOne | None = None
     """Most steps that a unit can be in, which are those that cost. Absent: all."""
-    calibration: Calibration | None = None
-    """What chose the noise multiplier, so that any machine reports the same epsilon. Absent where
-    the noise was given."""
-    warnings: tuple[str, ...]
-    """What a reader of epsilon must know, a sentence each."""
     curve: tuple[CostAtSteps, ...] | None = None
     """Epsilon over growing numbers of steps; with curve=true."""
 

@@ -1,4 +1,4 @@
-"""What a record is: a frozen dataclass for a JSON object, how it is written, and strictly read.
+"""Records: frozen dataclasses of JSON objects, how they are written, and strictly read.
 
     @dataclass(frozen=True, kw_only=True)
     class Check:
@@ -40,6 +40,7 @@ from typing import (
     Any,
     ClassVar,
     Literal,
+    NamedTuple,
     TypeVar,
     Union,
     cast,
@@ -64,7 +65,7 @@ class Misfit(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a value is held to beyond its type, as a part of ``Annotated``."""
+    """Bounds and choices of a value beyond its type, as a part of ``Annotated``."""
 
     minimum: float | None = None
     maximum: float | None = None
@@ -72,25 +73,23 @@ class Limits:
     below: float | None = None
     multiple_of: int | None = None
     pattern: str | None = None
-    """What the whole text must match."""
+    """A regular expression that the whole text matches."""
     min_items: int | None = None
     choices: tuple[str, ...] = ()
-    """What a text may be, where its writers know it as a text."""
+    """All texts that are allowed, where its writers know the value as a text."""
     words: str = ""
-    """What a message says must be there; made of the limits where it is empty."""
+    """The expected value in the words of a message; made of the limits where it is empty."""
+
+    def given(self) -> Iterator[tuple["_Limit", Any]]:
+        """Yields each limit that is set, with what it is set to."""
+        for name, limit in _LIMITS.items():
+            bound = getattr(self, name)
+            if bound is not None and bound != ():
+                yield limit, bound
 
     def hold(self, value: Any) -> bool:
         """Returns whether a value of the right type is within the limits."""
-        return (
-            (self.minimum is None or value >= self.minimum)
-            and (self.maximum is None or value <= self.maximum)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-            and (self.multiple_of is None or value % self.multiple_of == 0)
-            and (self.pattern is None or re.fullmatch(self.pattern, value) is not None)
-            and (self.min_items is None or len(value) >= self.min_items)
-            and (not self.choices or value in self.choices)
-        )
+        return all(limit.holds(value, bound) for limit, bound in self.given())
 
     def describe(self, kind: str) -> str:
         """Returns what must be there, of the type that ``kind`` names."""
@@ -98,21 +97,35 @@ class Limits:
             return self.words
         if self.choices:
             return f"one of {', '.join(map(json.dumps, self.choices))}"
-        said = {
-            "of at least": self.minimum,
-            "of at most": self.maximum,
-            "above": self.above,
-            "below": self.below,
-            "that is a multiple of": self.multiple_of,
-            "with a length of at least": self.min_items,
-        }
-        limits = (f"{words} {limit:g}" for words, limit in said.items() if limit is not None)
+        limits = (f"{limit.words} {bound:g}" for limit, bound in self.given() if limit.words)
         return f"{kind} {' and '.join(limits)}"
+
+
+class _Limit(NamedTuple):
+    keyword: str
+    """What JSON Schema calls it."""
+    holds: Callable[[Any, Any], bool]
+    """Whether a value, the first argument, keeps it."""
+    words: str = ""
+    """What a message says before its number."""
+
+
+_LIMITS = {
+    "minimum": _Limit("minimum", operator.ge, "of at least"),
+    "maximum": _Limit("maximum", operator.le, "of at most"),
+    "above": _Limit("exclusiveMinimum", operator.gt, "above"),
+    "below": _Limit("exclusiveMaximum", operator.lt, "below"),
+    "multiple_of": _Limit("multipleOf", lambda value, n: value % n == 0, "that is a multiple of"),
+    "pattern": _Limit("pattern", lambda text, pattern: bool(re.fullmatch(pattern, text))),
+    "min_items": _Limit("minItems", lambda items, n: len(items) >= n, "with a length of at least"),
+    "choices": _Limit("enum", lambda text, choices: text in choices),
+}
+"""Each field of ``Limits`` that is a limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What holds of some keys of a record at once."""
+    """A condition on some keys of a record."""
 
     requires: tuple[str, ...] = ()
     """Keys that are there."""
@@ -122,7 +135,7 @@ class Part:
     """Keys with the one value that they have."""
 
     def holds(self, record: Any) -> bool:
-        """Returns whether it is so of a record."""
+        """Returns whether a record meets the condition."""
         return (
             all(getattr(record, name) is not None for name in self.requires)
             and all(getattr(record, name) is None for name in self.lacks)
@@ -130,7 +143,7 @@ class Part:
         )
 
     def keywords(self) -> dict[str, Any]:
-        """Returns it as JSON Schema has it."""
+        """Returns its keywords in JSON Schema."""
         named: dict[str, Any] = {name: False for name in self.lacks}
         named |= {name: {"const": value} for name, value in self.values.items()}
         required = {"required": list(self.requires)} if self.requires else {}
@@ -144,7 +157,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What is bound to what among the keys of a record: its JSON Schema has it, and it holds.
+    """A condition on a record wherever another one holds; its JSON Schema has both.
 
     >>> rule = Rule(when=Part(requires=("seed",)), then=Part(values={"private": False}))
     >>> rule.keywords()
@@ -152,14 +165,14 @@ class Rule:
     """
 
     when: Part
-    """Where it binds."""
+    """Where the rule binds."""
     then: Part
-    """What it says there."""
+    """The condition there."""
     otherwise: Part | None = None
-    """What it says elsewhere; None: nothing."""
+    """The condition elsewhere; None: there is none."""
 
     def broken(self, record: Any) -> str | None:
-        """Returns in what a record breaks it, in words; None where it holds."""
+        """Returns how a record breaks the rule, in words; None where it keeps it."""
         applies = self.when.holds(record)
         part = self.then if applies else self.otherwise
         if part is None or part.holds(record):
@@ -167,7 +180,7 @@ class Rule:
         return f"with{'' if applies else 'out'} {self.when} it must have {part}"
 
     def keywords(self) -> dict[str, Any]:
-        """Returns it as JSON Schema has it."""
+        """Returns its keywords in JSON Schema."""
         elsewhere = {} if self.otherwise is None else {"else": self.otherwise.keywords()}
         return {"if": self.when.keywords(), "then": self.then.keywords(), **elsewhere}
 
@@ -179,14 +192,14 @@ class Together:
     names: tuple[str, ...]
 
     def broken(self, record: Any) -> str | None:
-        """Returns in what a record breaks it, in words; None where it holds."""
+        """Returns how a record breaks the rule, in words; None where it keeps it."""
         absent = [getattr(record, name) for name in self.names].count(None)
         if absent in (0, len(self.names)):
             return None
         return f"{', '.join(self.names[:-1])} and {self.names[-1]} must stand together"
 
     def keywords(self) -> dict[str, Any]:
-        """Returns it as JSON Schema has it."""
+        """Returns its keywords in JSON Schema."""
         first, *others = self.names
         return {"dependentRequired": {first: others, **{name: [first] for name in others}}}
 
@@ -198,38 +211,17 @@ class OneOf:
     names: tuple[str, ...]
 
     def broken(self, record: Any) -> str | None:
-        """Returns in what a record breaks it, in words; None where it holds."""
+        """Returns how a record breaks the rule, in words; None where it keeps it."""
         there = sum(getattr(record, name) is not None for name in self.names)
         named = f"{', '.join(self.names[:-1])} and {self.names[-1]}"
-        return None if there == 1 else f"one of {named} must be there, and not both"
+        return None if there == 1 else f"exactly one of {named} must be there"
 
     def keywords(self) -> dict[str, Any]:
-        """Returns it as JSON Schema has it."""
+        """Returns its keywords in JSON Schema."""
         return {"oneOf": [{"required": [name]} for name in self.names]}
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeysThere:
-    """How many keys a record has."""
-
-    least: int
-    most: int | None = None
-
-    def broken(self, record: Any) -> str | None:
-        """Returns in what a record breaks it, in words; None where it holds."""
-        there = len(as_json(record))
-        if self.least <= there and (self.most is None or there <= self.most):
-            return None
-        most = "" if self.most is None else f" and at most {self.most}"
-        return f"it must have at least {self.least}{most} keys, got {there}"
-
-    def keywords(self) -> dict[str, Any]:
-        """Returns it as JSON Schema has it."""
-        most = {} if self.most is None else {"maxProperties": self.most}
-        return {"minProperties": self.least, **most}
-
-
-AnyRule = Rule | Together | OneOf | KeysThere
+AnyRule = Rule | Together | OneOf
 Rules = tuple[AnyRule, ...]
 
 
@@ -247,7 +239,7 @@ class Ruled:
 
 
 def rules_of(kind: type) -> tuple[AnyRule, ...]:
-    """Returns what binds the keys of a record, and of its bases, to each other."""
+    """Returns the rules of a record and of its bases."""
     return tuple(rule for base in kind.__mro__ for rule in vars(base).get("RULES", ()))
 
 

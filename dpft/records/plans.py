@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal
 from dpft.records.form import (
     AtLeastOne,
     Count,
-    KeysThere,
     Limits,
     NotNegative,
     OneOf,
@@ -240,7 +239,7 @@ class Doctor(Versioned):
 class Listing(Ruled):
     """What was asked for, each name with a line."""
 
-    RULES: ClassVar[Rules] = (KeysThere(least=1, most=1),)
+    RULES: ClassVar[Rules] = (OneOf(("tasks", "models", "methods", "recipes", "metrics")),)
     tasks: Mapping[str, str] | None = None
     """The tasks."""
     models: Mapping[str, str] | None = None

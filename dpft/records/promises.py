@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 from dpft.errors import InputError, StateError
 from dpft.files import read_json
 from dpft.records.audits import ExposureTable, GuessesInShort
-from dpft.records.costs import DeltaSource, Epsilons, Promise, Relation, Sampler
+from dpft.records.costs import CostOfPlan, DeltaSource, Promise, Relation, Sampler
 from dpft.records.form import (
     AtLeastOne,
     Count,
@@ -35,7 +35,7 @@ from dpft.records.form import (
     parse,
     read_record,
 )
-from dpft.records.ledger import Calibration, Handed, HistogramNumbers, LedgerHead
+from dpft.records.ledger import Handed, HistogramNumbers, LedgerHead
 from dpft.records.scores import SheetDecoding
 
 Clipping = Annotated[str, Limits(choices=("flat", "automatic", "automatic_v", "per_layer"))]
@@ -114,35 +114,13 @@ class Parameters:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanPromise(Promise):
+class PlanPromise(CostOfPlan):
     """What a plan promises: what privacy.json and ``dpft plan`` share."""
 
-    delta_source: DeltaSource | None = None
-    """given, by privacy.delta; or the rule of task.default_delta: own_data, 1/(10n) rounded down,
-    or published, the papers' 1/(2n)."""
-    epsilons: Epsilons
-    """Every accountant's answer, by its name."""
-    noise_multiplier: Positive
-    """Standard deviation of the noise over the sensitivity."""
-    sample_rate: Rate
-    """Probability with which each unit is in a step."""
-    steps: Count
-    """Planned noisy steps."""
     num_examples: AtLeastOne
     """Number of examples, or of units, taken as public."""
     expected_batch_size: Positive
     """Units of a step in expectation."""
-    unit: str
-    """Whose contribution is hidden: example, chunk, or a column."""
-    neighboring_relation: Relation
-    """How neighboring data sets differ."""
-    sampler: Sampler
-    """How units were drawn."""
-    calibration: Calibration | None = None
-    """What chose the noise multiplier, so that any machine reports the same epsilon. Absent where
-    the noise was given."""
-    warnings: tuple[str, ...]
-    """What a reader of epsilon must know, a sentence each."""
     max_grad_norm: Positive
     """Clipping norm of the first phase."""
     sensitivity: Positive

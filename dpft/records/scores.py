@@ -1,4 +1,4 @@
-"""What models wrote and how it scored, by metrics and by people.
+"""Texts of models and their scores, by metrics and by people.
 
 predictions.jsonl, metrics.json, scores_by_step.json; a rating sheet's key, and ``dpft report
 ratings=``.

@@ -1,4 +1,4 @@
-"""What a synthesis promises in public, and what its owner alone is told."""
+"""Records of a synthesis: its public statement, and the measures for its owner alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,7 +63,6 @@ class Synthesis(Versioned, SeedMarked):
     """The statement of a synthesis, which may be released with its rows."""
 
     RULES: ClassVar[Rules] = (
-        *SeedMarked.RULES,
         Rule(when=Part(requires=("epsilon",)), then=Part(requires=("delta", "accountant"))),
     )
     date: Day

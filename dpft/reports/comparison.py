@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dpft.errors import InputError
+from dpft.evaluation.metrics.base import HIGHER, METRICS
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.promises import PrivateRun, guarantee
 from dpft.records.scores import ScoreEntry
@@ -152,8 +153,6 @@ def _flat(value: Any, key: str) -> Iterable[tuple[str, Any]]:
 
 
 LEVEL = 0.05
-LOWER_IS_BETTER = frozenset({"perplexity"})
-NEITHER_IS_BETTER = frozenset({"mean_length"})
 BOLD_NOTE = (
     "Bold: within one privacy level, the best mean and every one that Welch's t-test (two-sided,"
     " 5 %, not corrected for the number of comparisons) does not tell from it, if it tells any"
@@ -163,9 +162,10 @@ BOLD_NOTE = (
 
 def best(scores: Mapping[int, Sequence[float]], metric: str) -> set[int]:
     """Returns the settings whose scores are best; none where the test tells none apart."""
-    if metric in NEITHER_IS_BETTER or len(scores) < 2 or min(map(len, scores.values())) < 2:
+    better = better_value(metric)
+    if better is None or len(scores) < 2 or min(map(len, scores.values())) < 2:
         return set()
-    sign = -1 if metric in LOWER_IS_BETTER else 1
+    sign = 1 if better == HIGHER else -1
     leader = max(scores, key=lambda setting: sign * statistics.fmean(scores[setting]))
     alike = {
         setting
@@ -173,6 +173,12 @@ def best(scores: Mapping[int, Sequence[float]], metric: str) -> set[int]:
         if setting == leader or p_value(scores[leader], values) >= LEVEL
     }
     return alike if len(alike) < len(scores) else set()
+
+
+def better_value(metric: str) -> str | None:
+    """Returns which of two scores is better, ``HIGHER`` for a metric that dpft does not know."""
+    specs = METRICS.entries().values()
+    return next((spec.better for spec in specs if spec.reported_as == metric), HIGHER)
 
 
 def p_value(one: Sequence[float], other: Sequence[float]) -> float:
@@ -475,6 +481,11 @@ class Comparison:
     costs: list[str]
     left_out: list[str]
     """Folders of runs without a report."""
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        """All runs, one setting after another."""
+        return [run for setting in self.settings for run in setting.runs]
 
     def shown(self, split: Split) -> list[str]:
         """Returns the metrics that are shown over keys and drawn."""

@@ -97,7 +97,7 @@ def latex(comparison: Comparison) -> str:
 
 def _settings_table(comparison: Comparison, split: Split) -> str:
     keys = [key for key in comparison.keys if key != EPS]
-    found = bases(run for setting in comparison.settings for run in setting.runs)
+    found = bases(comparison.runs)
     rows = [
         [
             *(setting.label(key) for key in keys),
@@ -107,7 +107,7 @@ def _settings_table(comparison: Comparison, split: Split) -> str:
         ]
         for number, setting in enumerate(comparison.settings)
     ]
-    several = any(len(setting.runs) > 1 for setting in comparison.settings)
+    several = len(comparison.runs) > len(comparison.settings)
     by = f" ε by {found.pop()}." if len(found) == 1 else ""
     caption = f"Scores after fine-tuning{_where(split)}{by}{f' {BOLD_NOTE}' if several else ''}"
     return _table(caption, [*keys, "ε", "runs", *split.metrics], rows, words=len(keys))
@@ -169,16 +169,6 @@ class PublishedPivot:
     cells: list[list[float | None]]
     differences: list[list[float | None]]
     """Own mean less published score, for each cell of the own table; None where one is missing."""
-
-    @property
-    def printed_cells(self) -> list[list[str]]:
-        """The published scores as they are printed."""
-        return [["–" if one is None else f"{one:.3f}" for one in row] for row in self.cells]
-
-    @property
-    def printed_differences(self) -> list[list[str]]:
-        """The differences as they are printed, each with its sign."""
-        return [["–" if one is None else f"{one:+.3f}" for one in row] for row in self.differences]
 
     @property
     def compares(self) -> bool:
@@ -449,8 +439,7 @@ def csv_rows(comparison: Comparison) -> list[dict[str, Any]]:
             "note": entry.note or "",
             **entry.metrics,
         }
-        for setting in comparison.settings
-        for run in setting.runs
+        for setting, run in _runs(comparison)
         for entry in run.after()
     ]
 
@@ -464,12 +453,10 @@ def write_comparison(comparison: Comparison, folder: Path, *, mode: int = 0o644)
 
 
 def _parts(comparison: Comparison) -> dict[str, Any]:
-    settings = comparison.settings
-    runs = sum(len(setting.runs) for setting in settings)
-    several = any(len(setting.runs) > 1 for setting in settings)
-    apart = len(bases(run for setting in settings for run in setting.runs)) > 1
+    settings, runs = comparison.settings, comparison.runs
+    apart = len(bases(runs)) > 1
     return {
-        "title": f"{runs} runs, {len(settings)} settings",
+        "title": f"{len(runs)} runs, {len(settings)} settings",
         "keys": comparison.keys,
         "columns": [key for key in comparison.keys if key != EPS],
         "settings": settings,
@@ -488,14 +475,13 @@ def _parts(comparison: Comparison) -> dict[str, Any]:
         "hidden": sorted(
             {
                 f"{entry.task}, split {entry.split}"
-                for setting in settings
-                for run in setting.runs
+                for run in runs
                 for entry in run.after()
                 if entry.is_private and not entry.metrics
             }
         ),
         "private_metrics": PRIVATE_METRICS,
-        "bold_note": BOLD_NOTE if several else "",
+        "bold_note": BOLD_NOTE if len(runs) > len(settings) else "",
         "private_split": PRIVATE_SPLIT,
     }
 
@@ -578,8 +564,5 @@ def _panel(
 
 def _score(run: RunRecord, split: Split, metric: str) -> float | None:
     """Returns a run's score after training on a split; None where it has none."""
-    for entry in run.after():
-        if (entry.task, entry.split) == (split.task, split.name):
-            score: float | None = entry.metrics.get(metric)
-            return score
-    return None
+    of_split = (one for one in run.after() if (one.task, one.split) == (split.task, split.name))
+    return next((entry.metrics.get(metric) for entry in of_split), None)

@@ -13,7 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
@@ -297,7 +297,17 @@ def installed_version(name: str) -> str | None:
 
 def extra_ranges(extra: str) -> dict[str, SpecifierSet]:
     """Returns the packages of an extra with their ranges; none where dpft is not installed."""
-    return {one.name: one.specifier for one in _extra_requirements(extra)}
+    try:
+        lines = distribution(DISTRIBUTION).requires or ()
+    except PackageNotFoundError:
+        return {}
+    return {
+        one.name: one.specifier
+        for one in map(Requirement, lines)
+        if one.marker is not None
+        and not one.marker.evaluate()
+        and one.marker.evaluate({"extra": extra})
+    }
 
 
 def extra_check(name: str, extra: str, *, cost: str, other: str) -> Check:
@@ -323,17 +333,6 @@ def tracker_checks() -> list[Check]:
         )
         for name in ("tensorboard", "wandb")
     ]
-
-
-def _extra_requirements(extra: str) -> Iterator[Requirement]:
-    try:
-        lines = distribution(DISTRIBUTION).requires or ()
-    except PackageNotFoundError:
-        return
-    for requirement in map(Requirement, lines):
-        marker = requirement.marker
-        if marker is not None and not marker.evaluate() and marker.evaluate({"extra": extra}):
-            yield requirement
 
 
 def _package(requirement: Requirement) -> Check:

@@ -73,12 +73,18 @@ def accounting_table(
     Guarantees:
         Upper bounds are rounded up and lower bounds down, to ``DECIMALS`` decimals.
     """
-    rows = _mechanism_rows(report, num_examples, expected_batch_size, calibration)
-    if steps is not None:
-        rows = [(label, steps if label == "steps" else value) for label, value in rows]
+    mechanism = report.mechanism
+    rows = [("noise multiplier", f"{mechanism.noise_multiplier:.6g}")]
+    if calibration is not None:
+        rows.append(("chosen by", f"{calibration.accountant} ({calibration.grid})"))
+    rows.append(("sample rate", f"{mechanism.sample_rate:.6g}"))
+    if expected_batch_size is not None:
+        rows.append(("expected batch size", f"{expected_batch_size:g}"))
+    if num_examples is not None:
+        rows.append(("examples", f"{num_examples} (taken as public)"))
+    rows += [("steps", steps or f"{mechanism.steps}"), ("delta", delta_text(mechanism.delta))]
     lines = [f"{label:<20}{value}" for label, value in rows]
     lines += ["", *accountant_lines(report.epsilons)]
-    mechanism = report.mechanism
     lines += [
         "",
         headline_of(
@@ -175,24 +181,6 @@ def delta_notes(num_examples: int, *, source: str | None) -> list[str]:
         " at random with probability 0.5 would satisfy it. For data of your own the default is"
         f" 1/(10n), rounded down to one digit: {own:g}."
     ]
-
-
-def _mechanism_rows(
-    report: AccountingReport,
-    num_examples: int | None,
-    expected_batch_size: float | None,
-    calibration: Calibration | None,
-) -> list[tuple[str, str]]:
-    mechanism = report.mechanism
-    rows = [("noise multiplier", f"{mechanism.noise_multiplier:.6g}")]
-    if calibration is not None:
-        rows.append(("chosen by", f"{calibration.accountant} ({calibration.grid})"))
-    rows.append(("sample rate", f"{mechanism.sample_rate:.6g}"))
-    if expected_batch_size is not None:
-        rows.append(("expected batch size", f"{expected_batch_size:g}"))
-    if num_examples is not None:
-        rows.append(("examples", f"{num_examples} (taken as public)"))
-    return [*rows, ("steps", f"{mechanism.steps}"), ("delta", delta_text(mechanism.delta))]
 
 
 def _accountant_line(name: str, answer: Answer) -> str:
@@ -335,9 +323,15 @@ def _noise_row(point: BatchSizeNoise, rule: float | None) -> str:
 
 
 def _cell(answer: Answer) -> str:
-    if isinstance(answer, float | int):
-        return eps_text(answer)
-    return eps_text(answer.upper) if isinstance(answer, Interval) else "-"
+    value = _value(answer)
+    return "-" if value is None else eps_text(value)
+
+
+def _value(answer: Answer) -> float | None:
+    """Returns an accountant's upper bound or estimate; None where it has no answer."""
+    if isinstance(answer, Interval):
+        return answer.upper
+    return None if isinstance(answer, NoAnswer) else answer
 
 
 STYLES = {"rdp": "--", "pld": "-.", "prv": "-", "gdp": ":"}
@@ -348,7 +342,7 @@ def plot_epsilon_over_steps(reports: Sequence[AccountingReport], path: Path) -> 
     """Draws every accountant's epsilon over steps; gdp, which bounds nothing, is dotted."""
     figure, (axes,) = _figure(1)
     for name, style in STYLES.items():
-        points = [(report.mechanism.steps, _value(report, name)) for report in reports]
+        points = [(report.mechanism.steps, _value(report.epsilons[name])) for report in reports]
         known = [(steps, value) for steps, value in points if value is not None]
         if known:
             label = f"{name} (estimate, no bound)" if name == "gdp" else f"{name} (upper bound)"
@@ -434,10 +428,3 @@ def _write(figure: "Figure", path: Path) -> None:
     with rc_context({"svg.hashsalt": "dpft", "svg.fonttype": "none"}):
         figure.savefig(content, format=kind, metadata=metadata, dpi=150)
     write_bytes(path, content.getvalue())
-
-
-def _value(report: AccountingReport, name: str) -> float | None:
-    answer = report.epsilons[name]
-    if isinstance(answer, Interval):
-        return answer.upper
-    return None if isinstance(answer, NoAnswer) else answer

@@ -61,7 +61,7 @@ from dpft.reports.run_record import (
     shown,
 )
 from dpft.reports.scores import page_parts, score_parts, score_tables, tone
-from dpft.reports.sections import HEAD_COMMAND, sections
+from dpft.reports.sections import HEAD_COMMAND, PREDICTABLE, sections
 from dpft.tasks.base import TASKS, LabelTask, SeqToSeqTask, Task
 from dpft.tasks.glue import TEXT2TEXT
 
@@ -370,7 +370,7 @@ LEDGER_NOTE = (
     f" `{HEAD_COMMAND}` computes it. No other run has this head. Whoever owns the files could"
     " rewrite them all, so lodge the head above with someone else."
 )
-COVERAGE = (
+COVERAGE: tuple[str, ...] = (
     "Covered: the released words with their counts (`histogram.tsv`), and everything made of them:"
     " the tokenizer, and any other vocabulary of the same histogram, at no further cost.",
     "Not covered: other runs on the same records, training with this tokenizer among them; their"
@@ -380,8 +380,7 @@ COVERAGE = (
     " reads: the tokenizer only parts them.",
     "Not private at all: the configuration, the caps and the number of records among it.",
 )
-
-OPEN_COVERAGE = (
+OPEN_COVERAGE: tuple[str, ...] = (
     "Nothing is covered: the pieces follow from the records' own words, those that one record alone"
     " has among them.",
     "A private run takes this tokenizer only where its texts are said to be public"
@@ -392,32 +391,23 @@ OPEN_NOTE = "There is no ledger: no noise was drawn, and nothing was spent."
 
 def write_tokenizer_report(folder: Path) -> None:
     """Writes report.md and report.html from the other public files of a run."""
-    record = read_vocabulary(folder / PRIVACY)
-    if isinstance(record, OpenVocabulary):
-        parts = {
-            "title": f"Vocabulary of {record.data}",
-            "headline": headline(record),
-            "tone": tone(record),
-            "warnings": [],
-            "rows": rows(record),
-            "coverage": OPEN_COVERAGE,
-            "ledger_note": OPEN_NOTE,
-        }
-        write_text(folder / PAGE, render_html("tokenizer.html.j2", **parts, plot=None))
-        write_text(folder / REPORT, render_markdown("tokenizer.md.j2", **parts))
-        return
-    lines = (folder / HISTOGRAM).read_text(encoding="utf-8").split("\n")[:-1]
-    counts = [int(line.rpartition("\t")[2]) for line in lines]
+    record, plot = read_vocabulary(folder / PRIVACY), None
+    kind, coverage, note = "Vocabulary", OPEN_COVERAGE, OPEN_NOTE
+    if isinstance(record, PrivateVocabulary):
+        kind, note = "Private vocabulary", LEDGER_NOTE
+        coverage = (*COVERAGE, *_delta_notes(record))
+        lines = (folder / HISTOGRAM).read_text(encoding="utf-8").split("\n")[:-1]
+        counts = [int(line.rpartition("\t")[2]) for line in lines]
+        plot = counts_plot(counts, record.threshold) if counts else None
     parts = {
-        "title": f"Private vocabulary of {record.data}",
+        "title": f"{kind} of {record.data}",
         "headline": headline(record),
         "tone": tone(record),
         "warnings": [f"Warning: {warning}" for warning in record.warnings],
         "rows": rows(record),
-        "coverage": [*COVERAGE, *_delta_notes(record)],
-        "ledger_note": LEDGER_NOTE,
+        "coverage": coverage,
+        "ledger_note": note,
     }
-    plot = Markup(counts_plot(counts, record.threshold)) if counts else None
     write_text(folder / PAGE, render_html("tokenizer.html.j2", **parts, plot=plot))
     write_text(folder / REPORT, render_markdown("tokenizer.md.j2", **parts))
 
@@ -430,9 +420,7 @@ def headline(record: PrivateVocabulary | OpenVocabulary) -> str:
             " (`privacy=none`), of all words of the records.**"
         )
     if not record.private:
-        return (
-            "**NOT PRIVATE: reproducible run, its noise was predictable (`privacy.noise_seed`).**"
-        )
+        return PREDICTABLE
     relation = record.neighboring_relation.replace("_", " ")
     return (
         f"**(ε = {eps_text(record.epsilon)}, δ = {delta_text(record.delta)})-differentially"

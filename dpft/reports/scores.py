@@ -10,6 +10,7 @@ those after it; epsilon beside them is that of the steps so far.
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from markupsafe import Markup
@@ -171,10 +172,6 @@ def _not_computed(evaluations: Sequence[ScoreEntry]) -> dict[str, list[str]]:
     return found
 
 
-ARROWS = {True: "↑", False: "↓"}
-BETTER = {True: "higher is better", False: "lower is better"}
-
-
 @dataclass(frozen=True, kw_only=True)
 class MetricWords:
     """A metric in words; all of them empty for one that dpft does not know."""
@@ -219,11 +216,11 @@ def _chosen(config: RunConfiguration) -> Sequence[str]:
 
 
 def _words(spec: MetricSpec) -> MetricWords:
-    meaning = f"{spec.description} {spec.citation}"
-    if spec.better is None:
-        return MetricWords(arrow="", better="", meaning=meaning)
-    higher = spec.better == HIGHER
-    return MetricWords(arrow=ARROWS[higher], better=BETTER[higher], meaning=meaning)
+    arrow, better = "", ""
+    if spec.better is not None:
+        higher = spec.better == HIGHER
+        arrow, better = ("↑", "higher is better") if higher else ("↓", "lower is better")
+    return MetricWords(arrow=arrow, better=better, meaning=f"{spec.description} {spec.citation}")
 
 
 SOURCE = "Kairouz et al. 2015, arXiv 1311.0776"
@@ -294,15 +291,14 @@ def tone_of(promise: tuple[float, float] | None) -> Tone:
 
 
 def _promise(privacy: RunPrivacy) -> list[Figure]:
+    nothing = partial(Figure, label="privacy", value="none", weak=True)
     if not isinstance(privacy, PrivateRun):
         clipped = ", clipped, no noise" if privacy.max_grad_norm is not None else ""
-        return [Figure(label="privacy", value="none", note=f"privacy=none{clipped}", weak=True)]
+        return [nothing(note=f"privacy=none{clipped}")]
     if COMPUTABLE in privacy.warnings:
-        note = "its noise can be computed (SECURITY.md)"
-        return [Figure(label="privacy", value="none", note=note, weak=True)]
+        return [nothing(note="its noise can be computed (SECURITY.md)")]
     if not privacy.private:
-        note = "its noise was predictable (privacy.noise_seed)"
-        return [Figure(label="privacy", value="none", note=note, weak=True)]
+        return [nothing(note="its noise was predictable (privacy.noise_seed)")]
     epsilon, delta = (figure_text(value) for value in guarantee(privacy))
     note = f"at most, by {privacy.accountant}"
     if privacy.tokenizer is not None:

@@ -1,4 +1,4 @@
-"""What a run's report says, part by part, for its Markdown and its HTML alike.
+"""The parts of a run's report, for its Markdown and its HTML alike.
 
 Every part is public: it follows from config.yaml and privacy.json. Where a sentence marks code or
 stress it does so as Markdown; ``pages.words`` turns that into HTML.
@@ -41,6 +41,8 @@ LEDGER_NOTE = (
     " rewrite them all, so lodge the head above with someone else. This page is printed from"
     " privacy.json; `dpft account run=RUN head=HEAD` computes ε from the ledger alone."
 )
+PREDICTABLE = "**NOT PRIVATE: reproducible run, its noise was predictable (`privacy.noise_seed`).**"
+"""The headline of a run whose noise a test's seed made."""
 Row = tuple[str, str]
 
 
@@ -87,10 +89,7 @@ def headline(privacy: RunPrivacy) -> str:
     if not isinstance(privacy, PrivateRun):
         return f"**NOT PRIVATE: {not_private(privacy)}.**{started_from(privacy)}"
     if not privacy.private:
-        return (
-            "**NOT PRIVATE: reproducible run, its noise was predictable (`privacy.noise_seed`).**"
-            f"{started_from(privacy)}"
-        )
+        return f"{PREDICTABLE}{started_from(privacy)}"
     relation = privacy.neighboring_relation.replace("_", " ")
     return (
         f"**(ε = {eps_text(privacy.epsilon)}, δ = {delta_text(privacy.delta)})-differentially"

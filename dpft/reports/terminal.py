@@ -1,4 +1,4 @@
-"""What a command prints on stdout: sentences, tables of the library rich, or one JSON object.
+"""Output of a command on stdout: sentences, tables of the library rich, or one JSON object.
 
 On a terminal texts are wrapped to its width and headings stand out. In a pipe or a file a sentence
 is one line, a row of a table is one line, and there is no color: so that they can be searched.
@@ -99,8 +99,8 @@ def _print(parts: Sequence[Grid | str], console: Console) -> None:
 class Answer:
     """One answer in both its forms."""
 
-    table: str
-    """Lines of text."""
+    table: str | Sequence[Grid | str]
+    """Lines of text, or sentences and tables for ``show``."""
     record: Any
     """A record of ``dpft.records``, or one that is ready for JSON."""
 
@@ -109,8 +109,10 @@ def show_answer(answer: Answer, output: str) -> None:
     """Prints an answer: ``table`` for people, ``json`` for programs, one object on stdout."""
     if output == "json":
         print(json_text(answer.record))
-    else:
+    elif isinstance(answer.table, str):
         print(answer.table)
+    else:
+        show(answer.table)
 
 
 class Figures(Mapping[str, Any]):

@@ -16,6 +16,7 @@ from dpft.config.keys import quoted
 from dpft.config.schema import TrainConfig
 from dpft.data.raw_rows import MEMORY, file_rows
 from dpft.evaluation.evaluate import Evaluation
+from dpft.evaluation.metrics.base import LOWER
 from dpft.files import (
     DATA_SUMMARY,
     JOURNAL,
@@ -38,7 +39,7 @@ from dpft.records.configuration import StepEntry
 from dpft.records.form import joined, parse, write_record
 from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy
 from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry
-from dpft.reports.comparison import LOWER_IS_BETTER
+from dpft.reports.comparison import better_value
 from dpft.reports.epsilon import headline_of
 from dpft.reports.pages import digits
 from dpft.reports.privacy_record import (
@@ -140,7 +141,7 @@ def _if_nothing_was_learned(evaluations: Sequence[ScoreEntry], predictions: Path
             what = "of always answering the most frequent class"
         elif common is not None and not (
             after[common] < before[common]
-            if common in LOWER_IS_BETTER
+            if better_value(common) == LOWER
             else after[common] > before[common]
         ):
             what = "before training"

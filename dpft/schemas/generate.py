@@ -9,13 +9,12 @@ import re
 import types
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 from dpft.files import write_text
 from dpft.records import audits, costs, ledger, plans, promises, scores, synthesis
 from dpft.records.form import (
-    Key,
     Limits,
     keys_of,
     members,
@@ -58,18 +57,13 @@ def schema_text(schema: Mapping[str, Any]) -> str:
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-@dataclass(frozen=True)
-class _Use:
-    """How often records stand in a schema."""
-
-    counts: Counter[type]
-
-    def count(self, record: type) -> None:
-        self.counts[record] += 1
-        if self.counts[record] == 1:
-            for key in keys_of(record):
-                for inner in records_within(key.hint):
-                    self.count(inner)
+def _count_uses(record: type, uses: Counter[type]) -> None:
+    """Counts in how many places of a schema a record stands, and those within it."""
+    uses[record] += 1
+    if uses[record] == 1:
+        for key in keys_of(record):
+            for inner in records_within(key.hint):
+                _count_uses(inner, uses)
 
 
 class _Definitions:
@@ -77,10 +71,10 @@ class _Definitions:
 
     def __init__(self, cases: tuple[type, ...]) -> None:
         """Counts which records stand in two places."""
-        uses = _Use(Counter())
+        uses = Counter[type]()
         for case in cases:
-            uses.count(case)
-        often = {record for record, count in uses.counts.items() if count > 1}
+            _count_uses(case, uses)
+        often = {record for record, count in uses.items() if count > 1}
         self._named = often | (set(cases) if len(cases) > 1 else set())
         self.made: dict[str, Any] = {}
 
@@ -98,31 +92,28 @@ class _Definitions:
 
     def of_record(self, record: type) -> dict[str, Any]:
         """Returns the schema of an object."""
-        texts = texts_of(record)
+        texts = {field: {"description": text} for field, text in texts_of(record).items()}
         keys = keys_of(record)
-        others = [key for key in keys if key.takes_others]
+        others: Any = False
+        for key in keys:
+            if key.takes_others:
+                of_value = get_args(get_args(key.hint)[0])[1]
+                others = self._of(of_value) | texts[key.field]
+        rules = [rule.keywords() for rule in rules_of(record)]
+        if len(rules) > 1:  # An object has one "if", and each rule may need its own.
+            rules = [{"allOf": rules}]
         return {
             "type": "object",
             "description": " ".join((record.__doc__ or "").split()),
             "properties": {
-                key.name: self._of_key(key, texts.get(key.field, ""))
+                key.name: self._of(key.hint) | texts.get(key.field, {})
                 for key in keys
                 if not key.takes_others
             },
             "required": [key.name for key in keys if not key.is_optional and not key.takes_others],
-            "additionalProperties": self._of_others(others[0], texts) if others else False,
-            **{word: part for rule in rules_of(record) for word, part in rule.keywords().items()},
+            "additionalProperties": others,
+            **{word: part for rule in rules for word, part in rule.items()},
         }
-
-    def _of_key(self, key: Key, text: str) -> dict[str, Any]:
-        part = self._of(key.hint)
-        if text:
-            part["description"] = text
-        return part
-
-    def _of_others(self, key: Key, texts: Mapping[str, str]) -> dict[str, Any]:
-        hint = get_args(key.hint)[0]
-        return self._of(get_args(hint)[1]) | {"description": texts[key.field]}
 
     def _of(self, hint: Any) -> dict[str, Any]:
         origin, arguments = get_origin(hint), get_args(hint)
@@ -181,17 +172,12 @@ class _Definitions:
 
 
 def _keywords(limits: Limits) -> dict[str, Any]:
-    words = {
-        "minimum": limits.minimum,
-        "maximum": limits.maximum,
-        "exclusiveMinimum": limits.above,
-        "exclusiveMaximum": limits.below,
-        "multipleOf": limits.multiple_of,
-        "pattern": None if limits.pattern is None else f"^{limits.pattern}$",
-        "minItems": limits.min_items,
-        "enum": list(limits.choices) or None,
-    }
-    return {word: value for word, value in words.items() if value is not None}
+    found = {limit.keyword: bound for limit, bound in limits.given()}
+    if limits.pattern is not None:
+        found["pattern"] = f"^{limits.pattern}$"
+    if limits.choices:
+        found["enum"] = list(limits.choices)
+    return found
 
 
 FORMS: dict[str, tuple[Any, str, str]] = {

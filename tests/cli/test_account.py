@@ -142,3 +142,31 @@ def test_steps_follow_from_epochs_by_the_one_formula(given: dict, steps: int) ->
     setting = resolve(AccountConfig(eps=3.0, **given))
     assert setting.steps == steps
     assert math.isclose(setting.delta, given.get("delta", 0.5 / given.get("num_examples", 1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("noise_multiplier", "published"),
+    [(0.40, 6.0573157), (0.35, 8.6898032), (0.30, 13.4586238), (0.20, 47.2630501),
+     (0.10, 319.1941523)],
+)  # fmt: skip
+def test_ponomareva_2022_table_5(
+    workspace: Workspace, noise_multiplier: float, published: float
+) -> None:
+    """Findings of ACL 2022, Table 5: RDP at batch 8192 and 100K steps; delta is 1/N."""
+    outcome = workspace.run(
+        "account",
+        "num_examples=5240387307",
+        "expected_batch_size=8192",
+        "steps=100000",
+        f"delta={1 / 5240387307!r}",
+        f"noise_multiplier={noise_multiplier}",
+        "accountant=rdp",
+        "output=json",
+    )
+    assert outcome.code == 0, outcome.err
+    record = json.loads(outcome.out)
+    assert record["accountant"] == "rdp"
+    assert record["epsilon"] == pytest.approx(published, rel=1e-3)
+    assert record["epsilons"]["pld"] < record["epsilon"]
+    assert "error" in record["epsilons"]["prv"]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dpft.cli.main import main
-from dpft.config.composing import GROUPS, LISTED, first_line, listed
+from dpft.config.composing import GROUPS, LISTED, listed, purpose
 from dpft.config.load import config_directory
 from tests.slowness import slow_but
 
@@ -21,7 +21,7 @@ def test_everything_is_listed_with_a_line(what: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("folder", [*GROUPS.values(), "privacy", "optimizer", "scheduler"])
 def test_every_yaml_begins_with_what_it_is(folder: str) -> None:
     for file in (config_directory() / folder).glob("*.yaml"):
-        said = first_line(file)
+        said = purpose(file)
         assert len(said.split()) >= 3 and not said.startswith("#"), file
 
 

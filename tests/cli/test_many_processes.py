@@ -84,14 +84,6 @@ def test_the_processes_have_the_words_and_the_folder_of_the_command_that_starts_
     assert not list(tmp_path.iterdir())
 
 
-def test_words_of_a_sweep_and_of_the_start_are_not_passed_on() -> None:
-    words = ["task=e2e", "launch=local", "hydra.mode=MULTIRUN", "hydra/launcher=joblib"]
-    assert passed_on([*words, "hydra.searchpath=[file://x]"]) == [
-        words[0],
-        "hydra.searchpath=[file://x]",
-    ]
-
-
 @pytest.mark.parametrize(("rank", "own"), [("0", []), ("1", ["hydra.run.dir=."])])
 def test_only_the_first_process_has_a_folder(
     torchrun: None, monkeypatch: pytest.MonkeyPatch, rank: str, own: list[str]
@@ -101,3 +93,14 @@ def test_only_the_first_process_has_a_folder(
     monkeypatch.setattr(hydra_app, "start_hydra", lambda name, given, *_, **__: words.extend(given))
     run_hydra("train", [*TRAIN[1:], "hydra.run.dir=a"])
     assert words == [*TRAIN[1:], "hydra.run.dir=a", *own]
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["launch=local", "launch.processes=2", "hydra.run.dir=a", "hydra.mode=MULTIRUN",
+     "hydra/launcher=joblib", "hydra.sweeper.params.train.seed=1"],
+)  # fmt: skip
+def test_what_is_for_the_command_that_starts_processes_is_kept_from_them(word: str) -> None:
+    """Else each would start processes of its own, or write to a folder of its own."""
+    others = ["task=e2e", "privacy.eps=3", "hydra.searchpath=[file://x]"]
+    assert passed_on([word, *others]) == others

@@ -1,41 +1,10 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from dpft.config.account import DoctorConfig, MetricModels, ReportConfig
+from dpft.config.account import ReportConfig
 from dpft.config.load import from_values
 from dpft.errors import InputError
-
-
-def test_accounting_is_imported_without_torch() -> None:
-    """A table of epsilons should not wait seconds for a library it does not use."""
-    program = (
-        "import sys; from dpft.cli.commands import subcommand; subcommand('account');"
-        " sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-def test_nothing_need_be_given() -> None:
-    assert from_values({}, DoctorConfig) == DoctorConfig(metrics=MetricModels(), output="table")
-
-
-def test_the_folders_of_the_metrics_models_are_keys_of_their_own() -> None:
-    config = from_values({"metrics": {"bleurt_model": "models/bleurt"}}, DoctorConfig)
-    assert (config.metrics.bertscore_model, config.metrics.bleurt_model) == (None, "models/bleurt")
-
-
-def test_an_output_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(InputError, match="output must be one of table, json, got 'xml'"):
-        DoctorConfig(output="xml")
-
-
-def test_the_doctor_is_configured_without_torch() -> None:
-    """It examines the machines where torch is what does not work."""
-    program = "import sys, dpft.config.account; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def refusal(**values: object) -> str:
@@ -44,23 +13,11 @@ def refusal(**values: object) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("given", "got"), [({}, "neither"), ({"runs": "a", "ratings": "b"}, "both")]
-)
-def test_exactly_one_of_runs_and_ratings_is_reported(given: dict[str, str], got: str) -> None:
-    said = refusal(**given)
-    assert said.startswith(f"exactly one of runs and ratings must be given, got {got};")
-
-
 def test_one_name_and_a_list_of_names_are_both_taken() -> None:
     assert from_values({"runs": "a"}, ReportConfig).folders == (Path("a"),)
     config = from_values({"runs": ["a", "b"], "metric": "bleu"}, ReportConfig)
     assert (config.folders, config.metrics) == ((Path("a"), Path("b")), ("bleu",))
     assert (ReportConfig(runs="a").sheets, ReportConfig(runs="a").metrics) == ((), None)
-
-
-def test_one_sheet_under_two_names_is_refused() -> None:
-    assert "different files, got one of them twice" in refusal(ratings=("a.csv", "sheets/../a.csv"))
 
 
 @pytest.mark.parametrize("over", [(), ("a", "b", "c", "d"), ("privacy.eps", "privacy.eps")])

@@ -1,4 +1,4 @@
-"""Words compose to the same wherever they are written: on a command line or in Python."""
+"""Which words set which keys, and that they compose to the same on a command line and in Python."""
 
 import copy
 from pathlib import Path
@@ -11,7 +11,14 @@ from hydra import initialize_config_dir
 from hydra._internal import config_loader_impl
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from dpft.config.composing import Composed, compose, unused_folder
+from dpft.config.composing import (
+    Composed,
+    Words,
+    compose,
+    given_overrides,
+    given_text,
+    unused_folder,
+)
 from dpft.config.schema import TrainCommand
 from dpft.errors import InputError
 
@@ -112,3 +119,36 @@ def test_an_unused_name_is_the_first_that_does_not_exist(tmp_path: Path) -> None
     (tmp_path / "run").mkdir()
     (tmp_path / "run-2").touch()
     assert unused_folder(path) == f"{path}-3"
+
+
+MARKED = ("task=e2e", "+a.b=c=d", "++x=1", "~tuning.space.train")
+
+
+def test_a_key_is_what_stands_before_the_first_equals_sign() -> None:
+    given = {"task": "e2e", "a.b": "c=d", "x": "1", "tuning.space.train": ""}
+    assert given_overrides(MARKED) == given
+    assert Words(job=MARKED, typed=()).keys == list(given)
+
+
+def test_only_a_word_of_the_command_line_itself_counts_as_typed() -> None:
+    words = Words(job=("task=e2e", "seed=1"), typed=("++privacy.witness=heads", "task=e2e"))
+    assert words.were_typed("privacy.witness") and words.were_typed("task")
+    assert not words.were_typed("privacy") and not words.were_typed("seed")
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("run=outputs/2026-01-31/12-00-00", "outputs/2026-01-31/12-00-00"),
+        ("run='a run, the second'", "a run, the second"),
+        ('run="it\'s"', "it's"),
+        ("run=2024", "2024"),
+        ("run=a,b", "a,b"),
+        ("run=[", "["),
+        ("run=null", None),
+        ("run=", None),
+        ("other=x", None),
+    ],
+)
+def test_a_text_is_read_without_its_quotes(word: str, text: str | None) -> None:
+    assert given_text([word], "run") == text

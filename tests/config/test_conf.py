@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from docs.tools.pages import all_pages, named_commands
@@ -16,7 +15,7 @@ from dpft.cli.main import SUBCOMMANDS
 from dpft.config import schema
 from dpft.config.account import POLYMORPHIC as ACCOUNT
 from dpft.config.account import AccountConfig, DoctorConfig, ReportConfig
-from dpft.config.composing import ListConfig, register_resolver
+from dpft.config.composing import ListConfig, compose
 from dpft.config.load import config_directory, load, load_saved, to_yaml
 from dpft.config.schema import TokenizerCommand
 from dpft.config.synthesize import POLYMORPHIC as SYNTHESIZE
@@ -70,13 +69,11 @@ NEEDED = {
 
 
 def loaded(name: str, overrides: list[str]) -> object:
-    register_resolver()
     plain = dict.fromkeys(("export", "report", "doctor", "list"), {}) | {"account": ACCOUNT}
     of_task = dict.fromkeys(("eval", "generate", "tokenizer"), schema.TASK)
     own = {"audit": AUDIT, "synthesize": SYNTHESIZE}
     polymorphic = {**plain, **of_task, **own}.get(name, schema.POLYMORPHIC)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose(name, overrides=overrides)
+    config = compose(name, overrides, ROOTS[name]).values
     if name in ("train", "plan", "tune"):
         config = without_recipes_promise(config, overrides)
     return load(config, ROOTS[name], polymorphic=polymorphic)
@@ -192,9 +189,7 @@ def test_every_choice_of_every_group_is_in_the_command_that_is_composed() -> Non
 def test_the_yaml_holds_every_key_of_its_dataclasses(name: str) -> None:
     """Hydra refuses an override of a key that the YAML lacks."""
     config = loaded(name, NEEDED[name])
-    register_resolver()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = OmegaConf.to_yaml(compose(name, overrides=NEEDED[name]))
+    composed = OmegaConf.to_yaml(compose(name, NEEDED[name], ROOTS[name]).values)
     assert keys(OmegaConf.create(to_yaml(config))) == keys(OmegaConf.create(composed))
 
 

@@ -5,13 +5,12 @@ import functools
 from typing import Any, get_type_hints
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from dpft.config import schema
-from dpft.config.composing import register_resolver
+from dpft.config.composing import compose
 from dpft.config.keys import in_keys
-from dpft.config.load import config_directory, load, union_members
+from dpft.config.load import load, union_members
 from dpft.errors import InputError
 from tests.slowness import slow_but_every
 
@@ -76,10 +75,8 @@ OUT_OF_RANGE: dict[str, tuple[float, ...]] = {
 @functools.cache
 def defaults() -> dict[str, Any]:
     """What ``dpft train`` composes."""
-    register_resolver()
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        composed = compose("train", overrides=["privacy.noise_multiplier=1"])
-    values: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)
+    composed = compose("train", ["privacy.noise_multiplier=1"], schema.TrainCommand)
+    values: dict[str, Any] = OmegaConf.to_container(composed.values, resolve=True)
     return values
 
 

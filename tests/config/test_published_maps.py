@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from dpft.config.composing import register_resolver
+from dpft.config.composing import compose
 from dpft.config.load import config_directory, load, load_saved, to_yaml
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.errors import InputError
@@ -85,9 +84,7 @@ def test_a_row_of_a_map_is_as_published(
 
 def command(*words: str) -> TrainConfig:
     """What ``dpft train`` with some words keeps in its folder."""
-    register_resolver()
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        composed = compose("train", overrides=list(words))
+    composed = compose("train", words, TrainCommand).values
     return load(composed, TrainCommand, polymorphic=POLYMORPHIC).settings()
 
 

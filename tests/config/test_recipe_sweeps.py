@@ -6,13 +6,12 @@ import shlex
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 
 from dpft.config.account import POLYMORPHIC as ACCOUNT
 from dpft.config.account import AccountConfig, ReportConfig
-from dpft.config.composing import register_resolver
+from dpft.config.composing import compose
 from dpft.config.load import config_directory, load
 from dpft.config.schema import POLYMORPHIC, TrainCommand
 from dpft.privacy.plan import planned_steps
@@ -49,6 +48,11 @@ def command(path: Path, subcommand: str) -> list[str]:
     return shlex.split(words)
 
 
+def report_of(path: Path) -> ReportConfig:
+    """The report that the head of a sweep names."""
+    return load(compose("report", command(path, "report"), ReportConfig).values, ReportConfig)
+
+
 def test_the_figures_are_there() -> None:
     names = {path.stem.split("_")[1] for path in SWEEPS}
     assert {f"figure{number}" for number in (1, 2, 3, 5, 7, 8, 9)} <= names
@@ -75,14 +79,10 @@ def test_a_sweep_composes_and_says_how_many_runs_it_is(path: Path) -> None:
     assert f", {runs} runs (" in path.read_text()
     words = command(path, "train")
     assert words[0] == "--multirun"
-    register_resolver()
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        one = [f"{key}={choices[-1]}" for key, choices in values.items()]
-        config = compose("train", overrides=[*words[1:], *one], return_hydra_config=True)
-    assert set(config.hydra.sweeper.params) == set(values)
-    with open_dict(config):
-        del config.hydra
-    load(without_recipes_promise(config, words), TrainCommand, polymorphic=POLYMORPHIC)
+    one = [f"{key}={choices[-1]}" for key, choices in values.items()]
+    made = compose("train", [*words[1:], *one], TrainCommand)
+    assert set(made.hydra.sweeper.params) == set(values)
+    load(without_recipes_promise(made.values, words), TrainCommand, polymorphic=POLYMORPHIC)
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
@@ -93,9 +93,7 @@ def test_no_value_of_a_sweep_stands_there_twice(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_a_sweep_names_the_report_that_draws_it(path: Path) -> None:
-    words = command(path, "report")
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        report = load(compose("report", overrides=words), ReportConfig)
+    report = report_of(path)
     assert report.metrics is not None and report.to is not None
     assert set(report.over or ()) <= set(swept(path))
 
@@ -116,14 +114,11 @@ def test_figure_2_is_a_part_of_figure_8() -> None:
 def test_figure_3_has_both_plots_over_the_same_batch_sizes_at_fixed_steps() -> None:
     """Li et al. 2022 (arXiv 2110.05679), Table 4: ten epochs at 1024, learning rate 1e-3."""
     path = config_directory() / "experiment/li2022_figure3.yaml"
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        config = compose("train", overrides=["experiment=li2022_figure3", "privacy.eps=3"])
-        left = load(
-            compose("account", overrides=command(path, "account")),
-            AccountConfig,
-            polymorphic=ACCOUNT,
-        )
-        right = load(compose("report", overrides=command(path, "report")), ReportConfig)
+    words = ["experiment=li2022_figure3", "privacy.eps=3"]
+    config = compose("train", words, TrainCommand).values
+    account = compose("account", command(path, "account"), AccountConfig).values
+    left = load(account, AccountConfig, polymorphic=ACCOUNT)
+    right = report_of(path)
     assert right.signal_to_noise
     ten_epochs = planned_steps(epochs=10, num_examples=42061, expected_batch_size=1024)
     assert (config.train.steps, config.train.learning_rate) == (ten_epochs, 1e-3)

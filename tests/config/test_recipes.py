@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 from transformers import T5Config, T5ForConditionalGeneration
 
-from dpft.config.composing import register_resolver
+from dpft.config.composing import compose
 from dpft.config.load import config_directory, load
 from dpft.config.schema import POLYMORPHIC, TrainCommand
 from dpft.errors import InputError
@@ -37,9 +36,7 @@ def composed(name: str) -> DictConfig:
     path = config_directory() / f"experiment/{name}.yaml"
     head = path.read_text().splitlines()[1]
     words = shlex.split(head.rpartition("dpft train ")[2])
-    register_resolver()
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        return compose("train", overrides=words)
+    return compose("train", words, TrainCommand).values
 
 
 @cache
@@ -59,10 +56,8 @@ def test_the_command_of_a_recipe_composes_and_loads(name: str) -> None:
 def ordinary(*words: str) -> TrainCommand:
     """What ``dpft train WORDS privacy=none`` runs."""
     words = (*words, "privacy=none")
-    register_resolver()
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        composed = compose("train", overrides=list(words))
-    return load(without_recipes_promise(composed, words), TrainCommand, polymorphic=POLYMORPHIC)
+    values = compose("train", words, TrainCommand).values
+    return load(without_recipes_promise(values, words), TrainCommand, polymorphic=POLYMORPHIC)
 
 
 @pytest.mark.parametrize(

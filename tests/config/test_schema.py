@@ -1,21 +1,20 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from dpft.config.account import AccountConfig, check_exactly_one, check_output, check_positive
+from dpft.config.account import AccountConfig
 from dpft.config.keys import known_keys
-from dpft.config.schema import EvaluateConfig, PlanConfig, TrainConfig
+from dpft.config.schema import PlanConfig, TrainConfig, check_compile
+from dpft.data.batches import TextLayout
 from dpft.errors import InputError
-from dpft.evaluation.eval_config import EvalConfig
+from dpft.models.source import ModelConfig
+from dpft.runs.training_records import training_layout
+from dpft.training.training_config import TrainingConfig
 
 MECHANISM = {"num_examples": 9, "expected_batch_size": 1, "epochs": 1.0}
-
-
-@pytest.mark.parametrize("given", [{}, {"eps": 1.0, "noise_multiplier": 1.0}])
-def test_account_takes_exactly_one_of_epsilon_and_noise(given: dict[str, float]) -> None:
-    with pytest.raises(InputError, match="exactly one of eps and noise_multiplier"):
-        AccountConfig(**MECHANISM, **given)
 
 
 @pytest.mark.parametrize("name", [*MECHANISM, "eps"])
@@ -25,19 +24,8 @@ def test_account_takes_positive_numbers_only(name: str, value: int) -> None:
         AccountConfig(**{**MECHANISM, "eps": 3.0, name: value})
 
 
-def test_no_guarantee_rests_on_gdp() -> None:
-    with pytest.raises(InputError, match="accountant must be one of prv, pld, rdp, got 'gdp'"):
-        AccountConfig(**MECHANISM, eps=3.0, accountant="gdp")
-
-
-def test_a_run_and_a_file_of_predictions_are_not_scored_at_once() -> None:
-    with pytest.raises(InputError, match="at most one of run and predictions"):
-        EvaluateConfig(
-            task=None, model=None, eval=EvalConfig(), decode=None, run="a", predictions="b"
-        )
-
-
 def test_no_section_needs_a_library_that_takes_seconds_to_import() -> None:
+    """A table of epsilons does not wait for torch, and the doctor describes a torch that fails."""
     program = """
 import sys
 from dpft.cli.commands import subcommand
@@ -46,7 +34,7 @@ from dpft.config.schema import METHODS, TRACKING
 from dpft.training.optimizers import OPTIMIZERS
 from dpft.tasks.base import TASKS
 
-for name in ("eval", "export", "generate", "plan", "train", "tune"):
+for name in ("account", "doctor", "eval", "export", "generate", "plan", "train", "tune"):
     subcommand(name)
 for group, choose in (
     ("method", METHODS.named), ("optimizer", OPTIMIZERS.named),
@@ -54,7 +42,8 @@ for group, choose in (
 ):
     for option in (config_directory() / group).glob("*.yaml"):
         choose(option.stem)
-print(*sorted({"torch", "transformers", "datasets", "peft", "scipy"} & set(sys.modules)))
+heavy = {"torch", "transformers", "datasets", "peft", "scipy", "matplotlib"}
+print(*sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
@@ -64,7 +53,36 @@ def test_plan_takes_all_that_train_takes() -> None:
     assert set(known_keys(TrainConfig)) < set(known_keys(PlanConfig))
 
 
-def test_the_checks_pass_what_is_allowed() -> None:
-    check_exactly_one(a=None, b=1)
-    check_positive(a=None, b=0.1)
-    check_output("json")
+COMPILED = TrainingConfig(compile=True)
+
+
+def privacy(engine: str) -> SimpleNamespace:
+    return SimpleNamespace(clips=SimpleNamespace(engine=engine))
+
+
+def test_compiling_goes_with_no_loop_and_no_gradient_checkpoints() -> None:
+    plain = ModelConfig(name="tiny", embedded=True)
+    check_compile(privacy("auto"), plain, COMPILED)
+    check_compile(SimpleNamespace(clips=None), plain, COMPILED)
+    check_compile(privacy("loop"), plain, TrainingConfig())
+    with pytest.raises(InputError, match="another engine than privacy.engine=loop"):
+        check_compile(privacy("loop"), plain, COMPILED)
+    checkpointed = ModelConfig(name="tiny", embedded=True, gradient_checkpointing=True)
+    with pytest.raises(InputError, match="needs model.gradient_checkpointing=false, got true"):
+        check_compile(privacy("auto"), checkpointed, COMPILED)
+
+
+def test_a_private_run_compiles_one_public_length() -> None:
+    plain = ModelConfig(name="tiny", embedded=True)
+    bucketed = TrainingConfig(compile=True, pad_to_multiple_of=8)
+    check_compile(SimpleNamespace(clips=None), plain, bucketed)
+    with pytest.raises(InputError, match=r"pads every micro-batch.*pad_to_multiple_of=8; leave it"):
+        check_compile(privacy("auto"), plain, bucketed)
+
+
+def test_the_layout_of_a_private_compiled_run_has_one_length() -> None:
+    cpu, task = torch.device("cpu"), SimpleNamespace(longest=100)
+    for clips, lengths in ((object(), {100}), (None, {8, 56, 100})):
+        config = SimpleNamespace(train=COMPILED, task=task, privacy=SimpleNamespace(clips=clips))
+        layout = training_layout(config, TextLayout(), cpu)
+        assert {layout.padded_length(longest) for longest in (1, 50, 100)} == lengths

@@ -4,10 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from dpft.config.composing import register_resolver
-from dpft.config.load import config_directory, load
+from dpft.config.composing import compose
+from dpft.config.load import load
 from dpft.config.schema import POLYMORPHIC
 from dpft.config.tune import SearchSpace, TuneCommand, with_setting
 from dpft.errors import InputError
@@ -15,9 +14,7 @@ from tests.slowness import slow
 
 
 def command(*given: str, promise: str = "privacy.eps=3") -> TuneCommand:
-    register_resolver()
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        composed = compose("tune", overrides=[promise, *given])
+    composed = compose("tune", [promise, *given], TuneCommand).values
     return load(composed, TuneCommand, polymorphic=POLYMORPHIC)
 
 

@@ -1,4 +1,4 @@
-"""Folders of runs as ``dpft train`` leaves them, without checkpoints and keys."""
+"""Folders of runs as ``dpft train`` leaves them, sweeps of them, and a published map of a sweep."""
 
 import json
 from collections.abc import Mapping
@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from dpft.reports.run_record import model_name, write_metrics
+from dpft.reports.comparison import Comparison, compare
+from dpft.reports.run_record import model_name, read_run, write_metrics
 from tests.reports.plain import config_of
 from tests.reports.test_report import CONFIG, entry, private
 
@@ -39,3 +40,54 @@ def write_run(
     write_metrics(folder, [before, after], public=public, publish=publish)
     (folder / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
     return folder
+
+
+FULL, LORA = (60.0, 61.0, 62.0), (50.0, 51.0, 52.0)
+
+
+def sweep(root: Path, *, public: bool = True) -> list[Path]:
+    """Two methods at two epsilons, three seeds each; at ε = 8 the methods' scores overlap."""
+    runs = [
+        ("full", 3.0, FULL), ("lora", 3.0, LORA), ("full", 8.0, FULL), ("lora", 8.0, (60, 63, 61)),
+    ]  # fmt: skip
+    return [
+        write_run(
+            root / f"{method}-{eps:g}-{seed}",
+            bleu=bleu,
+            eps=eps,
+            public=public,
+            method={"name": method},
+            train={"seed": seed},
+            privacy={"trainable_parameters": 500 if method == "full" else 20},
+        )
+        for method, eps, scores in runs
+        for seed, bleu in enumerate(scores)
+    ]
+
+
+def compared(folders: list[Path], **options: object) -> Comparison:
+    return compare([read_run(folder) for folder in folders], **options)
+
+
+RATES, SIZES = [0.001, 0.0005], [64, 128]
+NOT_THE_PAPERS = "chosen by the recipe"
+MAP: dict[str, Any] = {
+    **{"source": "Paper, Figure 1", "what": "full, E2E test", "task": "e2e", "split": "test"},
+    **{"model": "gpt2", "eps": 3.0, "metric": "bleu", "settings": {"method.name": "full"}},
+    "rows": {"key": "train.learning_rate", "values": RATES},
+    "columns": {
+        "key": "train.expected_batch_size",
+        "values": SIZES,
+        "values_are": NOT_THE_PAPERS,
+    },
+    "cells": [[10.5, 20.5], [30.5, None]],
+}
+"""As config.yaml has it."""
+
+
+def run_config(rate: float, size: float, **sections: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.yaml of a run with the map holds, its keys of some sections changed."""
+    train = {"learning_rate": rate, "expected_batch_size": size}
+    values = {"model": {"name": "gpt2"}, "train": train, "privacy": {"name": "dp"}, **sections}
+    merged = {name: {**CONFIG[name], **section} for name, section in values.items()}
+    return {**CONFIG, **merged, "reference_maps": [MAP]}

@@ -10,8 +10,7 @@ from dpft.errors import InputError
 from dpft.reports.comparison import best, p_value
 from dpft.reports.comparison_page import csv_table, latex, markdown, page
 from dpft.reports.run_record import find_runs
-from tests.reports.folders import write_run
-from tests.reports.swept_runs import compared, sweep
+from tests.reports.folders import compared, sweep, write_run
 
 
 def test_runs_that_differ_in_seeds_alone_are_averaged(tmp_path: Path) -> None:

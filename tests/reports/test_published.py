@@ -7,8 +7,8 @@ import pytest
 from dpft.errors import InputError
 from dpft.reports.published import published_table, saved_maps
 from dpft.reports.report import public_configuration
+from tests.reports.folders import MAP, NOT_THE_PAPERS, RATES, SIZES, run_config
 from tests.reports.plain import render, run_of
-from tests.reports.published_map import MAP, NOT_THE_PAPERS, RATES, SIZES, run_config
 from tests.reports.test_report import BOTH, CONFIG, entry, private
 
 TABLE = {"source": "Paper, Table 7", "what": "full", "model": None, "eps": 3.0}

@@ -13,7 +13,7 @@ from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.randomness import DROPOUT_SOURCE
 from dpft.records.form import parse
 from dpft.records.scores import ScoreEntry
-from dpft.reports.report import write_report
+from dpft.reports.report import A_PATH, public_configuration, write_report
 from dpft.reports.run_record import (
     read_evaluations,
     read_own_evaluations,
@@ -21,7 +21,7 @@ from dpft.reports.run_record import (
     write_metrics,
 )
 from dpft.reports.sections import HEAD_COMMAND
-from tests.reports.plain import render
+from tests.reports.plain import DECODE, TOKENIZER, render, stated
 from tests.reports.test_privacy_record import LEDGER, TWO_PHASES, plan, without_privacy
 from tests.reports.test_privacy_record import record as private
 
@@ -332,3 +332,63 @@ def test_the_report_lists_what_each_phase_clips_with() -> None:
         f" flat, max_grad_norm 0.5, sensitivity 0.5{ROOM} |",
     ):
         assert line in report.splitlines()
+
+
+def test_paths_that_the_user_did_not_write_name_no_machine() -> None:
+    config = {"model": {"path": "/home/me/run/private/base_model"}, "task": {"data_dir": "/data"}}
+    words = ("model.path='/home/me/run/private/base_model'", "task.data_dir=/data")
+    shown = public_configuration(config, words)
+    assert shown == {"model": {"path": A_PATH}, "task": {"data_dir": "/data"}}
+    assert public_configuration(config, ())["task"] == {"data_dir": A_PATH}
+
+
+PRIVATE = {**private(), "epsilon": 2.99812, "delta": 1.19e-5}
+SEEDED = {**PRIVATE, "private": False, "reproducible": True}
+ORDINARY = without_privacy(num_examples=9, expected_batch_size=3, steps=9)
+
+
+def beside(privacy: dict, *, prompted: bool = True, unparsed: int | None = None) -> dict:
+    """What stands beside synthetic records."""
+    return stated(privacy, prompted=prompted, unparsed=unparsed)
+
+
+def test_a_private_runs_records_cost_what_the_run_cost() -> None:
+    found = beside(PRIVATE)
+    assert {"epsilon", "delta", "accountant", "unit", "sampler", "steps_taken", "ledger"} <= set(
+        found
+    )
+    assert {key: PRIVATE[key] for key in found if key in PRIVATE} == {
+        key: value for key, value in found.items() if key in PRIVATE
+    }
+    assert (found["run"], found["records"], found["decode"]) == ("outputs/x", 3, DECODE)
+    # rounded up, never down
+    assert "the same (epsilon = 2.9982, delta = 1.19e-05)" in found["notes"][0]
+    assert "post-processing" in found["notes"][0]
+
+
+def test_texts_that_are_no_rows_are_counted_where_they_may_be() -> None:
+    found = beside(PRIVATE, prompted=False, unparsed=0)
+    assert (found["retries"], found["records"], found["unparsed"]) == (2, 3, 0)
+    assert "unparsed" not in beside(PRIVATE)
+
+
+def test_prompts_are_said_not_to_be_covered_where_there_are_any() -> None:
+    assert "epsilon does not cover the prompts" in beside(PRIVATE)["notes"][1]
+    assert len(beside(PRIVATE, prompted=False)["notes"]) == 1
+
+
+@pytest.mark.parametrize(("privacy", "why"), [(SEEDED, "noise_seed"), (ORDINARY, "privacy=none")])
+def test_a_run_that_is_not_private_says_so_first(privacy: dict, why: str) -> None:
+    found = beside(privacy)
+    assert found["private"] is False
+    assert found["notes"][0].startswith("NOT PRIVATE") and why in found["notes"][0]
+    assert not any("post-processing" in note for note in found["notes"])
+    assert ("epsilon" in found) == ("epsilon" in privacy)
+
+
+def test_texts_of_a_model_with_a_private_tokenizer_cost_what_both_cost() -> None:
+    both = {"epsilon_with_tokenizer": 4.25, "delta_with_tokenizer": 2e-5, "tokenizer": TOKENIZER}
+    found = beside({**PRIVATE, **both})
+    assert found.items() >= both.items()
+    assert "model and its tokenizer" in found["notes"][0]
+    assert "(epsilon = 4.2500, delta = 2e-05)" in found["notes"][0]
