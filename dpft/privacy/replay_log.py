@@ -116,7 +116,7 @@ def read_run_ledger(folder: Path) -> LedgerRecord | None:
     ledger = read_ledger(path) if path.exists() else None
     for anchor in anchors:
         if ledger is None or ledger.lines or not anchor.before_first_line:
-            _check_anchor(path, ledger, anchor)
+            check_anchor(path, ledger, anchor)
     handed = read_handed(folder)
     name = None if ledger is None else ledger.run_id
     if name is not None and handed is not None and handed.run != name:
@@ -171,31 +171,16 @@ def read_journal(path: Path) -> dict[int, dict[str, Any]]:
     return entries
 
 
-def check_lodged(
-    path: Path,
-    ledger: LedgerRecord | None,
-    lodged: Mapping[str, Any],
-    *,
-    by: str,
-    whole: bool = False,
-) -> None:
+def check_anchor(path: Path, ledger: LedgerRecord | None, anchor: Anchor) -> None:
     """Refuses a ledger other than the one whose lines and head were written down, or its sequel.
 
     Args:
         path: The ledger.
         ledger: What it says; None: it is gone.
-        lodged: Its ``lines`` and ``head`` as they were then.
-        by: What says so, for the message.
-        whole: Whether the ledger ended there, as it does in privacy.json.
+        anchor: Its lines and head as they were then.
     """
-    _check_anchor(path, ledger, Anchor.read(lodged, by), whole=whole)
-
-
-def _check_anchor(
-    path: Path, ledger: LedgerRecord | None, anchor: Anchor, *, whole: bool = False
-) -> None:
     lines, found = anchor.lines, ledger or NO_STEPS
-    if ledger is None or found.lines < lines or (whole and found.lines > lines):
+    if ledger is None or found.lines < lines:
         got = "none" if ledger is None else found.lines
         raise StateError(
             f"{path}, line {min(found.lines, lines) + 1}: the ledger must have {lines} lines, as"
