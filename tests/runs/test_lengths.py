@@ -5,7 +5,7 @@ import pytest
 from dpft.errors import InputError
 from dpft.models.architecture import read_architecture
 from dpft.models.source import ModelConfig
-from dpft.runs.modality.text import check_lengths, fitted_task
+from dpft.runs.modality import modality_of
 from dpft.runs.task_model import fitted_to
 from tests.config.test_conf import loaded
 from tests.models import small
@@ -27,7 +27,7 @@ def test_a_model_of_many_positions_leaves_512_without_a_word(tmp_path: Path, cap
     task = loaded("train", OWN).task
     architecture = read_architecture(ModelConfig(name="t5", path=str(small.save("t5", tmp_path))))
     with caplog.at_level("INFO"):
-        assert fitted_task(task, architecture).max_length == 512
+        assert modality_of(task).fitted(task, architecture, 0).max_length == 512
     assert caplog.messages == []
 
 
@@ -36,4 +36,4 @@ def test_a_length_that_was_given_stays_and_is_refused() -> None:
     architecture = read_architecture(config.model)
     assert fitted_to(config, architecture) is config
     with pytest.raises(InputError, match="at most the model's 256 positions, got 300"):
-        check_lengths(config.task, architecture, max_new_tokens=None)
+        modality_of(config.task).check_fit(config.task, architecture, max_new_tokens=None)

@@ -17,7 +17,7 @@ from dpft.models.loading import add_tokens, load_model, load_tokenizer
 from dpft.models.losses import answer_logits
 from dpft.models.source import EMBEDDED_MODEL, ModelConfig
 from dpft.runs.configuring import checked_overrides
-from dpft.runs.modality.text import check_lengths
+from dpft.runs.modality import MODALITIES
 from dpft.runs.task_model import (
     TrainedModel,
     encoding_of,
@@ -167,6 +167,7 @@ def test_a_layout_needs_no_more_than_config_json(models, tmp_path):
 
 
 def test_texts_longer_than_the_models_positions_are_refused(models):
+    check_lengths = MODALITIES.named("text").check_fit
     for name in ("bert", "gpt2"):
         check_lengths(task("sst2", max_length=64), models[name], max_new_tokens=None)
         long = task("sst2", max_length=65)
