@@ -121,15 +121,7 @@ def take_steps(prepared: Prepared, folder: Path) -> None:
     turns = Turns(device=prepared.training_set.device)
     with hold_run(folder), parts_timed(turns):
         try:
-            train(
-                prepared.config,
-                prepared.plan,
-                folder,
-                prepared.model,
-                prepared.processor,
-                prepared.training_set,
-                listeners=(turns,),
-            )
+            train(prepared, folder, listeners=(turns,))
         except InputEnded:
             return
 

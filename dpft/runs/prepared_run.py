@@ -85,6 +85,40 @@ from dpft.training.training_config import WeightAverage, warn_if_slow
 logger = logging.getLogger(__name__)
 
 
+Planner = Callable[[TrainConfig, Callable[[], int]], RunPlan]
+"""From a run's configuration, and a count of its units, to its plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Everything a run needs before its folder is written to."""
+
+    config: TrainConfig
+    architecture: Architecture
+    plan: RunPlan
+    encoding: Encoding
+    processor: Any
+    """What is saved beside the model: its tokenizer, or its image processor."""
+    division: Division
+    model: PreTrainedModel
+    """On its device, its clipper proved; one that is to be cut is on the CPU or the meta
+    device, and not proved yet."""
+    counts: ParameterCounts
+    training_set: TrainingSet
+    unit_key: bytes | None
+    """Secret, where units have several records."""
+    canaries: Sequence[Canary]
+    """Those that an audit will look for, with what their coins said; private."""
+    audit_key: bytes
+    """Of which they are made; secret."""
+    summary: DataSummary
+    """What became of the records that were read; private."""
+    shards: ShardedModel | None = None
+    """``model``, where each process has but a shard of it."""
+    rows: RowsOfModel | None = None
+    """Where the weights are that ``model`` has on the meta device, until it is cut."""
+
+
 def warn(config: TrainConfig, plan: RunPlan) -> None:
     """Says on stderr, before training, what makes the promise weak or void."""
     if plan.privacy is None:
@@ -129,26 +163,22 @@ def prove_clipper(
     config.method.begin_step(model, 0)
 
 
-def digests_at_start(
-    plan: RunPlan, model: nn.Module, shards: ShardedModel | None
-) -> dict[str, str] | None:
+def digests_at_start(prepared: Prepared) -> dict[str, str] | None:
     """Returns digests of a private run's model before it runs on any record; None of another run.
 
     The processes of a model in shards serve the one that asks: inside ``ranks.settled()``.
     """
-    if plan.privacy is None:
+    if prepared.plan.privacy is None:
         return None
-    return digests_of(model, read=None if shards is None else whole_reader(shards))
+    shards = prepared.shards
+    return digests_of(prepared.model, read=None if shards is None else whole_reader(shards))
 
 
 def train(
-    config: TrainConfig,
-    plan: RunPlan,
+    prepared: Prepared,
     folder: Path,
-    model: PreTrainedModel,
-    processor: Any,
-    training_set: TrainingSet,
     resume_point: ResumePoint | None = None,
+    *,
     listeners: tuple[StepListener, ...] = (),
     handover: Handover | None = None,
     state_at_start: Mapping[str, str] | None = None,
@@ -156,25 +186,24 @@ def train(
     foretold: str = "",
     evaluation: StepEvaluation | None = None,
     ranks: Ranks = ALONE,
-    shards: ShardedModel | None = None,
 ) -> WeightAverage | None:
     """Takes every step that is left and saves the model; one that ended is only read back.
 
-    The model is prepared and its clipper proved; ``processor`` is saved beside it. Only the first
-    process has a resume point (None: the run begins), listeners, a handover to the witness, digests
-    of the state at the start and the curve of epsilon. ``foretold`` is how long it will take, in
-    words; ``shards`` is the model, where each process has but a shard of it.
+    Only the first process has a resume point (None: the run begins), listeners, a handover to the
+    witness, digests of the state at the start and the curve of epsilon. ``foretold`` is how long it
+    will take, in words.
 
     Returns:
         As ``put_released_in_place``.
     """
+    config, plan, model, shards = prepared.config, prepared.plan, prepared.model, prepared.shards
     base = digest_of_base(config) if ranks.is_first else None
 
     def save_model() -> str:
         held = held_to_save(config.method, model)
         with nullcontext() if shards is None else gathered(shards, held=held):
             config.method.save(model, folder / MODEL)
-            processor.save_pretrained(folder / MODEL)
+            prepared.processor.save_pretrained(folder / MODEL)
             share(folder / MODEL)
             sync_tree(folder / MODEL)  # before the ledger closes, after which it is saved no more
             return write_released(folder / MODEL, base)
@@ -183,7 +212,7 @@ def train(
         model=model,
         method=config.method,
         phases=plan.phases,
-        training_set=training_set,
+        training_set=prepared.training_set,
         settings=config.train,
         optimizer=config.optimizer,
         scheduler=config.scheduler,
@@ -245,40 +274,6 @@ def _check_end(
             f"{checkpoint.path / KEYS} is gone, and the run has taken {checkpoint.step} of"
             f" {plan.steps} steps; put it back, or begin a new run."
         )
-
-
-Planner = Callable[[TrainConfig, Callable[[], int]], RunPlan]
-"""From a run's configuration, and a count of its units, to its plan."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """Everything a run needs before its folder is written to."""
-
-    config: TrainConfig
-    architecture: Architecture
-    plan: RunPlan
-    encoding: Encoding
-    processor: Any
-    """What is saved beside the model: its tokenizer, or its image processor."""
-    division: Division
-    model: PreTrainedModel
-    """On its device, its clipper proved; one that is to be cut is on the CPU or the meta
-    device, and not proved yet."""
-    counts: ParameterCounts
-    training_set: TrainingSet
-    unit_key: bytes | None
-    """Secret, where units have several records."""
-    canaries: Sequence[Canary]
-    """Those that an audit will look for, with what their coins said; private."""
-    audit_key: bytes
-    """Of which they are made; secret."""
-    summary: DataSummary
-    """What became of the records that were read; private."""
-    shards: ShardedModel | None = None
-    """``model``, where each process has but a shard of it."""
-    rows: RowsOfModel | None = None
-    """Where the weights are that ``model`` has on the meta device, until it is cut."""
 
 
 def prepare(

@@ -201,7 +201,7 @@ def begin(
             refuse_used_folder(folder)
             keep_folder(folder)
             write_beginning(prepared, folder, write_request, asked=digest_of(config))
-            state = digests_at_start(prepared.plan, prepared.model, prepared.shards)
+            state = digests_at_start(prepared)
             handover = None if witness is None else Handover(witness, folder, run_id=new_run_id())
             return handover, state
 
@@ -287,7 +287,7 @@ def same_base(prepared: Prepared, resume_point: ResumePoint | None) -> None:
         StateError: A tensor of the model that nothing moves is another one.
     """
     before = {} if resume_point is None else resume_point.checkpoint.run.frozen or {}
-    found = digests_at_start(prepared.plan, prepared.model, prepared.shards) if before else None
+    found = digests_at_start(prepared) if before else None
     others = [name for name in before if found is not None and found.get(name) != before[name]]
     if resume_point is not None and others:
         raise StateError(
@@ -343,12 +343,8 @@ def finish(
         scheduled = scheduled_scores(prepared, folder, ranks)
         canaries = ranks.first(listening) or ()
         average = train(
-            config,
-            plan,
+            prepared,
             folder,
-            prepared.model,
-            prepared.processor,
-            prepared.training_set,
             resume_point,
             listeners=(*trackings, *canaries),
             handover=handover,
@@ -358,7 +354,6 @@ def finish(
             foretold=f"about {in_words(seconds + scoring)} from here" if seconds else "",
             evaluation=scheduled,
             ranks=ranks,
-            shards=prepared.shards,
         )
         if scheduled is not None:
             ranks.first(scheduled.publish)

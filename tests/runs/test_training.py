@@ -151,8 +151,9 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
 
 def trained(config: TrainConfig, folder: Path, point: ResumePoint | None = None) -> None:
-    given = (tiny_model(), Tokenizer(), training_set())
-    train(config, plan(config), folder, *given, point)
+    given = {"model": tiny_model(), "processor": Tokenizer(), "training_set": training_set()}
+    prepared: Any = SimpleNamespace(config=config, plan=plan(config), shards=None, **given)
+    train(prepared, folder, point)
 
 
 def test_the_plan_decides_by_whom_steps_are_taken(
