@@ -23,6 +23,7 @@ from benchmarks.workload import WholeRun
 from dpft.files import hold_run
 from dpft.models.loading import quiet_transformers
 from dpft.runs.api import TRAIN_COMMAND
+from dpft.runs.folder import fresh_secrets
 from dpft.runs.prepared_run import Prepared, prepare, train
 from dpft.training import loop, session
 from dpft.training.listeners import PublicStep
@@ -111,7 +112,8 @@ def main() -> None:
         folder = Path(name)
         composed = TRAIN_COMMAND.compose([*run.words, "eval.enabled=false"], folder)
         command = TRAIN_COMMAND.load(composed.values, composed.words)
-        prepared = prepare(command.settings(), None, None)
+        config = command.settings()
+        prepared = prepare(config, fresh_secrets(config), None)
         take_steps(prepared, folder)
     answer(peak_bytes=peak_bytes(prepared.training_set.device.type))
 

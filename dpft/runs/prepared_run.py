@@ -29,7 +29,6 @@ from dpft.parallel.processes import own_device
 from dpft.parallel.ranks import ALONE, Ranks, Share
 from dpft.parallel.shards import ShardedModel, WholeSums, gathered, whole_reader
 from dpft.privacy.accounting.curve import CurveInBackground
-from dpft.privacy.cipher import secret_key
 from dpft.privacy.frozen_state import digests_of
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.witness import Handover
@@ -62,7 +61,6 @@ from dpft.runs.training_records import (
     make_training_set,
     summarize,
     training_layout,
-    unit_key,
 )
 from dpft.runs.white_box import check_white_box
 from dpft.startup import CHECKING, ENCODING, LOADING, PLANNING, doing
@@ -278,14 +276,14 @@ def _check_end(
 
 def prepare(
     config: TrainConfig,
-    secrets: Secrets | None,
+    secrets: Secrets,
     resume_point: ResumePoint | None,
     planner: Planner = plan_run,
     ranks: Ranks = ALONE,
 ) -> Prepared:
     """Returns the parts of a run, nothing of it written yet; this process's share of each batch.
 
-    ``secrets`` are of a run that goes on from ``resume_point``; without, fresh ones are drawn.
+    ``secrets`` are those of the run that goes on from ``resume_point``, or fresh ones.
     """
     if config.eval.enabled:
         metric_specs(config.task.metrics)
@@ -301,7 +299,7 @@ def prepare(
     encoding = encoding_of(task, architecture, head, processor)
     check_micro_batch_tokens(config)
     data = load_training_data(config)
-    division = divide(config, data, None if secrets is None else secrets.held_out_key)
+    division = divide(config, data, secrets.held_out_key)
     config = with_batch_size(config, lambda: data.num_units)
     config = with_micro_batch_size(config, architecture, head, device)
     if config.train.compile and config.privacy.clips is not None:
@@ -335,14 +333,16 @@ def prepare(
         doing(CHECKING)
         prove_clipper(config, plan, model, training_layout(config, encoding.layout, device))
     doing(ENCODING)
-    key = unit_key(config) if secrets is None else secrets.unit_key
-    audit_key = secret_key("audit", config.privacy.noise_seed)
-    audit_key = audit_key if secrets is None else secrets.audit_key
-    canaries = make_canaries(config.audit, processor, audit_key)
+    canaries = make_canaries(config.audit, processor, secrets.audit_key)
     if resume_point is None:
         check_suffixes_learned(canaries, config.audit, processor, task, encoding)
     training_set = make_training_set(
-        config, data.only(division.kept), encoding, device, unit_key=key, canaries=canaries
+        config,
+        data.only(division.kept),
+        encoding,
+        device,
+        unit_key=secrets.unit_key,
+        canaries=canaries,
     )
     training_set = replace(training_set, share=Share(ranks.rank, ranks.size))
     return Prepared(
@@ -355,9 +355,9 @@ def prepare(
         model=model,
         counts=counts,
         training_set=training_set,
-        unit_key=None if data.units is None else key,
+        unit_key=None if data.units is None else secrets.unit_key,
         canaries=canaries,
-        audit_key=audit_key,
+        audit_key=secrets.audit_key,
         summary=summarize(
             config, data, division, training_set, canaries=sum(each.copies for each in canaries)
         ),

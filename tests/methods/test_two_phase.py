@@ -25,7 +25,6 @@ from dpft.training.optimizers import (
     AdamW,
     SchedulerConfig,
     learning_rate_factor,
-    make_optimizer,
     make_scheduler,
 )
 from dpft.training.ordinary import train_ordinarily
@@ -210,9 +209,7 @@ def test_ordinary_training_has_the_same_phases(tmp_path):
 
 def training_state(method: TwoPhase, model: torch.nn.Module) -> TrainingState:
     method.begin_step(model, 0)
-    optimizer = make_optimizer(
-        method.moved_parameters(model), AdamW(), learning_rate=0.1, weight_decay=0.1
-    )
+    optimizer = AdamW().make(method.moved_parameters(model), learning_rate=0.1, weight_decay=0.1)
     phases = (
         MethodPhase(method="full", steps=SWITCH),
         MethodPhase(method="bitfit", steps=STEPS - SWITCH, learning_rate=0.3),

@@ -8,8 +8,13 @@ import pytest
 from dpft.config.schema import TrainConfig
 from dpft.errors import InputError
 from dpft.runs import prepared_run
+from dpft.runs.folder import fresh_secrets
 from dpft.runs.held_out import TrainingData
 from dpft.runs.prepared_run import Prepared, prepare
+
+
+def prepared_anew(config: TrainConfig) -> Prepared:
+    return prepare(config, fresh_secrets(config), None)
 
 
 def test_held_out_rows_are_never_trained_on(
@@ -23,7 +28,7 @@ def test_held_out_rows_are_never_trained_on(
 
     monkeypatch.setattr(prepared_run, "make_training_set", records)
     monkeypatch.setattr(prepared_run, "prepare_model", lambda *_: (prepared.model, frozenset()))
-    division = prepare(config, None, None).division
+    division = prepared_anew(config).division
     held = {example.prompt for example in division.scored["held_out"]}
     kept = {example.prompt for example in trained[0].examples}
     assert kept and held and not held & kept
@@ -41,7 +46,7 @@ def test_a_length_and_a_batch_that_do_not_fit_are_said_together(config: TrainCon
     long = replace(config.task, max_length=512)
     many = replace(config.train, expected_batch_size=1024)
     with pytest.raises(InputError) as refusal:
-        prepare(replace(config, task=long, train=many), None, None)
+        prepared_anew(replace(config, task=long, train=many))
     length, batch = refusal.value.faults
     assert "at most the model's 128 positions, got 512" in length
     assert "at most the 20 values of owner, got 1024" in batch
@@ -53,14 +58,14 @@ def test_tokens_below_a_unit_are_refused_before_data_are_read(
     monkeypatch.setattr(prepared_run, "load_training_data", None)
     few = replace(config.train, micro_batch_tokens=63)
     with pytest.raises(InputError, match="at least 64, the tokens of a unit of 2 records"):
-        prepare(replace(config, train=few), None, None)
+        prepared_anew(replace(config, train=few))
 
 
 def test_the_configuration_and_the_records_have_the_number_that_auto_stands_for(
     config: TrainConfig,
 ) -> None:
     limits = {"micro_batch_size": "auto", "micro_batch_tokens": 64, "pad_to_multiple_of": 8}
-    found = prepare(replace(config, train=replace(config.train, **limits)), None, None)
+    found = prepared_anew(replace(config, train=replace(config.train, **limits)))
     assert found.config.train.micro_batch_size == found.training_set.micro_batch_size == 4
     assert found.training_set.micro_batch_tokens == 64
     layout = found.training_set.layout

@@ -16,7 +16,6 @@ from dpft.training.optimizers import (
     AdamW,
     OptimizerConfig,
     SchedulerConfig,
-    make_optimizer,
     make_scheduler,
 )
 from dpft.training.training_config import TrainingConfig, WeightAverage
@@ -54,9 +53,7 @@ def state_on(
         grid = make_grid(ranks, shard_size, torch.device("cpu"))
         shards = ShardedModel(model, grid, ranks, blocks=repeated_blocks(model))
         ranks.served = shards.served
-    optimizer = make_optimizer(
-        model.parameters(), config or AdamW(), learning_rate=0.1, weight_decay=0.01
-    )
+    optimizer = (config or AdamW()).make(model.parameters(), learning_rate=0.1, weight_decay=0.01)
     scheduler = make_scheduler(optimizer, SchedulerConfig(name="linear"), steps=10)
     averaging = TrainingConfig(average="ema").averaging
     assert averaging is not None

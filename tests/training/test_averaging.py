@@ -20,7 +20,7 @@ from dpft.training.checkpoint import (
     restore_checkpoint,
     save_checkpoint,
 )
-from dpft.training.optimizers import SGD, SchedulerConfig, make_optimizer, make_scheduler
+from dpft.training.optimizers import SGD, SchedulerConfig, make_scheduler
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.training_config import Averaging, TrainingConfig, WeightAverage
@@ -311,7 +311,7 @@ def test_both_weights_are_scored_and_the_model_keeps_those_that_are_released(
 
 def test_going_back_to_before_the_first_step_forgets_the_average(tmp_path) -> None:
     model = tiny_model()
-    optimizer = make_optimizer(model.parameters(), SGD(), learning_rate=0.1, weight_decay=0.0)
+    optimizer = SGD().make(model.parameters(), learning_rate=0.1, weight_decay=0.0)
     scheduler = make_scheduler(optimizer, SchedulerConfig(), steps=3)
     average = WeightAverage(averaging("ema"), model.parameters(), 3)
     state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler, average=average)

@@ -29,7 +29,6 @@ from dpft.training.optimizers import (
     Adam,
     AdamW,
     SchedulerConfig,
-    make_optimizer,
     make_scheduler,
 )
 from dpft.training.training_state import TrainingState
@@ -40,9 +39,7 @@ def training_state(
     seed: int = 0, steps: int = 0, config=None, schedule="linear", factor=None
 ) -> TrainingState:
     model = tiny_model(seed)
-    optimizer = make_optimizer(
-        model.parameters(), config or AdamW(), learning_rate=0.1, weight_decay=0.01
-    )
+    optimizer = (config or AdamW()).make(model.parameters(), learning_rate=0.1, weight_decay=0.01)
     state = TrainingState(
         model=model,
         optimizer=optimizer,

@@ -7,7 +7,6 @@ from dpft.training.optimizers import (
     SchedulerConfig,
     learning_rate_factor,
     learning_rate_of,
-    make_optimizer,
     make_scheduler,
 )
 from dpft.training.training_state import TrainingState
@@ -21,7 +20,7 @@ TWO_PHASES = (
 
 def test_each_phase_has_its_learning_rate_times_the_schedules_factor():
     model = tiny_model()
-    optimizer = make_optimizer(model.parameters(), AdamW(), learning_rate=0.1, weight_decay=0.0)
+    optimizer = AdamW().make(model.parameters(), learning_rate=0.1, weight_decay=0.0)
     scheduler = make_scheduler(
         optimizer,
         SchedulerConfig(name="linear"),

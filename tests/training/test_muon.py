@@ -20,7 +20,6 @@ from dpft.training.optimizers import (
     Muon,
     SchedulerConfig,
     check_works_on_shards,
-    make_optimizer,
     make_scheduler,
 )
 from dpft.training.training_state import TrainingState, optimizer_state
@@ -41,9 +40,7 @@ def by_muon(optimizer: torch.optim.Optimizer, model: nn.Module) -> set[str]:
 
 def made(model: nn.Module, **settings) -> MuonAndAdamW:
     moved = [p for p in model.parameters() if p.requires_grad]
-    optimizer = make_optimizer(
-        moved, Muon(**settings), learning_rate=0.1, weight_decay=0.01, model=model
-    )
+    optimizer = Muon(**settings).make_for(model, moved, learning_rate=0.1, weight_decay=0.01)
     assert isinstance(optimizer, MuonAndAdamW)
     return optimizer
 
@@ -95,9 +92,7 @@ def test_a_matrix_moves_by_its_mean_gradient_made_orthogonal_and_adamw_moves_the
     """
     torch.manual_seed(0)
     matrix, bias = nn.Parameter(torch.zeros(6, 4)), nn.Parameter(torch.zeros(4))
-    optimizer = make_optimizer(
-        [matrix, bias], Muon(nesterov=False), learning_rate=0.1, weight_decay=0.0
-    )
+    optimizer = Muon(nesterov=False).make([matrix, bias], learning_rate=0.1, weight_decay=0.0)
     matrix.grad, bias.grad = torch.randn(6, 4), torch.tensor([3.0, -0.5, 1e-3, 2.0])
     optimizer.step()
     left, _, right = torch.linalg.svd(matrix.grad, full_matrices=False)

@@ -15,7 +15,6 @@ from dpft.training.optimizers import (
     AdamW,
     OptimizerConfig,
     SchedulerConfig,
-    make_optimizer,
     make_scheduler,
     schedule_factors,
 )
@@ -34,9 +33,7 @@ GRADIENTS = ([3.0, -0.5], [1.0, 2.0])
 def optimizer_of(
     parameter: nn.Parameter, config: OptimizerConfig | None = None, *, weight_decay: float = 0.0
 ) -> torch.optim.Optimizer:
-    return make_optimizer(
-        [parameter], config or AdamW(), learning_rate=0.1, weight_decay=weight_decay
-    )
+    return (config or AdamW()).make([parameter], learning_rate=0.1, weight_decay=weight_decay)
 
 
 def trained(config: OptimizerConfig, start: list[float], *, weight_decay: float = 0.0) -> list:

@@ -13,7 +13,6 @@ from dpft.training.optimizers import (
     AdamW,
     OptimizerConfig,
     SchedulerConfig,
-    make_optimizer,
     make_scheduler,
 )
 from dpft.training.session import Start, check_equal, gathered, share_start
@@ -31,9 +30,7 @@ OPTIMIZERS = (AdamW(), SGD(momentum=0.9), Adafactor(), Adafactor(min_dim_size_to
 
 
 def state_of(model: nn.Module, config: OptimizerConfig | None = None) -> TrainingState:
-    optimizer = make_optimizer(
-        model.parameters(), config or AdamW(), learning_rate=0.1, weight_decay=0.0
-    )
+    optimizer = (config or AdamW()).make(model.parameters(), learning_rate=0.1, weight_decay=0.0)
     scheduler = make_scheduler(
         optimizer, SchedulerConfig(name="linear"), steps=9, factor=lambda _: 1.0
     )
