@@ -14,7 +14,7 @@ from dpft.reports.epsilon import delta_warnings
 from dpft.runs import planned_run
 from dpft.runs.planned_run import describe_run
 from tests.config.test_conf import loaded
-from tests.models import small
+from tests.runs.configs import with_privacy, with_train, without_weights
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,12 @@ def _quick_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> PlanConfig:
     """Of a model without weights, on a task whose size is published."""
-    base = Path(small.save("gpt2", tmp_path_factory.mktemp("plan") / "base"))
-    for path in base.iterdir():
-        if path.name != "config.json":
-            path.unlink()
+    base = without_weights(tmp_path_factory.mktemp("plan") / "base")
     given = [
-        "task=e2e",
-        "model=gpt2",
-        f"model.path={base}",
-        "task.max_length=16",
-        "decode.max_new_tokens=8",
-        "privacy.noise_multiplier=1",
-        "privacy.accountant=rdp",
+        "task=e2e", "model=gpt2", f"model.path={base}", "task.max_length=16",
+        "decode.max_new_tokens=8", "privacy.noise_multiplier=1", "privacy.accountant=rdp",
         "train.steps=3",
-    ]
+    ]  # fmt: skip
     planned = loaded("plan", given)
     assert isinstance(planned, PlanConfig)
     return planned
@@ -125,40 +117,33 @@ def test_a_plan_without_privacy_costs_nothing(config: PlanConfig) -> None:
 def test_a_delta_that_training_refuses_is_refused_unless_allowed(
     config: PlanConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    guarantee = config.privacy.guarantee
-    assert guarantee is not None
-    large = replace(config, privacy=replace(guarantee, delta=0.03))
+    large = with_privacy(config, delta=0.03)
     with pytest.raises(InputError, match=r"privacy\.delta must be at most 1/num_examples"):
         describe_run(large)
-    allowed = replace(guarantee, delta=0.03, allow_large_delta=True)
-    record = describe_run(replace(config, privacy=allowed)).record
+    record = describe_run(with_privacy(large, allow_large_delta=True)).record
     (warning,) = delta_warnings(0.03, 42061, source="given")
     assert warning in record.warnings and warning in caplog.text
 
 
 def test_what_training_would_refuse_is_refused(config: PlanConfig) -> None:
-    train = replace(config.train, expected_batch_size=50_000)
     with pytest.raises(InputError, match="at most the 42061 examples, got 50000"):
-        describe_run(replace(config, train=train))
+        describe_run(with_train(config, expected_batch_size=50_000))
     with pytest.raises(InputError, match="task.max_length"):
         describe_run(replace(config, task=replace(config.task, max_length=5000)))
 
 
 def test_groups_of_the_models_own_names_are_no_hindrance_to_an_estimate(config: PlanConfig) -> None:
-    guarantee = config.privacy.guarantee
-    assert guarantee is not None
-    grouped = replace(guarantee, clipping="per_layer", groups=("*wte*", "*attn*", "*"))
-    record = describe_run(replace(config, privacy=grouped)).record
+    grouped = with_privacy(config, clipping="per_layer", groups=("*wte*", "*attn*", "*"))
+    record = describe_run(grouped).record
     assert record.estimated.seconds_per_step > 0
 
 
 def test_a_plan_says_what_an_automatic_micro_batch_is(config: PlanConfig) -> None:
     assert describe_run(config).record.micro_batch_size == 32
-    train = replace(config.train, micro_batch_size="auto", expected_batch_size=40)
-    assert describe_run(replace(config, train=train)).record.micro_batch_size == 40
+    auto = with_train(config, micro_batch_size="auto", expected_batch_size=40)
+    assert describe_run(auto).record.micro_batch_size == 40
 
 
 def test_tokens_below_a_record_are_refused_by_a_plan_too(config: PlanConfig) -> None:
-    train = replace(config.train, micro_batch_tokens=15)
     with pytest.raises(InputError, match="train.micro_batch_tokens must be at least 16"):
-        describe_run(replace(config, train=train))
+        describe_run(with_train(config, micro_batch_tokens=15))

@@ -19,8 +19,8 @@ from dpft.records.plans import EstimatedTime
 from dpft.runs import run_cost as module
 from dpft.runs.run_cost import check_micro_batch_tokens, foretell
 from dpft.runs.run_plan import plan_run
-from tests.config.test_conf import loaded
 from tests.models import small
+from tests.runs.configs import settings, with_privacy, with_train
 
 
 @pytest.fixture(scope="module")
@@ -31,19 +31,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
         *("decode.max_new_tokens=8", "privacy.noise_multiplier=1", "train.micro_batch_size=auto"),
         "train.expected_batch_size=1000",
     ]
-    composed = loaded("train", given)
-    assert isinstance(composed, TrainConfig)
-    return composed
-
-
-def with_train(config: TrainConfig, **train: Any) -> TrainConfig:
-    return replace(config, train=replace(config.train, **train))
-
-
-def with_privacy(config: TrainConfig, **privacy: Any) -> TrainConfig:
-    guarantee = config.privacy.guarantee
-    assert guarantee is not None
-    return replace(config, privacy=replace(guarantee, **privacy))
+    return settings(*given)
 
 
 @pytest.mark.parametrize(("unit", "least"), [("record", 16), ("name", 64)])

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from dpft.runs.training_records import check_canaries, make_training_set
 from dpft.tasks.base import Example, Record
 from dpft.training.loop import TrainingSet
 from tests.data.conftest import load_with_units
+from tests.runs.configs import with_privacy
 
 KEY = bytes(32)
 CPU = torch.device("cpu")
@@ -46,12 +46,6 @@ def three_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_records, "TOGETHER", 3)
 
 
-def without_units(config: TrainConfig) -> TrainConfig:
-    guarantee = config.privacy.guarantee
-    assert guarantee is not None
-    return replace(config, privacy=replace(guarantee, unit="example"))
-
-
 def made(
     config: TrainConfig, prepared: Prepared, given: Sequence[Record], owners: Sequence[str] | None
 ) -> TrainingSet:
@@ -62,7 +56,7 @@ def made(
 def test_records_without_units_are_the_rows_that_have_something_to_learn(
     config: TrainConfig, prepared: Prepared
 ) -> None:
-    found = made(without_units(config), prepared, RECORDS, None)
+    found = made(with_privacy(config, unit="example"), prepared, RECORDS, None)
     rows = [row for row in prepared.encoding.rows(RECORDS) if row.has_label]
     assert isinstance(found.examples, TokenRows)
     assert list(found.examples) == rows
@@ -84,7 +78,7 @@ def test_training_data_are_those_that_a_list_of_them_holds(config: TrainConfig) 
     data = load_training_data(config)
     examples, units = load_with_units(config.task, "train", "owner")
     assert (list(data.examples), data.units, data.num_units) == (examples, units, 20)
-    alone = load_training_data(without_units(config))
+    alone = load_training_data(with_privacy(config, unit="example"))
     assert (list(alone.examples), alone.units) == (load_examples(config.task, "train"), None)
     assert known_by(data, KEY) == known_by(TrainingData(examples=examples, units=units), KEY)
 

@@ -25,7 +25,7 @@ from dpft.training.optimizer_steps import BiasCorrectedAdam, tell_noise
 from dpft.training.optimizers import AdamBC, AdamW
 from dpft.training.private_run import train_privately
 from tests.slowness import slow_but
-from tests.training.test_private_run import Killed, die, on_call
+from tests.training.killed_runs import killed
 from tests.training.toy import plan, privacy, session, spent, tiny_model
 
 STD = 0.5
@@ -211,14 +211,12 @@ def go(folder, resume_point=None):
     return {name: value.detach().clone() for name, value in run.model.state_dict().items()}
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, monkeypatch) -> None:
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path) -> None:
     (tmp_path / "a").mkdir()
     undisturbed = go(tmp_path / "a")
     (tmp_path / "b").mkdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(loop_module, "check_weights", on_call(4, die)(loop_module.check_weights))
-        with pytest.raises(Killed):
-            go(tmp_path / "b")
+    with killed(loop_module, "check_weights", 4):
+        go(tmp_path / "b")
     resumed = go(tmp_path / "b", find_resume_point(tmp_path / "b"))
     assert undisturbed and all(torch.equal(undisturbed[n], resumed[n]) for n in undisturbed)
 
