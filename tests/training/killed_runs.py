@@ -23,8 +23,7 @@ class Killed(BaseException):
 
 
 def go(folder, *, resume_point=None, method="full", overspend=False, eps=None, of=None, **settings):
-    """Takes a private run's steps in a folder, made if need be; returns the weights after them."""
-    folder.mkdir(exist_ok=True)
+    """Takes a private run's steps in a folder; returns the weights after them."""
     own = session(folder, tiny_model(), checkpoint_every=2, **settings)
     object.__setattr__(own, "method", METHODS.named(method)(name=method))
     object.__setattr__(own, "model", own.method.prepare(own.model))

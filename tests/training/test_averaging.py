@@ -144,7 +144,6 @@ def means_of(run, average) -> dict:
 
 
 def run_of(folder, *, method="full", resume_point=None, **settings):
-    folder.mkdir(exist_ok=True)
     run = own_session(folder, method, **settings)
     arguments = {"epsilon_after": spent, "resume_point": resume_point}
     average = train_privately(run, plan_of(method), privacy(), **arguments)
@@ -206,10 +205,8 @@ def test_a_killed_run_goes_on_to_the_same_average_bit_for_bit(
 
 def test_an_ordinary_run_releases_its_average_too(tmp_path) -> None:
     plain = own_session(tmp_path / "plain")
-    plain.folder.mkdir()
     assert train_ordinarily(plain, 5) is None
     run = own_session(tmp_path / "run", average="tail")
-    run.folder.mkdir()
     average = train_ordinarily(run, 5)
     assert average is not None
     last = dict(plain.model.named_parameters())

@@ -78,7 +78,6 @@ def train(
     between: Callable[[nn.Module], None] = lambda _: None,
 ) -> None:
     """Trains in steps of one micro-batch or more, and saves nothing but a folder."""
-    folder.mkdir(exist_ok=True)
     own = session(folder, model, checkpoint_every=2)
     config = METHODS.named(method)(name=method, **SIZES.get(method, {}))
     if method == "two_phase":

@@ -193,8 +193,6 @@ def go(folder, *, resume_point=None, steps: int = 8, start: float = 1024.0) -> d
 @pytest.mark.slow
 def test_trust_rule_9_a_killed_run_goes_on_with_the_scale_it_had(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(module, "WINDOW", 3)
-    for name in ("whole", "run"):
-        (tmp_path / name).mkdir()
     expected = go(tmp_path / "whole")
     with killed(loop_module, "check_weights", 6):
         go(tmp_path / "run")
@@ -212,7 +210,6 @@ def test_a_run_whose_examples_all_overflow_recovers_and_one_with_a_constant_scal
     left_out = {}
     for adapts in (True, False):
         folder = tmp_path / str(adapts)
-        folder.mkdir()
         settings = {"precision": "fp16", "adaptive_loss_scale": adapts, "loss_scale": 2.0**24}
         own = session(folder, tiny_model(), **settings)
         own = replace(own, training_set=replace(own.training_set, precision="fp16"))

@@ -360,7 +360,6 @@ def test_a_closed_run_has_ended_and_its_secrets_are_gone(undisturbed):
 def test_an_ordinary_run_goes_on_bit_by_bit(tmp_path):
     weights = []
     for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
         own, resume_point = session(tmp_path / name, tiny_model(), checkpoint_every=2), None
         torch.manual_seed(4)
         if name == "killed":

@@ -104,6 +104,8 @@ def privacy(seed: int | None = 1) -> DifferentialPrivacy:
 
 
 def session(folder: Path, model=None, **settings) -> Session:
+    """Returns what a run trains with, its folder made if need be."""
+    folder.mkdir(exist_ok=True)
     return Session(
         folder=folder,
         model=model or tiny_model(),
