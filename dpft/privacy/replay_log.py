@@ -47,6 +47,8 @@ from dpft.privacy.ledger import (
 )
 from dpft.privacy.mechanisms.base import STREAM
 from dpft.privacy.witness import read_handed
+from dpft.records.configuration import KnownLedger
+from dpft.records.form import Misfit, parse
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,24 +76,6 @@ class Anchor:
     head: str
     by: str
     before_first_line: bool = False
-
-    @classmethod
-    def read(cls, written: Mapping[str, Any], by: str, before_first_line: bool = False) -> Self:
-        """Returns what a JSON object says.
-
-        Raises:
-            StateError: It names no lines and head.
-        """
-        try:
-            lines, head = (written[name] for name in ("lines", "head"))
-            lines, head = int(lines), str(head)
-            if lines < 0:
-                raise ValueError("lines are counted from 0")
-        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
-            raise StateError(
-                f"{by} is damaged: it names no lines and head of the ledger; put it back as it was."
-            ) from error
-        return cls(lines, head, by, before_first_line)
 
 
 def read_run_ledger(folder: Path) -> LedgerRecord | None:
@@ -221,7 +205,11 @@ def _check_journal(folder: Path, ledger: LedgerRecord, journaled: int) -> None:
 
 
 def _checkpoint_anchors(folder: Path) -> Iterator[Anchor]:
-    """Yields what each checkpoint says of the ledger, of a run that has one."""
+    """Yields what each checkpoint says of the ledger, of a run that has one.
+
+    Raises:
+        StateError: It names no lines and head.
+    """
     for path in sorted(folder.glob(CHECKPOINT_STATES)):
         try:
             run = read_json(path).get("run") or {}
@@ -230,13 +218,21 @@ def _checkpoint_anchors(folder: Path) -> Iterator[Anchor]:
         if not isinstance(run, dict):
             continue
         known, run_id, plan = map(run.get, ("ledger", "run_id", "plan"))
-        if known is not None:
-            nothing = False
-            if isinstance(run_id, str) and isinstance(plan, dict):
-                # Had a step been taken, the replay log would have it.
-                head = hash_of(first_line(run_id, plan))
-                nothing = known == {"lines": 1, "head": head, "position": 0}
-            yield Anchor.read(known, str(path), nothing)
+        if known is None:
+            continue
+        try:
+            there = parse(known, KnownLedger)
+        except Misfit as misfit:
+            raise StateError(
+                f"{path} is damaged: it names no lines and head of the ledger; put it back as it"
+                " was."
+            ) from misfit
+        before_first_line = False
+        if isinstance(run_id, str) and isinstance(plan, dict):
+            # Had a step been taken, the replay log would have it.
+            head = hash_of(first_line(run_id, plan))
+            before_first_line = there == KnownLedger(lines=1, head=head, position=0)
+        yield Anchor(there.lines, there.head, str(path), before_first_line)
 
 
 def _journaled_steps(folder: Path) -> int:

@@ -72,7 +72,6 @@ Stated = PrivateRun | PrivateVocabulary
 """A privacy.json with an epsilon."""
 Fact = tuple[str, Any, Any]
 """A key, what the file says, and what the ledger does."""
-ABSENT = "nothing"
 
 
 def _stated(folder: Path) -> RunPrivacy | Vocabulary | None:
@@ -123,7 +122,7 @@ def _words(path: Path, facts: Any, *, section: str = "") -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    return ABSENT if value is None else repr(value)
+    return "nothing" if value is None else repr(value)
 
 
 def _of_ledger(privacy: Stated, ledger: LedgerRecord) -> Iterator[Fact]:
@@ -439,11 +438,9 @@ def check_beside(folder: Path, ledger: LedgerRecord | None) -> None:
     The ledger is as ``read_run_ledger`` holds it against ``private/``; None: there is none.
     """
     known = _stated(folder)
-    if ledger is None:
-        if known is not None and has_noise(known):
-            _check_lodged(folder, None, known)
-        return
     _check_not_cut(folder, known, ledger)
+    if ledger is None:
+        return
     if found := _differences(folder, known, ledger):
         raise StateError(f"{'; '.join(found)}. Put it back as it was.")
 
@@ -458,20 +455,15 @@ def check_model(folder: Path, ledger: LedgerRecord | None) -> None:
 
 
 def _check_not_cut(
-    folder: Path, known: RunPrivacy | Vocabulary | None, ledger: LedgerRecord
+    folder: Path, known: RunPrivacy | Vocabulary | None, ledger: LedgerRecord | None
 ) -> None:
-    """Refuses a ledger that has not ended and lacks lines which privacy.json names."""
-    if known is None or not has_noise(known) or ledger.closed:
+    """Refuses a ledger that is gone, or has not ended and lacks lines that privacy.json names."""
+    if known is None or not has_noise(known):
         return
-    if known.ledger.lines > ledger.lines:
-        _check_lodged(folder, ledger, known)
-
-
-def _check_lodged(folder: Path, ledger: LedgerRecord | None, known: Stated) -> None:
-    """Refuses a ledger that is neither the one which privacy.json names nor its sequel."""
-    head = known.ledger
-    anchor = Anchor(head.lines, head.head, by=str(folder / PRIVACY))
-    check_anchor(folder / LEDGER, ledger, anchor)
+    named = known.ledger
+    if ledger is None or (not ledger.closed and named.lines > ledger.lines):
+        anchor = Anchor(named.lines, named.head, by=str(folder / PRIVACY))
+        check_anchor(folder / LEDGER, ledger, anchor)
 
 
 def _why_no_ledger(folder: Path) -> str:

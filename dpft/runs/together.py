@@ -14,13 +14,12 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import dpft
-from dpft.config.keys import plain
+from dpft.config.keys import leaves, plain
 from dpft.config.load import from_values
 from dpft.config.schema import POLYMORPHIC, EvaluateConfig, GenerateConfig, TrainConfig
 from dpft.data.batches import Layout
@@ -83,7 +82,7 @@ def check_alike(config: TrainConfig | EvaluateConfig | GenerateConfig, ranks: Ra
     """Refuses processes of other code, or with another configuration."""
     if ranks.size == 1:
         return
-    own = {**_versions(), **_flat(plain(config))}
+    own = {**_versions(), **leaves(plain(config))}
     everyones = [json.loads(each) for each in ranks.everyones(json.dumps(own).encode())]
     with ranks.settled():
         for rank, other in enumerate(everyones):
@@ -231,12 +230,3 @@ def _versions() -> dict[str, str]:
         digest.update(path.read_bytes())
     found = {name: version(name) for name in LIBRARIES}
     return {"dpft version": dpft.__version__, "dpft code": digest.hexdigest(), **found}
-
-
-def _flat(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
-    """Returns nested values by their dotted keys."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        key = f"{parent}.{name}" if parent else name
-        found |= _flat(value, key) if isinstance(value, Mapping) else {key: value}
-    return found

@@ -58,9 +58,6 @@ from dpft.training.training_state import (
     restore_scheduler,
 )
 
-RATIO = "signal_to_noise"
-"""Key of a step's signal-to-noise ratio, in the lines of the first ``SIGNAL_STEPS``."""
-
 
 class Diagnostics:
     """Appends one line a step to private/diagnostics.jsonl."""
@@ -107,7 +104,7 @@ class Diagnostics:
         measured = statistics.signal_and_noise
         if measured is not None:
             summary["signal_norm"], summary["noise_norm"] = measured.signal, measured.noise
-            summary[RATIO] = measured.ratio
+            summary["signal_to_noise"] = measured.ratio
         return summary
 
 
