@@ -23,6 +23,7 @@ from benchmarks.workload import WholeRun
 from dpft.files import hold_run
 from dpft.models.loading import quiet_transformers
 from dpft.runs.api import TRAIN_COMMAND
+from dpft.runs.folder import fresh_secrets
 from dpft.runs.prepared_run import Prepared, prepare, train
 from dpft.training import loop, session
 from dpft.training.listeners import PublicStep
@@ -111,7 +112,8 @@ def main() -> None:
         folder = Path(name)
         composed = TRAIN_COMMAND.compose([*run.words, "eval.enabled=false"], folder)
         command = TRAIN_COMMAND.load(composed.values, composed.words)
-        prepared = prepare(command.settings(), None, None)
+        config = command.settings()
+        prepared = prepare(config, fresh_secrets(config), None)
         take_steps(prepared, folder)
     answer(peak_bytes=peak_bytes(prepared.training_set.device.type))
 
@@ -121,15 +123,7 @@ def take_steps(prepared: Prepared, folder: Path) -> None:
     turns = Turns(device=prepared.training_set.device)
     with hold_run(folder), parts_timed(turns):
         try:
-            train(
-                prepared.config,
-                prepared.plan,
-                folder,
-                prepared.model,
-                prepared.processor,
-                prepared.training_set,
-                listeners=(turns,),
-            )
+            train(prepared, folder, listeners=(turns,))
         except InputEnded:
             return
 

@@ -166,6 +166,19 @@ def join_key(parent: str, name: object) -> str:
     return f"{parent}.{name}" if parent else str(name)
 
 
+def leaves(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
+    """Returns nested values by their dotted keys.
+
+    >>> leaves({"train": {"steps": 3, "keep": 1}, "name": "x"})
+    {'train.steps': 3, 'train.keep': 1, 'name': 'x'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        key = join_key(parent, name)
+        found |= leaves(value, key) if isinstance(value, Mapping) else {key: value}
+    return found
+
+
 def quoted(word: str) -> str:
     """Returns a word as a value of Hydra's grammar that means just that word."""
     # Hydra reads a backslash as itself but before a quote or at the value's end.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from dpft.config.keys import join_key, known_keys, plain, unknown_key
+from dpft.config.keys import known_keys, leaves, plain, unknown_key
 from dpft.config.load import CrossCheck, from_values
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.errors import InputError
@@ -40,7 +40,7 @@ class SearchSpace:
 
     def values(self) -> dict[str, list[Any]]:
         """Returns the space with dotted keys."""
-        found = dict(_leaves(self.space))
+        found = leaves(self.space)
         for key, values in found.items():
             if key.partition(".")[0] not in SECTIONS and key not in CLIPPING:
                 raise InputError(
@@ -188,11 +188,3 @@ def with_setting(config: TrainConfig, setting: Mapping[str, Any]) -> TrainConfig
             raise InputError(unknown_key(key, known_keys(TrainConfig)))
         section[name] = value
     return from_values(values, TrainConfig, polymorphic=POLYMORPHIC)
-
-
-def _leaves(space: Mapping[str, Any], parent: str = "") -> list[tuple[str, Any]]:
-    found = []
-    for name, value in space.items():
-        key = join_key(parent, name)
-        found += _leaves(value, key) if isinstance(value, Mapping) else [(key, value)]
-    return found

@@ -47,6 +47,8 @@ from dpft.privacy.ledger import (
 )
 from dpft.privacy.mechanisms.base import STREAM
 from dpft.privacy.witness import read_handed
+from dpft.records.configuration import KnownLedger
+from dpft.records.form import Misfit, parse
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,24 +77,6 @@ class Anchor:
     by: str
     before_first_line: bool = False
 
-    @classmethod
-    def read(cls, written: Mapping[str, Any], by: str, before_first_line: bool = False) -> Self:
-        """Returns what a JSON object says.
-
-        Raises:
-            StateError: It names no lines and head.
-        """
-        try:
-            lines, head = (written[name] for name in ("lines", "head"))
-            lines, head = int(lines), str(head)
-            if lines < 0:
-                raise ValueError("lines are counted from 0")
-        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
-            raise StateError(
-                f"{by} is damaged: it names no lines and head of the ledger; put it back as it was."
-            ) from error
-        return cls(lines, head, by, before_first_line)
-
 
 def read_run_ledger(folder: Path) -> LedgerRecord | None:
     """Returns the ledger of a run's folder, once everything in ``private/`` agrees with it.
@@ -116,7 +100,7 @@ def read_run_ledger(folder: Path) -> LedgerRecord | None:
     ledger = read_ledger(path) if path.exists() else None
     for anchor in anchors:
         if ledger is None or ledger.lines or not anchor.before_first_line:
-            _check_anchor(path, ledger, anchor)
+            check_anchor(path, ledger, anchor)
     handed = read_handed(folder)
     name = None if ledger is None else ledger.run_id
     if name is not None and handed is not None and handed.run != name:
@@ -171,31 +155,16 @@ def read_journal(path: Path) -> dict[int, dict[str, Any]]:
     return entries
 
 
-def check_lodged(
-    path: Path,
-    ledger: LedgerRecord | None,
-    lodged: Mapping[str, Any],
-    *,
-    by: str,
-    whole: bool = False,
-) -> None:
+def check_anchor(path: Path, ledger: LedgerRecord | None, anchor: Anchor) -> None:
     """Refuses a ledger other than the one whose lines and head were written down, or its sequel.
 
     Args:
         path: The ledger.
         ledger: What it says; None: it is gone.
-        lodged: Its ``lines`` and ``head`` as they were then.
-        by: What says so, for the message.
-        whole: Whether the ledger ended there, as it does in privacy.json.
+        anchor: Its lines and head as they were then.
     """
-    _check_anchor(path, ledger, Anchor.read(lodged, by), whole=whole)
-
-
-def _check_anchor(
-    path: Path, ledger: LedgerRecord | None, anchor: Anchor, *, whole: bool = False
-) -> None:
     lines, found = anchor.lines, ledger or NO_STEPS
-    if ledger is None or found.lines < lines or (whole and found.lines > lines):
+    if ledger is None or found.lines < lines:
         got = "none" if ledger is None else found.lines
         raise StateError(
             f"{path}, line {min(found.lines, lines) + 1}: the ledger must have {lines} lines, as"
@@ -236,7 +205,11 @@ def _check_journal(folder: Path, ledger: LedgerRecord, journaled: int) -> None:
 
 
 def _checkpoint_anchors(folder: Path) -> Iterator[Anchor]:
-    """Yields what each checkpoint says of the ledger, of a run that has one."""
+    """Yields what each checkpoint says of the ledger, of a run that has one.
+
+    Raises:
+        StateError: It names no lines and head.
+    """
     for path in sorted(folder.glob(CHECKPOINT_STATES)):
         try:
             run = read_json(path).get("run") or {}
@@ -245,13 +218,21 @@ def _checkpoint_anchors(folder: Path) -> Iterator[Anchor]:
         if not isinstance(run, dict):
             continue
         known, run_id, plan = map(run.get, ("ledger", "run_id", "plan"))
-        if known is not None:
-            nothing = False
-            if isinstance(run_id, str) and isinstance(plan, dict):
-                # Had a step been taken, the replay log would have it.
-                head = hash_of(first_line(run_id, plan))
-                nothing = known == {"lines": 1, "head": head, "position": 0}
-            yield Anchor.read(known, str(path), nothing)
+        if known is None:
+            continue
+        try:
+            there = parse(known, KnownLedger)
+        except Misfit as misfit:
+            raise StateError(
+                f"{path} is damaged: it names no lines and head of the ledger; put it back as it"
+                " was."
+            ) from misfit
+        before_first_line = False
+        if isinstance(run_id, str) and isinstance(plan, dict):
+            # Had a step been taken, the replay log would have it.
+            head = hash_of(first_line(run_id, plan))
+            before_first_line = there == KnownLedger(lines=1, head=head, position=0)
+        yield Anchor(there.lines, there.head, str(path), before_first_line)
 
 
 def _journaled_steps(folder: Path) -> int:

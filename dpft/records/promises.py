@@ -231,6 +231,11 @@ class Begun:
     commit: str | None = None
     """Commit of the git checkout, -dirty behind it where files differ."""
 
+    @property
+    def when(self) -> dict[str, Any]:
+        """These fields alone, of a record that has others too."""
+        return {"date": self.date, "versions": self.versions, "commit": self.commit}
+
 
 @dataclass(frozen=True, kw_only=True)
 class StartingModel:

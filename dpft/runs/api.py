@@ -189,8 +189,20 @@ def model_words(model: object, tokenizer: object, overrides: list[str], folder: 
     """
     if model is None and tokenizer is None:
         return []
-    _check(model, tokenizer)
-    assert isinstance(model, PreTrainedModel)
+    if not isinstance(model, PreTrainedModel):
+        kind = type(model).__name__
+        way_out = (
+            "; give the base model and method=lora (its adapters' weights merged, if it has any)"
+            if kind.startswith("Peft")
+            else "; any other module trains by dpft.privacy.clipping.PerExampleClipper in a loop of"
+            " your own"
+        )
+        raise InputError(f"model must be a transformers.PreTrainedModel, got {kind}{way_out}.")
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise InputError(
+            "tokenizer must be the model's transformers tokenizer, got"
+            f" {type(tokenizer).__name__}; load it with AutoTokenizer.from_pretrained."
+        )
     chosen = sorted({"model", "model.path", "model.hub_name"} & set(given_overrides(overrides)))
     if chosen:
         raise InputError(f"at most one of {chosen[0]}= and a model object may be given, got both.")
@@ -220,7 +232,12 @@ def kept_model(model: object, tokenizer: object, folder: Path) -> Iterator[None]
     try:
         with hold_run(folder):
             ours = True  # Another process that holds the folder may have put its own there.
-            _write(model, tokenizer, private_path(folder, BASE_MODEL))
+            path = private_path(folder, BASE_MODEL)
+            shutil.rmtree(path, ignore_errors=True)
+            model.save_pretrained(path, safe_serialization=True)
+            tokenizer.save_pretrained(path)
+            for file in path.iterdir():
+                file.chmod(0o600)
         yield
     finally:
         begun = (folder / CONFIGURATION).exists() or (folder / TUNING).exists()
@@ -231,31 +248,6 @@ def kept_model(model: object, tokenizer: object, folder: Path) -> Iterator[None]
                     if place.name == PRIVATE:
                         (place.parent / LOCK).unlink(missing_ok=True)
                     place.rmdir()
-
-
-def _check(model: object, tokenizer: object) -> None:
-    if not isinstance(model, PreTrainedModel):
-        kind = type(model).__name__
-        way_out = (
-            "; give the base model and method=lora (its adapters' weights merged, if it has any)"
-            if kind.startswith("Peft")
-            else "; any other module trains by dpft.privacy.clipping.PerExampleClipper in a loop of"
-            " your own"
-        )
-        raise InputError(f"model must be a transformers.PreTrainedModel, got {kind}{way_out}.")
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise InputError(
-            "tokenizer must be the model's transformers tokenizer, got"
-            f" {type(tokenizer).__name__}; load it with AutoTokenizer.from_pretrained."
-        )
-
-
-def _write(model: PreTrainedModel, tokenizer: Any, path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    model.save_pretrained(path, safe_serialization=True)
-    tokenizer.save_pretrained(path)
-    for file in path.iterdir():
-        file.chmod(0o600)
 
 
 GENERATE_CALL = "dpft.generate(RUN, num=5)"
@@ -273,15 +265,6 @@ class Generated:
     """File that holds them."""
     statement: Path
     """File that says what they cost."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Objects:
-    """What a caller gives that a command line cannot hold; each None where it is not given."""
-
-    rows: Rows | Splits | None
-    model: PreTrainedModel | None
-    tokenizer: PreTrainedTokenizerBase | None
 
 
 @contextmanager
@@ -323,8 +306,8 @@ def train(
         RunError: Training failed, or the clipper is not exact on this model.
         StateError: What a run that goes on left is damaged.
     """
-    objects = Objects(rows=rows, model=model, tokenizer=tokenizer)
-    return _carried_out(TRAIN_COMMAND, runs.run, overrides, objects, folder)
+    given = {"rows": rows, "model": model, "tokenizer": tokenizer}
+    return _carried_out(TRAIN_COMMAND, runs.run, overrides, folder, **given)
 
 
 def tune(
@@ -344,8 +327,8 @@ def tune(
         RunError: No trial has a score.
         StateError: What a search that goes on left is damaged.
     """
-    objects = Objects(rows=rows, model=model, tokenizer=tokenizer)
-    return _carried_out(TUNE_COMMAND, tuning.run, overrides, objects, folder)
+    given = {"rows": rows, "model": model, "tokenizer": tokenizer}
+    return _carried_out(TUNE_COMMAND, tuning.run, overrides, folder, **given)
 
 
 @_named_by_keys()
@@ -499,20 +482,23 @@ def _carried_out(
     command: Command,
     run: Callable[..., None],
     overrides: Sequence[str],
-    objects: Objects,
     folder: Folder | None,
+    *,
+    rows: Any,
+    model: object,
+    tokenizer: object,
 ) -> Run:
     """Returns the run that train or tune makes of words and of what a command line cannot hold."""
-    given = checked_words(overrides, objects.rows)
+    given = checked_words(overrides, rows)
     resumed = given_text(given, "resume")
     place = command.place(given, folder, resumed)
-    chosen = model_words(objects.model, objects.tokenizer, given, place)
-    words = [*chosen, *given, *memory_words(objects.rows, resumed)]
+    chosen = model_words(model, tokenizer, given, place)
+    words = [*chosen, *given, *memory_words(rows, resumed)]
     composed = command.compose(checked_overrides(words), place)
     quiet_transformers()
     configuration = command.load(composed.values, composed.words)
     announce(configuration)
-    kept = kept_model(objects.model, objects.tokenizer, place)
-    with rows_in_memory(objects.rows), kept, naming_recipe(composed.words):
+    kept = kept_model(model, tokenizer, place)
+    with rows_in_memory(rows), kept, naming_recipe(composed.words):
         run(configuration, place, write_request=composed.write_record)
     return open_run(place)

@@ -38,6 +38,7 @@ from dpft.config.load import from_values, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.encoding import fingerprint
 from dpft.data.raw_rows import held_splits
+from dpft.data.training_records import new_key
 from dpft.errors import DpftError, InputError, StateError
 from dpft.files import (
     AUDIT_KEY,
@@ -80,6 +81,7 @@ from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import world
 from dpft.parallel.processes import is_restarted, remember, remembered
 from dpft.parallel.rank_environment import submitted_job
+from dpft.privacy.cipher import secret_key
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.mechanisms.base import Chosen, Mechanism, MechanismConfig
 from dpft.privacy.plan import write_plan
@@ -215,10 +217,8 @@ def origin(config: TrainConfig, begun: BegunFile) -> Origin:
     return Origin(
         model=with_kind(model_name(asked.model), own),
         data=data_name(asked.task),
-        date=begun.date,
-        versions=begun.versions,
-        commit=begun.commit,
         starting_models=begun.starting_models,
+        **begun.when,
     )
 
 
@@ -258,6 +258,12 @@ class Secrets:
     held_out_key: bytes | None
     audit_key: bytes
     """Of which canaries and their coins are made."""
+
+
+def fresh_secrets(config: TrainConfig) -> Secrets:
+    """Returns the keys of a run that begins; two of them are those of a test's seed, if any."""
+    units, audit = (secret_key(name, config.privacy.noise_seed) for name in ("units", "audit"))
+    return Secrets(unit_key=units, held_out_key=new_key(), audit_key=audit)
 
 
 def resumed_configuration(

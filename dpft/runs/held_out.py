@@ -9,7 +9,6 @@ A published task has splits of its own. Your own single file has not: ``eval.hel
 of it, by a secret key that stays in the run's private/, so that ``dpft eval run=`` scores the same.
 """
 
-import dataclasses
 import hmac
 import logging
 from array import array
@@ -239,7 +238,7 @@ def records_to_score(config: EvaluateConfig) -> dict[str, list[Record]]:
             f"eval.held_out must stay as the run had it, {trained.eval.held_out}, got"
             f" {config.eval.held_out}: other records were trained on; drop it."
         )
-    data = load_training_data(dataclasses.replace(trained, task=config.task))
+    data = load_training_data(replace(trained, task=config.task))
     key, before = held_out_key(Path(config.run))
     if not hmac.compare_digest(known_by(data, key), before):
         raise InputError(

@@ -29,7 +29,6 @@ from dpft.parallel.processes import own_device
 from dpft.parallel.ranks import ALONE, Ranks, Share
 from dpft.parallel.shards import ShardedModel, WholeSums, gathered, whole_reader
 from dpft.privacy.accounting.curve import CurveInBackground
-from dpft.privacy.cipher import secret_key
 from dpft.privacy.frozen_state import digests_of
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.witness import Handover
@@ -62,7 +61,6 @@ from dpft.runs.training_records import (
     make_training_set,
     summarize,
     training_layout,
-    unit_key,
 )
 from dpft.runs.white_box import check_white_box
 from dpft.startup import CHECKING, ENCODING, LOADING, PLANNING, doing
@@ -83,6 +81,40 @@ from dpft.training.session import (
 from dpft.training.training_config import WeightAverage, warn_if_slow
 
 logger = logging.getLogger(__name__)
+
+
+Planner = Callable[[TrainConfig, Callable[[], int]], RunPlan]
+"""From a run's configuration, and a count of its units, to its plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Everything a run needs before its folder is written to."""
+
+    config: TrainConfig
+    architecture: Architecture
+    plan: RunPlan
+    encoding: Encoding
+    processor: Any
+    """What is saved beside the model: its tokenizer, or its image processor."""
+    division: Division
+    model: PreTrainedModel
+    """On its device, its clipper proved; one that is to be cut is on the CPU or the meta
+    device, and not proved yet."""
+    counts: ParameterCounts
+    training_set: TrainingSet
+    unit_key: bytes | None
+    """Secret, where units have several records."""
+    canaries: Sequence[Canary]
+    """Those that an audit will look for, with what their coins said; private."""
+    audit_key: bytes
+    """Of which they are made; secret."""
+    summary: DataSummary
+    """What became of the records that were read; private."""
+    shards: ShardedModel | None = None
+    """``model``, where each process has but a shard of it."""
+    rows: RowsOfModel | None = None
+    """Where the weights are that ``model`` has on the meta device, until it is cut."""
 
 
 def warn(config: TrainConfig, plan: RunPlan) -> None:
@@ -129,26 +161,22 @@ def prove_clipper(
     config.method.begin_step(model, 0)
 
 
-def digests_at_start(
-    plan: RunPlan, model: nn.Module, shards: ShardedModel | None
-) -> dict[str, str] | None:
+def digests_at_start(prepared: Prepared) -> dict[str, str] | None:
     """Returns digests of a private run's model before it runs on any record; None of another run.
 
     The processes of a model in shards serve the one that asks: inside ``ranks.settled()``.
     """
-    if plan.privacy is None:
+    if prepared.plan.privacy is None:
         return None
-    return digests_of(model, read=None if shards is None else whole_reader(shards))
+    shards = prepared.shards
+    return digests_of(prepared.model, read=None if shards is None else whole_reader(shards))
 
 
 def train(
-    config: TrainConfig,
-    plan: RunPlan,
+    prepared: Prepared,
     folder: Path,
-    model: PreTrainedModel,
-    processor: Any,
-    training_set: TrainingSet,
     resume_point: ResumePoint | None = None,
+    *,
     listeners: tuple[StepListener, ...] = (),
     handover: Handover | None = None,
     state_at_start: Mapping[str, str] | None = None,
@@ -156,25 +184,24 @@ def train(
     foretold: str = "",
     evaluation: StepEvaluation | None = None,
     ranks: Ranks = ALONE,
-    shards: ShardedModel | None = None,
 ) -> WeightAverage | None:
     """Takes every step that is left and saves the model; one that ended is only read back.
 
-    The model is prepared and its clipper proved; ``processor`` is saved beside it. Only the first
-    process has a resume point (None: the run begins), listeners, a handover to the witness, digests
-    of the state at the start and the curve of epsilon. ``foretold`` is how long it will take, in
-    words; ``shards`` is the model, where each process has but a shard of it.
+    Only the first process has a resume point (None: the run begins), listeners, a handover to the
+    witness, digests of the state at the start and the curve of epsilon. ``foretold`` is how long it
+    will take, in words.
 
     Returns:
         As ``put_released_in_place``.
     """
+    config, plan, model, shards = prepared.config, prepared.plan, prepared.model, prepared.shards
     base = digest_of_base(config) if ranks.is_first else None
 
     def save_model() -> str:
         held = held_to_save(config.method, model)
         with nullcontext() if shards is None else gathered(shards, held=held):
             config.method.save(model, folder / MODEL)
-            processor.save_pretrained(folder / MODEL)
+            prepared.processor.save_pretrained(folder / MODEL)
             share(folder / MODEL)
             sync_tree(folder / MODEL)  # before the ledger closes, after which it is saved no more
             return write_released(folder / MODEL, base)
@@ -183,7 +210,7 @@ def train(
         model=model,
         method=config.method,
         phases=plan.phases,
-        training_set=training_set,
+        training_set=prepared.training_set,
         settings=config.train,
         optimizer=config.optimizer,
         scheduler=config.scheduler,
@@ -247,50 +274,16 @@ def _check_end(
         )
 
 
-Planner = Callable[[TrainConfig, Callable[[], int]], RunPlan]
-"""From a run's configuration, and a count of its units, to its plan."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """Everything a run needs before its folder is written to."""
-
-    config: TrainConfig
-    architecture: Architecture
-    plan: RunPlan
-    encoding: Encoding
-    processor: Any
-    """What is saved beside the model: its tokenizer, or its image processor."""
-    division: Division
-    model: PreTrainedModel
-    """On its device, its clipper proved; one that is to be cut is on the CPU or the meta
-    device, and not proved yet."""
-    counts: ParameterCounts
-    training_set: TrainingSet
-    unit_key: bytes | None
-    """Secret, where units have several records."""
-    canaries: Sequence[Canary]
-    """Those that an audit will look for, with what their coins said; private."""
-    audit_key: bytes
-    """Of which they are made; secret."""
-    summary: DataSummary
-    """What became of the records that were read; private."""
-    shards: ShardedModel | None = None
-    """``model``, where each process has but a shard of it."""
-    rows: RowsOfModel | None = None
-    """Where the weights are that ``model`` has on the meta device, until it is cut."""
-
-
 def prepare(
     config: TrainConfig,
-    secrets: Secrets | None,
+    secrets: Secrets,
     resume_point: ResumePoint | None,
     planner: Planner = plan_run,
     ranks: Ranks = ALONE,
 ) -> Prepared:
     """Returns the parts of a run, nothing of it written yet; this process's share of each batch.
 
-    ``secrets`` are of a run that goes on from ``resume_point``; without, fresh ones are drawn.
+    ``secrets`` are those of the run that goes on from ``resume_point``, or fresh ones.
     """
     if config.eval.enabled:
         metric_specs(config.task.metrics)
@@ -306,7 +299,7 @@ def prepare(
     encoding = encoding_of(task, architecture, head, processor)
     check_micro_batch_tokens(config)
     data = load_training_data(config)
-    division = divide(config, data, None if secrets is None else secrets.held_out_key)
+    division = divide(config, data, secrets.held_out_key)
     config = with_batch_size(config, lambda: data.num_units)
     config = with_micro_batch_size(config, architecture, head, device)
     if config.train.compile and config.privacy.clips is not None:
@@ -340,14 +333,16 @@ def prepare(
         doing(CHECKING)
         prove_clipper(config, plan, model, training_layout(config, encoding.layout, device))
     doing(ENCODING)
-    key = unit_key(config) if secrets is None else secrets.unit_key
-    audit_key = secret_key("audit", config.privacy.noise_seed)
-    audit_key = audit_key if secrets is None else secrets.audit_key
-    canaries = make_canaries(config.audit, processor, audit_key)
+    canaries = make_canaries(config.audit, processor, secrets.audit_key)
     if resume_point is None:
         check_suffixes_learned(canaries, config.audit, processor, task, encoding)
     training_set = make_training_set(
-        config, data.only(division.kept), encoding, device, unit_key=key, canaries=canaries
+        config,
+        data.only(division.kept),
+        encoding,
+        device,
+        unit_key=secrets.unit_key,
+        canaries=canaries,
     )
     training_set = replace(training_set, share=Share(ranks.rank, ranks.size))
     return Prepared(
@@ -360,9 +355,9 @@ def prepare(
         model=model,
         counts=counts,
         training_set=training_set,
-        unit_key=None if data.units is None else key,
+        unit_key=None if data.units is None else secrets.unit_key,
         canaries=canaries,
-        audit_key=audit_key,
+        audit_key=secrets.audit_key,
         summary=summarize(
             config, data, division, training_set, canaries=sum(each.copies for each in canaries)
         ),

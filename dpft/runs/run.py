@@ -68,6 +68,7 @@ from dpft.runs.folder import (
     digest_of,
     fingerprint_text,
     folder_of_run,
+    fresh_secrets,
     has_scores,
     hint_of_resume,
     keep_folder,
@@ -94,7 +95,6 @@ from dpft.runs.together import (
     agreed,
     check_alike,
     check_arithmetic,
-    fresh_secrets,
     share_secrets,
     share_settings,
 )
@@ -201,7 +201,7 @@ def begin(
             refuse_used_folder(folder)
             keep_folder(folder)
             write_beginning(prepared, folder, write_request, asked=digest_of(config))
-            state = digests_at_start(prepared.plan, prepared.model, prepared.shards)
+            state = digests_at_start(prepared)
             handover = None if witness is None else Handover(witness, folder, run_id=new_run_id())
             return handover, state
 
@@ -226,36 +226,31 @@ def go_on(
     """
     with ExitStack() as held:
 
-        def look() -> tuple[ResumePoint, bool]:
+        def look() -> tuple[ResumePoint, Secrets | None]:
             held.enter_context(hold_run(folder))
             resume_point = find_resume_point(folder)
-            has_reports = (folder / REPORT).exists() and (folder / PRIVACY).exists()
             if resume_point.has_ended:
                 check_model(folder, resume_point.ledger)  # It is scored, or stands as it is.
-            is_done = resume_point.has_ended and has_reports
-            if is_done:
-                check_beside(folder, resume_point.ledger)
-            return resume_point, is_done
-
-        def read() -> Secrets:
-            assert resume_point is not None
+                if (folder / REPORT).exists() and (folder / PRIVACY).exists():
+                    check_beside(folder, resume_point.ledger)
+                    return resume_point, None
             read_own_evaluations(folder)
             if witness is not None and resume_point.ledger is not None:
                 check_going_on(resume_point.ledger, folder, witness, resume_point.run_id)
-            return read_secrets(folder)
+            return resume_point, read_secrets(folder)
 
         def bound_noise() -> float | None:
             assert resume_point is not None
             is_private = resume_point.checkpoint.run.plan is not None
             return resume_point.plan().noise_multiplier if is_private else None
 
-        resume_point, is_done = ranks.first(look) or (None, False)
-        (is_done,) = ranks.any(is_done)
+        resume_point, secrets = ranks.first(look) or (None, None)
+        (is_done,) = ranks.any(ranks.is_first and secrets is None)
         if is_done:
             ranks.first(delete_generator_states, folder / CHECKPOINTS)
             logger.info("the run in %s has ended; nothing is left to do", folder)
             return
-        secrets = share_secrets(ranks.first(read), ranks)
+        secrets = share_secrets(secrets, ranks)
         noise = ranks.first_to_all(bound_noise)
 
         def planner(config: TrainConfig, count: Callable[[], int]) -> RunPlan:
@@ -287,7 +282,7 @@ def same_base(prepared: Prepared, resume_point: ResumePoint | None) -> None:
         StateError: A tensor of the model that nothing moves is another one.
     """
     before = {} if resume_point is None else resume_point.checkpoint.run.frozen or {}
-    found = digests_at_start(prepared.plan, prepared.model, prepared.shards) if before else None
+    found = digests_at_start(prepared) if before else None
     others = [name for name in before if found is not None and found.get(name) != before[name]]
     if resume_point is not None and others:
         raise StateError(
@@ -343,12 +338,8 @@ def finish(
         scheduled = scheduled_scores(prepared, folder, ranks)
         canaries = ranks.first(listening) or ()
         average = train(
-            config,
-            plan,
+            prepared,
             folder,
-            prepared.model,
-            prepared.processor,
-            prepared.training_set,
             resume_point,
             listeners=(*trackings, *canaries),
             handover=handover,
@@ -358,7 +349,6 @@ def finish(
             foretold=f"about {in_words(seconds + scoring)} from here" if seconds else "",
             evaluation=scheduled,
             ranks=ranks,
-            shards=prepared.shards,
         )
         if scheduled is not None:
             ranks.first(scheduled.publish)

@@ -40,7 +40,7 @@ from dpft.privacy.accounting.interpretation import epsilon_lower_bound
 from dpft.privacy.ledger import LedgerRecord, Noise, added_up, steps_taken
 from dpft.privacy.mechanisms.histogram import histogram_of
 from dpft.privacy.plan import GIVEN, HistogramPlan, Plan, PrivacyPlan, SpentBefore, write_plan
-from dpft.privacy.replay_log import check_lodged, knows_the_end, read_run_ledger
+from dpft.privacy.replay_log import Anchor, check_anchor, knows_the_end, read_run_ledger
 from dpft.records.configuration import PrivacySection, read_saved
 from dpft.records.costs import Interval, Search
 from dpft.records.form import as_json, read_record
@@ -72,20 +72,6 @@ Stated = PrivateRun | PrivateVocabulary
 """A privacy.json with an epsilon."""
 Fact = tuple[str, Any, Any]
 """A key, what the file says, and what the ledger does."""
-ABSENT = "nothing"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Beside:
-    """What a run's folder says of it beside the ledger."""
-
-    folder: Path
-    privacy: RunPrivacy | Vocabulary | None
-    """privacy.json; None: there is none."""
-    asked: PrivacySection | None
-    """What config.yaml asked for; None: it does not say."""
-    search: Search | None
-    """What a search was bound to before its first trial; None: there was none."""
 
 
 def _stated(folder: Path) -> RunPrivacy | Vocabulary | None:
@@ -93,36 +79,37 @@ def _stated(folder: Path) -> RunPrivacy | Vocabulary | None:
     return read_privacy(path) if path.exists() else None
 
 
-def _beside(folder: Path, privacy: RunPrivacy | Vocabulary | None) -> Beside:
-    """Returns what a run's folder says beside its ledger."""
-    config, trials = read_saved(folder / CONFIGURATION), folder / TRIALS
-    stated = privacy is not None and has_noise(privacy)
-    return Beside(
-        folder=folder,
-        privacy=privacy,
-        asked=None if config is None else config.privacy,
-        search=read_record(trials, Search) if stated and trials.exists() else None,
-    )
+def _differences(
+    folder: Path, privacy: RunPrivacy | Vocabulary | None, ledger: LedgerRecord
+) -> list[str]:
+    """Returns what files say otherwise than a run's ledger, a sentence each, without its full stop.
 
-
-def differences(beside: Beside, ledger: LedgerRecord) -> Iterator[str]:
-    """Yields what files beside a ledger say otherwise, a sentence each, without its full stop."""
-    path, privacy, plan = beside.folder / PRIVACY, beside.privacy, ledger.plan
+    ``privacy`` is the folder's privacy.json; None: there is none.
+    """
+    config, plan = read_saved(folder / CONFIGURATION), ledger.plan
+    trials = folder / TRIALS
+    search = None
+    if privacy is not None and has_noise(privacy) and trials.exists():
+        search = read_record(trials, Search)
     if plan is None:
-        return
+        return []
+    found: list[str] = []
+    path = folder / PRIVACY
     if privacy is not None and not has_noise(privacy):
-        yield (
+        found.append(
             f"{path} must state the epsilon of the {ledger.counted_steps} noisy steps of"
-            f" {beside.folder / LEDGER}, got none: it was edited or is another run's"
+            f" {folder / LEDGER}, got none: it was edited or is another run's"
         )
     elif privacy is not None:
         facts = [*_of_ledger(privacy, ledger), *_of_plan(privacy, ledger)]
-        yield from _words(path, facts)
+        found += _words(path, facts)
         if all(_same(stated, known) for _, stated, known in facts):
-            yield from _words(path, _of_accountants(beside.search, privacy, ledger))
-            yield from _impossible(beside.folder, privacy, ledger)
-    asked = [] if beside.asked is None else _of_configuration(beside.asked, plan)
-    yield from _words(beside.folder / CONFIGURATION, asked, section="privacy.")
+            found += _words(path, _of_accountants(search, privacy, ledger))
+            found += _impossible(folder, privacy, ledger)
+    if config is not None and config.privacy is not None:
+        asked = _of_configuration(config.privacy, plan)
+        found += _words(folder / CONFIGURATION, asked, section="privacy.")
+    return found
 
 
 def _words(path: Path, facts: Any, *, section: str = "") -> Iterator[str]:
@@ -135,7 +122,7 @@ def _words(path: Path, facts: Any, *, section: str = "") -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    return ABSENT if value is None else repr(value)
+    return "nothing" if value is None else repr(value)
 
 
 def _of_ledger(privacy: Stated, ledger: LedgerRecord) -> Iterator[Fact]:
@@ -388,7 +375,7 @@ def read_spent(folder: str, *, trial: bool = False) -> SpentRun:
         fault = (str(error).rstrip("."),)
     _check_not_cut(path, privacy, ledger)
     try:
-        said = fault or tuple(differences(_beside(path, privacy), ledger))
+        said = fault or tuple(_differences(path, privacy, ledger))
     except DpftError as error:
         said = (str(error).rstrip("."),)
     plan = ledger.plan
@@ -451,13 +438,10 @@ def check_beside(folder: Path, ledger: LedgerRecord | None) -> None:
     The ledger is as ``read_run_ledger`` holds it against ``private/``; None: there is none.
     """
     known = _stated(folder)
-    if ledger is None:
-        if known is not None and has_noise(known):
-            check_lodged(folder / LEDGER, None, vars(known.ledger), by=str(folder / PRIVACY))
-        return
     _check_not_cut(folder, known, ledger)
-    found = list(differences(_beside(folder, known), ledger))
-    if found:
+    if ledger is None:
+        return
+    if found := _differences(folder, known, ledger):
         raise StateError(f"{'; '.join(found)}. Put it back as it was.")
 
 
@@ -471,13 +455,15 @@ def check_model(folder: Path, ledger: LedgerRecord | None) -> None:
 
 
 def _check_not_cut(
-    folder: Path, known: RunPrivacy | Vocabulary | None, ledger: LedgerRecord
+    folder: Path, known: RunPrivacy | Vocabulary | None, ledger: LedgerRecord | None
 ) -> None:
-    """Refuses a ledger that has not ended and lacks lines which privacy.json names."""
-    if known is None or not has_noise(known) or ledger.closed:
+    """Refuses a ledger that is gone, or has not ended and lacks lines that privacy.json names."""
+    if known is None or not has_noise(known):
         return
-    if known.ledger.lines > ledger.lines:
-        check_lodged(folder / LEDGER, ledger, vars(known.ledger), by=str(folder / PRIVACY))
+    named = known.ledger
+    if ledger is None or (not ledger.closed and named.lines > ledger.lines):
+        anchor = Anchor(named.lines, named.head, by=str(folder / PRIVACY))
+        check_anchor(folder / LEDGER, ledger, anchor)
 
 
 def _why_no_ledger(folder: Path) -> str:

@@ -14,26 +14,23 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import dpft
-from dpft.config.keys import plain
+from dpft.config.keys import leaves, plain
 from dpft.config.load import from_values
 from dpft.config.schema import POLYMORPHIC, EvaluateConfig, GenerateConfig, TrainConfig
 from dpft.data.batches import Layout
 from dpft.data.encoding import fingerprint
-from dpft.data.training_records import KEY_BYTES, new_key
+from dpft.data.training_records import KEY_BYTES
 from dpft.devices import device_name
 from dpft.errors import InputError
 from dpft.parallel.ranks import Ranks
-from dpft.privacy.cipher import secret_key
 from dpft.privacy.plan import PrivacyPlan, read_plan, write_plan
 from dpft.runs.folder import Secrets
 from dpft.runs.prepared_run import Prepared
-from dpft.runs.training_records import unit_key
 from dpft.training.self_check import SHORT_LENGTH, synthetic_losses
 from dpft.training.training_config import autocast
 from dpft.training.training_state import model_state
@@ -85,7 +82,7 @@ def check_alike(config: TrainConfig | EvaluateConfig | GenerateConfig, ranks: Ra
     """Refuses processes of other code, or with another configuration."""
     if ranks.size == 1:
         return
-    own = {**_versions(), **_flat(plain(config))}
+    own = {**_versions(), **leaves(plain(config))}
     everyones = [json.loads(each) for each in ranks.everyones(json.dumps(own).encode())]
     with ranks.settled():
         for rank, other in enumerate(everyones):
@@ -129,12 +126,6 @@ def share_secrets(own: Secrets | None, ranks: Ranks) -> Secrets:
     unit, audit = heard[:KEY_BYTES], heard[KEY_BYTES : 2 * KEY_BYTES]
     held_out = heard[2 * KEY_BYTES :] or None
     return Secrets(unit_key=unit, audit_key=audit, held_out_key=held_out)
-
-
-def fresh_secrets(config: TrainConfig) -> Secrets:
-    """Returns the keys of a run that begins."""
-    audit = secret_key("audit", config.privacy.noise_seed)
-    return Secrets(unit_key=unit_key(config), held_out_key=new_key(), audit_key=audit)
 
 
 def agreed(prepared: Prepared, ranks: Ranks) -> Prepared:
@@ -239,12 +230,3 @@ def _versions() -> dict[str, str]:
         digest.update(path.read_bytes())
     found = {name: version(name) for name in LIBRARIES}
     return {"dpft version": dpft.__version__, "dpft code": digest.hexdigest(), **found}
-
-
-def _flat(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
-    """Returns nested values by their dotted keys."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        key = f"{parent}.{name}" if parent else name
-        found |= _flat(value, key) if isinstance(value, Mapping) else {key: value}
-    return found

@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -58,7 +57,6 @@ from dpft.records.form import keys_of, parse, write_record
 from dpft.records.ledger import GaussianHistogram as HistogramLine
 from dpft.records.ledger import HistogramNumbers, LedgerHead
 from dpft.records.promises import (
-    Begun,
     OpenVocabulary,
     OpenVocabularyAnswer,
     PrivateVocabulary,
@@ -226,14 +224,8 @@ def _record(command: TokenizerCommand, folder: Path, made: Made) -> PrivateVocab
         tokens=made.tokens,
         tokenizer_sha256=made.tokenizer_sha256,
         **{key.field: getattr(line, key.field) for key in keys_of(HistogramNumbers)},
-        **_begun(folder),
+        **read_begun(folder).when,
     )
-
-
-def _begun(folder: Path) -> dict[str, Any]:
-    """Returns when and with what a run was begun, as fields of its privacy.json."""
-    begun = read_begun(folder)
-    return {key.field: getattr(begun, key.field) for key in keys_of(Begun)}
 
 
 def delta_source(command: TokenizerCommand) -> str:
@@ -305,7 +297,7 @@ def make_without_privacy(
         vocab_size=made.vocab_size,
         tokens=made.tokens,
         tokenizer_sha256=made.tokenizer_sha256,
-        **_begun(folder),
+        **read_begun(folder).when,
     )
     write_record(folder / PRIVACY, record)
     write_tokenizer_report(folder)

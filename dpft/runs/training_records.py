@@ -19,7 +19,6 @@ from dpft.data.sources import LETTERS_PER_TOKEN
 from dpft.data.training_records import TOGETHER, batched, bounded_units, drained, units_of_chunks
 from dpft.errors import InputError
 from dpft.machine import return_freed_memory
-from dpft.privacy.cipher import secret_key
 from dpft.privacy.plan import EXAMPLE
 from dpft.runs.held_out import Division, TrainingData
 from dpft.tasks.base import REFUSED, Record, Task
@@ -163,11 +162,6 @@ def _encoded(
         usable.append(made.has_label)
         rows.add(made if keeps_empty else made.only(made.has_label))
     return rows, np.concatenate(usable), np.concatenate(counts)
-
-
-def unit_key(config: TrainConfig) -> bytes:
-    """Returns a fresh secret key for ``make_training_set``, or the one of a test's seed."""
-    return secret_key("units", config.privacy.noise_seed)
 
 
 MOST_NAMED = 100

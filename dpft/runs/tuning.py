@@ -338,14 +338,10 @@ def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> 
     won = read_privacy(trial / PRIVACY)
     assert isinstance(won, PrivateRun)
     begun = read_begun(folder)
-    won = replace(
-        with_selection(won, search.calibration, command.tune.count, space=command.tuning.values()),
-        date=begun.date,
-        versions=begun.versions,
-        commit=begun.commit,
-        starting_models=begun.starting_models,
-    )
-    write_record(folder / PRIVACY, won)
+    space = command.tuning.values()
+    best = with_selection(won, search.calibration, command.tune.count, space=space)
+    of_search = replace(best, starting_models=begun.starting_models, **begun.when)
+    write_record(folder / PRIVACY, of_search)
     write_report(folder)
     date_to_the_beginning(folder)
 

@@ -84,11 +84,6 @@ WAY_OUT = (
 )
 
 
-def write_state(folder: Path, state: CheckpointState) -> None:
-    """Writes ``state.json``, the last file of a checkpoint."""
-    write_record(folder / STATE, replace(state, checksum=_digest(state)), mode=0o600)
-
-
 def read_state(path: Path, ranks: Ranks = ALONE) -> CheckpointState:
     """Returns ``state.json`` once its checksum, and those of a rank's share of the files, hold.
 
@@ -303,7 +298,7 @@ def save_checkpoint(
             keys_changed=keys_changed,
             checksums=checksums,
         )
-        write_state(partial, state)
+        write_record(partial / STATE, replace(state, checksum=_digest(state)), mode=0o600)
         sync_folder(partial)
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
@@ -334,12 +329,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
         StateError: A file is missing or damaged.
     """
     state = read_state(path)
-    changed = state.keys_changed or 0
     return Checkpoint(
         path=path,
         step=state.step,
         run=state.run,
-        keys_changed=changed,
+        keys_changed=state.keys_changed or 0,
         histories=tuple(name for name in state.checksums if is_secret(name) and name != KEYS),
     )
 

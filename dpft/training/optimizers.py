@@ -104,20 +104,6 @@ def check_works_on_shards(config: OptimizerConfig) -> None:
     )
 
 
-def make_optimizer(
-    parameters: "Iterable[nn.Parameter]",
-    config: OptimizerConfig,
-    *,
-    learning_rate: float,
-    weight_decay: float,
-    model: "nn.Module | None" = None,
-) -> "Optimizer":
-    """Returns the optimizer that the configuration names, over ``parameters``, of ``model``."""
-    if model is None:
-        return config.make(parameters, learning_rate, weight_decay)
-    return config.make_for(model, parameters, learning_rate, weight_decay)
-
-
 def check_unit_interval(**values: float) -> None:
     """Refuses a value of the configuration that is no share.
 
@@ -352,7 +338,7 @@ class Muon(OptimizerConfig):
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
     ) -> "Optimizer":
         """Returns the optimizer, to which every matrix is one of a hidden layer."""
-        return self._make(list(parameters), set(), learning_rate, weight_decay)
+        return self._made_of(parameters, set(), learning_rate, weight_decay)
 
     def make_for(
         self,
@@ -364,8 +350,7 @@ class Muon(OptimizerConfig):
         """Returns the optimizer over ``parameters`` of ``model``."""
         from dpft.training.optimizer_steps import tables_and_heads
 
-        apart = tables_and_heads(model)
-        return self._make(list(parameters), apart, learning_rate, weight_decay)
+        return self._made_of(parameters, tables_and_heads(model), learning_rate, weight_decay)
 
     def check_model(self, model: "nn.Module") -> None:
         """Refuses a model of which no matrix of a hidden layer trains."""
@@ -378,20 +363,23 @@ class Muon(OptimizerConfig):
                 " choose optimizer=adamw."
             )
 
-    def _make(
+    def _made_of(
         self,
-        parameters: "list[nn.Parameter]",
+        parameters: "Iterable[nn.Parameter]",
         apart: "set[nn.Parameter]",
         learning_rate: float,
         weight_decay: float,
     ) -> "Optimizer":
         from dpft.training.optimizer_steps import MuonAndAdamW
 
-        matrices = [p for p in parameters if p.ndim == 2 and p not in apart]
-        moved = set(matrices)
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for parameter in parameters:
+            is_moved_by_muon = parameter.ndim == 2 and parameter not in apart
+            (matrices if is_moved_by_muon else others).append(parameter)
         return MuonAndAdamW(
             matrices,
-            [p for p in parameters if p not in moved],
+            others,
             lr=learning_rate,
             weight_decay=weight_decay,
             matrix_settings={

@@ -46,7 +46,6 @@ from dpft.training.optimizers import (
     check_works_on_shards,
     learning_rate_factor,
     learning_rate_of,
-    make_optimizer,
     make_scheduler,
 )
 from dpft.training.training_config import TrainingConfig, WeightAverage
@@ -58,9 +57,6 @@ from dpft.training.training_state import (
     restore_optimizer,
     restore_scheduler,
 )
-
-RATIO = "signal_to_noise"
-"""Key of a step's signal-to-noise ratio, in the lines of the first ``SIGNAL_STEPS``."""
 
 
 class Diagnostics:
@@ -108,7 +104,7 @@ class Diagnostics:
         measured = statistics.signal_and_noise
         if measured is not None:
             summary["signal_norm"], summary["noise_norm"] = measured.signal, measured.noise
-            summary[RATIO] = measured.ratio
+            summary["signal_to_noise"] = measured.ratio
         return summary
 
 
@@ -324,12 +320,11 @@ def prepare_training_state(
     if session.shards is not None:
         check_works_on_shards(session.optimizer)
     session.method.begin_step(session.model, 0)
-    optimizer = make_optimizer(
+    optimizer = session.optimizer.make_for(
+        session.model,
         session.method.moved_parameters(session.model),
-        session.optimizer,
         learning_rate=session.settings.peak_learning_rate,
         weight_decay=session.settings.weight_decay,
-        model=session.model,
     )
     factor = learning_rate_factor(session.phases, session.settings.peak_learning_rate)
     scheduler = make_scheduler(optimizer, session.scheduler, steps=steps, factor=factor)

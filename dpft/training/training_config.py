@@ -197,7 +197,7 @@ class DeviceConfig:
 
     def __post_init__(self) -> None:
         if self.num_threads is not None:
-            _at_least(1, "or null for torch's choice", num_threads=self.num_threads)
+            _at_least_1("or null for torch's choice", num_threads=self.num_threads)
             if self.num_threads > MOST_THREADS:
                 raise InputError(
                     f"train.num_threads must be at most {MOST_THREADS}, got {self.num_threads}."
@@ -301,19 +301,13 @@ class TrainingConfig(DeviceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.expected_batch_size is not None:
-            alternative = "and at most the number of examples, or null"
-            _at_least(1, alternative, expected_batch_size=self.expected_batch_size)
-        if isinstance(self.micro_batch_size, int):
-            _at_least(1, "or auto", micro_batch_size=self.micro_batch_size)
-        _at_least(1, keep=self.keep)
-        for name in ("micro_batch_tokens", "pad_to_multiple_of"):
-            if getattr(self, name) is not None:
-                _at_least(1, "or null", **{name: getattr(self, name)})
-        if self.steps is not None:
-            _at_least(1, "or null to follow train.epochs", steps=self.steps)
-        if self.checkpoint_every is not None:
-            _at_least(1, "or null", checkpoint_every=self.checkpoint_every)
+        batch = self.expected_batch_size
+        _at_least_1("and at most the number of examples, or null", expected_batch_size=batch)
+        _at_least_1("or auto", micro_batch_size=self.micro_batch_size)
+        _at_least_1(keep=self.keep)
+        for name in ("micro_batch_tokens", "pad_to_multiple_of", "checkpoint_every"):
+            _at_least_1("or null", **{name: getattr(self, name)})
+        _at_least_1("or null to follow train.epochs", steps=self.steps)
         if not 0 <= self.seed < 2**63:
             raise InputError(f"train.seed must be in [0, 2^63), got {self.seed}.")
         given = {name: getattr(self, name) for name in ("epochs", "learning_rate")}
@@ -451,10 +445,11 @@ def default_batch_size(num_examples: int) -> int:
     return min(LARGEST_DEFAULT_BATCH, max(1, num_examples // DEFAULT_BATCHES))
 
 
-def _at_least(least: int, alternative: str = "", **values: int) -> None:
-    allowed = f"{least}, {alternative}," if alternative else f"{least},"
+def _at_least_1(alternative: str = "", **values: int | str | None) -> None:
+    """Refuses a number below 1; ``alternative`` is what may stand in a number's place."""
+    allowed = f"1, {alternative}," if alternative else "1,"
     for name, value in values.items():
-        if value < least:
+        if isinstance(value, int) and value < 1:
             raise InputError(f"train.{name} must be at least {allowed} got {value}.")
 
 

@@ -107,15 +107,10 @@ def restore_optimizer(training_state: TrainingState, tensors: Mapping[str, Tenso
 
 def restore_scheduler(training_state: TrainingState, step: int) -> None:
     """Puts the schedule, and the optimizer's learning rates, to after ``step`` steps."""
-    training_state.scheduler.last_epoch = step
-    rates = [
-        base * factor(step)
-        for base, factor in zip(
-            training_state.scheduler.base_lrs, training_state.scheduler.lr_lambdas, strict=True
-        )
-    ]
-    for group, rate in zip(training_state.optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+    scheduler, groups = training_state.scheduler, training_state.optimizer.param_groups
+    scheduler.last_epoch = step
+    for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+        group["lr"] = base * factor(step)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -221,8 +216,7 @@ def write_tensors(
         if row == 0:
             check_reachable(folder, ranks)
             own = _write_own(folder, training_state, place, shards.grid.shard_size)
-    everyones = [json.loads(each) for each in ranks.everyones(json.dumps(own).encode())]
-    return {name: written for each in everyones for name, written in each.items()}
+    return _of_everyone(own, ranks)
 
 
 def write_history(folder: Path, history: Mapping[str, Tensor], ranks: Ranks) -> dict[str, str]:
@@ -242,7 +236,12 @@ def write_history(folder: Path, history: Mapping[str, Tensor], ranks: Ranks) -> 
             path = folder / shard_name(HISTORY, ranks.rank, ranks.size)
             save_tensors(path, history)
             own[path.name] = checksum(path)
-    everyones = [json.loads(each) for each in ranks.everyones(json.dumps(own).encode())]
+    return _of_everyone(own, ranks)
+
+
+def _of_everyone(checksums: Mapping[str, str], ranks: Ranks) -> dict[str, str]:
+    """Returns the checksums of the files that all ranks have written."""
+    everyones = [json.loads(each) for each in ranks.everyones(json.dumps(checksums).encode())]
     return {name: written for each in everyones for name, written in each.items()}
 
 

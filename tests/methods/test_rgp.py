@@ -24,7 +24,7 @@ from dpft.methods.layers import ReparametrizedLinear
 from dpft.methods.rgp import RGP
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
-from dpft.training.optimizers import AdamW, SchedulerConfig, make_optimizer, make_scheduler
+from dpft.training.optimizers import AdamW, SchedulerConfig, make_scheduler
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.training_state import TrainingState
@@ -285,9 +285,7 @@ def test_training_moves_the_weights_and_saves_them_as_a_plain_model(tmp_path, pr
 
 def training_state(method: RGP, model: nn.Module) -> TrainingState:
     method.begin_step(model, 0)
-    optimizer = make_optimizer(
-        method.moved_parameters(model), AdamW(), learning_rate=0.1, weight_decay=0.0
-    )
+    optimizer = AdamW().make(method.moved_parameters(model), learning_rate=0.1, weight_decay=0.0)
     scheduler = make_scheduler(optimizer, SchedulerConfig(), steps=9)
     return TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
 

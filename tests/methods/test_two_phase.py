@@ -23,10 +23,7 @@ from dpft.privacy.planning import make_plan
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
 from dpft.training.optimizers import (
     AdamW,
-    SchedulerConfig,
     learning_rate_factor,
-    make_optimizer,
-    make_scheduler,
 )
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
@@ -210,18 +207,13 @@ def test_ordinary_training_has_the_same_phases(tmp_path):
 
 def training_state(method: TwoPhase, model: torch.nn.Module) -> TrainingState:
     method.begin_step(model, 0)
-    optimizer = make_optimizer(
-        method.moved_parameters(model), AdamW(), learning_rate=0.1, weight_decay=0.1
-    )
+    optimizer = AdamW().make(method.moved_parameters(model), learning_rate=0.1, weight_decay=0.1)
     phases = (
         MethodPhase(method="full", steps=SWITCH),
         MethodPhase(method="bitfit", steps=STEPS - SWITCH, learning_rate=0.3),
     )
-    scheduler = make_scheduler(
-        optimizer, SchedulerConfig(name="linear"), steps=STEPS,
-        factor=learning_rate_factor(phases, 0.1),
-    )  # fmt: skip
-    return TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
+    factor = learning_rate_factor(phases, 0.1)
+    return toy.training_state(model, optimizer, steps=STEPS, factor=factor)
 
 
 @pytest.mark.parametrize("reset", [True, *slow((False,))])

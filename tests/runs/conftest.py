@@ -3,6 +3,7 @@
 import pytest
 
 from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.runs.folder import fresh_secrets
 from dpft.runs.prepared_run import Prepared, prepare
 from tests.config.test_conf import loaded
 from tests.stories.tiny import make_workspace
@@ -36,7 +37,7 @@ def config(command: TrainCommand) -> TrainConfig:
 
 @pytest.fixture(scope="session")
 def prepared(config: TrainConfig) -> Prepared:
-    return prepare(config, None, None)
+    return prepare(config, fresh_secrets(config), None)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dpft.config.schema import EvaluateConfig, TrainCommand, TrainConfig
+from dpft.config.schema import EvaluateConfig, TrainConfig
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
 from dpft.files import HELD_OUT_KEY, write_private
@@ -22,7 +22,7 @@ from dpft.runs.held_out import (
     load_training_data,
     records_to_score,
 )
-from tests.config.test_conf import loaded
+from tests.runs.configs import settings, with_privacy
 from tests.stories.tiny import write_rows
 
 ROWS = [(f"name[Place {number}]", f"Place {number} is a pub.") for number in range(40)]
@@ -44,25 +44,14 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def config(places: Path) -> TrainConfig:
     """A run on one file, half of which is held out."""
-    command = loaded(
-        "train",
-        [
-            "task=custom", f"task.data_dir={places / 'one.csv'}", 'task.prompt="{question}"',
-            'task.target="{answer}"', "eval.held_out=0.5", "privacy.noise_multiplier=1",
-        ],
+    return settings(
+        "task=custom", f"task.data_dir={places / 'one.csv'}", 'task.prompt="{question}"',
+        'task.target="{answer}"', "eval.held_out=0.5", "privacy.noise_multiplier=1",
     )  # fmt: skip
-    assert isinstance(command, TrainCommand)
-    return command.settings()
 
 
 def changed(config: TrainConfig, **evaluation: Any) -> TrainConfig:
     return replace(config, eval=replace(config.eval, **evaluation))
-
-
-def by_owner(config: TrainConfig) -> TrainConfig:
-    guarantee = config.privacy.guarantee
-    assert guarantee is not None
-    return replace(config, privacy=replace(guarantee, unit="owner"))
 
 
 def sides(data: TrainingData, division: Division) -> tuple[set[str], set[str]]:
@@ -79,7 +68,7 @@ def test_every_record_is_trained_on_or_scored_and_none_is_both(config: TrainConf
 
 
 def test_all_records_of_a_unit_fall_on_one_side(config: TrainConfig) -> None:
-    config = by_owner(config)
+    config = with_privacy(config, unit="owner")
     data = load_training_data(config)
     kept, held = sides(data, divide(config, data))
     assert data.units is not None
@@ -202,7 +191,7 @@ def test_what_was_trained_on_is_never_scored_as_held_out(
 def test_a_corrected_unit_is_another_record(
     tmp_path: Path, config: TrainConfig, monkeypatch: pytest.MonkeyPatch, scoring: EvaluateConfig
 ) -> None:
-    config = by_owner(config)
+    config = with_privacy(config, unit="owner")
     division = divide(config, load_training_data(config), KEY)
     write_private(tmp_path, {HELD_OUT_KEY: division.key_text})
     monkeypatch.setattr(held_out, "saved_run", lambda _: config)

@@ -1,13 +1,12 @@
 """A run's record is made of its ledger, held against its plan, and its report of that record."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dpft.config.load import dump
-from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.config.schema import TrainConfig
 from dpft.errors import DpftError
 from dpft.evaluation.evaluate import Evaluation
 from dpft.methods.base import ParameterCounts
@@ -19,7 +18,7 @@ from dpft.runs.ending import report
 from dpft.runs.run_plan import PublicSize, RunPlan
 from dpft.training.checkpoint import find_resume_point
 from dpft.training.private_run import train_privately
-from tests.config.test_conf import loaded
+from tests.runs.configs import settings, with_privacy
 from tests.training.toy import plan, privacy, session, spent
 
 COUNTS = ParameterCounts(trainable=5, new=0, total=9)
@@ -29,15 +28,9 @@ SCORES = Evaluation(
 )  # fmt: skip
 
 
-def config_of(*words: str) -> TrainConfig:
-    command = loaded("train", ["task=e2e", *words])
-    assert isinstance(command, TrainCommand)
-    return command.settings()
-
-
 @pytest.fixture(scope="module")
 def private() -> TrainConfig:
-    return config_of("privacy.noise_multiplier=1", "privacy.accountant=rdp")
+    return settings("task=e2e", "privacy.noise_multiplier=1", "privacy.accountant=rdp")
 
 
 @pytest.fixture
@@ -79,9 +72,7 @@ def test_a_private_run_is_reported_by_its_ledger(folder: Path, private: TrainCon
 
 
 def test_what_weakens_the_promise_is_in_the_record(folder: Path, private: TrainConfig) -> None:
-    guarantee = private.privacy.guarantee
-    assert guarantee is not None
-    weak = replace(private, privacy=replace(guarantee, noise_seed=1, self_check=False))
+    weak = with_privacy(private, noise_seed=1, self_check=False)
     report(weak, run_plan(plan()), folder, COUNTS, [], find_resume_point(folder))
     content = record(folder)
     assert (content["private"], content["reproducible"]) == (False, True)
@@ -98,7 +89,7 @@ def test_trust_rule_1_a_ledger_that_is_not_of_the_plan_is_not_reported(
 
 
 def test_a_run_without_privacy_has_a_record_without_epsilon(tmp_path: Path) -> None:
-    config = config_of("privacy=none")
+    config = settings("task=e2e", "privacy=none")
     dump(config, tmp_path / "config.yaml")
     report(config, run_plan(None), tmp_path, COUNTS, [], None)
     content = record(tmp_path)

@@ -23,7 +23,7 @@ from dpft.runs.planned_run import describe_run
 from dpft.runs.run_cost import with_micro_batch_size
 from dpft.runs.task_model import fitted_to, training_head
 from tests.config.test_conf import loaded
-from tests.models import small
+from tests.runs.configs import with_privacy, with_train, without_weights
 from tests.slowness import slow_but
 
 TOOK = {"seconds_per_step": 1.0, "seconds_total": 3.0, "typical_length": 12, "how": "told"}
@@ -45,11 +45,7 @@ def _no_probe(monkeypatch: pytest.MonkeyPatch, shared_accounting: None) -> None:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model without weights."""
-    base = Path(small.save("gpt2", tmp_path_factory.mktemp("ranks") / "base"))
-    for path in base.iterdir():
-        if path.name != "config.json":
-            path.unlink()
-    return base
+    return without_weights(tmp_path_factory.mktemp("ranks") / "base")
 
 
 def planned(base: Path, *words: str) -> dict[str, Any]:
@@ -179,16 +175,6 @@ def auto(base: Path) -> TrainConfig:
     composed = loaded("train", given)
     assert isinstance(composed, TrainConfig)
     return composed
-
-
-def with_train(config: TrainConfig, **train: Any) -> TrainConfig:
-    return replace(config, train=replace(config.train, **train))
-
-
-def with_privacy(config: TrainConfig, **privacy: Any) -> TrainConfig:
-    guarantee = config.privacy.guarantee
-    assert guarantee is not None
-    return replace(config, privacy=replace(guarantee, **privacy))
 
 
 def resolved(config: TrainConfig, device: torch.device = CPU) -> int:

@@ -2,19 +2,30 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from dpft.config.schema import PlanConfig
+from dpft.config.schema import PlanConfig, _check_compute
 from dpft.errors import InputError
 from dpft.estimates import step_time as estimate
-from dpft.records.form import as_json
-from dpft.records.plans import OpenPlan
+from dpft.privacy.accounting import batch_sizes
+from dpft.privacy.clipping.clipper import ClippingOptions
+from dpft.privacy.mechanisms.banded import BandedConfig
+from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
+from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
+from dpft.records.form import as_json, parse
+from dpft.records.plans import OpenPlan, PlannedCompute
 from dpft.reports.epsilon import delta_warnings
+from dpft.reports.plan_table import _compute_lines
 from dpft.runs import planned_run
-from dpft.runs.planned_run import describe_run
+from dpft.runs.planned_run import describe_run, measure_step, plan_compute
 from tests.config.test_conf import loaded
-from tests.models import small
+from tests.privacy.accounting.test_batch_sizes import limit_noise
+from tests.reports.test_plan_table import private
+from tests.runs.configs import with_privacy, with_train, without_weights
+from tests.training.toy import plan, tiny_model
 
 
 @dataclass(frozen=True)
@@ -32,20 +43,12 @@ def _quick_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> PlanConfig:
     """Of a model without weights, on a task whose size is published."""
-    base = Path(small.save("gpt2", tmp_path_factory.mktemp("plan") / "base"))
-    for path in base.iterdir():
-        if path.name != "config.json":
-            path.unlink()
+    base = without_weights(tmp_path_factory.mktemp("plan") / "base")
     given = [
-        "task=e2e",
-        "model=gpt2",
-        f"model.path={base}",
-        "task.max_length=16",
-        "decode.max_new_tokens=8",
-        "privacy.noise_multiplier=1",
-        "privacy.accountant=rdp",
+        "task=e2e", "model=gpt2", f"model.path={base}", "task.max_length=16",
+        "decode.max_new_tokens=8", "privacy.noise_multiplier=1", "privacy.accountant=rdp",
         "train.steps=3",
-    ]
+    ]  # fmt: skip
     planned = loaded("plan", given)
     assert isinstance(planned, PlanConfig)
     return planned
@@ -125,40 +128,135 @@ def test_a_plan_without_privacy_costs_nothing(config: PlanConfig) -> None:
 def test_a_delta_that_training_refuses_is_refused_unless_allowed(
     config: PlanConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    guarantee = config.privacy.guarantee
-    assert guarantee is not None
-    large = replace(config, privacy=replace(guarantee, delta=0.03))
+    large = with_privacy(config, delta=0.03)
     with pytest.raises(InputError, match=r"privacy\.delta must be at most 1/num_examples"):
         describe_run(large)
-    allowed = replace(guarantee, delta=0.03, allow_large_delta=True)
-    record = describe_run(replace(config, privacy=allowed)).record
+    record = describe_run(with_privacy(large, allow_large_delta=True)).record
     (warning,) = delta_warnings(0.03, 42061, source="given")
     assert warning in record.warnings and warning in caplog.text
 
 
 def test_what_training_would_refuse_is_refused(config: PlanConfig) -> None:
-    train = replace(config.train, expected_batch_size=50_000)
     with pytest.raises(InputError, match="at most the 42061 examples, got 50000"):
-        describe_run(replace(config, train=train))
+        describe_run(with_train(config, expected_batch_size=50_000))
     with pytest.raises(InputError, match="task.max_length"):
         describe_run(replace(config, task=replace(config.task, max_length=5000)))
 
 
 def test_groups_of_the_models_own_names_are_no_hindrance_to_an_estimate(config: PlanConfig) -> None:
-    guarantee = config.privacy.guarantee
-    assert guarantee is not None
-    grouped = replace(guarantee, clipping="per_layer", groups=("*wte*", "*attn*", "*"))
-    record = describe_run(replace(config, privacy=grouped)).record
+    grouped = with_privacy(config, clipping="per_layer", groups=("*wte*", "*attn*", "*"))
+    record = describe_run(grouped).record
     assert record.estimated.seconds_per_step > 0
 
 
 def test_a_plan_says_what_an_automatic_micro_batch_is(config: PlanConfig) -> None:
     assert describe_run(config).record.micro_batch_size == 32
-    train = replace(config.train, micro_batch_size="auto", expected_batch_size=40)
-    assert describe_run(replace(config, train=train)).record.micro_batch_size == 40
+    auto = with_train(config, micro_batch_size="auto", expected_batch_size=40)
+    assert describe_run(auto).record.micro_batch_size == 40
 
 
 def test_tokens_below_a_record_are_refused_by_a_plan_too(config: PlanConfig) -> None:
-    train = replace(config.train, micro_batch_tokens=15)
     with pytest.raises(InputError, match="train.micro_batch_tokens must be at least 16"):
-        describe_run(replace(config, train=train))
+        describe_run(with_train(config, micro_batch_tokens=15))
+
+
+@pytest.mark.parametrize("options", [ClippingOptions(max_grad_norm=0.1), None])
+def test_time_and_memory_are_measured_and_extrapolated_to_all_steps(options):
+    measured = measure_step(
+        tiny_model(),
+        max_length=16,
+        typical_length=8,
+        micro_batch_size=4,
+        expected_batch_size=8,
+        steps=10,
+        options=options,
+    )
+    assert measured.seconds_per_step > 0
+    assert measured.seconds_total == pytest.approx(10 * measured.seconds_per_step)
+    assert measured.peak_memory_bytes > 2**20
+    assert measured.typical_length == 8
+
+
+@pytest.mark.parametrize("options", [ClippingOptions(max_grad_norm=0.1), None])
+def test_the_longest_records_are_run_once_and_the_typical_ones_are_timed(options, monkeypatch):
+    made, run = planned_run.synthetic_losses, []
+
+    def counted(model, count, length, **options):
+        losses = made(model, count, length, **options)
+        return lambda: run.append(length) or losses()
+
+    monkeypatch.setattr(planned_run, "synthetic_losses", counted)
+    sizes = {"max_length": 16, "typical_length": 8, "micro_batch_size": 2}
+    measure_step(tiny_model(), **sizes, expected_batch_size=2, steps=1, options=options)
+    first = run.index(8)
+    assert set(run[:first]) == {16} and set(run[first:]) == {8}
+
+
+def privacy(**settings: Any) -> DifferentialPrivacy:
+    return DifferentialPrivacy(name="dp", accountant="rdp", **settings)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory) -> tuple[PlannedCompute, str]:
+    to = tmp_path_factory.mktemp("plot") / "ratio.svg"
+    config: Any = SimpleNamespace(privacy=privacy(eps=3.0), compute=1_200.0, to=str(to))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_sizes, "noise_over_batch_sizes", limit_noise)
+        found = plan_compute(config, plan(), tokens_per_example=10, parameters=1000)
+    return found, to.read_text()
+
+
+def test_the_budget_is_priced_as_the_scaling_laws_do(planned) -> None:
+    """6 * parameters * tokens; 20 tokens a parameter make 6 * 20 * parameters^2 of them."""
+    found, _ = planned
+    assert found.flops == 6 * 1000 * 1_200
+    assert found.parameters_without_privacy == round((found.flops / 120) ** 0.5) == 245
+    assert found.advised in found.divisions
+    assert found.divisions[0].expected_batch_size == plan().num_examples
+    assert parse(as_json(found), PlannedCompute) == found
+
+
+def test_the_table_names_the_advice_and_what_it_does_not_rest_on(planned) -> None:
+    lines = _compute_lines(replace(private(), compute=planned[0]))
+    text = " ".join(" ".join(lines).split())
+    assert sum("advised" in line for line in lines if line.strip()[:1].isdigit()) == 1
+    assert "1200 tokens, 10 an example, 7.2e+06 FLOPs" in text
+    assert "a rule of dpft's" in text and "neither speaks of fine-tuning" in text
+    assert "one of 240 (Hoffmann" in text and "outside of what they measured" in text
+    # Few units and tokens: the smallest model of the paper's, and its table's edge.
+    assert "a model of 4,500,000 to " in text and "lie outside of Table 2" in text
+    assert _compute_lines(private()) == []
+
+
+def test_the_plot_has_three_numbers_of_steps_the_budget_and_the_advice(planned) -> None:
+    found, svg = planned
+    best = found.advised.steps
+    for words in (f"{best:,} steps", f"{best * 4:,} steps", "the budget", "advised"):
+        assert words in svg
+    assert "noise multiplier / batch size" in svg
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens", "to", "sentence"),
+    [
+        (privacy(eps=3.0), None, "x.svg", "to needs compute=TOKENS"),
+        (privacy(eps=3.0), 1e6, "x.pdf", r"to must be a file named \*.svg or \*.png"),
+        (privacy(eps=3.0), 1e6, "none/x.svg", "to must be in a folder that exists"),
+        (privacy(eps=3.0), 0.0, None, "compute must be a positive number of tokens, got 0"),
+        (privacy(eps=3.0), float("inf"), None, "compute must be a positive number of tokens"),
+        (privacy(noise_multiplier=1.0), 1e6, None, "compute needs privacy.eps"),
+        (NoPrivacy(name="none"), 1e6, None, "compute needs privacy.eps"),
+    ],
+)
+def test_what_nothing_can_be_said_of_is_refused(config, tokens, to, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        _check_compute(DPSGDConfig(), config, tokens, to)
+
+
+def test_without_a_budget_nothing_is_asked() -> None:
+    _check_compute(BandedConfig(), NoPrivacy(name="none"), None, None)
+
+
+def test_divisions_are_of_independent_noise() -> None:
+    with pytest.raises(InputError, match="compute needs mechanism=dp_sgd, got mechanism=banded"):
+        _check_compute(BandedConfig(), privacy(eps=3.0), 1e6, None)

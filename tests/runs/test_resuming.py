@@ -11,7 +11,7 @@ import pytest
 
 from dpft.config.keys import plain
 from dpft.config.load import dump
-from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.config.schema import TrainConfig
 from dpft.data.raw_rows import rows_in_memory
 from dpft.errors import InputError, StateError
 from dpft.files import AUDIT_KEY, FINGERPRINT, HELD_OUT_KEY, UNIT_KEY, private_path, write_private
@@ -36,26 +36,22 @@ from dpft.runs.run_plan import plan_run
 from dpft.training.checkpoint import Checkpoint, ResumePoint
 from tests.config.test_conf import loaded
 from tests.reports.test_report import entry
+from tests.runs.configs import settings, with_privacy
 from tests.training.toy import training_set
 
 GIVEN = ["task=e2e", "privacy.noise_multiplier=1", "privacy.accountant=rdp", "train.steps=3"]
 
 
-def composed(*given: str) -> TrainCommand:
-    command = loaded("train", [*GIVEN, *given])
-    assert isinstance(command, TrainCommand)
-    return command
-
-
 @pytest.fixture(scope="module")
 def config() -> TrainConfig:
-    return composed().settings()
+    return settings(*GIVEN)
 
 
 @pytest.fixture(scope="module")
 def other() -> Mapping[str, Any]:
     """What another command line composes to: every key of it differs where it can."""
-    values: dict[str, Any] = plain(composed("train.learning_rate=9", "train.micro_batch_size=3"))
+    words = [*GIVEN, "train.learning_rate=9", "train.micro_batch_size=3"]
+    values: dict[str, Any] = plain(loaded("train", words))
     values["eval"]["limit"], values["privacy"]["delta"] = 7, 1e-9
     return values
 
@@ -121,9 +117,7 @@ def test_trust_rule_9_what_a_run_is_bound_to_cannot_change(
 def test_a_run_without_privacy_has_no_key_of_it_to_change(
     tmp_path: Path, other: Mapping[str, Any]
 ) -> None:
-    ordinary = loaded("train", ["task=e2e", "privacy=none"])
-    assert isinstance(ordinary, TrainCommand)
-    dump(ordinary.settings(), tmp_path / "config.yaml")
+    dump(settings("task=e2e", "privacy=none"), tmp_path / "config.yaml")
     with pytest.raises(InputError, match="without privacy, which has no privacy.engine"):
         resumed_configuration(str(tmp_path), other, ["privacy.engine"])
 
@@ -152,29 +146,22 @@ def test_trust_rule_11_a_received_folder_names_no_witness_and_has_no_link(
 
 def test_the_noise_is_the_one_that_was_calibrated_then(config: TrainConfig) -> None:
     assert restored_plan(config, bound(config), never) == plan_run(config, never)
-    guarantee = config.privacy.guarantee
-    assert guarantee is not None
-    elsewhere = replace(guarantee, noise_multiplier=1.25)
-    began = bound(replace(config, privacy=elsewhere))
+    began = bound(with_privacy(config, noise_multiplier=1.25))
     calibration = {"accountant": "rdp", "epsilon": 2.9, "grid": "g", "target": 3.0}
     began.checkpoint.run.plan["calibration"] = calibration
-    asked = replace(guarantee, noise_multiplier=None, eps=3.0)
-    plan = restored_plan(replace(config, privacy=asked), began, never)
+    asked = with_privacy(config, noise_multiplier=None, eps=3.0)
+    plan = restored_plan(asked, began, never)
     assert plan.privacy is not None and plan.privacy.noise_multiplier == 1.25
     began.checkpoint.run.plan["is_trial"] = True  # as a search makes it, which knows what it is
-    plan = restored_plan(replace(config, privacy=asked), began, never)
+    plan = restored_plan(asked, began, never)
     assert plan.privacy is not None and plan.privacy.is_trial
-    edited = replace(asked, eps=8.0)
     with pytest.raises(InputError, match="must go on with privacy.eps=3, which .*, got 8.0"):
-        restored_plan(replace(config, privacy=edited), began, never)
+        restored_plan(with_privacy(asked, eps=8.0), began, never)
 
 
 def test_a_noise_multiplier_that_was_edited_is_refused(config: TrainConfig) -> None:
-    guarantee = config.privacy.guarantee
-    assert guarantee is not None
-    edited = replace(guarantee, noise_multiplier=1.25)
     with pytest.raises(InputError, match="must go on with privacy.noise_multiplier=1, which"):
-        restored_plan(replace(config, privacy=edited), bound(config), never)
+        restored_plan(with_privacy(config, noise_multiplier=1.25), bound(config), never)
 
 
 @pytest.mark.parametrize(
@@ -188,11 +175,8 @@ def test_a_noise_multiplier_that_was_edited_is_refused(config: TrainConfig) -> N
 def test_trust_rule_9_a_configuration_that_was_edited_is_refused(
     config: TrainConfig, changes: dict[str, Any], named: str
 ) -> None:
-    guarantee = config.privacy.guarantee
-    assert guarantee is not None
-    edited = replace(config, privacy=replace(guarantee, **changes))
     with pytest.raises(InputError, match=f"got {named}.* put config.yaml and the records back"):
-        restored_plan(edited, bound(config), never)
+        restored_plan(with_privacy(config, **changes), bound(config), never)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_before_the_first_step_all_is_there_that_a_run_goes_on_by(
 ) -> None:
     seen: list[list[str]] = []
 
-    def train(_: Any, __: Any, folder: Path, *___: Any, **____: Any) -> None:
+    def train(_: Any, folder: Path, *__: Any, **___: Any) -> None:
         assert is_held(folder), "no other process may train in it"
         names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
         seen.append(sorted({*names} - {"private/lock"}))

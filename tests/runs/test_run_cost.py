@@ -8,19 +8,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForImageClassification, ConvNextConfig, ViTConfig
 
 from dpft.config.schema import TrainConfig
+from dpft.data.batches import TextLayout
 from dpft.data.encoding import TokenRows
+from dpft.data.images import ImageForm, ImageLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.estimates import step_time as estimate
 from dpft.models.architecture import read_architecture
 from dpft.records.plans import EstimatedTime
 from dpft.runs import run_cost as module
-from dpft.runs.run_cost import check_micro_batch_tokens, foretell
+from dpft.runs.run_cost import check_micro_batch_tokens, foretell, record_positions
 from dpft.runs.run_plan import plan_run
-from tests.config.test_conf import loaded
 from tests.models import small
+from tests.runs.configs import settings, with_privacy, with_train
 
 
 @pytest.fixture(scope="module")
@@ -31,19 +35,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
         *("decode.max_new_tokens=8", "privacy.noise_multiplier=1", "train.micro_batch_size=auto"),
         "train.expected_batch_size=1000",
     ]
-    composed = loaded("train", given)
-    assert isinstance(composed, TrainConfig)
-    return composed
-
-
-def with_train(config: TrainConfig, **train: Any) -> TrainConfig:
-    return replace(config, train=replace(config.train, **train))
-
-
-def with_privacy(config: TrainConfig, **privacy: Any) -> TrainConfig:
-    guarantee = config.privacy.guarantee
-    assert guarantee is not None
-    return replace(config, privacy=replace(guarantee, **privacy))
+    return settings(*given)
 
 
 @pytest.mark.parametrize(("unit", "least"), [("record", 16), ("name", 64)])
@@ -118,3 +110,34 @@ def test_the_time_that_is_foretold_is_of_own_lengths_on_their_owners_terminal_al
         f"training takes about 3 minutes by an estimate (20 steps{length}); epsilon is the upper"
         " bound by prv"
     )
+
+
+def on_meta(config: object) -> torch.nn.Module:
+    with torch.device("meta"):
+        return AutoModelForImageClassification.from_config(config)
+
+
+def image_layout(size: int) -> ImageLayout:
+    form = ImageForm(channels=3, height=size, width=size)
+    return ImageLayout(form=form, mean=(0.5,) * 3, std=(0.5,) * 3, outputs=2)
+
+
+def test_a_vit_works_at_each_patch_and_its_class_token() -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = on_meta(ViTConfig(**sizes, intermediate_size=8, image_size=16, patch_size=4))
+    found = record_positions(model, image_layout(16))
+    assert found is not None
+    assert found["vit.embeddings.patch_embeddings.projection"] == 16
+    assert found["vit.layers.0.mlp.fc1"] == 17 and found["classifier"] == 1
+
+
+def test_convolutions_work_at_fewer_places_in_later_stages() -> None:
+    config = ConvNextConfig(hidden_sizes=[4, 8, 8, 8], depths=[1, 1, 1, 1], patch_size=4)
+    found = record_positions(on_meta(config), image_layout(64))
+    assert found is not None
+    places = [count for name, count in found.items() if name.endswith("pwconv1")]
+    assert places == [256, 64, 16, 4]
+
+
+def test_a_text_is_counted_by_its_tokens() -> None:
+    assert record_positions(torch.nn.Linear(2, 2), TextLayout()) is None

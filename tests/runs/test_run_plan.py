@@ -1,13 +1,41 @@
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
 
+from dpft.config.composing import register_resolver
+from dpft.config.load import config_directory, load
+from dpft.config.schema import POLYMORPHIC, TrainCommand
 from dpft.data.canaries import CanaryConfig
 from dpft.errors import InputError
+from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
+from dpft.privacy.accounting.calibration import Target, calibrate_noise_multiplier
+from dpft.privacy.accounting.curve import EpsilonCurve, Failure
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
-from dpft.runs.run_plan import plan_run, public_size, with_batch_size
+from dpft.records.ledger import Calibration
+from dpft.runs.run_plan import (
+    PublicSize,
+    RunPlan,
+    announce,
+    curve_beside,
+    early_calibration,
+    epsilon_so_far,
+    finished_curve,
+    plan_run,
+    public_size,
+    target_of,
+    what_is_trained,
+    with_batch_size,
+)
 from dpft.tasks.e2e import E2ETask
 from tests.config.test_conf import loaded
+from tests.privacy.test_plan import plan
+from tests.slowness import slow
 
 TASK = E2ETask(name="e2e", source="url", num_train_examples=42061, embedded_num_train_examples=80)
 DP = DifferentialPrivacy(name="dp", eps=3.0)
@@ -141,3 +169,195 @@ def test_many_examples_have_the_published_batch_size_without_a_word(caplog) -> N
     with caplog.at_level("INFO"):
         assert with_batch_size(config, never).train.expected_batch_size == 1024
     assert caplog.messages == []
+
+
+FOUND = Calibration(accountant="rdp", epsilon=2.9, grid="orders")
+SMALL = ("task=e2e", "task.source=embedded", "model=tiny", "privacy.eps=3")
+CUSTOM = ("task=custom", 'task.text="{note}"', "model=tiny", "privacy.eps=8")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("experiment=demo",),
+        (*SMALL, "train.steps=7", "privacy.delta=1e-6", "privacy.accountant=pld"),
+        (*SMALL, "privacy.num_examples=10000"),
+        (*SMALL, "method=two_phase", "train.epochs=2"),
+        (*CUSTOM, "privacy.num_examples=3000"),
+    ],
+    ids=["demo", "steps", "number", "phases", "own data"],
+)
+def test_what_is_begun_with_is_what_the_plan_asks_for(words: tuple[str, ...]) -> None:
+    config, asked = loaded("train", list(words)), []
+
+    def calibrate(**target: Any) -> tuple[float, Calibration]:
+        asked.append(Target(**target))
+        return 1.0, FOUND
+
+    plan_run(with_batch_size(config, never), never, calibrate)
+    assert asked == [target_of(config)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*CUSTOM, "task.data_dir=notes.csv"),
+        (*SMALL, "train.expected_batch_size=100000"),
+        (*SMALL, "train.transfer_sample_rate_from=sst2"),
+    ],
+    ids=["not counted", "refused later", "another task's rate"],
+)
+def test_nothing_is_begun_with_where_it_is_not_known(words: tuple[str, ...]) -> None:
+    assert target_of(loaded("train", list(words))) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("privacy=none",), ("privacy.noise_multiplier=1",)],
+)
+def test_a_run_without_a_target_starts_no_accountant(words: tuple[str, ...]) -> None:
+    with early_calibration(loaded("train", [*SMALL[:-1], *words])) as calibrate:
+        assert calibrate is calibrate_noise_multiplier
+
+
+RDP = Calibration(accountant="rdp", epsilon=9.0, grid="")
+
+
+def config(accountant: str = "prv") -> Any:
+    return SimpleNamespace(
+        privacy=SimpleNamespace(guarantee=SimpleNamespace(accountant=accountant))
+    )
+
+
+def run_plan(**changes: Any) -> RunPlan:
+    size = PublicSize(num_examples=40, source="")
+    return RunPlan(size=size, steps=3, phases=(), privacy=changes.get("privacy", plan()))
+
+
+def test_a_run_without_privacy_and_a_trial_have_no_curve() -> None:
+    with curve_beside(config(), run_plan(privacy=None)) as curve:
+        assert curve is None and finished_curve(curve) is None
+    with curve_beside(config(), run_plan(), wanted=False) as curve:
+        assert curve is None
+
+
+def test_a_run_that_rdp_calibrated_keeps_rdps_bound_whatever_is_configured() -> None:
+    own = run_plan(privacy=plan(calibration=RDP))
+    with curve_beside(config("prv"), own) as background:
+        assert background is not None
+        spent = epsilon_so_far(config("prv"), own.privacy, background)(2)  # type: ignore[arg-type]
+        assert (spent.accountant, spent.settled) == ("rdp", True)
+        curve = finished_curve(background)
+    assert curve is not None and set(curve.accountants) == {"rdp"}
+
+
+def test_another_accountants_curve_is_said_to_be_one_and_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    curve = EpsilonCurve(steps=(1, 2), epsilons=(1.0, 2.0), accountants=("rdp", "rdp"))
+    why = [Failure(accountant="prv", reason="It timed out after 20 s.", steps=(1, 2))]
+    background: Any = SimpleNamespace(wait=lambda: curve, accountant="prv", failures=why)
+    assert finished_curve(background) is curve
+    assert caplog.messages == [
+        "the curve of epsilon over the steps has bounds by rdp; prv: It timed out after 20 s."
+    ]
+
+
+def command(*words: str) -> TrainCommand:
+    register_resolver()
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        return load(compose("train", list(words)), TrainCommand, polymorphic=POLYMORPHIC)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["privacy.eps=3"],
+            "training model=gpt2 on task=e2e by method=full, under eps=3 for each example",
+        ),
+        (
+            ["privacy.eps=8", "privacy.delta=1e-5", "privacy.unit=customer_id", "method=retrain"],
+            "training model=gpt2 from random weights on task=e2e by method=retrain,"
+            " under eps=8, delta=1e-05 for each value of customer_id",
+        ),
+        *slow(
+            (
+                ["privacy=none", "model=tiny", "resume=outputs/a"],
+                "going on with outputs/a: model=tiny on task=e2e by method=full, without privacy",
+            ),
+            (
+                ["privacy=none", "model=tiny", "privacy.max_grad_norm=0.1"],
+                "training model=tiny on task=e2e by method=full,"
+                " without privacy: each example clipped at 0.1, no noise",
+            ),
+            (
+                ["privacy.noise_multiplier=0.7"],
+                "training model=gpt2 on task=e2e by method=full,"
+                " with noise_multiplier=0.7 for each example",
+            ),
+        ),
+    ],
+)
+def test_the_first_line_says_what_is_trained_and_what_is_promised(
+    caplog: pytest.LogCaptureFixture, words: list[str], line: str
+) -> None:
+    with caplog.at_level("INFO"):
+        announce(command(*words))
+    assert caplog.messages == [line]
+
+
+@pytest.mark.parametrize(("method", "is_said"), [("linear_probe", True), ("bitfit", False)])
+def test_the_default_method_for_labels_is_said_with_the_key_that_changes_it(
+    caplog: pytest.LogCaptureFixture, method: str, is_said: bool
+) -> None:
+    own = ("task=custom", "task.data_dir=rows.csv", "task.text='{text}'", "task.label=label")
+    trained = command(*own, "task.labels=[a,b]", f"method={method}", "privacy.eps=8")
+    with caplog.at_level("INFO"):
+        announce(trained)
+    assert caplog.messages[1:] == ([DEFAULT_FOR_LABELS] if is_said else [])
+    assert "method=full" in DEFAULT_FOR_LABELS
+
+
+@pytest.mark.slow
+def test_a_training_logs_before_torch_is_imported(tmp_path: Path) -> None:
+    program = """
+import logging, sys
+from dpft.cli.main import main
+
+class Stop(logging.Filter):
+    def filter(self, record):
+        sys.exit(100 if "torch" in sys.modules else 50)
+
+logging.getLogger("dpft.runs.run_plan").addFilter(Stop())
+sys.exit(main(["train", "model=tiny", "task.source=embedded", "privacy.eps=3"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 50, done.stderr
+
+
+def test_a_model_in_a_folder_is_called_by_its_folder_and_type(tmp_path: Path) -> None:
+    words = ["model=local", f"model.path={tmp_path}", "privacy.eps=3"]
+    named = f"model.path=…/{tmp_path.name}"
+    assert what_is_trained(command(*words)).startswith(f"{named} on task=e2e")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert what_is_trained(command(*words)).startswith(f"{named} (bert) on task=e2e")
+
+
+def test_a_faulty_row_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\na,good\nb,\n")
+    program = """
+import sys
+from dpft.cli.main import main
+
+code = main([
+    "train", "model=tiny", "task=custom", "task.data_dir=rows.csv", "task.text='{text}'",
+    "task.label=label", "task.labels=[bad,good]", "privacy.eps=3",
+])
+sys.exit(100 if "torch" in sys.modules else code)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert "rows.csv, line 3: the column label" in done.stderr and "is empty" in done.stderr

@@ -17,7 +17,7 @@ from dpft.models.loading import add_tokens, load_model, load_tokenizer
 from dpft.models.losses import answer_logits
 from dpft.models.source import EMBEDDED_MODEL, ModelConfig
 from dpft.runs.configuring import checked_overrides
-from dpft.runs.modality.text import check_lengths
+from dpft.runs.modality import MODALITIES, modality_of
 from dpft.runs.task_model import (
     TrainedModel,
     encoding_of,
@@ -167,6 +167,7 @@ def test_a_layout_needs_no_more_than_config_json(models, tmp_path):
 
 
 def test_texts_longer_than_the_models_positions_are_refused(models):
+    check_lengths = MODALITIES.named("text").check_fit
     for name in ("bert", "gpt2"):
         check_lengths(task("sst2", max_length=64), models[name], max_new_tokens=None)
         long = task("sst2", max_length=65)
@@ -275,3 +276,32 @@ def test_a_sentence_encoders_folder_says_itself_that_it_is_read_by_the_mean(tmp_
         text = f'{{"pooling_mode_mean_tokens": {said}}}'
         (folder / "1_Pooling" / "config.json").write_text(text)
         assert read_architecture(config).pooling == pooling
+
+
+OWN = ["task=custom", "task.data_dir=notes.csv", 'task.text="{note}"', "privacy.eps=8"]
+
+
+def test_a_length_that_nobody_gave_is_the_models_less_what_the_method_takes(caplog) -> None:
+    config = loaded("train", [*OWN, "model=tiny", "method=prefix", "method.length=6"])
+    with caplog.at_level("INFO"):
+        fitted = fitted_to(config, read_architecture(config.model))
+    assert fitted.task.max_length == 256 - 6
+    assert caplog.messages == [
+        "task.max_length=250: the positions that model=tiny has for a text, since none is given"
+    ]
+
+
+def test_a_model_of_many_positions_leaves_512_without_a_word(tmp_path: Path, caplog) -> None:
+    task = loaded("train", OWN).task
+    architecture = read_architecture(ModelConfig(name="t5", path=str(small.save("t5", tmp_path))))
+    with caplog.at_level("INFO"):
+        assert modality_of(task).fitted(task, architecture, 0).max_length == 512
+    assert caplog.messages == []
+
+
+def test_a_length_that_was_given_stays_and_is_refused() -> None:
+    config = loaded("train", [*OWN, "model=tiny", "task.max_length=300"])
+    architecture = read_architecture(config.model)
+    assert fitted_to(config, architecture) is config
+    with pytest.raises(InputError, match="at most the model's 256 positions, got 300"):
+        modality_of(config.task).check_fit(config.task, architecture, max_new_tokens=None)

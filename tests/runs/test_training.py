@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.config.schema import TrainConfig
 from dpft.data.batches import TextLayout
 from dpft.errors import InputError, StateError
 from dpft.privacy.plan import Phase
@@ -16,14 +16,12 @@ from dpft.runs import prepared_run
 from dpft.runs.prepared_run import prove_clipper, train, warn
 from dpft.runs.run_plan import RunPlan, plan_run
 from dpft.training.checkpoint import Checkpoint, ResumePoint, promises
-from tests.config.test_conf import loaded
+from tests.runs.configs import settings, with_privacy
 from tests.training.toy import tiny_model, training_set
 
 
 def configuration(*given: str) -> TrainConfig:
-    command = loaded("train", ["task=e2e", "train.steps=3", "task.max_length=12", *given])
-    assert isinstance(command, TrainCommand)
-    return command.settings()
+    return settings("task=e2e", "train.steps=3", "task.max_length=12", *given)
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +52,7 @@ def test_a_seed_and_a_large_delta_are_warned_of_and_nothing_else_is(
 ) -> None:
     warn(private, plan(private))
     assert caplog.records == []
-    guarantee = private.privacy.guarantee
-    assert guarantee is not None
-    weak = replace(guarantee, noise_seed=1, num_examples=40000, delta=1 / 40000)
-    config = replace(private, privacy=weak)
+    config = with_privacy(private, noise_seed=1, num_examples=40000, delta=1 / 40000)
     warn(config, plan(config))
     delta, seed = [record.message for record in caplog.records]
     assert delta.startswith("delta = 2.5e-05 is equal to") and "reproducible: not private" in seed
@@ -104,9 +99,7 @@ def test_the_clipper_of_every_phase_is_proved_as_it_will_be_used(
 def test_without_the_self_check_a_model_that_cannot_be_clipped_is_refused_all_the_same(
     private: TrainConfig, checked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guarantee = private.privacy.guarantee
-    assert guarantee is not None
-    config = replace(private, privacy=replace(guarantee, self_check=False))
+    config = with_privacy(private, self_check=False)
     prove_clipper(config, plan(config), tiny_model(), TextLayout(pad_token_id=0))
     for parameter in (model := tiny_model()).parameters():
         parameter.requires_grad_(False)
@@ -151,8 +144,9 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
 
 def trained(config: TrainConfig, folder: Path, point: ResumePoint | None = None) -> None:
-    given = (tiny_model(), Tokenizer(), training_set())
-    train(config, plan(config), folder, *given, point)
+    given = {"model": tiny_model(), "processor": Tokenizer(), "training_set": training_set()}
+    prepared: Any = SimpleNamespace(config=config, plan=plan(config), shards=None, **given)
+    train(prepared, folder, point)
 
 
 def test_the_plan_decides_by_whom_steps_are_taken(
@@ -200,9 +194,7 @@ def test_a_run_that_has_ended_takes_no_step_and_is_only_read_back(
 def test_trust_rule_9_a_report_promises_nothing_that_the_run_did_not_begin_with(
     private: TrainConfig, tmp_path: Path, taken: list[Any]
 ) -> None:
-    guarantee = private.privacy.guarantee
-    assert guarantee is not None
-    edited = replace(private, privacy=replace(guarantee, noise_seed=1))
+    edited = with_privacy(private, noise_seed=1)
     with pytest.raises(InputError, match="got another privacy.noise_seed"):
         trained(edited, tmp_path, ended(private))
     assert taken == []

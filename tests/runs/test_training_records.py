@@ -3,24 +3,29 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from dpft.config.schema import TrainConfig
+from dpft.data.batches import TextLayout
 from dpft.data.canaries import COIN, Canary
 from dpft.data.encoding import TokenRows
 from dpft.data.sources import load_examples
+from dpft.data.tokenization import TokenizedExample
 from dpft.data.training_records import bounded_units
 from dpft.errors import InputError
+from dpft.kinds import CAUSAL, TEXT
 from dpft.runs import training_records
-from dpft.runs.held_out import TrainingData, divide, known_by, load_training_data
+from dpft.runs.held_out import Division, TrainingData, divide, known_by, load_training_data
 from dpft.runs.prepared_run import Prepared
-from dpft.runs.training_records import check_canaries, make_training_set
+from dpft.runs.training_records import check_canaries, make_training_set, render, summarize
 from dpft.tasks.base import Example, Record
 from dpft.training.loop import TrainingSet
 from tests.data.conftest import load_with_units
+from tests.runs.configs import with_privacy
 
 KEY = bytes(32)
 CPU = torch.device("cpu")
@@ -46,12 +51,6 @@ def three_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_records, "TOGETHER", 3)
 
 
-def without_units(config: TrainConfig) -> TrainConfig:
-    guarantee = config.privacy.guarantee
-    assert guarantee is not None
-    return replace(config, privacy=replace(guarantee, unit="example"))
-
-
 def made(
     config: TrainConfig, prepared: Prepared, given: Sequence[Record], owners: Sequence[str] | None
 ) -> TrainingSet:
@@ -62,7 +61,7 @@ def made(
 def test_records_without_units_are_the_rows_that_have_something_to_learn(
     config: TrainConfig, prepared: Prepared
 ) -> None:
-    found = made(without_units(config), prepared, RECORDS, None)
+    found = made(with_privacy(config, unit="example"), prepared, RECORDS, None)
     rows = [row for row in prepared.encoding.rows(RECORDS) if row.has_label]
     assert isinstance(found.examples, TokenRows)
     assert list(found.examples) == rows
@@ -84,7 +83,7 @@ def test_training_data_are_those_that_a_list_of_them_holds(config: TrainConfig) 
     data = load_training_data(config)
     examples, units = load_with_units(config.task, "train", "owner")
     assert (list(data.examples), data.units, data.num_units) == (examples, units, 20)
-    alone = load_training_data(without_units(config))
+    alone = load_training_data(with_privacy(config, unit="example"))
     assert (list(alone.examples), alone.units) == (load_examples(config.task, "train"), None)
     assert known_by(data, KEY) == known_by(TrainingData(examples=examples, units=units), KEY)
 
@@ -131,3 +130,54 @@ def canary(learned: str) -> Canary:
     return Canary(
         kind=COIN, read=("read",), learned=tuple(learned.split()), number=0, copies=0, unit="one"
     )
+
+
+def config(records_per_unit: int | None) -> Any:
+    """Returns the parts of a run's configuration that a summary reads."""
+    guarantee = SimpleNamespace(records_per_unit=records_per_unit)
+    task = SimpleNamespace(longest=9, on_invalid="error")
+    return cast(Any, SimpleNamespace(privacy=SimpleNamespace(guarantee=guarantee), task=task))
+
+
+def training_set(cut: list[bool], **given: Any) -> TrainingSet:
+    rows = [TokenizedExample(input_ids=[1], labels=[1], truncated=is_cut) for is_cut in cut]
+    layout = TextLayout(kind=CAUSAL, answer=TEXT, pad_token_id=0)
+    device = torch.device("cpu")
+    return TrainingSet(examples=rows, micro_batch_size=4, layout=layout, device=device, **given)
+
+
+def records(number: int) -> list[Example]:
+    return [Example(prompt="", target="", group="", separator="")] * number
+
+
+def counts(text: str) -> list[str]:
+    rows = [line for line in text.splitlines() if line.startswith("|")][2:]
+    return [row.split("|")[2].strip() for row in rows]
+
+
+def test_held_out_empty_and_cut_records_are_counted_apart() -> None:
+    data = TrainingData(examples=records(8), units=None)
+    made = training_set([True, False, True, False], excluded=1)
+    text = render(summarize(config(None), data, Division(kept=range(5), scored={}), made))
+    assert counts(text) == ["8", "3", "1", "4", "2"]
+    assert "max_length=9" in text and "private" in text.lower()
+
+
+@pytest.mark.parametrize("held", [0, 2])
+def test_of_units_those_beyond_the_bound_and_those_left_without_a_record_count(held: int) -> None:
+    units = ["a", "a", "a", "b", "c"] + ["d"] * held
+    data = TrainingData(examples=records(5 + held), units=units)
+    # of a the first two, of b nothing to learn, of c its one record, which was cut
+    made = training_set([False, False, True, False, True], units=[[0, 1], [], [4]], excluded=1)
+    text = render(summarize(config(2), data, Division(kept=range(5), scored={}), made))
+    read = f"{5 + held}, of {4 if held else 3} units"
+    assert counts(text) == [read, str(held), "1", "1", "3, of 2 units", "1"]
+
+
+def test_canaries_are_trained_on_beside_what_was_read_and_none_of_it_is_beyond_a_bound() -> None:
+    data = TrainingData(examples=records(3), units=["a", "a", "b"])
+    # of one canary with three copies two are kept, and of another its one
+    made = training_set([False] * 7, units=[[0, 1], [2], [3, 4], [6]])
+    found = summarize(config(2), data, Division(kept=range(3), scored={}), made, canaries=4)
+    assert counts(render(found)) == ["3, of 2 units", "0", "4", "0", "1", "6, of 4 units", "0"]
+    assert "| canaries added, for audits | 4 |" in render(found)

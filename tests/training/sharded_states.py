@@ -6,22 +6,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dpft.parallel.cutting import cut_like, repeated_blocks, whole
+from dpft.parallel.cutting import repeated_blocks, whole
 from dpft.parallel.ranks import Ranks, make_grid
 from dpft.parallel.shards import ShardedModel
 from dpft.records.configuration import BoundRun
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
-from dpft.training.optimizer_steps import BiasCorrectedAdam, tell_noise
 from dpft.training.optimizers import (
     AdamW,
     OptimizerConfig,
-    SchedulerConfig,
-    make_optimizer,
-    make_scheduler,
 )
 from dpft.training.training_config import TrainingConfig, WeightAverage
 from dpft.training.training_state import TrainingState, model_state, optimizer_state
-from tests.training.toy import tiny_model
+from tests.training.toy import take_steps, tiny_model, training_state
 
 
 @dataclass
@@ -54,30 +50,11 @@ def state_on(
         grid = make_grid(ranks, shard_size, torch.device("cpu"))
         shards = ShardedModel(model, grid, ranks, blocks=repeated_blocks(model))
         ranks.served = shards.served
-    optimizer = make_optimizer(
-        model.parameters(), config or AdamW(), learning_rate=0.1, weight_decay=0.01
-    )
-    scheduler = make_scheduler(optimizer, SchedulerConfig(name="linear"), steps=10)
+    optimizer = (config or AdamW()).make(model.parameters(), learning_rate=0.1, weight_decay=0.01)
     averaging = TrainingConfig(average="ema").averaging
     assert averaging is not None
     average = WeightAverage(averaging, model.parameters(), 10)
-    state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler, average=average)
-    return state, shards
-
-
-def take_steps(state: TrainingState, count: int) -> None:
-    """Takes steps of made-up gradients, the same on every rank."""
-    for _ in range(count):
-        generator = torch.Generator().manual_seed(state.scheduler.last_epoch)
-        for parameter in state.model.parameters():
-            gradient = torch.randn(parameter.shape, generator=generator)
-            parameter.grad = cut_like(parameter, gradient)
-        if isinstance(state.optimizer, BiasCorrectedAdam):
-            tell_noise(state.optimizer, 0.5)
-        state.optimizer.step()
-        state.scheduler.step()
-        assert state.average is not None
-        state.average.update(state.scheduler.last_epoch)
+    return training_state(model, optimizer, average=average), shards
 
 
 def contents(state: TrainingState) -> Contents:

@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from dpft.errors import RunError, SaidElsewhere
 from dpft.methods.base import Method
 from dpft.parallel.cutting import whole
-from dpft.parallel.ranks import Ranks, Share
+from dpft.parallel.ranks import RankLost, Ranks, Share
 from dpft.privacy.plan import ClippingPlan
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.training import loop as loop_module
@@ -59,6 +60,15 @@ def train_on(ranks: Ranks, run: Training) -> Weights:
     point = ranks.first(find_resume_point, run.folder) if run.goes_on else None
     train_privately(session, plan, privacy(), epsilon_after=spent, resume_point=point)
     return weights_of(model)
+
+
+def ended_on(ranks: Ranks, run: Training) -> tuple[str, str]:
+    """Returns the kind and the words of the error that training ends with on a rank."""
+    try:
+        train_on(ranks, run)
+    except (RankLost, RunError, SaidElsewhere, SystemExit) as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
 
 
 def train_ordinarily_on(ranks: Ranks, run: Training) -> Weights:

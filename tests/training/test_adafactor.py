@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dpft.training.adafactor import is_factored
-from dpft.training.optimizers import Adafactor, make_optimizer
+from dpft.training.optimizers import Adafactor
 
 STEPS = 10
 LARGE, SMALL, LONG, VECTOR = (130, 140), (3, 5), (32, 512), (7,)
@@ -35,7 +35,7 @@ def published_adafactor(
 
 def optimizer_of(parameter: nn.Parameter, **settings: Any) -> torch.optim.Optimizer:
     config = Adafactor(**settings)
-    return make_optimizer([parameter], config, learning_rate=0.1, weight_decay=0.0)
+    return config.make([parameter], learning_rate=0.1, weight_decay=0.0)
 
 
 @pytest.mark.parametrize("gradient_size", [1.0, 5e-8], ids=["ordinary", "as small as private ones"])

@@ -22,10 +22,10 @@ from dpft.training import loop as loop_module
 from dpft.training import optimizer_steps
 from dpft.training.checkpoint import find_resume_point
 from dpft.training.optimizer_steps import BiasCorrectedAdam, tell_noise
-from dpft.training.optimizers import AdamBC, AdamW, make_optimizer
+from dpft.training.optimizers import AdamBC, AdamW
 from dpft.training.private_run import train_privately
 from tests.slowness import slow_but
-from tests.training.test_private_run import Killed, die, on_call
+from tests.training.killed_runs import killed
 from tests.training.toy import plan, privacy, session, spent, tiny_model
 
 STD = 0.5
@@ -33,7 +33,7 @@ GRADIENTS = ([3.0, -0.5, 0.01], [1.0, 2.0, -0.4], [-2.0, 0.3, 0.2])
 
 
 def made(parameter: nn.Parameter, config: AdamBC, weight_decay: float = 0.0) -> BiasCorrectedAdam:
-    optimizer = make_optimizer([parameter], config, learning_rate=0.1, weight_decay=weight_decay)
+    optimizer = config.make([parameter], learning_rate=0.1, weight_decay=weight_decay)
     assert isinstance(optimizer, BiasCorrectedAdam)
     return optimizer
 
@@ -104,7 +104,7 @@ def test_tensors_that_are_alike_move_together() -> None:
     found = []
     for count in (2, 100):
         parameters = [nn.Parameter(torch.ones(3, 2)) for _ in range(count)]
-        optimizer = make_optimizer(parameters, AdamBC(), learning_rate=0.1, weight_decay=0.1)
+        optimizer = AdamBC().make(parameters, learning_rate=0.1, weight_decay=0.1)
         for parameter in parameters:
             parameter.grad = torch.ones(3, 2)
         tell_noise(optimizer, 1.0)
@@ -118,7 +118,7 @@ def test_tensors_that_are_alike_move_together() -> None:
 
 def test_with_hardly_any_noise_it_is_adam() -> None:
     parameters = [nn.Parameter(torch.ones(3)) for _ in range(2)]
-    adam = make_optimizer([parameters[0]], AdamW(), learning_rate=0.1, weight_decay=0.2)
+    adam = AdamW().make([parameters[0]], learning_rate=0.1, weight_decay=0.2)
     corrected = made(parameters[1], AdamBC(), 0.2)
     for gradient in GRADIENTS:
         for parameter in parameters:
@@ -211,14 +211,10 @@ def go(folder, resume_point=None):
     return {name: value.detach().clone() for name, value in run.model.state_dict().items()}
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, monkeypatch) -> None:
-    (tmp_path / "a").mkdir()
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path) -> None:
     undisturbed = go(tmp_path / "a")
-    (tmp_path / "b").mkdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(loop_module, "check_weights", on_call(4, die)(loop_module.check_weights))
-        with pytest.raises(Killed):
-            go(tmp_path / "b")
+    with killed(loop_module, "check_weights", 4):
+        go(tmp_path / "b")
     resumed = go(tmp_path / "b", find_resume_point(tmp_path / "b"))
     assert undisturbed and all(torch.equal(undisturbed[n], resumed[n]) for n in undisturbed)
 

@@ -20,14 +20,12 @@ from dpft.training.checkpoint import (
     restore_checkpoint,
     save_checkpoint,
 )
-from dpft.training.optimizers import SGD, SchedulerConfig, make_optimizer, make_scheduler
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.training_config import Averaging, TrainingConfig, WeightAverage
-from dpft.training.training_state import TrainingState
 from tests.slowness import slow, slow_but
-from tests.training.test_private_run import Killed, die, on_call
-from tests.training.toy import plan, privacy, session, spent, tiny_model
+from tests.training.killed_runs import killed
+from tests.training.toy import plan, privacy, session, spent, tiny_model, training_state
 
 
 def averaging(kind: str, **settings) -> Averaging:
@@ -146,7 +144,6 @@ def means_of(run, average) -> dict:
 
 
 def run_of(folder, *, method="full", resume_point=None, **settings):
-    folder.mkdir(exist_ok=True)
     run = own_session(folder, method, **settings)
     arguments = {"epsilon_after": spent, "resume_point": resume_point}
     average = train_privately(run, plan_of(method), privacy(), **arguments)
@@ -192,15 +189,12 @@ def test_the_average_changes_no_step_and_where_the_last_weights_are_released_not
     (method, moment) for method in METHOD for moment in (1, 3, 4, 5)
 ]))  # fmt: skip
 def test_a_killed_run_goes_on_to_the_same_average_bit_for_bit(
-    tmp_path, monkeypatch, kind: str, method: str, moment: int
+    tmp_path, kind: str, method: str, moment: int
 ) -> None:
     settings = {"method": method, "average": kind}
     first, undisturbed, expected = run_of(tmp_path / "a", **settings)
-    with monkeypatch.context() as patch:
-        wrapped = on_call(moment, die)(loop_module.check_weights)
-        patch.setattr(loop_module, "check_weights", wrapped)
-        with pytest.raises(Killed):
-            run_of(tmp_path / "b", **settings)
+    with killed(loop_module, "check_weights", moment):
+        run_of(tmp_path / "b", **settings)
     point = find_resume_point(tmp_path / "b")
     second, resumed, found = run_of(tmp_path / "b", resume_point=point, **settings)
     assert expected and all(torch.equal(expected[name], found[name]) for name in expected)
@@ -211,10 +205,8 @@ def test_a_killed_run_goes_on_to_the_same_average_bit_for_bit(
 
 def test_an_ordinary_run_releases_its_average_too(tmp_path) -> None:
     plain = own_session(tmp_path / "plain")
-    plain.folder.mkdir()
     assert train_ordinarily(plain, 5) is None
     run = own_session(tmp_path / "run", average="tail")
-    run.folder.mkdir()
     average = train_ordinarily(run, 5)
     assert average is not None
     last = dict(plain.model.named_parameters())
@@ -242,13 +234,10 @@ def test_an_ordinary_run_releases_its_average_too(tmp_path) -> None:
     ],
 )
 def test_rule_8_what_is_released_cannot_be_chosen_anew_when_a_run_goes_on(
-    tmp_path, monkeypatch, began: dict, now: dict, said: str
+    tmp_path, began: dict, now: dict, said: str
 ) -> None:
-    with monkeypatch.context() as patch:
-        wrapped = on_call(4, die)(loop_module.check_weights)
-        patch.setattr(loop_module, "check_weights", wrapped)
-        with pytest.raises(Killed):
-            run_of(tmp_path / "run", **began)
+    with killed(loop_module, "check_weights", 4):
+        run_of(tmp_path / "run", **began)
     point = find_resume_point(tmp_path / "run")
     with pytest.raises(InputError, match=f"the average of weights .* began with, {said}"):
         run_of(tmp_path / "run", resume_point=point, **now)
@@ -311,10 +300,8 @@ def test_both_weights_are_scored_and_the_model_keeps_those_that_are_released(
 
 def test_going_back_to_before_the_first_step_forgets_the_average(tmp_path) -> None:
     model = tiny_model()
-    optimizer = make_optimizer(model.parameters(), SGD(), learning_rate=0.1, weight_decay=0.0)
-    scheduler = make_scheduler(optimizer, SchedulerConfig(), steps=3)
     average = WeightAverage(averaging("ema"), model.parameters(), 3)
-    state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler, average=average)
+    state = training_state(model, average=average)
     path = save_checkpoint(tmp_path / "checkpoints", 0, state)
     average.update(1)
     assert average.tensors

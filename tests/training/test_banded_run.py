@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,10 @@ from dpft.privacy.replay_log import read_run_ledger
 from dpft.runs.saved_run import read_spent
 from dpft.training import loop as loop_module
 from dpft.training.checkpoint import find_resume_point
-from dpft.training.private_run import train_privately
 from tests.slowness import slow_but
-from tests.training.test_private_run import MOMENTS, Killed, die, on_call, same
-from tests.training.toy import plan, privacy, session, spent, tiny_model
+from tests.training import killed_runs as runs
+from tests.training.killed_runs import MOMENTS, killed, same
+from tests.training.toy import plan
 
 BANDED = Banded(bands=2, coefficients=(0.8, 0.59))
 PLAN = replace(plan(), mechanism=BANDED, sample_rate=1.0, sampler=BANDED.sampler_name)
@@ -27,31 +28,7 @@ PLAN = replace(plan(), mechanism=BANDED, sample_rate=1.0, sampler=BANDED.sampler
 COST = Noise(noise_multiplier=1.0, sample_rate=1.0)
 
 
-def go(folder, *, resume_point=None, overspend=False, eps=None, of=PLAN, **settings):
-    own = session(folder, tiny_model(), checkpoint_every=2, **settings)
-    config = privacy()
-    object.__setattr__(config, "resume_overspend", overspend)
-    object.__setattr__(config, "eps", eps)
-    train_privately(own, of, config, epsilon_after=spent, resume_point=resume_point)
-    return {name: value.detach().clone() for name, value in own.model.state_dict().items()}
-
-
-def kill(monkeypatch, folder, moment, **settings):
-    owner, name, wrap = MOMENTS[moment]
-    folder.mkdir(exist_ok=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, wrap(getattr(owner, name)))
-        with pytest.raises(Killed):
-            go(folder, **settings)
-
-
-def kill_at(monkeypatch, folder, moment, **settings):
-    owner, name, call = moment
-    folder.mkdir(exist_ok=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, on_call(call, die)(getattr(owner, name)))
-        with pytest.raises(Killed):
-            go(folder, **settings)
+go, go_on, kill = (partial(each, of=PLAN) for each in (runs.go, runs.go_on, runs.kill))
 
 
 def histories(folder: Path) -> list[Path]:
@@ -67,9 +44,8 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize(
     "moment", slow_but(["between journal and ledger", "after the update"], list(MOMENTS))
 )
-def test_trust_rule_9_a_killed_run_goes_on_bit_for_bit(tmp_path, monkeypatch, undisturbed, moment):
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, moment)
+def test_trust_rule_9_a_killed_run_goes_on_bit_for_bit(tmp_path, undisturbed, moment):
+    folder = kill(tmp_path / "run", moment)
     resume_point = find_resume_point(folder)
     if not resume_point.has_ended:
         assert same(go(folder, resume_point=resume_point), undisturbed[1])
@@ -80,55 +56,48 @@ def test_trust_rule_9_a_killed_run_goes_on_bit_for_bit(tmp_path, monkeypatch, un
 
 
 def test_an_average_of_weights_changes_no_step_and_comes_out_of_a_break_as_it_was(
-    tmp_path, monkeypatch, undisturbed
+    tmp_path, undisturbed
 ):
     """It is made of what the noisy steps released, whatever their noise hangs together with."""
     tail = {"average": "tail", "average_tail": 0.6}
     last = tmp_path / "last"
-    last.mkdir()
     assert same(go(last, average_released=False, **tail), undisturbed[1])
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    whole.mkdir()
     released = go(whole, **tail)
     assert not same(released, undisturbed[1])
-    kill_at(monkeypatch, broken, (loop_module, "check_weights", 4), **tail)
-    assert same(go(broken, resume_point=find_resume_point(broken), **tail), released)
+    kill(broken, (loop_module, "check_weights", 4), **tail)
+    assert same(go_on(broken, **tail), released)
     for folder in (last, whole, broken):
         record = read_ledger(folder / "ledger.jsonl")
         assert (record.streams, record.closed) == ((5,), True)
         assert steps_taken(record, folder) == {COST: 3}
 
 
-def test_the_noise_of_steps_is_kept_as_long_as_keys_are_and_no_longer(tmp_path, monkeypatch):
+def test_the_noise_of_steps_is_kept_as_long_as_keys_are_and_no_longer(tmp_path):
     """It is as secret: beside what was released it gives sums of gradients away."""
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "before the ledger is closed", keep=3)
+    folder = kill(tmp_path / "run", "before the ledger is closed", keep=3)
     (kept,) = histories(folder)
     assert kept.parent.name == "step-00000005" and kept.stat().st_mode & 0o777 == 0o600
     group_key = json.loads(kept.with_name(KEYS).read_text())["group_key"]
     files = [path for path in folder.rglob("*") if path.is_file()]
     for form in (group_key.encode(), bytes.fromhex(group_key)):
         assert {path for path in files if form in path.read_bytes()} <= {kept.with_name(KEYS)}
-    go(folder, resume_point=find_resume_point(folder))
+    go_on(folder)
     assert not histories(folder)
 
 
-def test_without_what_is_kept_of_it_noise_would_come_out_otherwise(
-    tmp_path, monkeypatch, caplog, undisturbed
-):
+def test_without_what_is_kept_of_it_noise_would_come_out_otherwise(tmp_path, caplog, undisturbed):
     """Or a run would go on under noise that takes back nothing: a new stream says so instead."""
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "after the update")
+    folder = kill(tmp_path / "run", "after the update")
     for path in histories(folder):
         path.unlink()
-    weights = go(folder, resume_point=find_resume_point(folder), overspend=True)
+    weights = go_on(folder, overspend=True)
     assert "hang together with is gone" in caplog.text and not same(weights, undisturbed[1])
     assert read_ledger(folder / "ledger.jsonl").streams == (4, 3)
 
 
-def test_a_damaged_one_is_refused(tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "after the update")
+def test_a_damaged_one_is_refused(tmp_path):
+    folder = kill(tmp_path / "run", "after the update")
     (path,) = histories(folder)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -137,11 +106,10 @@ def test_a_damaged_one_is_refused(tmp_path, monkeypatch):
         find_resume_point(folder)
 
 
-def test_a_break_that_draws_anew_begins_a_stream_and_each_is_paid_for(tmp_path, monkeypatch):
+def test_a_break_that_draws_anew_begins_a_stream_and_each_is_paid_for(tmp_path):
     """Four steps cost two; of three in all one is left, two steps of a new stream."""
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "after the update")
-    go(folder, resume_point=find_resume_point(folder), micro_batch_size=3, eps=1.0)
+    folder = kill(tmp_path / "run", "after the update")
+    go_on(folder, micro_batch_size=3, eps=1.0)
     record = read_ledger(folder / "ledger.jsonl")
     assert (record.streams, record.closed) == ((4, 2), True)
     assert [entry["stream"] for entry in record.mechanisms] == [0, 0, 0, 0, 4, 4]
@@ -149,36 +117,36 @@ def test_a_break_that_draws_anew_begins_a_stream_and_each_is_paid_for(tmp_path, 
     assert [path.name for path in (folder / "private/checkpoints").iterdir()] == ["step-00000004"]
 
 
-def test_an_abandoned_step_is_of_a_stream_of_its_own(tmp_path, monkeypatch):
+def test_an_abandoned_step_is_of_a_stream_of_its_own(tmp_path):
     """Three steps, the first of a stream that has no line, then three of a third one."""
     folder = tmp_path / "run"
-    kill_at(monkeypatch, folder, (PrivacyEngine, "draw", 4))
+    kill(folder, (PrivacyEngine, "draw", 4))
     assert steps_taken(read_run_ledger(folder), folder) == {COST: 2}
     resumed = {"resume_point": find_resume_point(folder), "overspend": True}
-    kill_at(monkeypatch, folder, (Ledger, "append", 1), **resumed, micro_batch_size=3)
+    kill(folder, (Ledger, "append", 1), **resumed, micro_batch_size=3)
     assert steps_taken(read_run_ledger(folder), folder) == {COST: 2 + 1}
-    go(folder, resume_point=find_resume_point(folder), overspend=True)
+    go_on(folder, overspend=True)
     record = read_run_ledger(folder)
     assert record.streams == (3, 1, 3) and steps_taken(record, folder) == {COST: 2 + 1 + 2}
 
 
-def test_an_abandoned_step_of_the_last_stream_stays_within_the_budget(tmp_path, monkeypatch):
+def test_an_abandoned_step_of_the_last_stream_stays_within_the_budget(tmp_path):
     """Four steps cost two of three, and the two after them one, whoever abandons the last."""
     folder = tmp_path / "run"
-    kill_at(monkeypatch, folder, (loop_module, "check_weights", 4))
+    kill(folder, (loop_module, "check_weights", 4))
     broken = {"resume_point": find_resume_point(folder), "micro_batch_size": 3, "eps": 1.0}
-    kill_at(monkeypatch, folder, (Ledger, "append", 2), **broken)
-    go(folder, resume_point=find_resume_point(folder), eps=1.0)
+    kill(folder, (Ledger, "append", 2), **broken)
+    go_on(folder, eps=1.0)
     record = read_ledger(folder / "ledger.jsonl")
     assert (record.streams, record.closed) == ((4, 2), True)
     assert steps_taken(record, folder) == {COST: 3}
 
 
-def test_each_stream_that_ended_is_paid_for_by_itself(tmp_path, monkeypatch):
+def test_each_stream_that_ended_is_paid_for_by_itself(tmp_path):
     """Two streams of a step each cost two of three, so that a third one has two steps."""
     folder, settings = tmp_path / "run", {"eps": 1.0}
     for _ in range(2):
-        kill_at(monkeypatch, folder, (PrivacyEngine, "draw", 2), **settings)
+        kill(folder, (PrivacyEngine, "draw", 2), **settings)
         point = find_resume_point(folder)
         settings |= {"resume_point": point, "micro_batch_size": 3}
     go(folder, **settings)
@@ -186,18 +154,17 @@ def test_each_stream_that_ended_is_paid_for_by_itself(tmp_path, monkeypatch):
     assert record.streams == (1, 1, 2) and steps_taken(record, folder) == {COST: 3}
 
 
-def test_a_torn_line_may_be_of_another_stream(tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "inside the ledger's write")
+def test_a_torn_line_may_be_of_another_stream(tmp_path):
+    folder = kill(tmp_path / "run", "inside the ledger's write")
     shutil.rmtree(folder / "private")
     assert steps_taken(read_run_ledger(folder), folder) == {COST: 2 + 1}
 
 
-def test_a_run_that_broke_off_ends_with_fewer_steps_that_cost_as_many(tmp_path, monkeypatch):
+def test_a_run_that_broke_off_ends_with_fewer_steps_that_cost_as_many(tmp_path):
     """Six steps cost three; three of them cost two, and what is left are two more."""
     folder, six = tmp_path / "run", replace(PLAN, steps=6, phases=plan(steps=6).phases)
-    kill_at(monkeypatch, folder, (PrivacyEngine, "draw", 4), of=six)
-    go(folder, resume_point=find_resume_point(folder), micro_batch_size=3, eps=1.0, of=six)
+    kill(folder, (PrivacyEngine, "draw", 4), of=six)
+    go_on(folder, micro_batch_size=3, eps=1.0, of=six)
     record = read_ledger(folder / "ledger.jsonl")
     assert record.streams == (3, 2) and record.closed
     check_ledger(record, six)
@@ -206,15 +173,11 @@ def test_a_run_that_broke_off_ends_with_fewer_steps_that_cost_as_many(tmp_path, 
     assert not six.may_end_after((4,)) and not six.may_end_after((2, 2)), "they were cut"
 
 
-def test_a_run_that_began_a_stream_is_replayed_in_it(tmp_path, monkeypatch, caplog):
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "after the update")
+def test_a_run_that_began_a_stream_is_replayed_in_it(tmp_path, caplog):
+    folder = kill(tmp_path / "run", "after the update")
     settings = {"micro_batch_size": 3, "overspend": True}
-    with monkeypatch.context() as patch:
-        step = PrivacyEngine.draw
-        patch.setattr(PrivacyEngine, "draw", on_call(3, die)(step))
-        with pytest.raises(Killed):
-            go(folder, resume_point=find_resume_point(folder), **settings)
+    with killed(PrivacyEngine, "draw", 3):
+        go_on(folder, **settings)
     resume_point = find_resume_point(folder)
     assert (resume_point.checkpoint.step, resume_point.checkpoint.run.stream) == (4, 4)
     caplog.clear()
@@ -223,13 +186,13 @@ def test_a_run_that_began_a_stream_is_replayed_in_it(tmp_path, monkeypatch, capl
     assert read_ledger(folder / "ledger.jsonl").streams == (4, 3)
 
 
-def test_a_copied_folder_begins_a_stream_of_its_own(tmp_path, monkeypatch, caplog):
-    kill(monkeypatch, tmp_path / "run", "after the update")
+def test_a_copied_folder_begins_a_stream_of_its_own(tmp_path, caplog):
+    kill(tmp_path / "run", "after the update")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     resume_point = find_resume_point(tmp_path / "copy")
     weights = go(tmp_path / "copy", resume_point=resume_point, overspend=True)
     assert "the folder is a copy" in caplog.text
-    original = go(tmp_path / "run", resume_point=find_resume_point(tmp_path / "run"))
+    original = go_on(tmp_path / "run")
     assert not same(weights, original)
 
 
@@ -260,7 +223,6 @@ def test_its_draws_come_from_its_groups_in_turn(undisturbed, tmp_path, monkeypat
         drawn.append(draw(engine, num_units))
         return drawn[-1]
 
-    (tmp_path / "run").mkdir()
     monkeypatch.setattr(PrivacyEngine, "draw", seen)
     go(tmp_path / "run")
     assert drawn[0] == drawn[2] == drawn[4] and drawn[1] == drawn[3]

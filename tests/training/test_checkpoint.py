@@ -29,41 +29,27 @@ from dpft.training.optimizers import (
     Adam,
     AdamW,
     SchedulerConfig,
-    make_optimizer,
-    make_scheduler,
 )
 from dpft.training.training_state import TrainingState
-from tests.training.toy import plan, privacy, tiny_model, training_set
+from tests.training.toy import (
+    plan,
+    privacy,
+    take_steps,
+    tiny_model,
+    training_set,
+    training_state,
+)
 
 
-def training_state(
-    seed: int = 0, steps: int = 0, config=None, schedule="linear", factor=None
+def state_after(
+    steps: int = 0, *, seed: int = 0, config=None, schedule="linear", factor=None
 ) -> TrainingState:
     model = tiny_model(seed)
-    optimizer = make_optimizer(
-        model.parameters(), config or AdamW(), learning_rate=0.1, weight_decay=0.01
-    )
-    state = TrainingState(
-        model=model,
-        optimizer=optimizer,
-        scheduler=make_scheduler(
-            optimizer,
-            SchedulerConfig(name=schedule, **SETTINGS.get(schedule, {})),
-            steps=10,
-            factor=factor,
-        ),
-    )
-    for step in range(steps):
-        take_step(state, step)
+    optimizer = (config or AdamW()).make(model.parameters(), learning_rate=0.1, weight_decay=0.01)
+    chosen = SchedulerConfig(name=schedule, **SETTINGS.get(schedule, {}))
+    state = training_state(model, optimizer, schedule=chosen, factor=factor)
+    take_steps(state, steps)
     return state
-
-
-def take_step(state: TrainingState, step: int) -> None:
-    generator = torch.Generator().manual_seed(step)
-    for parameter in state.model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
-    state.optimizer.step()
-    state.scheduler.step()
 
 
 def weights(state: TrainingState) -> torch.Tensor:
@@ -81,13 +67,12 @@ def states(state: TrainingState) -> dict[str, list]:
 
 
 def test_going_on_from_a_checkpoint_is_bit_identical_to_never_having_stopped(tmp_path):
-    first = training_state(steps=3)
+    first = state_after(3)
     path = save_checkpoint(tmp_path / "checkpoints", 3, first)
-    second = training_state(seed=9, steps=1)
+    second = state_after(1, seed=9)
     assert restore_checkpoint(path, second) == 3
-    for step in (3, 4):
-        take_step(first, step)
-        take_step(second, step)
+    take_steps(first, 2)
+    take_steps(second, 2)
     assert torch.equal(weights(first), weights(second))
     assert first.scheduler.get_last_lr() == pytest.approx([0.05])
     assert second.optimizer.param_groups[0]["lr"] == first.optimizer.param_groups[0]["lr"]
@@ -103,14 +88,11 @@ OPTIMIZERS = [
 @pytest.mark.parametrize("config", OPTIMIZERS, ids=repr)
 @pytest.mark.parametrize("stop", [0, 2])
 def test_every_optimizer_goes_on_to_the_same_bits(tmp_path, config, stop):
-    through = training_state(steps=4, config=config)
-    path = save_checkpoint(
-        tmp_path / "checkpoints", stop, training_state(steps=stop, config=config)
-    )
-    resumed = training_state(seed=9, steps=1, config=config)
+    through = state_after(4, config=config)
+    path = save_checkpoint(tmp_path / "checkpoints", stop, state_after(stop, config=config))
+    resumed = state_after(1, seed=9, config=config)
     restore_checkpoint(path, resumed)
-    for step in range(stop, 4):
-        take_step(resumed, step)
+    take_steps(resumed, 4 - stop)
     assert torch.equal(weights(through), weights(resumed))
     assert states(through) == states(resumed)
 
@@ -120,27 +102,26 @@ def test_every_schedule_goes_on_where_it_was_with_its_factor(tmp_path, schedule)
     def factor(step: int) -> float:
         return 0.25 if step < 3 else 2.0
 
-    through = training_state(steps=4, schedule=schedule, factor=factor)
-    first = training_state(steps=2, schedule=schedule, factor=factor)
+    through = state_after(4, schedule=schedule, factor=factor)
+    first = state_after(2, schedule=schedule, factor=factor)
     path = save_checkpoint(tmp_path / "checkpoints", 2, first)
-    resumed = training_state(seed=9, schedule=schedule, factor=factor)
+    resumed = state_after(seed=9, schedule=schedule, factor=factor)
     restore_checkpoint(path, resumed)
     assert resumed.optimizer.param_groups[0]["lr"] == first.optimizer.param_groups[0]["lr"]
-    for step in (2, 3):
-        take_step(resumed, step)
+    take_steps(resumed, 2)
     assert torch.equal(weights(through), weights(resumed))
     assert resumed.scheduler.get_last_lr() == through.scheduler.get_last_lr()
 
 
 def test_a_tied_weight_is_stored_once_and_stays_tied(tmp_path):
-    state = training_state(steps=1)
-    restored = training_state(seed=5)
+    state = state_after(1)
+    restored = state_after(seed=5)
     restore_checkpoint(save_checkpoint(tmp_path / "checkpoints", 1, state), restored)
     assert restored.model.lm_head.weight is restored.model.transformer.wte.weight
 
 
 def test_only_the_newest_checkpoints_are_kept_and_no_partial_one_is_left(tmp_path):
-    folder, state = tmp_path / "checkpoints", training_state()
+    folder, state = tmp_path / "checkpoints", state_after()
     for step in range(4):
         save_checkpoint(folder, step, state, keep=2)
     assert [path.name for path in checkpoints(folder)] == ["step-00000002", "step-00000003"]
@@ -148,7 +129,7 @@ def test_only_the_newest_checkpoints_are_kept_and_no_partial_one_is_left(tmp_pat
 
 
 def test_generator_states_are_a_file_of_their_own_that_can_be_deleted(tmp_path):
-    folder, state = tmp_path / "checkpoints", training_state()
+    folder, state = tmp_path / "checkpoints", state_after()
     generators = {"noise": ["0102"], "dropout_key": "01"}
     path = save_checkpoint(folder, 0, state, generators=generators, run=BoundRun(plan=1))
     read = read_checkpoint(path)
@@ -161,7 +142,7 @@ def test_generator_states_are_a_file_of_their_own_that_can_be_deleted(tmp_path):
 
 @pytest.mark.parametrize("name", [WEIGHTS, "optimizer.safetensors"])
 def test_one_flipped_byte_is_found(tmp_path, name):
-    state = training_state(steps=1)
+    state = state_after(1)
     path = save_checkpoint(tmp_path / "checkpoints", 1, state)
     content = bytearray((path / name).read_bytes())
     content[-1] ^= 1
@@ -172,7 +153,7 @@ def test_one_flipped_byte_is_found(tmp_path, name):
 
 
 def test_an_incomplete_checkpoint_is_refused(tmp_path):
-    state = training_state()
+    state = state_after()
     path = save_checkpoint(tmp_path / "checkpoints", 0, state)
     (path / STATE).unlink()
     with pytest.raises(StateError, match="not a complete checkpoint"):
@@ -180,15 +161,15 @@ def test_an_incomplete_checkpoint_is_refused(tmp_path):
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
-    path = save_checkpoint(tmp_path / "checkpoints", 0, training_state())
-    other = training_state()
+    path = save_checkpoint(tmp_path / "checkpoints", 0, state_after())
+    other = state_after()
     other.model.extra = torch.nn.Linear(2, 2)
     with pytest.raises(StateError, match="another model"):
         restore_checkpoint(path, other)
 
 
 def test_a_checkpoint_of_another_form_is_refused_by_its_version(tmp_path):
-    path = save_checkpoint(tmp_path / "checkpoints", 0, training_state())
+    path = save_checkpoint(tmp_path / "checkpoints", 0, state_after())
     text = (path / STATE).read_text()
     (path / STATE).write_text(text.replace('"schema_version": 1', '"schema_version": 0'))
     with pytest.raises(InputError, match="must be of schema_version 1, got 0") as error:
@@ -198,12 +179,12 @@ def test_a_checkpoint_of_another_form_is_refused_by_its_version(tmp_path):
 
 def test_what_a_kill_left_of_a_checkpoint_of_another_step_is_removed(tmp_path):
     (tmp_path / "checkpoints/.step-00000009.partial").mkdir(parents=True)
-    path = save_checkpoint(tmp_path / "checkpoints", 1, training_state())
+    path = save_checkpoint(tmp_path / "checkpoints", 1, state_after())
     assert list((tmp_path / "checkpoints").iterdir()) == [path]
 
 
 def test_a_stray_name_is_no_checkpoint_and_stays(tmp_path):
-    folder, state = tmp_path / "checkpoints", training_state()
+    folder, state = tmp_path / "checkpoints", state_after()
     folder.mkdir()
     for stray in ("step-zzz", "step-00000001.bak", "step-1"):
         (folder / stray).mkdir()
@@ -216,7 +197,7 @@ def test_a_stray_name_is_no_checkpoint_and_stays(tmp_path):
 
 @pytest.mark.parametrize("text", ["[" * 200_000, "", "[]", '{"step": Infinity}'])
 def test_a_refused_checkpoint_says_the_way_out(tmp_path, text):
-    state = training_state()
+    state = state_after()
     path = save_checkpoint(tmp_path / "checkpoints", 0, state)
     (path / STATE).write_text(text)
     with pytest.raises(

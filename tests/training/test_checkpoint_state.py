@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 from dpft.errors import StateError
 from dpft.files import STATE, WEIGHTS
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
-from tests.training.test_checkpoint import training_state
+from tests.training.test_checkpoint import state_after
 
 
 def saved(tmp_path):
-    state = training_state(steps=1)
+    state = state_after(1)
     return save_checkpoint(tmp_path / "checkpoints", 1, state), state
 
 

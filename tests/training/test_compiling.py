@@ -146,9 +146,7 @@ def test_a_compiled_run_has_the_weights_of_one_that_is_not(
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
-        folder = tmp_path / str(compiles)
-        folder.mkdir()
-        own = toy.session(folder, model, micro_batch_size=2)
+        own = toy.session(tmp_path / str(compiles), model, micro_batch_size=2)
         layout = replace(own.training_set.layout, pad_to_multiple_of=8)
         data = replace(own.training_set, compile=compiles, layout=layout)
         own = replace(own, training_set=data)

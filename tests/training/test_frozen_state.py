@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2LMHeadModel
 
-from dpft.errors import InputError, RunError, SaidElsewhere
+from dpft.errors import InputError, RunError
 from dpft.files import CHECKPOINTS
 from dpft.methods.base import METHODS
 from dpft.parallel.cutting import local
@@ -20,12 +20,14 @@ from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.frozen_state import digests_of
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.replay_log import read_run_ledger
+from dpft.training import loop as loop_module
 from dpft.training.checkpoint import ResumePoint, checkpoints, find_resume_point
 from dpft.training.private_run import train_privately
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
 from tests.slowness import slow_but
-from tests.training.shared_training import Training, train_on
+from tests.training.killed_runs import killed
+from tests.training.shared_training import Training, ended_on, train_on
 from tests.training.toy import plan, privacy, session, spent, tiny_model
 
 Write = Callable[[GPT2LMHeadModel, Tensor], None]
@@ -76,7 +78,6 @@ def train(
     between: Callable[[nn.Module], None] = lambda _: None,
 ) -> None:
     """Trains in steps of one micro-batch or more, and saves nothing but a folder."""
-    folder.mkdir(exist_ok=True)
     own = session(folder, model, checkpoint_every=2)
     config = METHODS.named(method)(name=method, **SIZES.get(method, {}))
     if method == "two_phase":
@@ -185,28 +186,16 @@ def test_the_checkpoint_says_what_nothing_moves(tmp_path):
         assert all(len(digest) == 64 for digest in frozen.values())
 
 
-def broken_off(folder: Path, patch: pytest.MonkeyPatch) -> ResumePoint:
+def broken_off(folder: Path) -> ResumePoint:
     """Returns where a run stands that was killed after its third step."""
-    from dpft.training import loop
-
-    check, calls = loop.check_weights, []
-
-    def killed(model, step):
-        calls.append(step)
-        if step == 4:
-            raise KeyboardInterrupt
-        check(model, step)
-
-    with patch.context() as patched:
-        patched.setattr(loop, "check_weights", killed)
-        with pytest.raises(KeyboardInterrupt):
-            train(folder, tiny_model())
+    with killed(loop_module, "check_weights", 4):
+        train(folder, tiny_model())
     return find_resume_point(folder)
 
 
-def test_a_run_that_goes_on_is_compared_with_its_step_0(tmp_path, monkeypatch):
+def test_a_run_that_goes_on_is_compared_with_its_step_0(tmp_path):
     folder = tmp_path / "run"
-    resume_point = broken_off(folder, monkeypatch)
+    resume_point = broken_off(folder)
     name, expected = "transformer.wpe.weight", resume_point.checkpoint.run.frozen
     changed = {**expected, name: "0" * 64}
     run = resume_point.checkpoint.run
@@ -218,9 +207,9 @@ def test_a_run_that_goes_on_is_compared_with_its_step_0(tmp_path, monkeypatch):
     assert (folder / "model").exists() and frozen_of(folder) == expected
 
 
-def test_a_checkpoint_without_digests_is_not_gone_on_from(tmp_path, monkeypatch):
+def test_a_checkpoint_without_digests_is_not_gone_on_from(tmp_path):
     folder = tmp_path / "run"
-    resume_point = broken_off(folder, monkeypatch)
+    resume_point = broken_off(folder)
     run = replace(resume_point.checkpoint.run, frozen=None)
     object.__setattr__(resume_point.checkpoint, "run", run)
     with pytest.raises(InputError, match="begun by an earlier version"):
@@ -256,11 +245,7 @@ def write_past_torch(ranks: Ranks, run: Training, rank: int, step: int) -> tuple
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PrivacyEngine, "accumulate", accumulate_and_write)
-        try:
-            train_on(ranks, run)
-        except (RunError, SaidElsewhere) as error:
-            return type(error).__name__, str(error)
-    return "nothing", ""
+        return ended_on(ranks, run)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 
 from dpft.errors import RunError
 from dpft.training.loop import check_weights, sent_ahead, train
-from dpft.training.optimizers import AdamW, SchedulerConfig, make_optimizer, make_scheduler
+from dpft.training.optimizers import AdamW, SchedulerConfig, make_scheduler
 from tests.training.toy import tiny_model, training_set
 
 
@@ -56,7 +56,7 @@ class Hooks:
 
 def run(engine, model=None, hooks=None, units=None):
     model = model or tiny_model()
-    optimizer = make_optimizer(model.parameters(), AdamW(), learning_rate=0.01, weight_decay=0.0)
+    optimizer = AdamW().make(model.parameters(), learning_rate=0.01, weight_decay=0.0)
     scheduler = make_scheduler(optimizer, SchedulerConfig(), steps=engine.steps)
     seen = []
     train(

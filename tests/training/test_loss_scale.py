@@ -23,7 +23,7 @@ from dpft.training.private_run import train_privately
 from dpft.training.training_config import TrainingConfig
 from tests.privacy.clipping.oracle import gpt2, records
 from tests.slowness import slow_but
-from tests.training.test_private_run import Killed, die, on_call
+from tests.training.killed_runs import killed
 from tests.training.toy import plan, privacy, session, spent, tiny_model
 
 MECHANISM = {"noise_multiplier": 2.0, "sensitivity": 0.5}
@@ -193,13 +193,9 @@ def go(folder, *, resume_point=None, steps: int = 8, start: float = 1024.0) -> d
 @pytest.mark.slow
 def test_trust_rule_9_a_killed_run_goes_on_with_the_scale_it_had(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(module, "WINDOW", 3)
-    for name in ("whole", "run"):
-        (tmp_path / name).mkdir()
     expected = go(tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        patch.setattr(loop_module, "check_weights", on_call(6, die)(loop_module.check_weights))
-        with pytest.raises(Killed):
-            go(tmp_path / "run")
+    with killed(loop_module, "check_weights", 6):
+        go(tmp_path / "run")
     point = find_resume_point(tmp_path / "run")
     assert point.checkpoint.run.loss_scale["steps"] == 1, "one step into its second window"
     assert go(tmp_path / "run", resume_point=point) == expected
@@ -214,7 +210,6 @@ def test_a_run_whose_examples_all_overflow_recovers_and_one_with_a_constant_scal
     left_out = {}
     for adapts in (True, False):
         folder = tmp_path / str(adapts)
-        folder.mkdir()
         settings = {"precision": "fp16", "adaptive_loss_scale": adapts, "loss_scale": 2.0**24}
         own = session(folder, tiny_model(), **settings)
         own = replace(own, training_set=replace(own.training_set, precision="fp16"))

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from dpft.errors import InputError
+from dpft.methods.base import MethodPhase
 from dpft.training.adafactor import Adafactor as T5Adafactor
 from dpft.training.optimizer_steps import BiasCorrectedAdam, MuonAndAdamW
 from dpft.training.optimizers import (
@@ -15,10 +16,12 @@ from dpft.training.optimizers import (
     AdamW,
     OptimizerConfig,
     SchedulerConfig,
-    make_optimizer,
+    learning_rate_factor,
+    learning_rate_of,
     make_scheduler,
     schedule_factors,
 )
+from tests.training.toy import take_steps, tiny_model, training_state
 
 KINDS = {
     "adamw": torch.optim.AdamW,
@@ -34,9 +37,7 @@ GRADIENTS = ([3.0, -0.5], [1.0, 2.0])
 def optimizer_of(
     parameter: nn.Parameter, config: OptimizerConfig | None = None, *, weight_decay: float = 0.0
 ) -> torch.optim.Optimizer:
-    return make_optimizer(
-        [parameter], config or AdamW(), learning_rate=0.1, weight_decay=weight_decay
-    )
+    return (config or AdamW()).make([parameter], learning_rate=0.1, weight_decay=weight_decay)
 
 
 def trained(config: OptimizerConfig, start: list[float], *, weight_decay: float = 0.0) -> list:
@@ -259,3 +260,28 @@ def test_the_factors_of_a_schedule_are_those_of_its_steps() -> None:
     assert schedule_factors(SchedulerConfig(name="linear"), 4) == [1.0, 0.75, 0.5, 0.25]
     warm = SchedulerConfig(name="constant", warmup_steps=2)
     assert schedule_factors(warm, 4) == [0.0, 0.5, 1.0, 1.0]
+
+
+TWO_PHASES = (
+    MethodPhase(method="full", steps=2),
+    MethodPhase(method="bitfit", steps=2, learning_rate=1.0),
+)
+
+
+def test_each_phase_has_its_learning_rate_times_the_schedules_factor():
+    state = training_state(tiny_model(), steps=4, factor=learning_rate_factor(TWO_PHASES, 0.1))
+    rates = []
+    for _ in range(4):
+        rates.append(state.optimizer.param_groups[0]["lr"])
+        take_steps(state, 1)
+    assert rates == pytest.approx([0.1 * 1, 0.1 * 0.75, 1.0 * 0.5, 1.0 * 0.25])
+    assert [learning_rate_of(state, step) for step in (1, 2, 3, 4)] == pytest.approx(rates)
+
+
+def test_without_a_rate_of_its_own_no_phase_changes_the_schedule():
+    assert learning_rate_factor(TWO_PHASES[:1], 0.0) is None
+
+
+def test_a_rate_of_a_phase_beside_a_rate_of_zero_is_refused():
+    with pytest.raises(InputError, match="train.learning_rate must be positive"):
+        learning_rate_factor(TWO_PHASES, 0.0)

@@ -124,7 +124,6 @@ def clipped(clipping: str = "flat", engine: str = "auto", **settings: Any) -> Cl
 
 def trained(folder: Path, how: Clipped | None, **settings: Any) -> dict[str, Tensor]:
     """Returns the weights after a run without noise, by SGD: Adam would hide a gradient's scale."""
-    folder.mkdir()
     own = replace(session(folder, without_dropout(), **settings), optimizer=SGD())
     train_ordinarily(own, STEPS, clipped=how)
     return {name: value.detach().clone() for name, value in own.model.named_parameters()}
@@ -183,12 +182,9 @@ def test_every_style_clips_without_noise_as_the_oracle_does(clipping: str, tmp_p
 
 
 def test_a_clipped_run_that_broke_off_ends_with_the_same_bits(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    own = session(whole, checkpoint_every=2)
+    own = session(tmp_path / "whole", checkpoint_every=2)
     train_ordinarily(own, STEPS, clipped=clipped())
     cut = tmp_path / "cut"
-    cut.mkdir()
     broken = session(cut, checkpoint_every=2)
     listener = SimpleNamespace(begin=lambda step: None, after_step=stop_at_three)
     with pytest.raises(InterruptedError):

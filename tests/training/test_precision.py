@@ -14,7 +14,6 @@ CPU = torch.device("cpu")
 
 
 def weights_after(folder, precision, private=True, **settings):
-    folder.mkdir()
     model = tiny_model()
     own = session(folder, model, precision=precision, **settings)
     batches = training_set()

@@ -12,113 +12,24 @@ from safetensors.torch import load_file
 
 from dpft.errors import InputError, StateError
 from dpft.files import KEYS
-from dpft.methods.base import METHODS
-from dpft.methods.full import Full
-from dpft.privacy import ledger as ledger_module
 from dpft.privacy.engine import PrivacyEngine
-from dpft.privacy.ledger import Ledger, first_line, hash_of, read_ledger
+from dpft.privacy.ledger import first_line, hash_of, read_ledger
 from dpft.privacy.replay_log import read_run_ledger
 from dpft.records.configuration import KnownLedger
-from dpft.training import checkpoint as checkpoint_module
 from dpft.training import loop as loop_module
-from dpft.training import training_state
 from dpft.training.checkpoint import check_promises, find_resume_point
 from dpft.training.ordinary import train_ordinarily
-from dpft.training.private_run import train_privately
 from dpft.training.session import read_signal_to_noise
 from tests.privacy.test_ledger import as_before
 from tests.slowness import slow, slow_but
-from tests.training.toy import plan, privacy, session, spent, tiny_model
-
-
-class Killed(BaseException):
-    """Nothing catches it, as nothing catches kill -9."""
-
-
-def go(folder, *, resume_point=None, method="full", overspend=False, eps=None, **settings):
-    own = session(folder, tiny_model(), checkpoint_every=2, **settings)
-    object.__setattr__(own, "method", METHODS.named(method)(name=method))
-    object.__setattr__(own, "model", own.method.prepare(own.model))
-    config = privacy()
-    object.__setattr__(config, "resume_overspend", overspend)
-    object.__setattr__(config, "eps", eps)
-    train_privately(own, plan(), config, epsilon_after=spent, resume_point=resume_point)
-    return {name: value.detach().clone() for name, value in own.model.state_dict().items()}
-
-
-def on_call(number, act):
-    """Returns a wrapper of a function that acts in place of its ``number``-th call."""
-
-    def wrap(function):
-        calls = []
-
-        def wrapped(*args, **kwargs):
-            calls.append(None)
-            return act(*args, **kwargs) if len(calls) == number else function(*args, **kwargs)
-
-        return wrapped
-
-    return wrap
-
-
-def die(*_, **__):
-    raise Killed
-
-
-def tear_line(ledger, entry):
-    """Writes half a line, as a crash inside the write would."""
-    ledger._file.write(json.dumps({**entry, "previous": ledger.head}, sort_keys=True)[:30])
-    ledger._file.flush()
-    raise Killed
-
-
-def tear_text(ledger, line):
-    """Writes half of a line that is given as it stands."""
-    ledger._file.write(line[:30])
-    ledger._file.flush()
-    raise Killed
-
-
-def tear_tensors(tensors, path, **_):
-    path.write_bytes(b"half")
-    raise Killed
-
-
-MOMENTS = {
-    "inside a step": (loop_module, "per_example_losses", on_call(7, die)),
-    "before the first line": (Ledger, "_append", on_call(1, die)),
-    "inside the first line": (Ledger, "_append", on_call(1, tear_text)),
-    "between the first line and a step's": (Ledger, "_append", on_call(2, die)),
-    "inside the first step's line": (Ledger, "_append", on_call(2, tear_text)),
-    "between journal and ledger": (Ledger, "append", on_call(4, die)),
-    "inside the ledger's write": (Ledger, "_write", on_call(4, tear_line)),
-    "between ledger and update": (Full, "finish_gradient", on_call(4, die)),
-    "after the update": (loop_module, "check_weights", on_call(4, die)),
-    "inside a checkpoint's write": (training_state, "save_file", on_call(5, tear_tensors)),
-    "before a checkpoint has its name": (checkpoint_module, "write_record", on_call(3, die)),
-    "before the ledger is closed": (Ledger, "close", on_call(1, die)),
-    "after it is closed": (ledger_module.Ledger, "__exit__", on_call(1, die)),
-}
-
-
-def kill(monkeypatch, folder, moment, **settings):
-    """Runs until the moment, in a new folder."""
-    owner, name, wrap = MOMENTS[moment]
-    folder.mkdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, wrap(getattr(owner, name)))
-        with pytest.raises(Killed):
-            go(folder, **settings)
+from tests.training.killed_runs import MOMENTS, Killed, go, go_on, kill, killed, on_call, same
+from tests.training.toy import plan, privacy, session, tiny_model
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     return folder, go(folder)
-
-
-def same(first, second):
-    return all(torch.equal(first[name], second[name]) for name in first)
 
 
 FAST = (
@@ -130,9 +41,8 @@ them here by test_banded_run, of whose noise more is kept."""
 
 
 @pytest.mark.parametrize("moment", slow_but(FAST, MOMENTS))
-def test_trust_rule_9_a_killed_run_goes_on_bit_by_bit(tmp_path, monkeypatch, undisturbed, moment):
-    folder, expected = tmp_path / "run", undisturbed[1]
-    kill(monkeypatch, folder, moment)
+def test_trust_rule_9_a_killed_run_goes_on_bit_by_bit(tmp_path, undisturbed, moment):
+    folder, expected = kill(tmp_path / "run", moment), undisturbed[1]
     resume_point = find_resume_point(folder)
     if not resume_point.has_ended:
         assert same(go(folder, resume_point=resume_point), expected)
@@ -144,14 +54,11 @@ def test_trust_rule_9_a_killed_run_goes_on_bit_by_bit(tmp_path, monkeypatch, und
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_has_the_ratios_of_one_that_was_never_disturbed(
-    tmp_path, monkeypatch, undisturbed
-):
+def test_a_run_that_goes_on_has_the_ratios_of_one_that_was_never_disturbed(tmp_path, undisturbed):
     """Steps 3 and 4 are taken again, and measured again."""
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "inside a checkpoint's write")
+    folder = kill(tmp_path / "run", "inside a checkpoint's write")
     broken = read_signal_to_noise(folder)
-    go(folder, resume_point=find_resume_point(folder))
+    go_on(folder)
     lines = (folder / "private/diagnostics.jsonl").read_text().splitlines()
     steps = [entry["step"] for line in lines if "step" in (entry := json.loads(line))]
     assert steps == [1, 2, 3, 4, 3, 4, 5]
@@ -161,51 +68,37 @@ def test_a_run_that_goes_on_has_the_ratios_of_one_that_was_never_disturbed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", slow_but(["rgp"], ["rgp", "bitfit", "lora"]))
-def test_a_methods_own_state_survives_too(tmp_path, monkeypatch, method):
-    (tmp_path / "whole").mkdir()
+def test_a_methods_own_state_survives_too(tmp_path, method):
     expected = go(tmp_path / "whole", method=method)
-    kill(monkeypatch, tmp_path / "run", "after the update", method=method)
-    resume_point = find_resume_point(tmp_path / "run")
-    assert same(go(tmp_path / "run", resume_point=resume_point, method=method), expected)
+    folder = kill(tmp_path / "run", "after the update", method=method)
+    assert same(go_on(folder, method=method), expected)
 
 
-def test_trust_rule_9_another_environment_draws_new_noise_and_counts_it(
-    tmp_path, monkeypatch, undisturbed
-):
+def test_trust_rule_9_another_environment_draws_new_noise_and_counts_it(tmp_path, undisturbed):
     """Four steps are in the ledger and two in the checkpoint: five in all leave one to take."""
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "after the update")
-    weights = go(folder, resume_point=find_resume_point(folder), micro_batch_size=3, eps=1.0)
+    folder = kill(tmp_path / "run", "after the update")
+    weights = go_on(folder, micro_batch_size=3, eps=1.0)
     record = read_ledger(folder / "ledger.jsonl")
     assert (record.steps, record.closed) == (5, True)
     assert [path.name for path in (folder / "private/checkpoints").iterdir()] == ["step-00000003"]
     assert not same(weights, undisturbed[1])
 
 
-def test_trust_rule_4_no_generator_state_outlives_a_run_that_broke_off_while_saving_them(
-    tmp_path, monkeypatch
-):
+def test_trust_rule_4_no_generator_state_outlives_a_run_that_broke_off_while_saving_them(tmp_path):
     """With a budget the run ends before the step whose checkpoint was half-written."""
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "before a checkpoint has its name")
+    folder = kill(tmp_path / "run", "before a checkpoint has its name")
     assert list(folder.rglob(".step-*.partial/" + KEYS))
-    go(folder, resume_point=find_resume_point(folder), micro_batch_size=3, eps=1.0)
+    go_on(folder, micro_batch_size=3, eps=1.0)
     assert read_ledger(folder / "ledger.jsonl").closed
     assert not list(folder.rglob(KEYS)) and not list(folder.rglob("*.partial"))
 
 
-def test_trust_rule_9_a_run_with_redone_steps_is_replayed_like_any_other(
-    tmp_path, monkeypatch, caplog
-):
+def test_trust_rule_9_a_run_with_redone_steps_is_replayed_like_any_other(tmp_path, caplog):
     """Steps 3 and 4 are redone as lines 5 and 6; step 5, line 7, is replayed at no cost."""
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "after the update")
+    folder = kill(tmp_path / "run", "after the update")
     settings = {"micro_batch_size": 3, "overspend": True}
-    with monkeypatch.context() as patch:
-        # Three redone steps: the third of them is killed after its update.
-        patch.setattr(loop_module, "check_weights", on_call(3, die)(loop_module.check_weights))
-        with pytest.raises(Killed):
-            go(folder, resume_point=find_resume_point(folder), **settings)
+    with killed(loop_module, "check_weights", 3):
+        go_on(folder, **settings)
     resume_point = find_resume_point(folder)
     assert (resume_point.checkpoint.step, resume_point.ledger.steps) == (4, 7)
     caplog.clear()
@@ -214,56 +107,43 @@ def test_trust_rule_9_a_run_with_redone_steps_is_replayed_like_any_other(
     assert read_ledger(folder / "ledger.jsonl").steps == 7
 
 
-def test_trust_rule_9_a_replay_after_redone_steps_stays_within_the_budget(tmp_path, monkeypatch):
+def test_trust_rule_9_a_replay_after_redone_steps_stays_within_the_budget(tmp_path):
     """Step 1 is lines 1 and 2, step 2 line 3, step 3 line 4, replayed; step 4 ends it."""
-    folder = tmp_path / "run"
-    folder.mkdir()
     settings = {"micro_batch_size": 2, "eps": 1.0}
-    for broken, again in ((1, {}), (3, settings)):
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                loop_module, "check_weights", on_call(broken, die)(loop_module.check_weights)
-            )
-            with pytest.raises(Killed):
-                go(folder, resume_point=find_resume_point(folder) if again else None, **again)
+    folder = kill(tmp_path / "run", (loop_module, "check_weights", 1))
+    with killed(loop_module, "check_weights", 3):
+        go_on(folder, **settings)
     assert find_resume_point(folder).checkpoint.step == 2
-    go(folder, resume_point=find_resume_point(folder), **settings)
+    go_on(folder, **settings)
     assert read_ledger(folder / "ledger.jsonl").steps == plan().steps
     assert find_resume_point(folder).checkpoint.step == plan().steps - 1
 
 
 @pytest.mark.slow
-def test_trust_rule_9_a_run_may_overspend_if_it_is_told_to(tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "after the update")
+def test_trust_rule_9_a_run_may_overspend_if_it_is_told_to(tmp_path):
+    folder = kill(tmp_path / "run", "after the update")
     resume_point = find_resume_point(folder)
     go(folder, resume_point=resume_point, micro_batch_size=3, eps=1.0, overspend=True)
     assert read_ledger(folder / "ledger.jsonl").steps == 7
     assert (folder / "private/checkpoints/step-00000005").is_dir()
 
 
-def test_trust_rule_9_a_torn_line_counts_and_is_a_step_of_its_own_where_noise_is_new(
-    tmp_path, monkeypatch
-):
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "inside the ledger's write")
+def test_trust_rule_9_a_torn_line_counts_and_is_a_step_of_its_own_where_noise_is_new(tmp_path):
+    folder = kill(tmp_path / "run", "inside the ledger's write")
     torn = read_ledger(folder / "ledger.jsonl")
     assert (torn.steps, torn.counted_steps) == (3, 4)
-    go(folder, resume_point=find_resume_point(folder), micro_batch_size=3, eps=1.0, overspend=True)
+    go_on(folder, micro_batch_size=3, eps=1.0, overspend=True)
     assert read_ledger(folder / "ledger.jsonl").steps == 4 + 3
 
 
-def test_trust_rule_9_a_replay_that_comes_out_otherwise_stops_before_the_update(
-    tmp_path, monkeypatch, caplog
-):
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "after the update")
+def test_trust_rule_9_a_replay_that_comes_out_otherwise_stops_before_the_update(tmp_path, caplog):
+    folder = kill(tmp_path / "run", "after the update")
     journal = folder / "private" / "steps.jsonl"
     lines = journal.read_text().splitlines()
     entry = json.loads(lines[2])
     lines[2] = json.dumps(entry | {"sum": (float.fromhex(entry["sum"]) + 1e-12).hex()})
     journal.write_text("\n".join(lines) + "\n")
-    go(folder, resume_point=find_resume_point(folder), eps=1.0)
+    go_on(folder, eps=1.0)
     assert "a step did not come out as it was" in caplog.text
     assert read_ledger(folder / "ledger.jsonl").steps == 5
 
@@ -273,7 +153,7 @@ def test_trust_rule_4_a_run_begun_with_an_earlier_versions_noise_is_not_gone_on_
 ):
     with monkeypatch.context() as patch:
         patch.setattr("dpft.training.private_run.environment", lambda *_, **__: {"threads": 1})
-        kill(patch, tmp_path / "run", "after the update")
+        kill(tmp_path / "run", "after the update")
     with pytest.raises(InputError, match="noise can be computed from what it releases") as error:
         find_resume_point(tmp_path / "run")
     assert error.value.exit_code == 2
@@ -283,11 +163,9 @@ def test_trust_rule_4_a_run_begun_with_an_earlier_versions_noise_is_not_gone_on_
     ("key", "value"),
     [("noise_seed", None), *slow(("self_check", False), ("show_diagnostics", True))],
 )
-def test_trust_rule_4_what_the_report_says_of_a_run_is_what_it_began_with(
-    tmp_path, monkeypatch, key, value
-):
+def test_trust_rule_4_what_the_report_says_of_a_run_is_what_it_began_with(tmp_path, key, value):
     """Else a run of predictable noise would be private once its seed was edited out."""
-    kill(monkeypatch, tmp_path / "run", "after the update")
+    kill(tmp_path / "run", "after the update")
     resume_point = find_resume_point(tmp_path / "run")
     check_promises(resume_point, privacy())
     with pytest.raises(InputError, match=f"got another privacy.{key}; put") as error:
@@ -299,36 +177,29 @@ def test_trust_rule_4_what_the_report_says_of_a_run_is_what_it_began_with(
     "moment",
     slow_but(("after the update",), ("after the update", "before a checkpoint has its name")),
 )
-def test_trust_rule_4_a_copied_folder_draws_new_noise(tmp_path, monkeypatch, caplog, moment):
+def test_trust_rule_4_a_copied_folder_draws_new_noise(tmp_path, caplog, moment):
     """Original and copy both go on: no step of one has noise of the other, nor of its own past."""
-    kill(monkeypatch, tmp_path / "run", moment)
+    kill(tmp_path / "run", moment)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    weights = go(
-        tmp_path / "copy", resume_point=find_resume_point(tmp_path / "copy"), overspend=True
-    )
+    weights = go_on(tmp_path / "copy", overspend=True)
     assert "the folder is a copy" in caplog.text and "taken with new noise" in caplog.text
     assert read_ledger(tmp_path / "copy" / "ledger.jsonl").steps > plan().steps
-    original = go(tmp_path / "run", resume_point=find_resume_point(tmp_path / "run"))
+    original = go_on(tmp_path / "run")
     assert not same(weights, original)
 
 
-def test_trust_rule_4_a_copy_draws_new_noise_with_nothing_to_redo(tmp_path, monkeypatch, caplog):
+def test_trust_rule_4_a_copy_draws_new_noise_with_nothing_to_redo(tmp_path, caplog):
     """Killed right after a checkpoint: the copy would go on with the original's next noise."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(PrivacyEngine, "draw", on_call(3, die)(PrivacyEngine.draw))
-        with pytest.raises(Killed):
-            go(folder)
+    folder = kill(tmp_path / "run", (PrivacyEngine, "draw", 3))
     resume_point = find_resume_point(folder)
     assert resume_point.checkpoint.step == resume_point.ledger.steps == 2
     shutil.copytree(folder, tmp_path / "copy")
-    keys = [moved_keys(monkeypatch, tmp_path / name) for name in ("copy", "run")]
+    keys = [moved_keys(tmp_path / name) for name in ("copy", "run")]
     assert "the folder is a copy" in caplog.text
     assert keys[1] == resume_point.checkpoint.read_keys().content["keys"]["noise"] != keys[0]
 
 
-def moved_keys(monkeypatch, folder) -> str:
+def moved_keys(folder) -> str:
     """The noise key that the run in a folder takes its next step with, as it goes on."""
     seen = []
 
@@ -336,61 +207,49 @@ def moved_keys(monkeypatch, folder) -> str:
         seen.append(engine.secret_keys()["keys"]["noise"])
         raise Killed
 
-    with monkeypatch.context() as patch:
-        patch.setattr(PrivacyEngine, "draw", stop)
-        with pytest.raises(Killed):
-            go(folder, resume_point=find_resume_point(folder))
+    with killed(PrivacyEngine, "draw", lambda _: stop):
+        go_on(folder)
     return seen[0]
 
 
 def test_trust_rule_4_another_environment_draws_new_noise_with_nothing_to_redo(
     tmp_path, monkeypatch
 ):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(PrivacyEngine, "draw", on_call(3, die)(PrivacyEngine.draw))
-        with pytest.raises(Killed):
-            go(folder)
+    folder = kill(tmp_path / "run", (PrivacyEngine, "draw", 3))
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 77)
-        key = moved_keys(monkeypatch, folder)
+        key = moved_keys(folder)
     assert key != find_resume_point(folder).checkpoint.read_keys().content["keys"]["noise"]
 
 
-def test_trust_rule_4_older_checkpoints_that_are_kept_have_lost_their_keys(tmp_path, monkeypatch):
+def test_trust_rule_4_older_checkpoints_that_are_kept_have_lost_their_keys(tmp_path):
     """Their keys would give, step by step, the noise of all that came after them."""
-    kill(monkeypatch, tmp_path / "run", "before the ledger is closed", keep=3)
+    kill(tmp_path / "run", "before the ledger is closed", keep=3)
     paths = sorted((tmp_path / "run/private/checkpoints").iterdir())
     assert [path.name for path in paths] == ["step-00000002", "step-00000004", "step-00000005"]
     assert [(path / KEYS).exists() for path in paths] == [False, False, True]
 
 
 @pytest.mark.parametrize("torn", [True, *slow((False,))])
-def test_trust_rule_9_a_journaled_step_never_comes_out_otherwise(
-    tmp_path, monkeypatch, caplog, torn
-):
+def test_trust_rule_9_a_journaled_step_never_comes_out_otherwise(tmp_path, caplog, torn):
     """Step 4 is in the journal; its ledger line, torn or not begun, does not excuse another sum."""
     folder = tmp_path / "run"
     moment = "inside the ledger's write" if torn else "between journal and ledger"
-    kill(monkeypatch, folder, moment)
+    kill(folder, moment)
     journal = folder / "private" / "steps.jsonl"
     *lines, last = journal.read_text().splitlines()
     entry = json.loads(last)
     assert entry["step"] == 4
     last = json.dumps(entry | {"sum": (float.fromhex(entry["sum"]) + 1e-12).hex()})
     journal.write_text("\n".join([*lines, last]) + "\n")
-    go(folder, resume_point=find_resume_point(folder), overspend=True)
+    go_on(folder, overspend=True)
     assert "a step did not come out as it was" in caplog.text
     # the three steps before, the abandoned one and, from the checkpoint of step 2, three again
     assert read_run_ledger(folder).steps == 4 + 3
 
 
-def test_trust_rule_9_a_step_that_only_the_journal_has_counts_where_noise_is_new(
-    tmp_path, monkeypatch
-):
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "between journal and ledger")
+def test_trust_rule_9_a_step_that_only_the_journal_has_counts_where_noise_is_new(tmp_path):
+    folder = kill(tmp_path / "run", "between journal and ledger")
     resume_point = find_resume_point(folder)
     assert (resume_point.ledger.steps, resume_point.ledger.counted_steps) == (3, 4)
     go(folder, resume_point=resume_point, micro_batch_size=3, eps=1.0)
@@ -399,34 +258,27 @@ def test_trust_rule_9_a_step_that_only_the_journal_has_counts_where_noise_is_new
     assert [path.name for path in (folder / "private/checkpoints").iterdir()] == ["step-00000003"]
 
 
-def test_trust_rule_9_a_torn_step_without_a_journal_entry_gets_one_that_says_so(
-    tmp_path, monkeypatch
-):
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "after the update")
+def test_trust_rule_9_a_torn_step_without_a_journal_entry_gets_one_that_says_so(tmp_path):
+    folder = kill(tmp_path / "run", "after the update")
     with (folder / "ledger.jsonl").open("a") as file:
         file.write('{"mechanism": {"na')
-    go(folder, resume_point=find_resume_point(folder), micro_batch_size=3, overspend=True)
+    go_on(folder, micro_batch_size=3, overspend=True)
     entries = (folder / "private" / "steps.jsonl").read_text().splitlines()
     assert json.loads(entries[4]) == {"step": 5, "abandoned": True}
     assert read_run_ledger(folder).steps == len(entries) == 5 + 3
 
 
-def test_trust_rule_9_a_ledger_that_lost_two_lines_of_its_journal_is_refused(tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "after the update")
+def test_trust_rule_9_a_ledger_that_lost_two_lines_of_its_journal_is_refused(tmp_path):
+    folder = kill(tmp_path / "run", "after the update")
     ledger = folder / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:3]))
     with pytest.raises(StateError, match="has 4 noisy steps and the ledger 2"):
         find_resume_point(folder)
 
 
-def test_trust_rule_4_the_first_checkpoint_is_whole_before_the_ledgers_first_line(
-    tmp_path, monkeypatch
-):
+def test_trust_rule_4_the_first_checkpoint_is_whole_before_the_ledgers_first_line(tmp_path):
     """It has the head of the line to come, so that no other run's can take its place."""
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "before the first line")
+    folder = kill(tmp_path / "run", "before the first line")
     assert (folder / "ledger.jsonl").read_bytes() == b""
     known = find_resume_point(folder).checkpoint.run
     line = first_line(known.run_id, known.plan)
@@ -443,25 +295,22 @@ def test_a_seeded_run_has_a_random_name_all_the_same(tmp_path):
     """The seed makes its noise known; two runs are two runs."""
     names = []
     for name in ("a", "b"):
-        (tmp_path / name).mkdir()
         go(tmp_path / name)
         names.append(read_ledger(tmp_path / name / "ledger.jsonl").run_id)
     assert privacy().noise_seed is not None and names[0] != names[1]
 
 
-def test_a_run_of_an_earlier_version_does_not_go_on(tmp_path, monkeypatch):
+def test_a_run_of_an_earlier_version_does_not_go_on(tmp_path):
     """Its ledger has no plan."""
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "after the update")
+    folder = kill(tmp_path / "run", "after the update")
     as_before(folder / "ledger.jsonl")
     with pytest.raises(InputError, match="one that dpft 0.3.0 or before wrote") as error:
         find_resume_point(folder)
     assert error.value.exit_code == 2
 
 
-def test_a_checkpoint_of_another_plan_is_refused(tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "after the update")
+def test_a_checkpoint_of_another_plan_is_refused(tmp_path):
+    folder = kill(tmp_path / "run", "after the update")
     found = find_resume_point(folder)
     bound = found.checkpoint.run
     run = replace(bound, plan={**bound.plan, "delta": 1e-9})
@@ -474,19 +323,13 @@ def test_a_checkpoint_of_another_plan_is_refused(tmp_path, monkeypatch):
 def test_the_journal_is_private_and_ahead_of_the_ledger(undisturbed):
     journal = undisturbed[0] / "private" / "steps.jsonl"
     assert journal.stat().st_mode & 0o777 == 0o600
-    assert [json.loads(line)["step"] for line in journal.read_text().splitlines()] == [
-        1,
-        2,
-        3,
-        4,
-        5,
-    ]
+    steps = [json.loads(line)["step"] for line in journal.read_text().splitlines()]
+    assert steps == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("cut", [slice(1, None), *slow((slice(None, 2),))])
-def test_a_ledger_that_the_checkpoint_does_not_know_is_refused(tmp_path, monkeypatch, cut):
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "before the ledger is closed")
+def test_a_ledger_that_the_checkpoint_does_not_know_is_refused(tmp_path, cut):
+    folder = kill(tmp_path / "run", "before the ledger is closed")
     ledger = folder / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[cut]))
     with pytest.raises(StateError) as error:
@@ -494,9 +337,8 @@ def test_a_ledger_that_the_checkpoint_does_not_know_is_refused(tmp_path, monkeyp
     assert error.value.exit_code == 3
 
 
-def test_a_damaged_byte_of_any_file_of_a_checkpoint_is_refused(tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    kill(monkeypatch, folder, "after the update")
+def test_a_damaged_byte_of_any_file_of_a_checkpoint_is_refused(tmp_path):
+    folder = kill(tmp_path / "run", "after the update")
     (checkpoint,) = (folder / "private" / "checkpoints").glob("step-*")
     for file in sorted(checkpoint.iterdir()):
         whole = file.read_bytes()
@@ -515,21 +357,16 @@ def test_a_closed_run_has_ended_and_its_secrets_are_gone(undisturbed):
     assert resume_point.plan() == plan()
 
 
-def test_an_ordinary_run_goes_on_bit_by_bit(tmp_path, monkeypatch):
+def test_an_ordinary_run_goes_on_bit_by_bit(tmp_path):
     weights = []
     for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
-        own = session(tmp_path / name, tiny_model(), checkpoint_every=2)
+        own, resume_point = session(tmp_path / name, tiny_model(), checkpoint_every=2), None
         torch.manual_seed(4)
-        with monkeypatch.context() as patch:
-            if name == "killed":
-                wrap = on_call(4, die)
-                patch.setattr(loop_module, "check_weights", wrap(loop_module.check_weights))
-                with pytest.raises(Killed):
-                    train_ordinarily(own, 5)
         if name == "killed":
+            with killed(loop_module, "check_weights", 4):
+                train_ordinarily(own, 5)
             own = session(tmp_path / name, tiny_model(seed=8), checkpoint_every=2)
-        resume_point = find_resume_point(tmp_path / name) if name == "killed" else None
+            resume_point = find_resume_point(tmp_path / name)
         train_ordinarily(own, 5, resume_point)
         weights.append({key: p.detach().clone() for key, p in own.model.named_parameters()})
     assert same(*weights)
@@ -540,7 +377,6 @@ def test_sigterm_ends_the_run_after_a_whole_step_with_a_checkpoint(
     tmp_path, monkeypatch, undisturbed
 ):
     folder = tmp_path / "run"
-    folder.mkdir()
     with monkeypatch.context() as patch:
         signaled = on_call(3, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         patch.setattr(loop_module, "check_weights", signaled(loop_module.check_weights))
@@ -564,17 +400,9 @@ def test_a_checkpoint_holds_what_noise_covers_and_no_norm_or_activation(undistur
     assert moments.keys() == expected
     state = json.loads((checkpoint / "state.json").read_text())
     assert state.keys() == {
-        *(
-            "schema_version",
-            "step",
-            "scheduler_step",
-            "run",
-            "shards",
-            "keys_changed",
-            "checksums",
-            "checksum",
-        )
-    }
+        "schema_version", "step", "scheduler_step", "run", "shards", "keys_changed", "checksums",
+        "checksum",
+    }  # fmt: skip
     assert state["run"].keys() == {
         "plan", "environment", "frozen", "ledger", "promises", "run_id", "stream"
     }  # fmt: skip

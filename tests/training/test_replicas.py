@@ -12,15 +12,12 @@ from dpft.training.optimizers import (
     Adafactor,
     AdamW,
     OptimizerConfig,
-    SchedulerConfig,
-    make_optimizer,
-    make_scheduler,
 )
 from dpft.training.session import Start, check_equal, gathered, share_start
-from dpft.training.training_state import TrainingState, model_state, optimizer_state
+from dpft.training.training_state import model_state, optimizer_state
 from tests.parallel.forked import on_ranks
 from tests.slowness import slow_but
-from tests.training.toy import tiny_model
+from tests.training.toy import take_steps, tiny_model, training_state
 
 Begun = tuple[Start, dict[str, Tensor], dict[str, Tensor], float]
 """Start, weights, moments and learning rate."""
@@ -30,28 +27,15 @@ START = Start(done=2, last_step=9, secrets={"step": 2, "keys": {"noise": "00ff"}
 OPTIMIZERS = (AdamW(), SGD(momentum=0.9), Adafactor(), Adafactor(min_dim_size_to_factor=1))
 
 
-def state_of(model: nn.Module, config: OptimizerConfig | None = None) -> TrainingState:
-    optimizer = make_optimizer(
-        model.parameters(), config or AdamW(), learning_rate=0.1, weight_decay=0.0
-    )
-    scheduler = make_scheduler(
-        optimizer, SchedulerConfig(name="linear"), steps=9, factor=lambda _: 1.0
-    )
-    return TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
-
-
 def begun(
     ranks: Ranks, moved: bool, config: OptimizerConfig
 ) -> tuple[Start, dict[str, Tensor], dict[str, Tensor], float]:
     """What a rank begins with; the first one's model is its own, and may have taken two steps."""
     model = tiny_model(seed=ranks.rank)
-    state = state_of(model, config)
+    optimizer = config.make(model.parameters(), learning_rate=0.1, weight_decay=0.0)
+    state = training_state(model, optimizer, factor=lambda _: 1.0)
     if ranks.is_first and moved:
-        for _ in range(2):
-            for parameter in model.parameters():
-                parameter.grad = torch.randn_like(parameter)
-            state.optimizer.step()
-            state.scheduler.step()
+        take_steps(state, 2)
     start = share_start(START if ranks.is_first else None, state, ranks)
     rate = float(state.optimizer.param_groups[0]["lr"])
     weights = {name: each.detach().clone() for name, each in model_state(model).items()}
@@ -75,7 +59,7 @@ def test_every_rank_begins_with_the_firsts_weights_moments_rate_and_keys(
 
 
 def test_one_process_begins_where_it_is() -> None:
-    assert share_start(START, state_of(tiny_model()), ALONE) is START
+    assert share_start(START, training_state(tiny_model()), ALONE) is START
 
 
 def said_of_a_step(ranks: Ranks) -> tuple[list[float], list[float], int]:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from dpft.errors import RunError, SaidElsewhere
+from dpft.errors import RunError
 from dpft.files import LEDGER
 from dpft.parallel.rank_environment import TERMINATED
-from dpft.parallel.ranks import RankLost, Ranks
+from dpft.parallel.ranks import Ranks
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.replay_log import JournaledLedger
@@ -25,7 +25,7 @@ from dpft.training.optimizers import AdamW
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
 from tests.slowness import slow, slow_but
-from tests.training.shared_training import Training, check_alike, train_on
+from tests.training.shared_training import Training, check_alike, ended_on, train_on
 
 SAID = "one loss depends on another"
 LONG = Case(noise_multiplier=1.0, steps=5)
@@ -43,11 +43,7 @@ def ended_by(
         return accumulate(engine, *args)
 
     PrivacyEngine.accumulate = act_and_accumulate
-    try:
-        train_on(ranks, run)
-    except (RankLost, RunError, SaidElsewhere, SystemExit) as error:
-        return type(error).__name__, str(error)
-    return "nothing", ""
+    return ended_on(ranks, run)
 
 
 def fail() -> None:
@@ -96,11 +92,7 @@ def fails_to_save(ranks: Ranks, run: Training) -> tuple[str, str]:
         raise RunError("the disk is full")
 
     session_module.save_checkpoint = save_once
-    try:
-        train_on(ranks, run)
-    except (RankLost, RunError, SaidElsewhere) as error:
-        return type(error).__name__, str(error)
-    return "nothing", ""
+    return ended_on(ranks, run)
 
 
 def test_a_checkpoint_that_rank_0_cannot_write_ends_the_others_with_its_error(
@@ -121,11 +113,7 @@ def overflows(ranks: Ranks, run: Training) -> tuple[str, str]:
             parameter.grad.fill_(float("nan"))
 
     PrivacyEngine.finish_step = finish_and_spoil
-    try:
-        train_on(ranks, run)
-    except (RunError, SaidElsewhere) as error:
-        return type(error).__name__, str(error)
-    return "nothing", ""
+    return ended_on(ranks, run)
 
 
 def test_weights_that_are_not_finite_are_said_by_the_first_alone(tmp_path: Path) -> None:
@@ -149,11 +137,7 @@ def moves_before_a_full_disk(ranks: Ranks, run: Training) -> tuple[str, int]:
         check_weights(*args)
 
     JournaledLedger.record_step, loop_module.check_weights = record_one, count
-    try:
-        train_on(ranks, run)
-    except (RunError, SaidElsewhere) as error:
-        return str(error), len(moved)
-    return "nothing", len(moved)
+    return ended_on(ranks, run)[1], len(moved)
 
 
 def test_no_rank_moves_a_weight_before_the_step_is_in_the_ledger(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from tests.training.sharded_states import (
     save_on,
     saved,
     state_on,
-    take_steps,
 )
+from tests.training.toy import take_steps
 
 ADAM, MOMENTUM = AdamW(), SGD(momentum=0.9)
 WHOLE = (1, None)

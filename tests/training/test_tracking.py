@@ -7,13 +7,15 @@ import pytest
 from dpft.errors import StateError
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.ledger import read_ledger
+from dpft.privacy.replay_log import JournaledLedger
 from dpft.records.configuration import TrackerState
 from dpft.runs.tracking import Tracking, open_tracking
-from dpft.training import private_run as private_run_module
+from dpft.training.checkpoint import find_resume_point
 from dpft.training.listeners import PublicStep
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.trackers import TensorBoard, TrackerConfig
+from tests.training.killed_runs import killed
 from tests.training.toy import plan, privacy, session, spent
 from tests.training.trackers.reading import read_events
 
@@ -217,34 +219,19 @@ def test_a_private_run_tells_its_learning_rate_and_the_epsilon_of_the_ledger(tmp
     assert all(set(values) == POINT for _, values, _ in kept.points)
 
 
-def test_steps_that_are_taken_again_count_in_the_epsilon_that_is_told(
-    tmp_path, monkeypatch
-) -> None:
+def test_steps_that_are_taken_again_count_in_the_epsilon_that_is_told(tmp_path) -> None:
     kept = Kept()
     own = session(tmp_path, checkpoint_every=5)
-    with monkeypatch.context() as patch:
-        patch.setattr(private_run_module.JournaledLedger, "record_step", _stops_at(8))
-        with pytest.raises(KeyboardInterrupt):
-            train_privately(own, plan(steps=20), privacy(None), epsilon_after=spent)
+    with killed(JournaledLedger, "record_step", 9):
+        train_privately(own, plan(steps=20), privacy(None), epsilon_after=spent)
     own = session(tmp_path, micro_batch_size=2)
     object.__setattr__(own, "listeners", (tracking(tmp_path, kept),))
     overspends = privacy(None)
     object.__setattr__(overspends, "resume_overspend", True)
-    resume_point = private_run_module.find_resume_point(tmp_path)
+    resume_point = find_resume_point(tmp_path)
     train_privately(own, plan(steps=20), overspends, epsilon_after=spent, resume_point=resume_point)
     # 8 steps were in the ledger and the checkpoint had 5, so 3 were taken again
     assert [(step, values["privacy/epsilon"]) for step, values, _ in kept.points] == [(20, 23.0)]
-
-
-def _stops_at(step: int):
-    real = private_run_module.JournaledLedger.record_step
-
-    def record_step(self, mechanism, gradients):
-        real(self, mechanism, gradients)
-        if self.ledger.steps == step:
-            raise KeyboardInterrupt
-
-    return record_step
 
 
 def test_a_run_without_privacy_tells_the_same_but_no_epsilon(tmp_path) -> None:

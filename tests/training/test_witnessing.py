@@ -64,7 +64,6 @@ def test_trust_rule_7_no_two_heads_of_any_session_show_fewer_than_ten_steps() ->
 
 def test_a_run_hands_over_the_heads_of_its_ledger_while_it_trains(tmp_path) -> None:
     folder = tmp_path / "run"
-    folder.mkdir()
     own = session(folder, checkpoint_every=5)
     handover = Handover(WitnessFile(tmp_path / "heads"), folder, run_id="a" * 32)
     object.__setattr__(own, "handover", handover)

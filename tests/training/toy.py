@@ -1,20 +1,26 @@
 """A model small enough to train in a test, and records for it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.methods.full import Full
+from dpft.parallel.cutting import cut_like
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.training.loop import TrainingSet
-from dpft.training.optimizers import AdamW, SchedulerConfig
+from dpft.training.optimizer_steps import BiasCorrectedAdam, tell_noise
+from dpft.training.optimizers import AdamW, SchedulerConfig, make_scheduler
 from dpft.training.session import Session
-from dpft.training.training_config import TrainingConfig
+from dpft.training.training_config import TrainingConfig, WeightAverage
+from dpft.training.training_state import TrainingState
 
 VOCABULARY = 17
 
@@ -43,6 +49,37 @@ def training_set(count: int = 12, micro_batch_size: int = 4) -> TrainingSet:
     )
 
 
+def training_state(
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    schedule: SchedulerConfig | None = None,
+    steps: int = 10,
+    factor: Callable[[int], float] | None = None,
+    average: WeightAverage | None = None,
+) -> TrainingState:
+    """Returns a state before its first step; by default of AdamW and a linear schedule."""
+    optimizer = optimizer or AdamW().make(model.parameters(), learning_rate=0.1, weight_decay=0.01)
+    schedule = schedule or SchedulerConfig(name="linear")
+    scheduler = make_scheduler(optimizer, schedule, steps=steps, factor=factor)
+    return TrainingState(model=model, optimizer=optimizer, scheduler=scheduler, average=average)
+
+
+def take_steps(state: TrainingState, count: int) -> None:
+    """Takes steps of made-up gradients, which follow from the number of the step alone."""
+    for _ in range(count):
+        generator = torch.Generator().manual_seed(state.scheduler.last_epoch)
+        for parameter in state.model.parameters():
+            gradient = torch.randn(parameter.shape, generator=generator)
+            parameter.grad = cut_like(parameter, gradient)
+        if isinstance(state.optimizer, BiasCorrectedAdam):
+            tell_noise(state.optimizer, 0.5)
+        state.optimizer.step()
+        state.scheduler.step()
+        if state.average is not None:
+            state.average.update(state.scheduler.last_epoch)
+
+
 def plan(steps: int = 5, noise_multiplier: float = 1.0) -> PrivacyPlan:
     phase = Phase(method="full", steps=steps, max_grad_norm=0.1, sensitivity=0.1)
     return PrivacyPlan(
@@ -67,6 +104,8 @@ def privacy(seed: int | None = 1) -> DifferentialPrivacy:
 
 
 def session(folder: Path, model=None, **settings) -> Session:
+    """Returns what a run trains with, its folder made if need be."""
+    folder.mkdir(exist_ok=True)
     return Session(
         folder=folder,
         model=model or tiny_model(),

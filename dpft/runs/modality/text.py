@@ -33,49 +33,6 @@ from dpft.tasks.custom import CustomChats, CustomTexts
 logger = logging.getLogger(__name__)
 
 
-def fitted_task(
-    task: TextualTask, architecture: Architecture, extra_positions: int = 0
-) -> TextualTask:
-    """Returns the task with a length for its examples that the model has positions for."""
-    positions = max_positions(architecture.config())
-    room = None if positions is None else _room(positions, extra_positions)
-    fitted = task.fitted(room)
-    if fitted.longest < task.longest:
-        logger.info(
-            "task.max_length=%d: the positions that model=%s has for a text, since none is given",
-            fitted.longest,
-            architecture.model.name,
-        )
-    return fitted
-
-
-def check_lengths(
-    task: TextualTask,
-    architecture: Architecture,
-    *,
-    max_new_tokens: int | None,
-    extra_positions: int = 0,
-) -> None:
-    """Refuses texts longer than the positions that the model has for them."""
-    positions = max_positions(architecture.config())
-    if positions is None:
-        return
-    room = _room(positions, extra_positions)
-    there = f"the model's {positions} positions"
-    if extra_positions:
-        there = f"{room}, {there} less {extra_positions} that the method takes"
-    if task.longest > room:
-        raise InputError(
-            f"task.max_length must be at most {there}, got {task.longest}; set"
-            f" task.max_length={room}, or choose a model with more."
-        )
-    if max_new_tokens is not None and max_new_tokens >= room:
-        raise InputError(
-            f"decode.max_new_tokens must be below {there}, got {max_new_tokens}; lower it, or"
-            " choose a model with more."
-        )
-
-
 def _room(positions: int, extra_positions: int) -> int:
     """Returns the positions left for a text, at least one."""
     if extra_positions >= positions:
@@ -91,13 +48,55 @@ class TextModality(Modality):
 
     def head(self, task: TextualTask, architecture: Architecture) -> Head:
         """See ``Modality.head``."""
-        return _head(task, architecture)
+        kind, name = language_head(architecture).kind, architecture.model.name
+        if isinstance(task, ClassificationTask):
+            if task.objective != CLS:
+                return Head(kind=kind)
+            if kind == SEQ2SEQ:
+                raise InputError(
+                    f"task.objective=cls needs an encoder or a causal model, got {name}, which is"
+                    " seq2seq; it answers with label words, task.objective=infilling."
+                )
+            return Head(kind=CLASSIFIER, labels=() if task.is_score else task.labels)
+        if isinstance(task, CorpusTask):
+            task.objective_for(kind)
+            return Head(kind=kind)
+        if isinstance(task, CustomChats) and kind != CAUSAL:
+            raise InputError(
+                f"task.messages needs a causal model with a chat template, got {name}, which is"
+                f" {kind}."
+            )
+        if isinstance(task, SeqToSeqTask) and kind != SEQ2SEQ:
+            raise InputError(
+                f"task={task.name} with task.objective=text2text needs a seq2seq model, got {name},"
+                f" which is {kind}; choose one, such as model=t5-small, or another task.objective."
+            )
+        if kind == MASKED:
+            raise InputError(
+                f"task={task.name} needs a model that writes, causal or seq2seq, got {name},"
+                " which is a masked language model."
+            )
+        if isinstance(task, CustomTexts) and task.learn_prompt and kind != CAUSAL:
+            raise InputError(
+                f"task.learn_prompt=true needs a causal model, got {name}, which is {kind}: it"
+                " reads its prompt and writes the target alone; drop it, or choose a causal model."
+            )
+        return Head(kind=kind)
 
     def fitted(
         self, task: TextualTask, architecture: Architecture, extra_positions: int
     ) -> TextualTask:
         """See ``Modality.fitted``: the longest example, and what a corpus's model learns."""
-        fitted = fitted_task(task, architecture, extra_positions)
+        positions = max_positions(architecture.config())
+        room = None if positions is None else _room(positions, extra_positions)
+        fitted = task.fitted(room)
+        if fitted.longest < task.longest:
+            logger.info(
+                "task.max_length=%d: the positions that model=%s has for a text, since none is"
+                " given",
+                fitted.longest,
+                architecture.model.name,
+            )
         if not isinstance(fitted, CorpusTask) or fitted.objective is not None:
             return fitted
         kind = language_kind(architecture.config())
@@ -111,10 +110,24 @@ class TextModality(Modality):
         max_new_tokens: int | None,
         extra_positions: int = 0,
     ) -> None:
-        """See ``Modality.check_fit``."""
-        check_lengths(
-            task, architecture, max_new_tokens=max_new_tokens, extra_positions=extra_positions
-        )
+        """See ``Modality.check_fit``: texts no longer than the model's positions for them."""
+        positions = max_positions(architecture.config())
+        if positions is None:
+            return
+        room = _room(positions, extra_positions)
+        there = f"the model's {positions} positions"
+        if extra_positions:
+            there = f"{room}, {there} less {extra_positions} that the method takes"
+        if task.longest > room:
+            raise InputError(
+                f"task.max_length must be at most {there}, got {task.longest}; set"
+                f" task.max_length={room}, or choose a model with more."
+            )
+        if max_new_tokens is not None and max_new_tokens >= room:
+            raise InputError(
+                f"decode.max_new_tokens must be below {there}, got {max_new_tokens}; lower it, or"
+                " choose a model with more."
+            )
 
     def processor(
         self,
@@ -143,45 +156,53 @@ class TextModality(Modality):
     def encoding(
         self, task: TextualTask, architecture: Architecture, head: Head, processor: Any
     ) -> Encoding:
-        """See ``Modality.encoding``."""
-        return _encoding(task, architecture, head, processor)
+        """See ``Modality.encoding``.
 
-
-def _head(task: Task, architecture: Architecture) -> Head:
-    """Returns what the model must answer with to do the task."""
-    kind, name = language_head(architecture).kind, architecture.model.name
-    if isinstance(task, ClassificationTask):
-        if task.objective != CLS:
-            return Head(kind=kind)
-        if kind == SEQ2SEQ:
-            raise InputError(
-                f"task.objective=cls needs an encoder or a causal model, got {name}, which is"
-                " seq2seq; it answers with label words, task.objective=infilling."
+        Raises:
+            InputError: A label word is not one token of the tokenizer, a token of the task's is not
+                known to it, or ``max_length`` leaves no room for a record.
+        """
+        causal = head.kind != MASKED
+        if head.kind == CLASSIFIER:
+            # Padded with the model's own id, by which it finds a row's end.
+            layout = text_layout(task, architecture, head, words=())
+            return _fitting(
+                task, SentenceEncoding(tokenizer=processor, layout=layout, max_length=task.longest)
             )
-        return Head(kind=CLASSIFIER, labels=() if task.is_score else task.labels)
-    if isinstance(task, CorpusTask):
-        task.objective_for(kind)
-        return Head(kind=kind)
-    if isinstance(task, CustomChats) and kind != CAUSAL:
-        raise InputError(
-            f"task.messages needs a causal model with a chat template, got {name}, which is {kind}."
+        if not isinstance(task, ClassificationTask):
+            layout = text_layout(task, architecture, head, words=())
+            layout = replace(layout, pad_token_id=processor.pad_token_id)
+            # A causal model learns a corpus's text as it learns any text as a whole.
+            is_plain = head.kind == CAUSAL and task.most_rows == 1
+            if isinstance(task, CorpusTask) and not is_plain:
+                return CorpusEncoding(
+                    tokenizer=processor,
+                    layout=layout,
+                    max_length=task.longest,
+                    span_corruption=task.objective_for(head.kind) == SPANS,
+                    chunks=task.chunks_per_record,
+                )
+            if isinstance(task, CustomTexts) and task.json_weights:
+                weights = JsonWeights(weights=task.json_weights, tokenizer=processor)
+                layout = replace(layout, token_weights=weights)
+            kind = ChatEncoding if isinstance(task, CustomChats) else TextEncoding
+            return kind(
+                tokenizer=processor,
+                layout=layout,
+                max_length=task.longest,
+                special_tokens=known_tokens(task.name, task.special_tokens, processor),
+            )
+        is_after_blank = task.blank_before_mask(causal=causal)
+        words = label_word_ids(task.words, processor, after_blank=is_after_blank)
+        layout = text_layout(task, architecture, head, words=words)
+        made = LabelWordEncoding(
+            tokenizer=processor,
+            layout=replace(layout, pad_token_id=processor.pad_token_id),
+            max_length=task.longest,
+            pieces=partial(task.pieces, causal=causal),
+            distribution=task.distribution,
         )
-    if isinstance(task, SeqToSeqTask) and kind != SEQ2SEQ:
-        raise InputError(
-            f"task={task.name} with task.objective=text2text needs a seq2seq model, got {name},"
-            f" which is {kind}; choose one, such as model=t5-small, or another task.objective."
-        )
-    if kind == MASKED:
-        raise InputError(
-            f"task={task.name} needs a model that writes, causal or seq2seq, got {name},"
-            " which is a masked language model."
-        )
-    if isinstance(task, CustomTexts) and task.learn_prompt and kind != CAUSAL:
-        raise InputError(
-            f"task.learn_prompt=true needs a causal model, got {name}, which is {kind}: it reads"
-            " its prompt and writes the target alone; drop it, or choose a causal model."
-        )
-    return Head(kind=kind)
+        return _fitting(task, made)
 
 
 def text_layout(
@@ -208,60 +229,6 @@ def text_layout(
         words=words,
         outputs=head.num_outputs,
     )
-
-
-def _encoding(
-    task: TextualTask, architecture: Architecture, head: Head, tokenizer: PreTrainedTokenizerBase
-) -> Encoding:
-    """Returns how the task's records become what that model reads.
-
-    Raises:
-        InputError: A label word is not one token of the tokenizer, a token of the task's is not
-            known to it, or ``max_length`` leaves no room for a record.
-    """
-    causal = head.kind != MASKED
-    if head.kind == CLASSIFIER:
-        # Padded with the model's own id, by which it finds a row's end.
-        layout = text_layout(task, architecture, head, words=())
-        return _fitting(
-            task, SentenceEncoding(tokenizer=tokenizer, layout=layout, max_length=task.longest)
-        )
-    if not isinstance(task, ClassificationTask):
-        layout = text_layout(task, architecture, head, words=())
-        layout = replace(layout, pad_token_id=tokenizer.pad_token_id)
-        if isinstance(task, CorpusTask) and not _is_plain(task, head):
-            return CorpusEncoding(
-                tokenizer=tokenizer,
-                layout=layout,
-                max_length=task.longest,
-                span_corruption=task.objective_for(head.kind) == SPANS,
-                chunks=task.chunks_per_record,
-            )
-        if isinstance(task, CustomTexts) and task.json_weights:
-            weights = JsonWeights(weights=task.json_weights, tokenizer=tokenizer)
-            layout = replace(layout, token_weights=weights)
-        kind = ChatEncoding if isinstance(task, CustomChats) else TextEncoding
-        return kind(
-            tokenizer=tokenizer,
-            layout=layout,
-            max_length=task.longest,
-            special_tokens=known_tokens(task.name, task.special_tokens, tokenizer),
-        )
-    words = label_word_ids(task.words, tokenizer, after_blank=task.blank_before_mask(causal=causal))
-    layout = text_layout(task, architecture, head, words=words)
-    made = LabelWordEncoding(
-        tokenizer=tokenizer,
-        layout=replace(layout, pad_token_id=tokenizer.pad_token_id),
-        max_length=task.longest,
-        pieces=partial(task.pieces, causal=causal),
-        distribution=task.distribution,
-    )
-    return _fitting(task, made)
-
-
-def _is_plain(task: CorpusTask, head: Head) -> bool:
-    """Returns whether a corpus's texts are rows as any text to learn as a whole is."""
-    return head.kind == CAUSAL and task.chunks_per_record == 1
 
 
 def _fitting(task: Task, encoding: Encoding) -> Encoding:

@@ -1,0 +1,36 @@
+"""Configurations of runs, and the same with some keys of a section changed."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dpft.config.schema import TrainCommand, TrainConfig
+from tests.config.test_conf import loaded
+from tests.models import small
+
+
+def settings(*words: str) -> TrainConfig:
+    """Returns what ``dpft train`` is configured to by some words."""
+    command = loaded("train", list(words))
+    assert isinstance(command, TrainCommand)
+    return command.settings()
+
+
+def with_train(config: Any, **train: Any) -> Any:
+    return replace(config, train=replace(config.train, **train))
+
+
+def with_privacy(config: Any, **privacy: Any) -> Any:
+    """Returns a configuration with other keys of its guarantee."""
+    guarantee = config.privacy.guarantee
+    assert guarantee is not None
+    return replace(config, privacy=replace(guarantee, **privacy))
+
+
+def without_weights(folder: Path) -> Path:
+    """Makes the folder of a model that has its config.json alone."""
+    base = Path(small.save("gpt2", folder))
+    for path in base.iterdir():
+        if path.name != "config.json":
+            path.unlink()
+    return base
