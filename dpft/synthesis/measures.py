@@ -90,28 +90,21 @@ def _words_bin(at: int) -> str:
 
 def stretch(column: Column, value: Any) -> int:
     """Returns which of ten equal stretches of its column's range a value is in, from 0."""
-    if isinstance(column, Day):
-        days: int = (value - column.first).days
-        return days * STRETCHES // _span_of_days(column)
-    assert isinstance(column, Number)
-    return int((Decimal(value) - column.low) * STRETCHES // _span(column))
+    assert isinstance(column, Number | Day)
+    return int(column.offset(value) * STRETCHES // _span(column))
 
 
 def stretch_name(column: Column, at: int) -> str:
     """Returns where a stretch begins."""
+    assert isinstance(column, Number | Day)
+    before = at * _span(column) / STRETCHES
     if isinstance(column, Day):
-        days = -(-at * _span_of_days(column) // STRETCHES)
-        return f"from {column.first + datetime.timedelta(days=days)}"
-    assert isinstance(column, Number)
-    return f"from {column.low + at * _span(column) / STRETCHES:.{column.places + 1}f}"
+        return f"from {column.minimum + datetime.timedelta(days=math.ceil(before))}"
+    return f"from {column.minimum + before:.{column.places + 1}f}"
 
 
-def _span(column: Number) -> Decimal:
-    return column.high - column.low + column.size
-
-
-def _span_of_days(column: Day) -> int:
-    return (column.last - column.first).days + 1
+def _span(column: Number | Day) -> Decimal:
+    return column.offset(column.maximum) + column.step
 
 
 EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
@@ -464,10 +457,9 @@ def _place(column: Column, value: Any) -> tuple[float, float]:
     """Returns where in its range a value is, from 0 to 1, and whether it is missing."""
     if value is None:
         return 0.5, 1.0
-    if isinstance(column, Day):
-        return (value - column.first).days / max(1, (column.last - column.first).days), 0.0
-    assert isinstance(column, Number)
-    return float((value - column.low) / max(column.size, column.high - column.low)), 0.0
+    assert isinstance(column, Number | Day)
+    length = max(column.step, column.offset(column.maximum))
+    return float(column.offset(value) / length), 0.0
 
 
 def texts(schema: Schema, tables: Tables, embed: Embed | None = None) -> list[records.TextLikeness]:
