@@ -38,7 +38,6 @@ from dpft.data.raw_rows import Row as SourceRow
 from dpft.errors import InputError
 from dpft.privacy.plan import EXAMPLE
 from dpft.synthesis.columns import (
-    Category,
     Column,
     Flag,
     Misfit,
@@ -130,7 +129,9 @@ class Schema:
                 row[column.name] = column.read(cells.get(column.name))
             except Misfit as misfit:
                 raise FaultyCell(column.name, f"{misfit}") from None
-        self.check(row)
+        broken = self.broken(row)
+        if broken is not None:
+            raise FaultyCell(None, f"a row breaks the schema's {broken}")
         return row
 
     def mended(self, cells: Mapping[str, object]) -> Row | None:
@@ -144,16 +145,6 @@ class Schema:
                     return None
                 row[column.name] = None
         return row if self.broken(row) is None else None
-
-    def check(self, row: Mapping[str, Value]) -> None:
-        """Refuses a row that breaks a rule between its columns.
-
-        Raises:
-            FaultyCell: It does.
-        """
-        broken = self.broken(row)
-        if broken is not None:
-            raise FaultyCell(None, f"a row breaks the schema's {broken}")
 
     def broken(self, row: Mapping[str, Value]) -> str | None:
         """Returns the rule that a row breaks, in words; None where it keeps all."""
@@ -185,26 +176,6 @@ class Schema:
                     f"the column {name} of {place} must be in the schema, so that nothing is used"
                     f" by mistake; leave it out by {name}: {{type: drop}}."
                 )
-
-    def condition(self, names: Sequence[str]) -> tuple[Category | Flag, ...]:
-        """Returns the columns that say which kinds of rows there are.
-
-        Raises:
-            InputError: One is not there, stands twice, or is no category.
-        """
-        found: list[Category | Flag] = []
-        if len(set(names)) < len(names):
-            raise InputError(f"condition must name each column once, got {list(names)}.")
-        for name in names:
-            column = self.named.get(name)
-            if not isinstance(column, Category | Flag):
-                allowed = [c.name for c in self.learned if c.is_categorical]
-                raise InputError(
-                    f"condition must name columns of type category or boolean, got {name!r};"
-                    f" choose of {', '.join(allowed) or 'none, for the schema has none'}."
-                )
-            found.append(column)
-        return tuple(found)
 
 
 def read_schema(path: Path) -> Schema:
