@@ -355,7 +355,7 @@ def _generate(
 
 
 def _text(
-    written: Sequence[int], tokenizer: "PreTrainedTokenizerBase", sentinels: Sequence[int]
+    written: list[int], tokenizer: "PreTrainedTokenizerBase", sentinels: Sequence[int]
 ) -> str:
     marks = [at for at, token in enumerate(written) if token in sentinels]
     parts = []

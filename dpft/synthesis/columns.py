@@ -367,7 +367,7 @@ class Ranged(Column):
             raise Misfit(f"must be from {self.minimum} to {self.maximum}")
         return self.nearest(found)
 
-    def nearest(self, value: Any) -> Value:
+    def nearest(self, value: Value) -> Value:
         """Returns the value of the column that is nearest to one in the range."""
         return value
 

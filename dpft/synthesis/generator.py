@@ -54,9 +54,10 @@ class Writer:
     def __init__(self, part: PublicPart, folder: Path) -> None:
         """Loads the model of a synthesis."""
         self._outputs, self._task = _trained(part, folder)
-        self._encoding: Any = self._outputs.encoding
+        encoding: Any = self._outputs.encoding
+        self._encoding = encoding
         self._rows = part.rows
-        self._grammar = RowGrammar(part.rows, self._encoding.tokenizer)
+        self._grammar = RowGrammar(part.rows, encoding.tokenizer)
         self._decode = part.config.decode.limited_to(part.max_target)
         self._seed = root_seed(self._decode.seed)
 

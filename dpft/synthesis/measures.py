@@ -27,7 +27,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
 from typing import Any
@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import rel_entr
 
 from dpft.audit.synthetic_text import likeness
 from dpft.audit.text_overlap import leakage_of
@@ -476,23 +477,18 @@ def texts(schema: Schema, tables: Tables, embed: Embed | None = None) -> list[re
         if embed is not None and min(map(len, (synthetic, trained, real))) >= FEWEST_TEXTS:
             of_controls = embed(real)
             near, of_training = (mauve(embed(each), of_controls) for each in (synthetic, trained))
+        said = records.TextLikeness(name=column.name, mauve=near, mauve_of_training=of_training)
         result = likeness(synthetic, real)
         if isinstance(result, str):
-            found.append(
-                records.TextLikeness(
-                    name=column.name, why_not=result, mauve=near, mauve_of_training=of_training
-                )
-            )
+            found.append(replace(said, why_not=result))
             continue
         found.append(
-            records.TextLikeness(
-                name=column.name,
+            replace(
+                said,
                 told_apart=result.accuracy,
                 p_value=result.p_value,
                 divergence={str(n): value for n, value in result.divergences.items()},
                 of_controls={str(n): value for n, value in result.control.items()},
-                mauve=near,
-                mauve_of_training=of_training,
             )
         )
     return found
@@ -536,15 +532,10 @@ def frontier_area(one: Sequence[float], other: Sequence[float], *, points: int =
     curve = [(0.0, 1.0)]
     for weight in np.linspace(1e-6, 1 - 1e-6, points):
         mixture = weight * p + (1 - weight) * q
-        curve.append(tuple(np.exp(-SCALE * _divergence(each, mixture)) for each in (q, p)))
+        curve.append(tuple(np.exp(-SCALE * rel_entr(each, mixture).sum()) for each in (q, p)))
     curve.append((1.0, 0.0))
     x, y = np.array(sorted(curve, key=lambda point: (point[0], -point[1]))).T
     return min(1.0, float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2)))
-
-
-def _divergence(p: Matrix, mixture: Matrix) -> float:
-    there = p > 0
-    return float(np.sum(p[there] * np.log(p[there] / mixture[there])))
 
 
 def mauve(one: Matrix, other: Matrix) -> float | None:

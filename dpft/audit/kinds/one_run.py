@@ -78,8 +78,8 @@ class OneRunAudit(Audit):
         """Returns the scores of the canaries by each kind of attacker."""
         from dpft.audit.one_run import View
 
-        scores = self.black_box_scores(run, canaries)
-        found = [View(name="black box", threat_model=BLACK_BOX, scores=scores)]
+        gains = self.black_box_scores(run, canaries)
+        found = [View(name="black box", threat_model=BLACK_BOX, scores=gains)]
         if not (self.white_box and run.config.audit.white_box):
             return found
         from dpft.runs.white_box import differences, read_white_box, sums
