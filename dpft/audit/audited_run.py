@@ -8,8 +8,7 @@ same by its fingerprint, both in private/. Findings are written there, and print
 import hmac
 import logging
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,41 +91,36 @@ class Scorer:
             for places in batches_by_tokens(lengths, self.batch_size):
                 batch = self.encoding.layout.collate([rows[place] for place in places])
                 batch = batch.to(self.model.device)
-                is_text = batch.answer == TEXT
-                losses = (
-                    token_nll(self.model, batch)[0]
-                    if is_text
-                    else per_example_losses(self.model, batch)
-                )
+                if batch.answer == TEXT:
+                    losses = token_nll(self.model, batch)[0]
+                else:
+                    losses = per_example_losses(self.model, batch)
                 for place, loss in zip(places, losses.tolist(), strict=True):
                     found[place] = -loss
         return found
 
 
-@contextmanager
-def trained(run: AuditedRun, batch_size: int) -> Iterator[Scorer]:
-    """Gives the model that the run released."""
+def trained(run: AuditedRun, batch_size: int) -> Scorer:
+    """Returns the model that the run released."""
     model = trained_model_of_run(run.folder, run.config)
-    yield Scorer(
+    return Scorer(
         model=model.on_device(run.config.task, run.device.prepare()),
         encoding=model.encoding(run.config.task, max_new_tokens=None),
         batch_size=batch_size,
     )
 
 
-@contextmanager
-def untrained(run: AuditedRun, batch_size: int) -> Iterator[Scorer]:
-    """Gives the model that the run began with, which is as public as what it was made from."""
+def untrained(run: AuditedRun, batch_size: int) -> Scorer:
+    """Returns the model that the run began with, which is as public as what it was made from."""
     encoding = trained_model_of_run(run.folder, run.config).encoding(
         run.config.task, max_new_tokens=None
     )
-    kept = kept_here(run.config.model, run.folder)
-    config = run.config.__class__(**{**vars(run.config), "model": kept})
+    config = replace(run.config, model=kept_here(run.config.model, run.folder))
     architecture = read_architecture(config.model)
     config = fitted_to(config, architecture)
     model, _ = prepare_model(config, architecture, training_head(config, architecture))
     model.to(run.device.prepare())  # type: ignore[arg-type]
-    yield Scorer(model=model, encoding=encoding, batch_size=batch_size)
+    return Scorer(model=model, encoding=encoding, batch_size=batch_size)
 
 
 logger = logging.getLogger(__name__)

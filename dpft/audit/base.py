@@ -15,11 +15,14 @@ from types import ModuleType
 from dpft.config.account import check_output
 from dpft.config.load import by_name
 from dpft.config.schema import TrainConfig
+from dpft.data.canaries import Canary
 from dpft.errors import InputError
+from dpft.files import CANARIES
 from dpft.kinds import Registry
 from dpft.records.audits import AuditRecord, ExposureTable, GuessesInShort
 from dpft.records.promises import RunPrivacy
 from dpft.reports.terminal import Grid
+from dpft.runs.held_out import read_canaries
 from dpft.training.training_config import DeviceConfig
 
 
@@ -79,6 +82,27 @@ def check_value(holds: bool, key: str, says: str, got: object) -> None:
     """Refuses a value of an audit's key."""
     if not holds:
         raise InputError(f"audit.{key} must {says}, got {got}.")
+
+
+def check_counts(audit: Audit, *keys: str) -> None:
+    """Refuses a count of an audit's keys that is below 1."""
+    for key in keys:
+        check_value(getattr(audit, key) >= 1, key, "be at least 1", getattr(audit, key))
+
+
+def kept_canaries(run: AuditedRun, kind: str, wanted: int, *, noun: str) -> list[Canary]:
+    """Returns the canaries of one kind that a run had, those left out among them.
+
+    Raises:
+        InputError: Their file is gone, or holds others than the run's.
+    """
+    canaries = [canary for canary in read_canaries(run.folder) if canary.kind == kind]
+    if len(canaries) != wanted:
+        raise InputError(
+            f"{run.folder / CANARIES} must hold the run's {wanted} {noun}, got {len(canaries)};"
+            " without them audit=membership and audit=memorization can still be done."
+        )
+    return canaries
 
 
 CONTINUATION, SPANS = HIDDEN = ("continuation", "spans")

@@ -158,17 +158,15 @@ def audit_membership(
             reference run is of another task or model.
     """
     others = [_reference(run, folder) for folder in references]
-    with trained(run, batch_size) as scorer:
-        records = _records(run, scorer, limit)
-        after = _log_likelihoods(scorer, records)
-    with untrained(run, batch_size) as scorer:
-        before = _log_likelihoods(scorer, records)
-    said = []
-    for each in others:
-        with trained(each, batch_size) as scorer:
-            said.append(_log_likelihoods(scorer, records))
+    scorer = trained(run, batch_size)
+    records = _records(run, scorer, limit)
+    after = np.array(scorer.log_likelihoods(records.all))
+    del scorer  # one model at a time
+    before = np.array(untrained(run, batch_size).log_likelihoods(records.all))
+    said = [trained(each, batch_size).log_likelihoods(records.all) for each in others]
     curves = _curves(records.inside, after, before, np.array(said))
-    bound = _bound(run)
+    found = _bound(run)
+    bound = None if isinstance(found, str) else found
     return Finding(
         record=MembershipAudit(
             attacks={name: _entry(curve, bound) for name, curve in curves.items()},
@@ -178,7 +176,7 @@ def audit_membership(
             reference_runs=len(references),
         ),
         rows=[row for name, curve in curves.items() for row in _rows(name, curve, bound)],
-        notes=_notes(run, records, curves, bound),
+        notes=_notes(records, curves, found),
         figures={"roc": roc_plot(curves, trade_off=bound)},
     )
 
@@ -215,10 +213,6 @@ def _reference(run: AuditedRun, folder: str) -> AuditedRun:
     return replace(run, folder=Path(folder), config=replace(config, task=run.config.task))
 
 
-def _log_likelihoods(scorer: Scorer, records: Records) -> Numbers:
-    return np.array(scorer.log_likelihoods(records.all))
-
-
 def _curves(
     inside: NDArray[np.bool_], after: Numbers, before: Numbers, references: Numbers
 ) -> dict[str, RocCurve]:
@@ -246,13 +240,20 @@ def _curves(
     return curves
 
 
-def _bound(run: AuditedRun) -> TradeOff | None:
-    """Returns the trade-off curve that bounds attacks on a record; None where the plan has none."""
-    if isinstance(run.privacy, OpenRun) or run.privacy.unit != EXAMPLE:
-        return None
+def _bound(run: AuditedRun) -> TradeOff | str:
+    """Returns the trade-off curve that bounds attacks on a record, or why none does, in words."""
+    if isinstance(run.privacy, OpenRun):
+        return "The run was trained without privacy: nothing bounds an attack."
+    if run.privacy.unit != EXAMPLE:
+        return "The unit of privacy is not a record, so ε bounds no attack on a record."
     if run.privacy.tokenizer is not None:
-        return None  # The plan is the training's, and the records made the tokenizer, too.
-    return planned_trade_off(run.folder)
+        return (
+            "The records made the model's tokenizer, too, so the plan of its training alone bounds"
+            " no attack on the model; the report has ε of both."
+        )
+    planned = planned_trade_off(run.folder)
+    gone = "The run's plan is gone with its checkpoints: nothing bounds an attack."
+    return gone if planned is None else planned
 
 
 def _entry(curve: RocCurve, bound: TradeOff | None) -> Attack:
@@ -284,9 +285,7 @@ def _rows(name: str, curve: RocCurve, bound: TradeOff | None) -> list[tuple[str,
     return rows
 
 
-def _notes(
-    run: AuditedRun, records: Records, curves: Mapping[str, RocCurve], bound: TradeOff | None
-) -> list[str]:
+def _notes(records: Records, curves: Mapping[str, RocCurve], bound: TradeOff | str) -> list[str]:
     notes = [
         f"{len(records.members)} records that were trained on, {len(records.others)} that were not"
         f" ({records.split}). Where these are another split, attacks may tell the splits apart, and"
@@ -294,18 +293,8 @@ def _notes(
         " else. Reference runs must not have seen the records; they are as private as what they"
         " were trained on."
     ]
-    if isinstance(run.privacy, OpenRun):
-        return [*notes, "The run was trained without privacy: nothing bounds an attack."]
-    if run.privacy.unit != EXAMPLE:
-        return [*notes, "The unit of privacy is not a record, so ε bounds no attack on a record."]
-    if run.privacy.tokenizer is not None:
-        why = (
-            "The records made the model's tokenizer, too, so the plan of its training alone bounds"
-            " no attack on the model; the report has ε of both."
-        )
-        return [*notes, why]
-    if bound is None:
-        return [*notes, "The run's plan is gone with its checkpoints: nothing bounds an attack."]
+    if isinstance(bound, str):
+        return [*notes, bound]
     looks = len(curves) * len(LIMITS)
     sure = 1 - (1 - CONFIDENCE) / looks
     above = [

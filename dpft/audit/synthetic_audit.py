@@ -163,7 +163,7 @@ class SyntheticResult:
         if self.leakage is None:
             return []
         found = self.leakage
-        sides = {"training records": found.training.record()}
+        sides = {TRAINING: found.training.record()}
         if found.unseen is not None:
             sides["others"] = found.unseen.record()
         quantities = (
@@ -220,11 +220,7 @@ class SyntheticResult:
     def _utility_parts(self) -> list[Grid | str]:
         if isinstance(self.utility, str):
             return [f"No classifier was taught: {self.utility}."]
-        scores = {
-            "synthetic records": self.utility.synthetic,
-            "training records": self.utility.training,
-            "none: always the commonest class": self.utility.commonest,
-        }
+        scores = _scores(self.utility)
         rows: list[tuple[str, str, str]] = []
         why: list[str] = []
         for name, one in scores.items():
@@ -246,8 +242,19 @@ def _grid(title: str, sides: Mapping[str, Any], quantities: Sequence[tuple[str, 
 
 
 TEMPLATE = "synthetic_audit.html.j2"
+TRAINING = "training records"
+"""Name of the real texts where there are no others, and of what teaches a classifier."""
 TAUGHT, COMMONEST = "synthetic records", "none: always the commonest class"
 """Data that teach a classifier whose scores may be released."""
+
+
+def _scores(utility: Utility) -> dict[str, ClassifierScores | str]:
+    """Returns what was learned, by the data that taught it; private."""
+    return {
+        TAUGHT: utility.synthetic,
+        TRAINING: utility.training,
+        COMMONEST: utility.commonest,
+    }
 
 
 def released_page(result: SyntheticResult) -> str:
@@ -267,13 +274,7 @@ def released_page(result: SyntheticResult) -> str:
 
 def private_page(result: SyntheticResult) -> str:
     """Returns the page for the owner of the data."""
-    utility, scores = result.utility, {}
-    if not isinstance(utility, str):
-        scores = {
-            TAUGHT: utility.synthetic,
-            "training records": utility.training,
-            COMMONEST: utility.commonest,
-        }
+    scores = {} if isinstance(result.utility, str) else _scores(result.utility)
     return render_html(
         TEMPLATE,
         owners=OWNERS,
@@ -317,7 +318,7 @@ def _owners_parts(result: SyntheticResult) -> dict[str, Any]:
     leakage = result.leakage
     sides = {}
     if leakage is not None:
-        sides["training records"] = leakage.training.record()
+        sides[TRAINING] = leakage.training.record()
         if leakage.unseen is not None:
             sides["records not trained on"] = leakage.unseen.record()
     return {
@@ -331,10 +332,6 @@ def _owners_parts(result: SyntheticResult) -> dict[str, Any]:
         "why_private": result.file.why_private,
         "no_utility": result.utility if isinstance(result.utility, str) else None,
     }
-
-
-TRAINING = "training records"
-"""Name of the real texts where there are no others."""
 
 
 def audit_synthetic(

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import (
         GenerationConfig,
-        LogitsProcessor,
         LogitsProcessorList,
         PretrainedConfig,
         PreTrainedModel,
@@ -156,25 +155,8 @@ class Draws:
     """How often they were written after before."""
 
 
-def _beam_settings(config: DecodeConfig) -> dict[str, Any]:
-    return {
-        "num_beams": config.num_beams,
-        "length_penalty": config.length_penalty,
-        "early_stopping": False,
-    }
-
-
-def _one_text(_: DecodeConfig) -> dict[str, Any]:
-    return {"num_beams": 1}
-
-
 NUCLEUS = "nucleus"
-STRATEGIES: dict[str, Callable[[DecodeConfig], dict[str, Any]]] = {
-    "beam": _beam_settings,
-    "greedy": _one_text,
-    NUCLEUS: _one_text,
-}
-"""Strategy name to the transformers settings it stands for."""
+STRATEGIES = ("beam", "greedy", NUCLEUS)
 
 
 def generate_texts(
@@ -223,18 +205,14 @@ def generate_texts(
         raise InputError("a prompt must have at least one token, got an empty one.")
     settings = generation_settings(config, tokenizer, model.config)
     gaps = [sum(token in sentinels for token in ids) for ids in token_ids]
-    processors = processors or _processors(
-        config,
-        draws or Draws(places=range(len(token_ids))),
-        partial(_filling, gaps, sentinels, settings) if sentinels else None,
-    )
+    draws = draws or Draws(places=range(len(token_ids)))
+    processors = processors or _processors(config, settings, draws, gaps, sentinels)
     texts = [""] * len(token_ids)
     with evaluation_mode(model), generation_defaults(model, type(settings)()):
         lengths = [len(ids) + config.max_new_tokens for ids in token_ids]
         for indices in batches_by_tokens(lengths, batch_size):
             batch = [token_ids[index] for index in indices]
-            seq2seq = bool(model.config.is_encoder_decoder)
-            before = 1 if seq2seq else max(map(len, batch))
+            before = 1 if model.config.is_encoder_decoder else max(map(len, batch))
             rows = _generate(model, batch, settings, processors(indices, before))
             for index, row in zip(indices, rows, strict=True):
                 texts[index] = _text(row, tokenizer, sentinels)
@@ -259,7 +237,13 @@ def generation_settings(
     end = tokenizer.eos_token_id
     start = getattr(architecture, "decoder_start_token_id", None)
     seq2seq = bool(architecture.is_encoder_decoder)
-
+    search: dict[str, Any] = {"num_beams": 1}
+    if config.strategy == "beam":
+        search = {
+            "num_beams": config.num_beams,
+            "length_penalty": config.length_penalty,
+            "early_stopping": False,
+        }
     settings: GenerationConfig = GenerationConfig(
         max_new_tokens=config.max_new_tokens,
         do_sample=False,
@@ -269,7 +253,7 @@ def generation_settings(
         decoder_start_token_id=(tokenizer.pad_token_id if start is None else start)
         if seq2seq
         else None,
-        **STRATEGIES[config.strategy](config),
+        **search,
     )
     return settings
 
@@ -281,13 +265,16 @@ is written, to the processors of the batch's logits."""
 
 def _processors(
     config: DecodeConfig,
+    settings: "GenerationConfig",
     draws: Draws,
-    filling: "Callable[[Sequence[int], int], LogitsProcessor] | None",
+    gaps: Sequence[int],
+    sentinels: Sequence[int],
 ) -> Processors:
     unrepeated = config.no_repeat_ngram_size > 0 or config.repetition_penalty != 1
-    if not (config.draws or unrepeated or filling):
+    if not (config.draws or unrepeated or sentinels):
         return lambda *_: None
     from dpft.generation.processors import (
+        GapFilling,
         nucleus_processors,
         repetition_processors,
         root_seed,
@@ -300,8 +287,16 @@ def _processors(
         found = repetition_processors(
             before, ngram=config.no_repeat_ngram_size, penalty=config.repetition_penalty
         )
-        if filling is not None:
-            found.append(filling(indices, before))
+        if sentinels:
+            found.append(
+                GapFilling(
+                    [gaps[index] for index in indices],
+                    sentinels=sentinels,
+                    end=settings.eos_token_id,
+                    before=before,
+                    max_new_tokens=config.max_new_tokens,
+                )
+            )
         if config.draws:
             places = [draws.places[index] for index in indices]
             numbers = uniforms(root, places, config.max_new_tokens, attempt=draws.attempt)
@@ -311,66 +306,57 @@ def _processors(
     return processors
 
 
-def _filling(
-    gaps: Sequence[int],
-    sentinels: Sequence[int],
-    settings: "GenerationConfig",
-    indices: Sequence[int],
-    before: int,
-) -> "LogitsProcessor":
-    """Returns the processor that fills the gaps of a batch's prompts."""
-    from dpft.generation.processors import GapFilling
-
-    return GapFilling(
-        [gaps[index] for index in indices],
-        sentinels=sentinels,
-        end=settings.eos_token_id,
-        before=before,
-        max_new_tokens=settings.max_new_tokens,
-    )
-
-
 def _generate(
     model: "PreTrainedModel",
-    prompts: Sequence[list[int]],
+    read: Sequence[Sequence[int]],
     settings: "GenerationConfig",
-    processors: "LogitsProcessorList | None",
-) -> "Tensor":
-    """Returns the new token ids of each prompt, shape (b, at most max_new_tokens)."""
+    processors: "LogitsProcessorList | None" = None,
+    begun: Sequence[Sequence[int]] = (),
+) -> list[list[int]]:
+    """Returns the new tokens of each row, up to its end-of-text token.
+
+    Args:
+        model: As in ``generate_texts``.
+        read: What the model reads of each row.
+        settings: Of ``generation_settings``.
+        processors: Of the batch's logits.
+        begun: Tokens that the decoder of a seq2seq model has written already, equally many in
+            each row; empty: it has written none.
+    """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
     from dpft.generation.processors import prompts_read_once
 
-    length = max(len(prompt) for prompt in prompts)
-    pad = settings.pad_token_id
-    seq2seq = bool(model.config.is_encoder_decoder)
-    ids = [padded(prompt, length, pad, left=not seq2seq) for prompt in prompts]
-    mask = [padded([1] * len(prompt), length, 0, left=not seq2seq) for prompt in prompts]
+    # A seq2seq model writes apart from what it reads, after one token to start with.
+    side = "right" if model.config.is_encoder_decoder else "left"
+    before = 1 if model.config.is_encoder_decoder else max(map(len, read))
+    padded = partial(pad_sequence, batch_first=True, padding_side=side)
+    ids = [torch.tensor(row) for row in read]
+    inputs: dict[str, Tensor] = {  # peft takes them by name alone
+        "input_ids": padded(ids, padding_value=settings.pad_token_id),
+        "attention_mask": padded([torch.ones_like(row) for row in ids]),
+    }
+    if any(begun):
+        decoder = [[settings.decoder_start_token_id, *tokens] for tokens in begun]
+        inputs["decoder_input_ids"] = torch.tensor(decoder)
+        before = len(decoder[0])
     # no_grad, not inference_mode: a buffer a model made there could not take part in training
     with torch.no_grad(), prompts_read_once(model, settings.num_beams):
         written: Tensor = cast(Any, model).generate(
-            input_ids=torch.tensor(ids, device=model.device),  # peft takes it by name alone
-            attention_mask=torch.tensor(mask, device=model.device),
+            **{name: value.to(model.device) for name, value in inputs.items()},
             generation_config=settings,
             logits_processor=processors,
             synced_gpus=False,  # transformers would have the ranks of a sharded model in step
         )
-    # A seq2seq model writes apart from what it reads, after one token to start with.
-    return written[:, 1:] if seq2seq else written[:, length:]
-
-
-def padded(row: Sequence[int], length: int, value: int, *, left: bool) -> list[int]:
-    """Returns a row of a batch, filled up on the left or the right."""
-    padding = [value] * (length - len(row))
-    return padding + list(row) if left else list(row) + padding
+    end = settings.eos_token_id
+    rows: list[list[int]] = written[:, before:].tolist()
+    return [row[: row.index(end)] if end in row else row for row in rows]
 
 
 def _text(
-    row: "Tensor", tokenizer: "PreTrainedTokenizerBase", sentinels: Sequence[int] = ()
+    written: list[int], tokenizer: "PreTrainedTokenizerBase", sentinels: Sequence[int]
 ) -> str:
-    ids = row.tolist()
-    end = tokenizer.eos_token_id
-    written = ids[: ids.index(end)] if end in ids else ids
     marks = [at for at, token in enumerate(written) if token in sentinels]
     parts = []
     for start, stop in zip([0, *marks], [*marks, len(written)], strict=True):
@@ -420,7 +406,6 @@ def continuations(
         drawn.
     """
     written: list[tuple[int, ...]] = [()] * len(beginnings)
-    end = tokenizer.eos_token_id
     for places in _alike(beginnings):
         config = DecodeConfig(
             strategy="greedy", max_new_tokens=beginnings[places[0]].max_new_tokens
@@ -430,9 +415,11 @@ def continuations(
             lengths = [len(beginnings[at].read) + beginnings[at].max_new_tokens for at in places]
             for batch in batches_by_tokens(lengths, batch_size):
                 chosen = [places[at] for at in batch]
-                rows = _write(model, [beginnings[at] for at in chosen], settings)
+                read = [beginnings[at].read for at in chosen]
+                begun = [beginnings[at].decoder_tokens for at in chosen]
+                rows = _generate(model, read, settings, begun=begun)
                 for at, row in zip(chosen, rows, strict=True):
-                    written[at] = tuple(row[: row.index(end)] if end in row else row)
+                    written[at] = tuple(row)
                 if on_batch is not None:
                     on_batch(len(chosen))
     return written
@@ -447,31 +434,3 @@ def _alike(beginnings: Sequence[Prefix]) -> list[list[int]]:
     for at, each in enumerate(beginnings):
         groups.setdefault((each.max_new_tokens, len(each.decoder_tokens)), []).append(at)
     return [groups[key] for key in sorted(groups, reverse=True)]
-
-
-def _write(
-    model: "PreTrainedModel", batch: Sequence[Prefix], settings: "GenerationConfig"
-) -> list[list[int]]:
-    import torch
-
-    seq2seq = bool(model.config.is_encoder_decoder)
-    length = max(len(each.read) for each in batch)
-    pad, left = settings.pad_token_id, not seq2seq
-    ids = [padded(each.read, length, pad, left=left) for each in batch]
-    mask = [padded([1] * len(each.read), length, 0, left=left) for each in batch]
-    inputs: dict[str, Any] = {}
-    before = length
-    if seq2seq:
-        decoder = [[settings.decoder_start_token_id, *each.decoder_tokens] for each in batch]
-        inputs["decoder_input_ids"] = torch.tensor(decoder, device=model.device)
-        before = len(decoder[0])
-    with torch.no_grad():
-        written = cast(Any, model).generate(
-            input_ids=torch.tensor(ids, device=model.device),
-            attention_mask=torch.tensor(mask, device=model.device),
-            generation_config=settings,
-            synced_gpus=False,
-            **inputs,
-        )
-    rows: list[list[int]] = written[:, before:].tolist()
-    return rows

@@ -14,7 +14,7 @@ A model's grammar knows characters, not numbers: that an age is between 18 and 9
 ``1[8-9]|[2-9][0-9]``. Every number has one spelling: no leading zeros, no plus, no minus before
 zero; a decimal has all its places; a day is YYYY-MM-DD.
 
->>> whole_numbers(18, 105)
+>>> decimals(18, 105, places=0)
 '(?:1[8-9]|[2-9][0-9]|10[0-5])'
 >>> decimals(-5, 25, places=1)
 '(?:-0\\.[1-5]|[0-1]\\.[0-9]|2\\.[0-5])'
@@ -40,18 +40,13 @@ Digits = tuple[tuple[int, int], ...]
 """For each place of a number the least and the largest digit that may stand there."""
 
 
-def whole_numbers(least: int, most: int) -> str:
-    """Returns a pattern of the whole numbers from ``least`` to ``most``."""
-    return decimals(least, most, places=0)
-
-
 def decimals(least: int, most: int, *, places: int) -> str:
     """Returns a pattern of the decimals between two ends, of so many places after the point.
 
     Args:
         least: The smallest, in units of the last place: -5 is -0.5 of one place.
         most: The largest; at least as large.
-        places: Digits after the point; without any there is no point.
+        places: Digits after the point; 0: whole numbers, and no point.
     """
     if least > most:
         raise ValueError(f"least must be at most {most}, got {least}.")
@@ -311,6 +306,8 @@ class Flag(Column):
         **dict.fromkeys(("true", "yes", "1", "t", "y"), True),
         **dict.fromkeys(("false", "no", "0", "f", "n"), False),
     }
+    pattern_present = "(?:true|false)"
+    longest = "false"
 
     def read_present(self, cell: object) -> Value:
         """See ``Column.read_present``."""
@@ -324,96 +321,105 @@ class Flag(Column):
         return "true" if value else "false"
 
     @property
-    def pattern_present(self) -> str:
-        """See ``Column.pattern_present``."""
-        return "(?:true|false)"
-
-    @property
     def options(self) -> tuple[Value, ...]:
         """See ``Column.options``."""
         return (True, False, None) if self.missing else (True, False)
 
-    @property
-    def longest(self) -> str:
-        """See ``Column.longest``."""
-        return "false"
+
+@dataclass(frozen=True, kw_only=True)
+class Ranged(Column):
+    """A column of values between two public ends."""
+
+    minimum: Any = None
+    """The smallest value; it is read as a cell is."""
+    maximum: Any = None
+    """The largest value."""
+
+    PUBLIC: ClassVar[tuple[str, ...]] = ("minimum", "maximum")
+    """The keys that are values themselves, which a schema must say."""
+    EXPECTED: ClassVar[str]
+    """What each of them must be, in words."""
+
+    def __post_init__(self) -> None:
+        for key in self.PUBLIC:
+            given = getattr(self, key)
+            if given is None:
+                _refuse(self.name, f"needs a {key}: a range is public, and none is guessed.")
+            try:
+                object.__setattr__(self, key, self.value_of(given))
+            except Misfit:
+                _refuse(self.name, f"must have {self.EXPECTED.format(key)}, got {given!r}.")
+        if self.minimum > self.maximum:
+            _refuse(self.name, f"must have a minimum of at most its maximum, got {self.minimum}.")
+
+    def value_of(self, cell: object) -> Any:
+        """Returns what a cell holds, which may be out of the range.
+
+        Raises:
+            Misfit: Nothing of the column's kind.
+        """
+        raise NotImplementedError
+
+    def read_present(self, cell: object) -> Value:
+        """See ``Column.read_present``."""
+        found: Any = self.value_of(cell)
+        if not self.minimum <= found <= self.maximum:
+            raise Misfit(f"must be from {self.minimum} to {self.maximum}")
+        return self.nearest(found)
+
+    def nearest(self, value: Value) -> Value:
+        """Returns the value of the column that is nearest to one in the range."""
+        return value
 
 
 @dataclass(frozen=True, kw_only=True)
-class Number(Column):
+class Number(Ranged):
     """What whole numbers and decimals share: a range, and a step from its lower end."""
 
-    minimum: Decimal | int | float | str | None = None
-    maximum: Decimal | int | float | str | None = None
-    step: Decimal | int | float | str = 1
+    step: Any = 1
+    """What two neighboring values are apart."""
+
+    PUBLIC: ClassVar[tuple[str, ...]] = ("minimum", "maximum", "step")
+    EXPECTED: ClassVar[str] = "a number as its {}"
 
     def __post_init__(self) -> None:
-        for name in ("minimum", "maximum", "step"):
-            object.__setattr__(self, name, self._number(name, getattr(self, name)))
-        size = max(abs(self.low), abs(self.high), self.size)
+        super().__post_init__()
+        size = max(abs(self.minimum), abs(self.maximum), self.step)
         if size.adjusted() + 1 + self.places > MOST_DIGITS:
             _refuse(
                 self.name,
                 f"may have numbers of at most {MOST_DIGITS} digits, those after the point counted;"
                 " narrow its range, or widen its step.",
             )
-        if self.low > self.high:
-            _refuse(self.name, f"must have a minimum of at most its maximum, got {self.low}.")
-        if not self.size > 0:
-            _refuse(self.name, f"must have a step above 0, got {self.size}.")
-        if (self.high - self.low) % self.size:
+        if not self.step > 0:
+            _refuse(self.name, f"must have a step above 0, got {self.step}.")
+        if self.offset(self.maximum) % self.step:
             _refuse(
                 self.name,
-                f"must reach its maximum, {self.high}, from its minimum, {self.low}, in steps of"
-                f" {self.size}; change one.",
+                f"must reach its maximum, {self.maximum}, from its minimum, {self.minimum}, in"
+                f" steps of {self.step}; change one.",
             )
-
-    def _number(self, key: str, given: object) -> Decimal:
-        if given is None:
-            _refuse(self.name, f"needs a {key}: a range is public, and none is guessed.")
-        try:
-            found = Decimal(str(given))
-        except InvalidOperation:
-            found = Decimal("NaN")
-        if isinstance(given, bool) or not found.is_finite():
-            _refuse(self.name, f"must have a number as its {key}, got {given!r}.")
-        return found
-
-    @property
-    def low(self) -> Decimal:
-        """The smallest value."""
-        return Decimal(str(self.minimum))
-
-    @property
-    def high(self) -> Decimal:
-        """The largest value."""
-        return Decimal(str(self.maximum))
-
-    @property
-    def size(self) -> Decimal:
-        """What two neighboring values are apart."""
-        return Decimal(str(self.step))
 
     @property
     def places(self) -> int:
         """Digits after the point, of every value."""
-        exponents = (each.normalize().as_tuple().exponent for each in (self.low, self.size))
+        exponents = (each.normalize().as_tuple().exponent for each in (self.minimum, self.step))
         return max(0, *(-exponent for exponent in exponents if isinstance(exponent, int)))
 
-    def read_present(self, cell: object) -> Value:
-        """See ``Column.read_present``: within the range, and rounded to a step."""
-        if isinstance(cell, bool) or not isinstance(cell, str | int | float | Decimal):
-            raise Misfit("must be a number")
-        try:
-            found = Decimal(str(cell).strip())
-        except InvalidOperation:
-            raise Misfit("must be a number") from None
-        if not found.is_finite() or "_" in str(cell):  # Decimal reads 1_0 as 10
-            raise Misfit("must be a number")
-        if not self.low <= found <= self.high:
-            raise Misfit(f"must be from {self.low} to {self.high}")
-        steps = ((found - self.low) / self.size).quantize(Decimal(1), ROUND_HALF_EVEN)
-        return (self.low + steps * self.size).quantize(Decimal(1).scaleb(-self.places))
+    def offset(self, value: Any) -> Decimal:
+        """Returns how far a value is from the smallest."""
+        apart: Decimal = value - self.minimum
+        return apart
+
+    def value_of(self, cell: object) -> Decimal:
+        """See ``Ranged.value_of``."""
+        return number_of(cell)
+
+    def nearest(self, value: Any) -> Value:
+        """See ``Ranged.nearest``: a step."""
+        steps = (self.offset(value) / self.step).quantize(Decimal(1), ROUND_HALF_EVEN)
+        found: Decimal = self.minimum + steps * self.step
+        return found.quantize(Decimal(1).scaleb(-self.places))
 
     def spell_present(self, value: Any) -> str:
         """See ``Column.spell_present``."""
@@ -426,12 +432,30 @@ class Number(Column):
         ``read`` rounds that to a step.
         """
         scale = Decimal(10) ** self.places
-        return decimals(int(self.low * scale), int(self.high * scale), places=self.places)
+        least, most = int(self.minimum * scale), int(self.maximum * scale)
+        return decimals(least, most, places=self.places)
 
     @property
     def longest(self) -> str:
         """See ``Column.longest``."""
-        return max((f"{each:.{self.places}f}" for each in (self.low, self.high)), key=len)
+        return max(map(self.spell_present, (self.minimum, self.maximum)), key=len)
+
+
+def number_of(cell: object) -> Decimal:
+    """Returns the number in a cell.
+
+    Raises:
+        Misfit: It holds none.
+    """
+    try:
+        found = Decimal(str(cell).strip())
+    except InvalidOperation:
+        found = Decimal("NaN")
+    is_text_or_number = isinstance(cell, str | int | float | Decimal) and not isinstance(cell, bool)
+    # Decimal reads 1_0 as 10
+    if not is_text_or_number or not found.is_finite() or "_" in str(cell):
+        raise Misfit("must be a number")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -445,18 +469,12 @@ class Whole(Number):
         if self.places:
             _refuse(self.name, "must have a whole minimum and step; make it a decimal.")
 
-    def read_present(self, cell: object) -> Value:
-        """See ``Column.read_present``."""
-        if isinstance(found := super().read_present(cell), Decimal):
-            if Decimal(str(cell).strip()) % 1:
-                raise Misfit("must be a whole number")
-            return int(found)
-        raise Misfit("must be a whole number")
-
-    @property
-    def pattern_present(self) -> str:
-        """See ``Column.pattern_present``."""
-        return whole_numbers(int(self.low), int(self.high))
+    def nearest(self, value: Any) -> Value:
+        """See ``Ranged.nearest``."""
+        if value % 1:
+            raise Misfit("must be a whole number")
+        found: Any = super().nearest(value)
+        return int(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -464,46 +482,25 @@ class Fraction(Number):
     """A decimal: as many places as its step has."""
 
     kind: ClassVar[str] = "decimal"
-    step: Decimal | int | float | str = "0.01"
+    step: Any = "0.01"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Day(Column):
+class Day(Ranged):
     """A day, YYYY-MM-DD."""
 
-    minimum: datetime.date | str | None = None
-    maximum: datetime.date | str | None = None
-
     kind: ClassVar[str] = "date"
+    step: ClassVar[Decimal] = Decimal(1)
+    """In days."""
+    EXPECTED: ClassVar[str] = "a day as its {}, YYYY-MM-DD"
 
-    def __post_init__(self) -> None:
-        for key in ("minimum", "maximum"):
-            given = getattr(self, key)
-            if given is None:
-                _refuse(self.name, f"needs a {key}: a range is public, and none is guessed.")
-            try:
-                object.__setattr__(self, key, _day(given))
-            except Misfit:
-                _refuse(self.name, f"must have a day as its {key}, YYYY-MM-DD, got {given!r}.")
-        if self.first > self.last:
-            _refuse(self.name, f"must have a minimum of at most its maximum, got {self.first}.")
+    def offset(self, value: Any) -> Decimal:
+        """Returns how many days a value is after the earliest."""
+        return Decimal((value - self.minimum).days)
 
-    @property
-    def first(self) -> datetime.date:
-        """The earliest day."""
-        return _day(self.minimum)
-
-    @property
-    def last(self) -> datetime.date:
-        """The latest day."""
-        return _day(self.maximum)
-
-    def read_present(self, cell: object) -> Value:
-        """See ``Column.read_present``."""
-        found = _day(cell)
-        if not self.first <= found <= self.last:
-            raise Misfit(f"must be from {self.first} to {self.last}")
-        return found
+    def value_of(self, cell: object) -> datetime.date:
+        """See ``Ranged.value_of``."""
+        return day_of(cell)
 
     def spell_present(self, value: Any) -> str:
         """See ``Column.spell_present``."""
@@ -512,15 +509,20 @@ class Day(Column):
     @property
     def pattern_present(self) -> str:
         """See ``Column.pattern_present``."""
-        return f'"{days(self.first, self.last)}"'
+        return f'"{days(self.minimum, self.maximum)}"'
 
     @property
     def longest(self) -> str:
         """See ``Column.longest``."""
-        return f'"{self.last}"'
+        return f'"{self.maximum}"'
 
 
-def _day(cell: object) -> datetime.date:
+def day_of(cell: object) -> datetime.date:
+    """Returns the day in a cell.
+
+    Raises:
+        Misfit: It holds none.
+    """
     if isinstance(cell, datetime.datetime):
         return cell.date()
     if isinstance(cell, datetime.date):
@@ -541,6 +543,8 @@ class Text(Column):
     max_tokens: int | None = None
 
     kind: ClassVar[str] = "text"
+    pattern_present = STRING
+    longest = '""'
 
     def __post_init__(self) -> None:
         if type(self.max_tokens) is not int or self.max_tokens < 1:
@@ -572,16 +576,6 @@ class Text(Column):
     def spell_present(self, value: Any) -> str:
         """See ``Column.spell_present``."""
         return json.dumps(value, ensure_ascii=False)
-
-    @property
-    def pattern_present(self) -> str:
-        """See ``Column.pattern_present``."""
-        return STRING
-
-    @property
-    def longest(self) -> str:
-        """See ``Column.longest``: without the text."""
-        return '""'
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ the training, a run of its own in ``training/``, which goes on as any run does; 
 ``resume=`` goes on with the first that is not done.
 """
 
-import hashlib
 import hmac
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,7 +43,6 @@ from dpft.files import (
     check_writable,
     hold_run,
     private_path,
-    read_file,
     read_json,
     refuse_links,
     write_json,
@@ -67,8 +66,8 @@ from dpft.runs.run_plan import RunPlan, plan_run
 from dpft.runs.saved_run import read_spent, read_spent_of_synthesis
 from dpft.runs.task_model import fitted_to, training_head
 from dpft.synthesis.condition import allotted, shares
-from dpft.synthesis.generator import forget_blocks, generate_rows
-from dpft.synthesis.outcome import Finished, finished, is_whole, write_outcome
+from dpft.synthesis.generator import BLOCKS, generate_rows
+from dpft.synthesis.outcome import Finished, digest, finished, is_whole, write_outcome
 from dpft.synthesis.plan import (
     ACCOUNTANT,
     COUNTS,
@@ -97,7 +96,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-NO_COUNTS: tuple[float, ...] = ()
 
 
 def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None) -> Finished | None:
@@ -258,7 +256,7 @@ def _finish(
 ) -> Finished:
     kept, held = sides
     with _hint(folder):
-        noisy = NO_COUNTS
+        noisy: tuple[float, ...] = ()
         if part.condition is not None:
             noisy = _histogram(part, table, budget, kept, folder)
         _train(part, table, budget, kept, folder)
@@ -276,7 +274,7 @@ def _finish(
             )
         target = target_file(part.config, folder)
         write_outcome(part, table, budget, sides, drawn, folder, target)
-        forget_blocks(folder)
+        shutil.rmtree(folder / BLOCKS, ignore_errors=True)  # their rows are in the table
     return finished(folder, target)
 
 
@@ -345,7 +343,7 @@ def _histogram(
         ledger.append(1, step)
         noisy = noisy_counts(counts, budget.counts.noise_std, key)
         write_json(path, {"counts": noisy.tolist(), "run_id": ledger.run_id, "head": ledger.head})
-        ledger.close(released=_digest(path))
+        ledger.close(released=digest(path))
     return tuple(noisy.tolist())
 
 
@@ -365,16 +363,12 @@ def _kept_counts(path: Path, ledger: Path, budget: Budget) -> tuple[float, ...]:
     entry = {**budget.counts.entry()}
     if record.steps != 1 or any(record.mechanisms[0].get(key) != entry[key] for key in entry):
         raise StateError(f"{ledger} is of another histogram; put it back as it was.")
-    if len(found) != budget.counts.cells or record.released not in (None, _digest(path)):
+    if len(found) != budget.counts.cells or record.released not in (None, digest(path)):
         raise StateError(f"{path} is not what was released under noise; put it back as it was.")
     if not record.closed:
         with Ledger.reopen(ledger, record) as open_ledger:
-            open_ledger.close(released=_digest(path))
+            open_ledger.close(released=digest(path))
     return tuple(map(float, found))
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(read_file(path)).hexdigest()
 
 
 def _row(table: PrivateTable, at: int) -> Row:

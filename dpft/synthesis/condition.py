@@ -46,9 +46,21 @@ class Condition:
         """Returns the cells that a schema allows, in its order.
 
         Raises:
-            InputError: A column is no category, or there are too many columns or cells.
+            InputError: A column is not there, stands twice or is no category, or there are too
+                many columns or cells.
         """
-        columns = schema.condition(names)
+        columns: list[Category | Flag] = []
+        if len(set(names)) < len(names):
+            raise InputError(f"condition must name each column once, got {list(names)}.")
+        for name in names:
+            column = schema.named.get(name)
+            if not isinstance(column, Category | Flag):
+                allowed = [c.name for c in schema.learned if c.is_categorical]
+                raise InputError(
+                    f"condition must name columns of type category or boolean, got {name!r};"
+                    f" choose of {', '.join(allowed) or 'none, for the schema has none'}."
+                )
+            columns.append(column)
         if len(columns) > MOST_COLUMNS:
             raise InputError(
                 f"condition may name at most {MOST_COLUMNS} columns, got {len(columns)}: each cell"
@@ -66,7 +78,7 @@ class Condition:
         cells = tuple(cell for cell in every if not _is_among(cell, names, impossible))
         if not cells:
             raise InputError("condition has no cell that the schema's impossible leaves; mend it.")
-        return cls(columns=columns, cells=cells)
+        return cls(columns=tuple(columns), cells=cells)
 
     @cached_property
     def places(self) -> dict[Cell, int]:

@@ -5,7 +5,6 @@ epsilon. A row that breaks a rule between its columns is drawn again, with other
 the same seed, and counted. Rows are written down in blocks, so that who is interrupted loses one.
 """
 
-import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from transformers import LogitsProcessorList
 from dpft.errors import StateError
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.files import TRAINING, read_json, write_json
-from dpft.generation.decoding import DecodeConfig, generate_texts
+from dpft.generation.decoding import generate_texts
 from dpft.generation.processors import nucleus_processors, root_seed, uniforms
 from dpft.kinds import CAUSAL
 from dpft.runs.saved_run import saved_run
@@ -49,17 +48,18 @@ class Drawn:
     """Rows that were given up."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Writer:
-    """A trained model as it writes rows."""
+    """The trained model as it writes rows."""
 
-    outputs: ModelOutputs
-    task: CustomTexts
-    rows: RowFormat
-    grammar: RowGrammar
-    decode: DecodeConfig
-    given_column: str
-    seed: int
+    def __init__(self, part: PublicPart, folder: Path) -> None:
+        """Loads the model of a synthesis."""
+        self._outputs, self._task = _trained(part, folder)
+        encoding: Any = self._outputs.encoding
+        self._encoding = encoding
+        self._rows = part.rows
+        self._grammar = RowGrammar(part.rows, encoding.tokenizer)
+        self._decode = part.config.decode.limited_to(part.max_target)
+        self._seed = root_seed(self._decode.seed)
 
     def texts(self, prompts: Sequence[str], places: Sequence[int], attempt: int) -> list[str]:
         """Returns what the model writes after each prompt, held to the grammar.
@@ -69,43 +69,42 @@ class Writer:
             places: Each one's place among all rows, by which its random numbers are known.
             attempt: How often it was written before.
         """
-        encoding: Any = self.outputs.encoding
-        most = self.decode.max_new_tokens
-        asked = encoding.prompts(
-            [self.task.prompt({self.given_column: prompt}) for prompt in prompts],
-            max_length=encoding.max_length + most,
+        most = self._decode.max_new_tokens
+        asked = self._encoding.prompts(
+            [self._task.prompt({GIVEN_COLUMN: prompt}) for prompt in prompts],
+            max_length=self._encoding.max_length + most,
             max_new_tokens=most,
         )
 
         def processors(indices: Sequence[int], before: int) -> LogitsProcessorList:
             own = [places[index] for index in indices]
-            numbers = uniforms(self.seed, own, most, attempt=attempt)
+            numbers = uniforms(self._seed, own, most, attempt=attempt)
             warmed, _, choice = nucleus_processors(
-                numbers, top_p=1.0, temperature=self.decode.temperature
+                numbers, top_p=1.0, temperature=self._decode.temperature
             )
-            held = RowConstraint(self.grammar, len(own), before=before, top_p=self.decode.top_p)
+            held = RowConstraint(self._grammar, len(own), before=before, top_p=self._decode.top_p)
             return LogitsProcessorList([warmed, held, choice])
 
         return generate_texts(
-            self.outputs.model,
-            encoding.tokenizer,
+            self._outputs.model,
+            self._encoding.tokenizer,
             asked,
-            config=self.decode,
-            batch_size=self.outputs.batch_size,
+            config=self._decode,
+            batch_size=self._outputs.batch_size,
             processors=processors,
         )
 
     def block(self, cells: Sequence[Mapping[str, Any]], start: int, retries: int) -> dict[str, Any]:
         """Returns the rows of some cells, as texts, from place ``start``, and what it took."""
-        prompts = [self.rows.prompt(cell) for cell in cells]
+        prompts = [self._rows.prompt(cell) for cell in cells]
         found: dict[int, str] = {}
         left, unparsed, rejected = list(range(len(cells))), 0, Counter[str]()
         for attempt in range(1 + retries):
             texts = self.texts([prompts[at] for at in left], [start + at for at in left], attempt)
             again = []
             for at, text in zip(left, texts, strict=True):
-                row = self.rows.read(prompts[at], text)
-                broken = None if row is None else self.rows.schema.broken(row)
+                row = self._rows.read(prompts[at], text)
+                broken = None if row is None else self._rows.schema.broken(row)
                 if row is None or broken is not None:
                     unparsed += row is None
                     rejected.update([broken] if broken else [])
@@ -136,7 +135,7 @@ def generate_rows(part: PublicPart, cells: Sequence[Mapping[str, Any]], folder: 
     starts = range(0, len(mixed), BLOCK)
     paths = [blocks / f"{number:06d}.json" for number in range(len(starts))]
     if not all(path.exists() for path in paths):
-        writer = _writer(part, folder)
+        writer = Writer(part, folder)
         with batch_progress() as show:
             for start, path in zip(starts, paths, strict=True):
                 if not path.exists():
@@ -144,11 +143,6 @@ def generate_rows(part: PublicPart, cells: Sequence[Mapping[str, Any]], folder: 
                     write_json(path, writer.block(own, start, part.config.retries))
                 show("rows", min(start + BLOCK, len(mixed)), len(mixed))
     return _read_blocks(paths, part.rows)
-
-
-def forget_blocks(folder: Path) -> None:
-    """Removes the blocks, once their rows are in the table."""
-    shutil.rmtree(folder / BLOCKS, ignore_errors=True)
 
 
 def _read_blocks(paths: Sequence[Path], rows: RowFormat) -> Drawn:
@@ -178,7 +172,7 @@ def generator_features(part: PublicPart, folder: Path) -> Embed | None:
     texts = part.rows.texts
     if not texts:
         return None
-    outputs = _writer(part, folder).outputs
+    outputs, _ = _trained(part, folder)
     encoding: Any = outputs.encoding
     if encoding.layout.kind != CAUSAL:
         return None
@@ -186,23 +180,14 @@ def generator_features(part: PublicPart, folder: Path) -> Embed | None:
     return embedding(outputs.model, encoding.tokenizer, most_tokens=most)
 
 
-def _writer(part: PublicPart, folder: Path) -> Writer:
+def _trained(part: PublicPart, folder: Path) -> tuple[ModelOutputs, CustomTexts]:
+    """Returns the trained model, and the task that says how it is asked."""
     training = folder / TRAINING
     config = saved_run(str(training))
     trained = trained_model_of_run(training, config)
     task = trained.fitted(config.task)
     assert isinstance(task, CustomTexts)
-    decode = part.config.decode.limited_to(part.max_target)
     outputs = trained.outputs(
         task, part.config.train.prepare(), batch_size=part.config.batch_size, max_new_tokens=1
     )
-    encoding: Any = outputs.encoding
-    return Writer(
-        outputs=outputs,
-        task=task,
-        rows=part.rows,
-        grammar=RowGrammar(part.rows, encoding.tokenizer),
-        decode=decode,
-        given_column=GIVEN_COLUMN,
-        seed=root_seed(decode.seed),
-    )
+    return outputs, task

@@ -27,7 +27,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
 from typing import Any
@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import rel_entr
 
 from dpft.audit.synthetic_text import likeness
 from dpft.audit.text_overlap import leakage_of
@@ -90,28 +91,21 @@ def _words_bin(at: int) -> str:
 
 def stretch(column: Column, value: Any) -> int:
     """Returns which of ten equal stretches of its column's range a value is in, from 0."""
-    if isinstance(column, Day):
-        days: int = (value - column.first).days
-        return days * STRETCHES // _span_of_days(column)
-    assert isinstance(column, Number)
-    return int((Decimal(value) - column.low) * STRETCHES // _span(column))
+    assert isinstance(column, Number | Day)
+    return int(column.offset(value) * STRETCHES // _span(column))
 
 
 def stretch_name(column: Column, at: int) -> str:
     """Returns where a stretch begins."""
+    assert isinstance(column, Number | Day)
+    before = at * _span(column) / STRETCHES
     if isinstance(column, Day):
-        days = -(-at * _span_of_days(column) // STRETCHES)
-        return f"from {column.first + datetime.timedelta(days=days)}"
-    assert isinstance(column, Number)
-    return f"from {column.low + at * _span(column) / STRETCHES:.{column.places + 1}f}"
+        return f"from {column.minimum + datetime.timedelta(days=math.ceil(before))}"
+    return f"from {column.minimum + before:.{column.places + 1}f}"
 
 
-def _span(column: Number) -> Decimal:
-    return column.high - column.low + column.size
-
-
-def _span_of_days(column: Day) -> int:
-    return (column.last - column.first).days + 1
+def _span(column: Number | Day) -> Decimal:
+    return column.offset(column.maximum) + column.step
 
 
 EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
@@ -464,10 +458,9 @@ def _place(column: Column, value: Any) -> tuple[float, float]:
     """Returns where in its range a value is, from 0 to 1, and whether it is missing."""
     if value is None:
         return 0.5, 1.0
-    if isinstance(column, Day):
-        return (value - column.first).days / max(1, (column.last - column.first).days), 0.0
-    assert isinstance(column, Number)
-    return float((value - column.low) / max(column.size, column.high - column.low)), 0.0
+    assert isinstance(column, Number | Day)
+    length = max(column.step, column.offset(column.maximum))
+    return float(column.offset(value) / length), 0.0
 
 
 def texts(schema: Schema, tables: Tables, embed: Embed | None = None) -> list[records.TextLikeness]:
@@ -484,23 +477,18 @@ def texts(schema: Schema, tables: Tables, embed: Embed | None = None) -> list[re
         if embed is not None and min(map(len, (synthetic, trained, real))) >= FEWEST_TEXTS:
             of_controls = embed(real)
             near, of_training = (mauve(embed(each), of_controls) for each in (synthetic, trained))
+        said = records.TextLikeness(name=column.name, mauve=near, mauve_of_training=of_training)
         result = likeness(synthetic, real)
         if isinstance(result, str):
-            found.append(
-                records.TextLikeness(
-                    name=column.name, why_not=result, mauve=near, mauve_of_training=of_training
-                )
-            )
+            found.append(replace(said, why_not=result))
             continue
         found.append(
-            records.TextLikeness(
-                name=column.name,
+            replace(
+                said,
                 told_apart=result.accuracy,
                 p_value=result.p_value,
                 divergence={str(n): value for n, value in result.divergences.items()},
                 of_controls={str(n): value for n, value in result.control.items()},
-                mauve=near,
-                mauve_of_training=of_training,
             )
         )
     return found
@@ -544,15 +532,10 @@ def frontier_area(one: Sequence[float], other: Sequence[float], *, points: int =
     curve = [(0.0, 1.0)]
     for weight in np.linspace(1e-6, 1 - 1e-6, points):
         mixture = weight * p + (1 - weight) * q
-        curve.append(tuple(np.exp(-SCALE * _divergence(each, mixture)) for each in (q, p)))
+        curve.append(tuple(np.exp(-SCALE * rel_entr(each, mixture).sum()) for each in (q, p)))
     curve.append((1.0, 0.0))
     x, y = np.array(sorted(curve, key=lambda point: (point[0], -point[1]))).T
     return min(1.0, float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2)))
-
-
-def _divergence(p: Matrix, mixture: Matrix) -> float:
-    there = p > 0
-    return float(np.sum(p[there] * np.log(p[there] / mixture[there])))
 
 
 def mauve(one: Matrix, other: Matrix) -> float | None:

@@ -494,7 +494,7 @@ def is_whole(folder: Path, target: Path) -> bool:
                 f"{path} is gone, or not the ledger that {folder / STATEMENT} names; put it back"
                 " as it was."
             )
-    return said.rows_sha256 == _digest(target)
+    return said.rows_sha256 == digest(target)
 
 
 def finished(folder: Path, target: Path) -> Finished:
@@ -565,12 +565,12 @@ def statement(
         num_examples_source=budget.source,
         parts=(),
         warnings=(),
-        schema_sha256=_digest(folder / SCHEMA_FILE),
+        schema_sha256=digest(folder / SCHEMA_FILE),
         condition=config.condition,
         model=config.model.name,
         method=config.method.name,
         rows=len(drawn.rows),
-        rows_sha256=_digest(target),
+        rows_sha256=digest(target),
         unparsed=drawn.unparsed,
         rejected=drawn.rejected,
         left_out=drawn.left_out,
@@ -623,5 +623,6 @@ def _epsilon(taken: Mapping[Noise, int], delta: float, accountants: Accountants)
     return found
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """Returns the SHA-256 of a file."""
     return hashlib.sha256(read_file(path)).hexdigest()

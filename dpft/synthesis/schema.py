@@ -21,7 +21,6 @@ Frictionless' Table Schema and pandera were looked at: neither has a text's leng
 that is made anew, or what cannot be, and their constraints check data where these are a promise.
 """
 
-import datetime
 import json
 import math
 import operator
@@ -38,7 +37,16 @@ import yaml
 from dpft.data.raw_rows import Row as SourceRow
 from dpft.errors import InputError
 from dpft.privacy.plan import EXAMPLE
-from dpft.synthesis.columns import Category, Column, Day, Flag, Misfit, Value, column_of
+from dpft.synthesis.columns import (
+    Column,
+    Flag,
+    Misfit,
+    Ranged,
+    Value,
+    column_of,
+    day_of,
+    number_of,
+)
 from dpft.tasks.templates import spelled
 
 MARK = "# A DRAFT"
@@ -121,7 +129,9 @@ class Schema:
                 row[column.name] = column.read(cells.get(column.name))
             except Misfit as misfit:
                 raise FaultyCell(column.name, f"{misfit}") from None
-        self.check(row)
+        broken = self.broken(row)
+        if broken is not None:
+            raise FaultyCell(None, f"a row breaks the schema's {broken}")
         return row
 
     def mended(self, cells: Mapping[str, object]) -> Row | None:
@@ -135,16 +145,6 @@ class Schema:
                     return None
                 row[column.name] = None
         return row if self.broken(row) is None else None
-
-    def check(self, row: Mapping[str, Value]) -> None:
-        """Refuses a row that breaks a rule between its columns.
-
-        Raises:
-            FaultyCell: It does.
-        """
-        broken = self.broken(row)
-        if broken is not None:
-            raise FaultyCell(None, f"a row breaks the schema's {broken}")
 
     def broken(self, row: Mapping[str, Value]) -> str | None:
         """Returns the rule that a row breaks, in words; None where it keeps all."""
@@ -176,26 +176,6 @@ class Schema:
                     f"the column {name} of {place} must be in the schema, so that nothing is used"
                     f" by mistake; leave it out by {name}: {{type: drop}}."
                 )
-
-    def condition(self, names: Sequence[str]) -> tuple[Category | Flag, ...]:
-        """Returns the columns that say which kinds of rows there are.
-
-        Raises:
-            InputError: One is not there, stands twice, or is no category.
-        """
-        found: list[Category | Flag] = []
-        if len(set(names)) < len(names):
-            raise InputError(f"condition must name each column once, got {list(names)}.")
-        for name in names:
-            column = self.named.get(name)
-            if not isinstance(column, Category | Flag):
-                allowed = [c.name for c in self.learned if c.is_categorical]
-                raise InputError(
-                    f"condition must name columns of type category or boolean, got {name!r};"
-                    f" choose of {', '.join(allowed) or 'none, for the schema has none'}."
-                )
-            found.append(column)
-        return tuple(found)
 
 
 def read_schema(path: Path) -> Schema:
@@ -295,7 +275,7 @@ def _rule(schema: Schema, text: object) -> Rule:
         )
     left, compare, other = parts
     ordered = compare not in ("==", "!=")
-    if ordered and not hasattr(learned[left], "minimum"):
+    if ordered and not isinstance(learned[left], Ranged):
         raise InputError(
             f"the rule {text} orders {left}, which is no number and no date; use == or !=."
         )
@@ -438,33 +418,38 @@ def draft_schema(rows: Iterable[SourceRow], *, unit: str) -> str:
 
 def _guess(name: str, cells: Sequence[object]) -> tuple[dict[str, Any], str]:
     """Returns what a column seems to hold, and what its owner is to ask."""
-    there = [cell for cell in cells if not _is_empty(cell)]
+    column = Column(name=name)
+    there = [cell for cell in cells if not column.is_empty(cell)]
     missing: dict[str, Any] = {"missing": True} if len(there) < len(cells) else {}
     if not there:
         return {"type": "drop"}, "no row has a value"
+    if not all(isinstance(cell, str | int | float | bool) for cell in there):
+        return {"type": "drop"}, "it holds lists or objects, which no column can"
     distinct = {spelled(cell) for cell in there}
-    if all(isinstance(cell, str | int | float | bool) for cell in there):
-        numbers = [_number(cell) for cell in there]
-        if {str(each).lower() for each in distinct} <= set(Flag.WORDS) - {"0", "1"}:
-            return {"type": "boolean", **missing}, "two values"
-        whole = [each for each in numbers if each is not None]
-        if len(whole) == len(there):
-            return _numeric(whole, missing)
-        if all(_is_day(cell) for cell in there):
-            days = sorted(str(cell).strip()[:10] for cell in there)
-            ends = {key: datetime.date.fromisoformat(day) for key, day in
-                    (("minimum", days[0]), ("maximum", days[-1]))}  # fmt: skip
-            return {"type": "date", **ends, **missing}, "the earliest and latest day of the records"
-        if len(distinct) == len(there) and len(there) > 1 and _is_name_of_id(name):
-            return {"type": "id"}, "each row has another value"
-        if len(distinct) <= min(FEW_VALUES, max(2, len(there) // 4)):
-            values = sorted(str(each) for each in distinct)
-            says = {"type": "category", "values": values, **missing}
-            return says, f"{len(values)} values; a rare one may name somebody"
-        longest = max(len(str(cell)) for cell in there)
-        room = math.ceil(longest / LETTERS_OF_A_TOKEN)
-        return {"type": "text", "max_tokens": room, **missing}, "the longest text has about so many"
-    return {"type": "drop"}, "it holds lists or objects, which no column can"
+    if {str(each).lower() for each in distinct} <= set(Flag.WORDS) - {"0", "1"}:
+        return {"type": "boolean", **missing}, "two values"
+    if numbers := _all_read(number_of, there):
+        return _numeric(numbers, missing)
+    if days := _all_read(day_of, there):
+        ends = {"minimum": min(days), "maximum": max(days)}
+        return {"type": "date", **ends, **missing}, "the earliest and latest day of the records"
+    if len(distinct) == len(there) and len(there) > 1 and _is_name_of_id(name):
+        return {"type": "id"}, "each row has another value"
+    if len(distinct) <= min(FEW_VALUES, max(2, len(there) // 4)):
+        values = sorted(str(each) for each in distinct)
+        says = {"type": "category", "values": values, **missing}
+        return says, f"{len(values)} values; a rare one may name somebody"
+    longest = max(len(str(cell)) for cell in there)
+    room = math.ceil(longest / LETTERS_OF_A_TOKEN)
+    return {"type": "text", "max_tokens": room, **missing}, "the longest text has about so many"
+
+
+def _all_read(read: Callable[[object], Any], cells: Sequence[object]) -> list[Any]:
+    """Returns what is read of all cells; nothing where one holds nothing of that kind."""
+    try:
+        return [read(cell) for cell in cells]
+    except Misfit:
+        return []
 
 
 def _numeric(found: Sequence[Decimal], missing: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -479,29 +464,6 @@ def _numeric(found: Sequence[Decimal], missing: dict[str, Any]) -> tuple[dict[st
     high = (max(found) / unit).to_integral_value("ROUND_CEILING") * unit
     ends = {"minimum": float(low), "maximum": float(high), "step": float(unit)}
     return {"type": "decimal", **ends, **missing}, asks
-
-
-def _is_empty(cell: object) -> bool:
-    blank = isinstance(cell, str) and not cell.strip()
-    return cell is None or blank or (isinstance(cell, float) and math.isnan(cell))
-
-
-def _number(cell: object) -> Decimal | None:
-    if isinstance(cell, bool):
-        return None
-    try:
-        found = Decimal(str(cell).strip())
-    except ArithmeticError:
-        return None
-    return found if found.is_finite() else None
-
-
-def _is_day(cell: object) -> bool:
-    try:
-        Day(name="x", minimum="0001-01-01", maximum="9999-12-31").read_present(cell)
-    except Misfit:
-        return False
-    return True
 
 
 def _is_name_of_id(name: str) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpft.synthesis.columns import days, decimals, whole_numbers
+from dpft.synthesis.columns import days, decimals
 
 ENDS = st.tuples(st.integers(-1200, 1200), st.integers(-1200, 1200)).map(sorted)
 
@@ -15,7 +15,7 @@ ENDS = st.tuples(st.integers(-1200, 1200), st.integers(-1200, 1200)).map(sorted)
 @given(ENDS)
 def test_whole_numbers_are_those_between_the_ends_and_no_others(ends: list[int]) -> None:
     least, most = ends
-    pattern = re.compile(whole_numbers(least, most))
+    pattern = re.compile(decimals(least, most, places=0))
     found = {number for number in range(-1500, 1501) if pattern.fullmatch(str(number))}
     assert found == set(range(least, most + 1))
     assert not pattern.fullmatch("-0") and not pattern.fullmatch("00")
@@ -23,7 +23,7 @@ def test_whole_numbers_are_those_between_the_ends_and_no_others(ends: list[int])
 
 @given(st.integers(-(10**30), 10**30), st.integers(0, 10**30), st.integers(-(10**31), 10**31))
 def test_large_numbers_are_compared_as_numbers(least: int, span: int, number: int) -> None:
-    matches = re.fullmatch(whole_numbers(least, least + span), str(number)) is not None
+    matches = re.fullmatch(decimals(least, least + span, places=0), str(number)) is not None
     assert matches == (least <= number <= least + span)
 
 
@@ -60,6 +60,6 @@ def test_days_are_those_of_the_calendar(one: datetime.date, other: datetime.date
 
 def test_ends_in_the_wrong_order_are_refused() -> None:
     with pytest.raises(ValueError, match="at most"):
-        whole_numbers(2, 1)
+        decimals(2, 1, places=0)
     with pytest.raises(ValueError, match="at most"):
         days(datetime.date(2020, 1, 2), datetime.date(2020, 1, 1))

@@ -8,11 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, check_value
+from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, check_counts, kept_canaries
 from dpft.data.canaries import EXPOSURE, Canary
 from dpft.errors import InputError
-from dpft.files import CANARIES
-from dpft.runs.held_out import read_canaries
 
 if TYPE_CHECKING:
     from dpft.audit.audited_run import Scorer
@@ -28,7 +26,7 @@ class ExposureAudit(Audit):
     """How many beginnings of suffixes are read at once; memory and speed only."""
 
     def __post_init__(self) -> None:
-        check_value(self.batch_size >= 1, "batch_size", "be at least 1", self.batch_size)
+        check_counts(self, "batch_size")
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""
@@ -43,10 +41,8 @@ class ExposureAudit(Audit):
         # How many suffixes there are follows from the configuration: no record is read.
         with batch_progress("audit=exposure", timed=True) as show:
             count = counter("suffixes", total, show)
-            with trained(run, self.batch_size) as scorer:
-                after = self._exposed(run, scorer, canaries, count)
-            with untrained(run, self.batch_size) as scorer:
-                before = self._exposed(run, scorer, canaries, count)
+            after = self._exposed(run, trained(run, self.batch_size), canaries, count)
+            before = self._exposed(run, untrained(run, self.batch_size), canaries, count)
         return finding(canaries, after, before, run.privacy)
 
     def _exposed(
@@ -82,11 +78,5 @@ def canaries_of(run: AuditedRun) -> list[Canary]:
             " audit.exposure_canaries=0; train it anew with audit.exposure_canaries=5, say."
         )
     asked.check_suffixes()
-    canaries = [canary for canary in read_canaries(run.folder) if canary.kind == EXPOSURE]
     wanted = asked.exposure_canaries * (1 + len(asked.repetitions))
-    if len(canaries) != wanted:
-        raise InputError(
-            f"{run.folder / CANARIES} must hold the run's {wanted} canaries, got {len(canaries)};"
-            " without them audit=membership and audit=memorization can still be done."
-        )
-    return canaries
+    return kept_canaries(run, EXPOSURE, wanted, noun="canaries")

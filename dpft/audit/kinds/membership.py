@@ -6,7 +6,7 @@ reference runs RMIA (Zarifzadeh et al. 2024) and LiRA (Carlini et al. 2022).
 
 from dataclasses import dataclass
 
-from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, check_value
+from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, check_counts, check_value
 
 
 @AUDITS.register("membership")
@@ -22,8 +22,7 @@ class MembershipAudit(Audit):
     """How many of the longest records are read at once; memory and speed only."""
 
     def __post_init__(self) -> None:
-        check_value(self.limit >= 1, "limit", "be at least 1", self.limit)
-        check_value(self.batch_size >= 1, "batch_size", "be at least 1", self.batch_size)
+        check_counts(self, "limit", "batch_size")
         runs = self.reference_runs
         check_value(
             len(set(runs)) == len(runs), "reference_runs", "name different runs", list(runs)

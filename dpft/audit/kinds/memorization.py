@@ -5,8 +5,7 @@ Ponomareva et al. 2022, sections 4 and 5.2; ``dpft.audit.memorization`` does it.
 
 from dataclasses import dataclass
 
-from dpft.audit.base import AUDITS, HIDDEN, Audit, AuditedRun, Finding, check_value
-from dpft.errors import InputError
+from dpft.audit.base import AUDITS, HIDDEN, Audit, AuditedRun, Finding, check_counts, check_value
 
 
 @AUDITS.register("memorization")
@@ -30,10 +29,7 @@ class Memorization(Audit):
     """Most records of each set, evenly spread over it."""
 
     def __post_init__(self) -> None:
-        for key in ("prefix_tokens", "continuation_tokens", "limit"):
-            value = getattr(self, key)
-            if value < 1:
-                raise InputError(f"audit.{key} must be at least 1, got {value}.")
+        check_counts(self, "prefix_tokens", "continuation_tokens", "limit")
         check_value(
             self.hidden in (None, *HIDDEN), "hidden", f"be {' or '.join(HIDDEN)}", repr(self.hidden)
         )

@@ -8,12 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, check_value
+from dpft.audit.base import (
+    AUDITS,
+    Audit,
+    AuditedRun,
+    Finding,
+    check_counts,
+    check_value,
+    kept_canaries,
+)
 from dpft.data.canaries import COIN, Canary
 from dpft.errors import InputError
-from dpft.files import CANARIES
 from dpft.records.promises import OpenRun, RunPrivacy
-from dpft.runs.held_out import read_canaries
 
 if TYPE_CHECKING:
     from dpft.audit.one_run import View
@@ -47,13 +53,10 @@ class OneRunAudit(Audit):
     """How many canaries are read at once; memory and speed only."""
 
     def __post_init__(self) -> None:
-        check_value(
-            0 < self.confidence < 1, "confidence", "be above 0 and below 1", self.confidence
-        )
-        sure = self.mechanism_confidence
-        check_value(0 < sure < 1, "mechanism_confidence", "be above 0 and below 1", sure)
-        check_value(self.choices >= 1, "choices", "be at least 1", self.choices)
-        check_value(self.batch_size >= 1, "batch_size", "be at least 1", self.batch_size)
+        for key in ("confidence", "mechanism_confidence"):
+            sure = getattr(self, key)
+            check_value(0 < sure < 1, key, "be above 0 and below 1", sure)
+        check_counts(self, "choices", "batch_size")
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""
@@ -75,13 +78,8 @@ class OneRunAudit(Audit):
         """Returns the scores of the canaries by each kind of attacker."""
         from dpft.audit.one_run import View
 
-        found = [
-            View(
-                name="black box",
-                threat_model=BLACK_BOX,
-                scores=self.black_box_scores(run, canaries),
-            )
-        ]
+        gains = self.black_box_scores(run, canaries)
+        found = [View(name="black box", threat_model=BLACK_BOX, scores=gains)]
         if not (self.white_box and run.config.audit.white_box):
             return found
         from dpft.runs.white_box import differences, read_white_box, sums
@@ -107,10 +105,8 @@ class OneRunAudit(Audit):
         from dpft.audit.audited_run import trained, untrained
 
         records = [canary.record(run.config.task) for canary in canaries]
-        with trained(run, self.batch_size) as scorer:
-            after = scorer.log_likelihoods(records)
-        with untrained(run, self.batch_size) as scorer:
-            before = scorer.log_likelihoods(records)
+        after = trained(run, self.batch_size).log_likelihoods(records)
+        before = untrained(run, self.batch_size).log_likelihoods(records)
         return [a - b for a, b in zip(after, before, strict=True)]
 
 
@@ -125,14 +121,7 @@ def canaries_of(run: AuditedRun) -> list[Canary]:
             "audit=one_run needs a run with canaries, got one with audit.canaries=0; train it anew"
             " with audit.canaries=1000, for instance."
         )
-    canaries = [canary for canary in read_canaries(run.folder) if canary.kind == COIN]
-    if len(canaries) != run.config.audit.canaries:
-        raise InputError(
-            f"{run.folder / CANARIES} must hold the run's {run.config.audit.canaries} canaries and"
-            f" their coins, got {len(canaries)}; without them audit=membership and"
-            " audit=memorization can still be done."
-        )
-    return canaries
+    return kept_canaries(run, COIN, run.config.audit.canaries, noun="canaries and their coins")
 
 
 def promise(privacy: RunPrivacy) -> tuple[float | None, float]:

@@ -5,8 +5,7 @@
 
 from dataclasses import dataclass
 
-from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding
-from dpft.errors import InputError
+from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, check_counts
 
 
 @AUDITS.register("synthetic")
@@ -21,8 +20,7 @@ class SyntheticText(Audit):
     """Column of a class, by which a classifier is taught and tested; None: no classifier is."""
 
     def __post_init__(self) -> None:
-        if self.limit < 1:
-            raise InputError(f"audit.limit must be at least 1, got {self.limit}.")
+        check_counts(self, "limit")
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""
