@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from dpft.errors import RunError, is_out_of_memory
-from dpft.privacy.clipping.separation.proof import ordinary_gradients
+from dpft.privacy.clipping.separation.proof import ordinary_gradients, secret_directions
 from dpft.privacy.clipping.separation.reexecution import (
     DeterministicMode,
     Draws,
@@ -490,7 +490,7 @@ def _fingerprints(
 
 
 def _fingerprint(gradient: Tensor, *, precisely: bool = False) -> Tensor:
-    """Returns a gradient's norm and its projection onto a fixed direction, shape (2,).
+    """Returns a gradient's norm and its projection onto a secret direction, shape (2,).
 
     What is not finite is not compared. Where float32 does not hold them though the gradient is
     finite, they are taken precisely, in float64: of some rows at a time, since all would take twice
@@ -500,8 +500,7 @@ def _fingerprint(gradient: Tensor, *, precisely: bool = False) -> Tensor:
     dense = torch.view_as_real(dense) if dense.is_complex() else dense
     width = dense.shape[-1] if dense.dim() else 1
     rows = dense.reshape(dense.numel() // max(width, 1), width)
-    steps = [torch.arange(n, device=rows.device, dtype=torch.float64) for n in rows.shape]
-    down, across = (1.3 * steps[0]).cos(), (1.7 * steps[1]).cos()
+    down, across = secret_directions(rows.shape, rows.device)
 
     def taken(part: Tensor, down: Tensor) -> Tensor:
         dtype = torch.promote_types(part.dtype, torch.float32)

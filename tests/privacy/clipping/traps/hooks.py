@@ -86,6 +86,58 @@ class ScaledByCount(torch.autograd.Function):
         return grad * len(grad)
 
 
+def turned(grad: Tensor, angle: Tensor) -> Tensor:
+    """Turns gradients, and leaves their norms and projections onto directions of old as they are.
+
+    These were cosines of 1.3 and of 1.7 times a number's place.
+    """
+    places = torch.arange(grad.shape[-1])
+    spared = torch.stack([(1.3 * places).cos(), (1.7 * places).cos()], 1)
+    basis = torch.linalg.qr(torch.cat([spared, torch.eye(len(places))], 1)).Q
+    turn = torch.eye(len(places))
+    turn[2, 2] = turn[3, 3] = angle.cos()
+    turn[2, 3], turn[3, 2] = -angle.sin(), angle.sin()
+    return grad @ basis @ turn @ basis.T
+
+
+class TurnedByInputs(torch.autograd.Function):
+    """Changes nothing forward; backward it turns gradients by what the batch held."""
+
+    @staticmethod
+    def forward(ctx, h):
+        ctx.save_for_backward(h)
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return turned(grad, 37 * ctx.saved_tensors[0].sum())
+
+
+class TurnedByLosses(torch.autograd.Function):
+    """Changes nothing forward; backward it turns gradients by those of the whole batch."""
+
+    @staticmethod
+    def forward(ctx, h):
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return turned(grad, 1000 * grad.sum())
+
+
+class Lookup(nn.Module):
+    """Token ids (b, t) to logits (b, t, words), with something between a table and a layer."""
+
+    def __init__(self, between: Mix) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, HIDDEN)
+        self.between = between
+        self.leave = nn.Linear(HIDDEN, WORDS)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.leave(self.between(self.table(ids)))
+
+
 class ComputedAgain(nn.Module):
     """A checkpoint whose second run centers the batch, of which its losses know nothing."""
 
@@ -150,6 +202,15 @@ def in_gradients_alone() -> Iterator[Case]:
         yield mixing(
             f"{engine}: a gradient by the batch's frequencies",
             lambda engine=engine: words_trial(model=ByFrequency(), engine=engine),
+        )
+        yield mixing(
+            f"{engine}: gradients turned about known directions by the batch",
+            lambda e=engine: words_trial(model=Lookup(TurnedByInputs.apply), engine=e),
+        )
+        # With one loss at a time, as the loop has it, there are no others to turn by.
+        yield either(
+            f"{engine}: gradients turned about known directions by the losses",
+            lambda e=engine: words_trial(model=Lookup(TurnedByLosses.apply), engine=e),
         )
         yield exact(
             f"{engine}: a checkpoint",
