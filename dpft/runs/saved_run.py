@@ -35,6 +35,7 @@ from dpft.files import (
     TUNING,
     refuse_links,
 )
+from dpft.methods.base import METHODS, Method
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
 from dpft.privacy.accounting.interpretation import epsilon_lower_bound
 from dpft.privacy.ledger import LedgerRecord, Noise, added_up, steps_taken
@@ -84,6 +85,8 @@ class Beside:
     """privacy.json; None: there is none."""
     asked: PrivacySection | None
     """What config.yaml asked for; None: it does not say."""
+    method: str | None
+    """Which method config.yaml names; None: none."""
     search: Search | None
     """What a search was bound to before its first trial; None: there was none."""
 
@@ -101,6 +104,7 @@ def _beside(folder: Path, privacy: RunPrivacy | Vocabulary | None) -> Beside:
         folder=folder,
         privacy=privacy,
         asked=None if config is None else config.privacy,
+        method=None if config is None or config.method is None else config.method.name,
         search=read_record(trials, Search) if stated and trials.exists() else None,
     )
 
@@ -123,6 +127,25 @@ def differences(beside: Beside, ledger: LedgerRecord) -> Iterator[str]:
             yield from _impossible(beside.folder, privacy, ledger)
     asked = [] if beside.asked is None else _of_configuration(beside.asked, plan)
     yield from _words(beside.folder / CONFIGURATION, asked, section="privacy.")
+    if beside.method is not None and isinstance(plan, PrivacyPlan):
+        phases = tuple(phase.method for phase in plan.phases)
+        if not _may_have_phases(beside.method, phases):
+            yield (
+                f"{beside.folder / CONFIGURATION}: method.name must be that of"
+                f" {', then '.join(phases)}, which trained as the ledger says, got"
+                f" {beside.method!r}"
+            )
+
+
+def _may_have_phases(method: str, phases: tuple[str, ...]) -> bool:
+    """Returns whether a run of this method has phases of such names; its last ones may be cut."""
+    try:
+        kind = METHODS.named(method)
+    except InputError:  # another version's: it trains under its own name, as far as is known
+        return phases == (method,)
+    if kind.phases is Method.phases:
+        return phases == (method,)
+    return not kind.phase_names or phases == kind.phase_names[: len(phases)]
 
 
 def _words(path: Path, facts: Any, *, section: str = "") -> Iterator[str]:
