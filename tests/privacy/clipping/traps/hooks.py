@@ -86,6 +86,35 @@ class ScaledByCount(torch.autograd.Function):
         return grad * len(grad)
 
 
+class ScaledAmongFive(torch.autograd.Function):
+    """As ``ScaledByBatch``, where there are five rows at least."""
+
+    @staticmethod
+    def forward(ctx, h):
+        ctx.save_for_backward(h)
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ScaledByBatch.backward(ctx, grad) if len(grad) >= 5 else grad
+
+
+class LostByFew(torch.autograd.Function):
+    """As ``ScaledByBatch``; of few rows all but the first have no finite gradient."""
+
+    @staticmethod
+    def forward(ctx, h):
+        ctx.save_for_backward(h)
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        scaled = ScaledByBatch.backward(ctx, grad)
+        if len(grad) < 5:
+            scaled[1:] = torch.nan
+        return scaled
+
+
 def turned(grad: Tensor, angle: Tensor) -> Tensor:
     """Turns gradients, and leaves their norms and projections onto directions of old as they are.
 
@@ -190,6 +219,8 @@ def in_gradients_alone() -> Iterator[Case]:
     mixes: dict[str, Mix] = {
         "own backward that reads the batch": ScaledByBatch.apply,
         "own backward that counts rows": ScaledByCount.apply,
+        "own backward that reads the batch of five rows and more": ScaledAmongFive.apply,
+        "own backward that reads the batch and is lost by few rows": LostByFew.apply,
         "activations kept in few bits": in_few_bits,
     }
     for engine in ("book_keeping", "two_pass", "loop"):
