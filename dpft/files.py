@@ -235,7 +235,9 @@ def write_json(path: Path, content: Mapping[str, Any], *, mode: int = 0o644) -> 
 def read_json(path: Path) -> dict[str, Any]:
     """Returns what ``write_json`` wrote, the schema version included."""
     try:
-        content = json.loads(read_file(path), parse_int=_whole_number)
+        content = json.loads(
+            read_file(path), parse_int=_whole_number, object_pairs_hook=each_key_once
+        )
         version = content["schema_version"]
     except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StateError(
@@ -278,6 +280,18 @@ def read_yaml(path: Path) -> Any:
     except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"cannot read {path}: {reason}; put it back as it was.") from error
+
+
+def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object; for ``json.loads``.
+
+    Raises:
+        ValueError: A key stands twice: other readers take the first, Python's takes the last.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice")
+    return found
 
 
 def _whole_number(digits: str) -> int:
