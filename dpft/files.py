@@ -139,7 +139,7 @@ SIGNAL_TO_NOISE = f"{PRIVATE}/signal_to_noise.html"
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuses the folder of a run with a symbolic link in it, before dpft writes there.
+    """Refuses the folder of a run with a symbolic link or a pipe in it, before dpft writes there.
 
     The folder itself may be reached through links, as one on another disk is.
 
@@ -153,6 +153,11 @@ def refuse_links(folder: Path) -> None:
                 f"{path} must be a file or a folder of its own, got a symbolic link, through which"
                 " a command would reach outside the run's folder; remove it, and put in its place"
                 " what belongs there."
+            )
+        if path.is_fifo() or path.is_char_device() or path.is_block_device():
+            raise InputError(
+                f"{path} must be a file or a folder, got a pipe or a device, whose reader may wait"
+                " for ever; remove it, and put in its place what belongs there."
             )
 
 
