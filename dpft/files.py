@@ -139,7 +139,7 @@ SIGNAL_TO_NOISE = f"{PRIVATE}/signal_to_noise.html"
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuses the folder of a run with a symbolic link in it, before dpft writes there.
+    """Refuses the folder of a run with a symbolic link or a pipe in it, before dpft writes there.
 
     The folder itself may be reached through links, as one on another disk is.
 
@@ -153,6 +153,11 @@ def refuse_links(folder: Path) -> None:
                 f"{path} must be a file or a folder of its own, got a symbolic link, through which"
                 " a command would reach outside the run's folder; remove it, and put in its place"
                 " what belongs there."
+            )
+        if path.is_fifo() or path.is_char_device() or path.is_block_device():
+            raise InputError(
+                f"{path} must be a file or a folder, got a pipe or a device, whose reader may wait"
+                " for ever; remove it, and put in its place what belongs there."
             )
 
 
@@ -235,7 +240,9 @@ def write_json(path: Path, content: Mapping[str, Any], *, mode: int = 0o644) -> 
 def read_json(path: Path) -> dict[str, Any]:
     """Returns what ``write_json`` wrote, the schema version included."""
     try:
-        content = json.loads(read_file(path), parse_int=_whole_number)
+        content = json.loads(
+            read_file(path), parse_int=_whole_number, object_pairs_hook=each_key_once
+        )
         version = content["schema_version"]
     except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StateError(
@@ -278,6 +285,18 @@ def read_yaml(path: Path) -> Any:
     except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"cannot read {path}: {reason}; put it back as it was.") from error
+
+
+def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object; for ``json.loads``.
+
+    Raises:
+        ValueError: A key stands twice: other readers take the first, Python's takes the last.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice")
+    return found
 
 
 def _whole_number(digits: str) -> int:

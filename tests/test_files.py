@@ -59,7 +59,12 @@ def test_json_of_another_schema_is_refused_by_its_version(tmp_path, version):
         read_json(tmp_path / "a.json")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"{}", b"\xff{}", b"[" * 100_000])
+TWICE = b'{"epsilon": 1, "epsilon": 8, "schema_version": 1}'
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"3", b"{}", b"\xff{}", b"[" * 100_000, TWICE]
+)
 def test_damaged_json_is_refused_as_corrupted(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(StateError, match=r"a\.json is damaged") as error:

@@ -1,5 +1,6 @@
 """Symbolic links in a run's folder are found wherever they are, and never followed."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,14 @@ def test_a_link_is_refused_by_its_name(tmp_path: Path, place: str, target: str) 
     with pytest.raises(InputError, match=f"run/{place} must be .* got a symbolic link") as error:
         refuse_links(tmp_path / "run")
     assert "; remove it" in str(error.value)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_pipe_is_refused_by_its_name(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(tmp_path / place)
+    with pytest.raises(InputError, match=f"{place} must be a file or a folder, got a pipe"):
+        refuse_links(tmp_path)
 
 
 def test_a_folder_without_links_passes_and_may_itself_be_reached_through_one(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias, Union
 import numpy as np
 
 from dpft.errors import InputError, note_records_read
-from dpft.files import write_bytes
+from dpft.files import each_key_once, write_bytes
 from dpft.tasks.base import SPLITS
 
 if TYPE_CHECKING:
@@ -151,15 +151,7 @@ def _jsonl_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
             yield Row(line_place(file, number), {}, fault=fault)
 
 
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Returns a JSON object as a dict; refuses one with a name twice: either could be meant."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError
-    return values
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+_DECODER = json.JSONDecoder(object_pairs_hook=each_key_once)
 """Made once: to make it takes as long as to read a short line."""
 
 
@@ -180,7 +172,7 @@ def _json_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
     """Yields the objects of a file that is one list of them."""
     text = "".join(decoded_lines(stream, file))
     try:
-        values = json.loads(text, object_pairs_hook=_object)
+        values = json.loads(text, object_pairs_hook=each_key_once)
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, list):

@@ -73,6 +73,8 @@ class Method(ABC):
     """Whether each number that the optimizer moves has the noise of a step in its own gradient."""
     trains_beside: ClassVar[bool] = False
     """Whether it leaves the base's own weights as they are, which may then be quantized."""
+    phase_names: ClassVar[tuple[str, ...]] = ()
+    """What its ``phases`` are called, where they are not called as it is."""
     required_init: ClassVar[str | None] = None
     """The only ``model.init`` it works with; None: any."""
 

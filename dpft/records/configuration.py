@@ -161,6 +161,8 @@ class SavedConfiguration(Section):
 
     task: TaskSection | None = None
     """What the records are."""
+    method: NamedSection | None = None
+    """What trains; of a command that trains a model."""
     privacy: PrivacySection | None = None
     """What was asked of privacy."""
     tokenizer: Any | None = None

@@ -35,6 +35,7 @@ from dpft.files import (
     TUNING,
     refuse_links,
 )
+from dpft.methods.base import METHODS, Method
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
 from dpft.privacy.accounting.interpretation import epsilon_lower_bound
 from dpft.privacy.ledger import LedgerRecord, Noise, added_up, steps_taken
@@ -109,7 +110,25 @@ def _differences(
     if config is not None and config.privacy is not None:
         asked = _of_configuration(config.privacy, plan)
         found += _words(folder / CONFIGURATION, asked, section="privacy.")
+    if config is not None and config.method is not None and isinstance(plan, PrivacyPlan):
+        phases = tuple(phase.method for phase in plan.phases)
+        if not _may_have_phases(config.method.name, phases):
+            found.append(
+                f"{folder / CONFIGURATION}: method.name must be that of {', then '.join(phases)},"
+                f" which trained as the ledger says, got {config.method.name!r}"
+            )
     return found
+
+
+def _may_have_phases(method: str, phases: tuple[str, ...]) -> bool:
+    """Returns whether a run of this method has phases of such names; its last ones may be cut."""
+    try:
+        kind = METHODS.named(method)
+    except InputError:  # another version's: it trains under its own name, as far as is known
+        return phases == (method,)
+    if kind.phases is Method.phases:
+        return phases == (method,)
+    return not kind.phase_names or phases == kind.phase_names[: len(phases)]
 
 
 def _words(path: Path, facts: Any, *, section: str = "") -> Iterator[str]:

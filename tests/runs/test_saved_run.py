@@ -12,7 +12,7 @@ from dpft.files import PAGE, REPORT
 from dpft.privacy.ledger import Ledger, Noise, read_ledger
 from dpft.privacy.mechanisms.banded import Banded
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
-from dpft.privacy.plan import HistogramPlan, write_plan
+from dpft.privacy.plan import HistogramPlan, Phase, write_plan
 from dpft.records.ledger import Calibration
 from dpft.runs.saved_run import (
     find_ledgers,
@@ -91,6 +91,39 @@ def test_what_another_file_says_otherwise_is_named_and_not_believed(
     assert any(named in text for text in run.differences)
     with pytest.raises(StateError, match=named.replace(".", r"\.")):
         read_ended_ledger(folder)
+
+
+PHASES = {
+    "full": ("full",),
+    "lora": ("lora",),
+    "two_phase": ("full", "bitfit"),
+    "of another version": ("of another version",),
+}
+
+
+@pytest.mark.parametrize("named", [*PHASES, None])
+@pytest.mark.parametrize("trained", PHASES)
+def test_a_method_that_did_not_train_is_named(
+    tmp_path: Path, trained: str, named: str | None
+) -> None:
+    steps = {name: 5 // len(PHASES[trained]) for name in PHASES[trained]}
+    steps[PHASES[trained][-1]] += 5 - sum(steps.values())
+    phases = tuple(
+        Phase(method=name, steps=count, max_grad_norm=0.1, sensitivity=0.1)
+        for name, count in steps.items()
+    )
+    folder = make_run(tmp_path / "a", plan=make_plan(phases=phases))
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["method"] = None if named is None else {"name": named}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    # One that ends before the second phase begins has the first alone.
+    if named in (trained, None) or (trained, named) == ("full", "two_phase"):
+        assert read_spent(str(folder)).differences == ()
+        read_ended_ledger(folder)
+    else:
+        words = f"method.name must be that of {', then '.join(PHASES[trained])}, which trained"
+        with pytest.raises(StateError, match=words):
+            read_ended_ledger(folder)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ compared with the bare model's (``proof``); and their losses with those among al
 (``cross_example``), as are those of two more subsets, and the gradients of halves of the last. That
 is ten calls of ``compute_losses``: on all rows without a graph, on three subsets, on the last of
 them again for its second half, on the two halves, on it bare and clipped, and on all, which is
-used. A plan that is not exact falls back to larger modules (``regions``). At the 16th batch of a
+used; of a batch of four to ten rows gradients are compared on more of them, which is two calls
+more. A plan that is not exact falls back to larger modules (``regions``). At the 16th batch of a
 signature, the 32nd and so on, and at one that is half as large again as all before, all but the
 proof is made again; and where losses come another way than any before, by another function of the
 caller's, they are compared as at a first batch.

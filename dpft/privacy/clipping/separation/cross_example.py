@@ -9,7 +9,9 @@ ways that are tried, nothing is seen, and the batch is refused.
 
 Nor need losses show a coupling: a backward pass of one's own, a hook on a gradient, a checkpoint
 that computes something else again may scale every gradient by what the batch held. So the gradient
-of each half of the subset is compared with what that half alone gives (``check_gradients``).
+of each half of the subset is compared with what that half alone gives (``check_gradients``). For
+that a small batch's subset, which leaves rows out so that losses show a maximum or a rank, gets
+them back, up to ``MOST_ROWS``: what meets among six rows does not among three.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from dpft.errors import RunError, is_out_of_memory
-from dpft.privacy.clipping.separation.proof import ordinary_gradients
+from dpft.privacy.clipping.separation.proof import ordinary_gradients, secret_directions
 from dpft.privacy.clipping.separation.reexecution import (
     DeterministicMode,
     Draws,
@@ -31,7 +33,13 @@ from dpft.privacy.clipping.separation.reexecution import (
     evaluating,
     state_preserved,
 )
-from dpft.privacy.clipping.separation.row_subset import ModelCalls, OnCall, RowSubset, Survey
+from dpft.privacy.clipping.separation.row_subset import (
+    MOST_ROWS,
+    ModelCalls,
+    OnCall,
+    RowSubset,
+    Survey,
+)
 
 ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-4}
 ROUNDING_IN_HALF = 3e-2
@@ -106,6 +114,26 @@ class SubsetLosses:
         if self.draws is not None:
             self.draws.again()
         return calls.on_subset(self.survey, on_call, around, whole=self.whole, draws=self.draws)
+
+    def widened(self, expected: Tensor) -> "SubsetLosses":
+        """Returns those of more of the batch's rows, in all at most ``MOST_ROWS``.
+
+        Their graph is to be made anew. None are added where rows are of units, or as many must run.
+
+        Args:
+            expected: Losses of all rows.
+        """
+        survey = self.survey
+        every = torch.arange(survey.count)
+        more = every[~torch.isin(every, survey.rows)][: max(0, MOST_ROWS - len(survey.rows))]
+        of_units, as_many = survey.every_unit is not None, survey.compared is not None
+        if of_units or as_many or len(expected) != survey.count or not len(more):
+            return self
+        rows = torch.cat([survey.rows, more])
+        if torch.equal(survey.rows, survey.rows.sort().values):  # perhaps they run so alone
+            rows = rows.sort().values
+        losses = expected.detach()[rows.to(expected.device)]
+        return replace(self, losses=losses, survey=replace(survey, rows=rows))
 
     @property
     def fits(self) -> bool:
@@ -270,6 +298,13 @@ class CrossExampleCheck:
         Raises:
             RunError: It is another, or that cannot be seen.
         """
+        found, among = among, among.widened(self.expected)
+        if among is not found and found.losses.requires_grad:
+            # What a backward pass raises of itself comes out as it is.
+            weights = torch.full_like(found.losses.detach(), scale)
+            with suppress(CheckpointError), self.deterministic():
+                ordinary_gradients(found.losses, parameters, weights=weights)
+            found.losses = found.losses.detach()
         evaluated = partial(evaluating, self.model_calls.model)
         ways = ((self.deterministic, False), (self.deterministic, True), (evaluated, True))
         for around, inside in ways:
@@ -490,7 +525,7 @@ def _fingerprints(
 
 
 def _fingerprint(gradient: Tensor, *, precisely: bool = False) -> Tensor:
-    """Returns a gradient's norm and its projection onto a fixed direction, shape (2,).
+    """Returns a gradient's norm and its projection onto a secret direction, shape (2,).
 
     What is not finite is not compared. Where float32 does not hold them though the gradient is
     finite, they are taken precisely, in float64: of some rows at a time, since all would take twice
@@ -500,8 +535,7 @@ def _fingerprint(gradient: Tensor, *, precisely: bool = False) -> Tensor:
     dense = torch.view_as_real(dense) if dense.is_complex() else dense
     width = dense.shape[-1] if dense.dim() else 1
     rows = dense.reshape(dense.numel() // max(width, 1), width)
-    steps = [torch.arange(n, device=rows.device, dtype=torch.float64) for n in rows.shape]
-    down, across = (1.3 * steps[0]).cos(), (1.7 * steps[1]).cos()
+    down, across = secret_directions(rows.shape, rows.device)
 
     def taken(part: Tensor, down: Tensor) -> Tensor:
         dtype = torch.promote_types(part.dtype, torch.float32)
@@ -529,7 +563,11 @@ def _finite(prints: Mapping[str, Tensor]) -> list[bool]:
 def _gradients_alike(
     one: Mapping[str, Tensor], other: Mapping[str, Tensor], dtype: torch.dtype
 ) -> bool:
-    """Whether gradients are the same but for rounding; those that are not finite are passed."""
+    """Whether gradients are the same but for rounding.
+
+    Those that are not finite are passed; but for half precision, where rounding may overflow, not
+    those that are finite beside others whose losses weigh nothing (``one``) and not without them.
+    """
     names = [*dict.fromkeys([*one, *other])]
     if not names:
         return True
@@ -539,6 +577,8 @@ def _gradients_alike(
         torch.stack([each.get(name, zero).to(device) for name in names]) for each in (one, other)
     )
     finite = (a.isfinite() & b.isfinite()).all(1, keepdim=True)
+    if dtype in GRADIENT_ROUNDING and bool((a.isfinite().all(1) & ~b.isfinite().all(1)).any()):
+        return False
     a, b = torch.where(finite, a, 0), torch.where(finite, b, 0)
     share = GRADIENT_ROUNDING.get(dtype, GRADIENT_ROUNDING_IN_HALF)
     sizes = torch.maximum(a[:, 0], b[:, 0])

@@ -12,8 +12,9 @@ So few rows of the first batch of each kind of call are run three ways before it
 Backward is linear, so together these say that row i is the gradient of loss i. Any two rows differ
 in their weight in one of the passes, of which eight rows need one and sixty-four two. To hold the
 uses of two passes would take the memory of all the layers' inputs and output gradients twice, so of
-each row two numbers are kept: its norm, and its projection onto a fixed direction. Both are scaled
-exactly where the row is (``Fingerprint``).
+each row two numbers are kept: its norm, and its projection onto a direction. Both are scaled
+exactly where the row is (``Fingerprint``). The direction is this process's own: a backward pass
+that knew it could turn a row about it, and leave both numbers as they are (``secret_directions``).
 
 Worked example: two examples with the losses 2w and 3w, whose gradients are 2 and 3. What the layers
 record of them with the losses weighted is held against the bare model's losses and gradient.
@@ -46,6 +47,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from secrets import SystemRandom
 from typing import Any, Self
 
 import torch
@@ -288,13 +290,26 @@ def _norms_and_projections(tensor: Tensor) -> Tensor:
     width = tensor.shape[-1] if tensor.dim() > 1 else 1
     rows = tensor.reshape(len(tensor), -1, width)
     norms = torch.linalg.vector_norm(rows.flatten(1), dim=1, dtype=dtype)
-    projected = (rows @ _direction(rows, 2)).to(torch.float64) @ _direction(rows, 1).double()
+    down, across = secret_directions(rows.shape[1:], rows.device)
+    projected = (rows @ across.to(rows.dtype)).to(torch.float64) @ down.to(rows.dtype).double()
     return torch.stack([norms, projected])
 
 
-def _direction(rows: Tensor, dimension: int) -> Tensor:
-    steps = torch.arange(rows.shape[dimension], device=rows.device, dtype=torch.float64)
-    return (1.7 * steps).cos().to(rows.dtype)
+def secret_directions(shape: Sequence[int], device: torch.device) -> list[Tensor]:
+    """Returns what to multiply a matrix by from the left and from the right, in float64.
+
+    They are waves of random length, drawn once for this process: a crafted model that knew them
+    could change gradients by what their product with these does not show.
+    """
+    lengths = zip(shape, _WAVES, strict=True)
+    return [
+        torch.arange(n, device=device, dtype=torch.float64).mul(step).add(first).cos()
+        for n, (step, first) in lengths
+    ]
+
+
+_WAVES = tuple((SystemRandom().uniform(1, 2), SystemRandom().uniform(0, 1)) for _ in range(2))
+"""Radians from one number to the next, and of the first, of the two secret directions."""
 
 
 EXPONENTS = 8

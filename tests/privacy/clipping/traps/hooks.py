@@ -86,6 +86,87 @@ class ScaledByCount(torch.autograd.Function):
         return grad * len(grad)
 
 
+class ScaledAmongFive(torch.autograd.Function):
+    """As ``ScaledByBatch``, where there are five rows at least."""
+
+    @staticmethod
+    def forward(ctx, h):
+        ctx.save_for_backward(h)
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ScaledByBatch.backward(ctx, grad) if len(grad) >= 5 else grad
+
+
+class LostByFew(torch.autograd.Function):
+    """As ``ScaledByBatch``; of few rows all but the first have no finite gradient."""
+
+    @staticmethod
+    def forward(ctx, h):
+        ctx.save_for_backward(h)
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        scaled = ScaledByBatch.backward(ctx, grad)
+        if len(grad) < 5:
+            scaled[1:] = torch.nan
+        return scaled
+
+
+def turned(grad: Tensor, angle: Tensor) -> Tensor:
+    """Turns gradients, and leaves their norms and projections onto directions of old as they are.
+
+    These were cosines of 1.3 and of 1.7 times a number's place.
+    """
+    places = torch.arange(grad.shape[-1])
+    spared = torch.stack([(1.3 * places).cos(), (1.7 * places).cos()], 1)
+    basis = torch.linalg.qr(torch.cat([spared, torch.eye(len(places))], 1)).Q
+    turn = torch.eye(len(places))
+    turn[2, 2] = turn[3, 3] = angle.cos()
+    turn[2, 3], turn[3, 2] = -angle.sin(), angle.sin()
+    return grad @ basis @ turn @ basis.T
+
+
+class TurnedByInputs(torch.autograd.Function):
+    """Changes nothing forward; backward it turns gradients by what the batch held."""
+
+    @staticmethod
+    def forward(ctx, h):
+        ctx.save_for_backward(h)
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return turned(grad, 37 * ctx.saved_tensors[0].sum())
+
+
+class TurnedByLosses(torch.autograd.Function):
+    """Changes nothing forward; backward it turns gradients by those of the whole batch."""
+
+    @staticmethod
+    def forward(ctx, h):
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return turned(grad, 1000 * grad.sum())
+
+
+class Lookup(nn.Module):
+    """Token ids (b, t) to logits (b, t, words), with something between a table and a layer."""
+
+    def __init__(self, between: Mix) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, HIDDEN)
+        self.between = between
+        self.leave = nn.Linear(HIDDEN, WORDS)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.leave(self.between(self.table(ids)))
+
+
 class ComputedAgain(nn.Module):
     """A checkpoint whose second run centers the batch, of which its losses know nothing."""
 
@@ -138,6 +219,8 @@ def in_gradients_alone() -> Iterator[Case]:
     mixes: dict[str, Mix] = {
         "own backward that reads the batch": ScaledByBatch.apply,
         "own backward that counts rows": ScaledByCount.apply,
+        "own backward that reads the batch of five rows and more": ScaledAmongFive.apply,
+        "own backward that reads the batch and is lost by few rows": LostByFew.apply,
         "activations kept in few bits": in_few_bits,
     }
     for engine in ("book_keeping", "two_pass", "loop"):
@@ -150,6 +233,15 @@ def in_gradients_alone() -> Iterator[Case]:
         yield mixing(
             f"{engine}: a gradient by the batch's frequencies",
             lambda engine=engine: words_trial(model=ByFrequency(), engine=engine),
+        )
+        yield mixing(
+            f"{engine}: gradients turned about known directions by the batch",
+            lambda e=engine: words_trial(model=Lookup(TurnedByInputs.apply), engine=e),
+        )
+        # With one loss at a time, as the loop has it, there are no others to turn by.
+        yield either(
+            f"{engine}: gradients turned about known directions by the losses",
+            lambda e=engine: words_trial(model=Lookup(TurnedByLosses.apply), engine=e),
         )
         yield exact(
             f"{engine}: a checkpoint",
