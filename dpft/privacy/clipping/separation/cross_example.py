@@ -9,12 +9,13 @@ ways that are tried, nothing is seen, and the batch is refused.
 
 Nor need losses show a coupling: a backward pass of one's own, a hook on a gradient, a checkpoint
 that computes something else again may scale every gradient by what the batch held. So the gradient
-of each half of the subset is compared with what that half alone gives (``check_gradients``). For
-that a small batch's subset, which leaves rows out so that losses show a maximum or a rank, gets
-them back, up to ``MOST_ROWS``: what meets among six rows does not among three.
+of each half of the subset is compared with what that half alone gives, and the sum of both with the
+gradient of all (``check_gradients``). For that a small batch's subset, which leaves rows out so
+that losses show a maximum or a rank, gets them back, up to ``MOST_ROWS``: what meets among six rows
+does not among three.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -116,16 +117,18 @@ class SubsetLosses:
         return calls.on_subset(self.survey, on_call, around, whole=self.whole, draws=self.draws)
 
     def widened(self, expected: Tensor) -> "SubsetLosses":
-        """Returns those of more of the batch's rows, in all at most ``MOST_ROWS``.
+        """Returns those of more of the batch's rows, at most ``MOST_ROWS`` and never all of them.
 
-        Their graph is to be made anew. None are added where rows are of units, or as many must run.
+        As many as the batch has could not be told from what the caller holds for all rows. Their
+        graph is to be made anew. None are added where rows are of units, or as many must run.
 
         Args:
             expected: Losses of all rows.
         """
         survey = self.survey
         every = torch.arange(survey.count)
-        more = every[~torch.isin(every, survey.rows)][: max(0, MOST_ROWS - len(survey.rows))]
+        most = min(MOST_ROWS, survey.count - 1)
+        more = every[~torch.isin(every, survey.rows)][: max(0, most - len(survey.rows))]
         of_units, as_many = survey.every_unit is not None, survey.compared is not None
         if of_units or as_many or len(expected) != survey.count or not len(more):
             return self
@@ -348,6 +351,14 @@ class CrossExampleCheck:
             )
             expected.append(prints)
             among.losses = among.losses.detach()
+        if len(parts) > 1:
+            # A backward pass of one's own may mix rows only where all of their losses have weights.
+            _, whole = self._fingerprint(
+                among, sum(weights), parameters, around, again=True, inside=inside
+            )
+            if not _adds_up(whole, expected, self._coarsest(among.losses)):
+                raise RunError(COUPLED_GRADIENTS)
+            all_finite = all_finite and all(_finite(whole))
         for prints, own, (rows, places) in zip(expected, weights, parts, strict=True):
             part = replace(among, survey=replace(among.survey, rows=rows))
             as_many = own if among.survey.compared is not None else own[places]
@@ -577,14 +588,37 @@ def _gradients_alike(
         torch.stack([each.get(name, zero).to(device) for name in names]) for each in (one, other)
     )
     finite = (a.isfinite() & b.isfinite()).all(1, keepdim=True)
-    if dtype in GRADIENT_ROUNDING and bool((a.isfinite().all(1) & ~b.isfinite().all(1)).any()):
-        return False
+    lost = a.isfinite().all(1) & ~b.isfinite().all(1) & (dtype in GRADIENT_ROUNDING)
     a, b = torch.where(finite, a, 0), torch.where(finite, b, 0)
     share = GRADIENT_ROUNDING.get(dtype, GRADIENT_ROUNDING_IN_HALF)
     sizes = torch.maximum(a[:, 0], b[:, 0])
     least = LEAST_SHARE if dtype in GRADIENT_ROUNDING else 1.0
     allowed = share * torch.maximum(sizes, least * sizes.norm()) + 1e-30
-    return bool(((a - b).abs() <= allowed.unsqueeze(1)).all())
+    return bool((~lost & ((a - b).abs() <= allowed.unsqueeze(1)).all(1)).all())
+
+
+def _adds_up(
+    whole: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]], dtype: torch.dtype
+) -> bool:
+    """Whether gradients of all losses are the sums of those of parts, where both are finite.
+
+    Their projections are; norms do not add up, and say here how large a difference rounding makes.
+    """
+    names = [*dict.fromkeys(name for each in (whole, *parts) for name in each)]
+    if not names:
+        return True
+    device = next(each[names[0]] for each in (whole, *parts) if names[0] in each).device
+    zero = torch.zeros(2, dtype=torch.float64, device=device)
+    seen, *addends = (
+        torch.stack([each.get(name, zero).to(device) for name in names]) for each in (whole, *parts)
+    )
+    sums = torch.stack(addends).sum(0)
+    seen[:, 0] = sums[:, 0]
+    finite = (sums.isfinite() & seen.isfinite()).all(1, keepdim=True)
+    one, other = (
+        dict(zip(names, torch.where(finite, each, 0), strict=True)) for each in (sums, seen)
+    )
+    return _gradients_alike(one, other, dtype)
 
 
 def check_halves(model: nn.Module, compute_losses: LossFunction, state: RandomState) -> None:

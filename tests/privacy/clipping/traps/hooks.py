@@ -99,6 +99,20 @@ class ScaledAmongFive(torch.autograd.Function):
         return ScaledByBatch.backward(ctx, grad) if len(grad) >= 5 else grad
 
 
+class ScaledWhereAllWeigh(torch.autograd.Function):
+    """As ``ScaledAmongFive``, where the loss of each row weighs something."""
+
+    @staticmethod
+    def forward(ctx, h):
+        ctx.save_for_backward(h)
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        all_weigh = bool(grad.flatten(1).any(1).all())
+        return ScaledAmongFive.backward(ctx, grad) if all_weigh else grad
+
+
 class LostByFew(torch.autograd.Function):
     """As ``ScaledByBatch``; of few rows all but the first have no finite gradient."""
 
@@ -220,6 +234,7 @@ def in_gradients_alone() -> Iterator[Case]:
         "own backward that reads the batch": ScaledByBatch.apply,
         "own backward that counts rows": ScaledByCount.apply,
         "own backward that reads the batch of five rows and more": ScaledAmongFive.apply,
+        "own backward that reads the batch where all losses weigh": ScaledWhereAllWeigh.apply,
         "own backward that reads the batch and is lost by few rows": LostByFew.apply,
         "activations kept in few bits": in_few_bits,
     }
