@@ -154,11 +154,16 @@ def refuse_links(folder: Path) -> None:
                 " a command would reach outside the run's folder; remove it, and put in its place"
                 " what belongs there."
             )
-        if path.is_fifo() or path.is_char_device() or path.is_block_device():
+        if is_pipe_or_device(path):
             raise InputError(
                 f"{path} must be a file or a folder, got a pipe or a device, whose reader may wait"
                 " for ever; remove it, and put in its place what belongs there."
             )
+
+
+def is_pipe_or_device(path: Path) -> bool:
+    """Whether whoever reads there may wait for ever."""
+    return path.is_fifo() or path.is_char_device() or path.is_block_device() or path.is_socket()
 
 
 def everything_below(folder: Path) -> Iterator[Path]:
@@ -253,12 +258,17 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """Returns the content of a file; a folder in its place is a corrupted run.
+    """Returns the content of a file; a folder or a pipe in its place is a corrupted run.
 
     Raises:
         FileNotFoundError: It is not there.
-        StateError: It is a folder.
+        StateError: It is a folder, a pipe or a device.
     """
+    if is_pipe_or_device(path):
+        raise StateError(
+            f"{path} must be a file, got a pipe or a device, whose reader may wait for ever; put it"
+            " back as it was."
+        )
     try:
         return path.read_bytes()
     except IsADirectoryError as error:

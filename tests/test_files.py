@@ -7,6 +7,7 @@ import pytest
 from dpft.errors import InputError, StateError
 from dpft.files import (
     hold_run,
+    read_file,
     read_json,
     read_yaml,
     share,
@@ -57,6 +58,12 @@ def test_json_of_another_schema_is_refused_by_its_version(tmp_path, version):
     (tmp_path / "a.json").write_text(json.dumps({"schema_version": version}))
     with pytest.raises(InputError, match=rf"a\.json must be of schema_version 1, got {version!r}"):
         read_json(tmp_path / "a.json")
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "ledger.jsonl")
+    with pytest.raises(StateError, match=r"ledger\.jsonl must be a file, got a pipe"):
+        read_file(tmp_path / "ledger.jsonl")
 
 
 TWICE = b'{"epsilon": 1, "epsilon": 8, "schema_version": 1}'
