@@ -246,13 +246,13 @@ def test_a_draft_is_a_schema_of_its_data() -> None:
 def test_a_draft_guesses_texts_decimals_days_and_what_is_missing() -> None:
     cells = [
         {"t": f"text number {n} of many", "d": f"{n}.25", "day": f"2020-01-{n + 1:02d}",
-         "m": "" if n else "3", "list": [n], "none": None, "key_id": f"K{n}"}
+         "m": "" if n else "3", "list": [n], "none": None, "key_id": f"K{n}", "no": f"1_{n}"}
         for n in range(20)
     ]  # fmt: skip
     schema = schema_of(yaml.safe_load(draft_schema([Row("r", c) for c in cells], unit="example")))
     assert {column.name: column.kind for column in schema.columns} == {
         "t": "text", "d": "decimal", "day": "date", "m": "integer", "list": "drop",
-        "none": "drop", "key_id": "id",
+        "none": "drop", "key_id": "id", "no": "text",
     }  # fmt: skip
     assert schema.named["m"].missing
     assert all(schema.row(c) for c in cells)
