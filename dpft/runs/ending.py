@@ -31,7 +31,7 @@ from dpft.files import (
 from dpft.kinds import NOTHING, PROMPTS
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import CurveInBackground
-from dpft.privacy.ledger import Noise, added_up, check_ledger, steps_taken
+from dpft.privacy.ledger import LedgerRecord, Noise, added_up, check_ledger, steps_taken
 from dpft.privacy.plan import EXAMPLE
 from dpft.privacy.replay_log import NO_STEPS, read_journal
 from dpft.privacy.witness import read_handed
@@ -62,7 +62,6 @@ from dpft.runs.folder import origin, read_begun
 from dpft.runs.run_plan import RunPlan, finished_curve
 from dpft.runs.saved_run import taken_before
 from dpft.tasks.base import Task
-from dpft.training.checkpoint import ResumePoint
 
 PLAIN = re.compile(r"[\w./ -]+")
 """Values that Hydra reads as they are."""
@@ -238,12 +237,13 @@ def report(
     folder: Path,
     counts: ParameterCounts,
     evaluations: Sequence[Evaluation],
-    ended: ResumePoint | None,
+    ledger: LedgerRecord | None,
     beside: CurveInBackground | None = None,
 ) -> RunRecord:
     """Writes predictions, metrics, the privacy record and the report.
 
-    The curve of epsilon ``beside`` the run, if there is one, is waited for.
+    All steps of the plan were taken; ``ledger`` is that of a private run. The curve of epsilon
+    ``beside`` the run, if there is one, is waited for.
 
     Returns:
         What the run's public files say now.
@@ -255,7 +255,7 @@ def report(
     begun = replace(begun, processes=processes_of(sessions))
     guarantee = config.privacy.guarantee
     privacy: RunPrivacy
-    if plan.privacy is None or guarantee is None or ended is None:
+    if plan.privacy is None or guarantee is None:
         nothing = no_promise(
             num_examples=plan.size.num_examples,
             expected_batch_size=config.train.batch_size(plan.size.num_examples),
@@ -264,7 +264,7 @@ def report(
         )
         privacy = joined(OpenRun, nothing, begun, parameters_of(counts))
     else:
-        ledger = ended.ledger or NO_STEPS
+        ledger = ledger or NO_STEPS
         check_ledger(ledger, plan.privacy)
         curve = finished_curve(beside)  # Before the accounting, which it may have asked for.
         alone = private_run(
@@ -276,7 +276,7 @@ def report(
             reproducible=guarantee.noise_seed is not None,
             size_source=plan.size.source,
             self_check=guarantee.self_check,
-            steps_kept=ended.checkpoint.step,
+            steps_kept=plan.steps,
             curve=curve,
         )
         taken = steps_taken(ledger, folder / LEDGER)

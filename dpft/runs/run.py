@@ -52,7 +52,7 @@ from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import WholeSums
 from dpft.privacy.accounting.curve import CurveInBackground
 from dpft.privacy.ledger import new_run_id
-from dpft.privacy.replay_log import knows_the_end
+from dpft.privacy.replay_log import knows_the_end, read_run_ledger
 from dpft.privacy.witness import Handover, Witness, check_going_on, make_witness
 from dpft.records.form import keys_of
 from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy, StartingModel, read_privacy
@@ -355,13 +355,12 @@ def finish(
         evaluations = score_with(average, prepared, ranks)
         if ranks.is_first:  # The others have ended: nothing here waits for them.
             evaluations += not_evaluated(config)
-            ended = find_resume_point(folder) if plan.privacy is not None else None
-            if handover is not None and ended is not None and ended.ledger is not None:
+            ledger = None if plan.privacy is None else read_run_ledger(folder)
+            if handover is not None and ledger is not None:
                 # When it comes tells no more than the model's files do, which are written before.
-                handover.hand_over(ended.ledger.lines, ended.ledger.head)
-            record = report(config, plan, folder, prepared.counts, evaluations, ended, curve)
-            taken = plan.steps if ended is None else ended.checkpoint.step
-            conclude(trackings, taken, record)
+                handover.hand_over(ledger.lines, ledger.head)
+            record = report(config, plan, folder, prepared.counts, evaluations, ledger, curve)
+            conclude(trackings, plan.steps, record)
 
 
 def sharded(prepared: Prepared, ranks: Ranks) -> Prepared:

@@ -16,7 +16,6 @@ from dpft.privacy.replay_log import read_run_ledger
 from dpft.privacy.witness import Handover, make_witness
 from dpft.runs.ending import report
 from dpft.runs.run_plan import PublicSize, RunPlan
-from dpft.training.checkpoint import find_resume_point
 from dpft.training.private_run import train_privately
 from tests.runs.configs import settings, with_privacy
 from tests.training.toy import plan, privacy, session, spent
@@ -58,7 +57,7 @@ def test_a_private_run_is_reported_by_its_ledger(folder: Path, private: TrainCon
     ledger = read_run_ledger(folder)
     assert ledger is not None
     handover.hand_over(ledger.lines, ledger.head)
-    report(private, run_plan(plan()), folder, COUNTS, [SCORES], find_resume_point(folder))
+    report(private, run_plan(plan()), folder, COUNTS, [SCORES], read_run_ledger(folder))
     content = record(folder)
     assert content["private"] and (content["steps"], content["steps_taken"]) == (5, 5)
     assert content["ledger"]["lines"] == 7
@@ -73,7 +72,7 @@ def test_a_private_run_is_reported_by_its_ledger(folder: Path, private: TrainCon
 
 def test_what_weakens_the_promise_is_in_the_record(folder: Path, private: TrainConfig) -> None:
     weak = with_privacy(private, noise_seed=1, self_check=False)
-    report(weak, run_plan(plan()), folder, COUNTS, [], find_resume_point(folder))
+    report(weak, run_plan(plan()), folder, COUNTS, [], read_run_ledger(folder))
     content = record(folder)
     assert (content["private"], content["reproducible"]) == (False, True)
     assert any("privacy.self_check=false" in warning for warning in content["warnings"])
@@ -83,8 +82,14 @@ def test_trust_rule_1_a_ledger_that_is_not_of_the_plan_is_not_reported(
     folder: Path, private: TrainConfig
 ) -> None:
     with pytest.raises(DpftError, match="must hold the plan of the run"):
-        ended = find_resume_point(folder)
-        report(private, run_plan(plan(noise_multiplier=2.0)), folder, COUNTS, [], ended)
+        report(
+            private,
+            run_plan(plan(noise_multiplier=2.0)),
+            folder,
+            COUNTS,
+            [],
+            read_run_ledger(folder),
+        )
     assert not (folder / "privacy.json").exists() and not (folder / "report.md").exists()
 
 

@@ -58,6 +58,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: Prepared) -
     noted = Calls(tmp_path / "run", monkeypatch)
     noted.note("train", "write_scores", "report", "conclude")
     noted.note(prepare=prepared, score=[], score_with=[], not_evaluated=[], find_resume_point=ENDED)
+    noted.note(read_run_ledger=ENDED.ledger)
     yield noted
 
 
@@ -73,7 +74,7 @@ def test_a_run_goes_from_hand_to_hand(calls: Calls, config: TrainConfig) -> None
     begin(config, calls.folder, write_request=lambda _: calls.append("write_request"))
     assert calls == [
         "prepare", "write_request", "score", "write_scores", "train", "score_with", "not_evaluated",
-        "find_resume_point", "report", "conclude",
+        "read_run_ledger", "report", "conclude",
     ]  # fmt: skip
 
 
@@ -85,11 +86,11 @@ def test_the_last_head_is_handed_over_before_the_report(calls: Calls, prepared: 
         calls.append("hand_over")
         handed.append((lines, head))
 
-    calls.note(find_resume_point=SimpleNamespace(**{**vars(ENDED), "ledger": ledger}))
+    calls.note(read_run_ledger=ledger)
     calls.folder.mkdir()
     handover: Any = SimpleNamespace(hand_over=hand_over)
     finish(prepared, calls.folder, None, handover)
-    assert calls[-4:] == ["find_resume_point", "hand_over", "report", "conclude"]
+    assert calls[-4:] == ["read_run_ledger", "hand_over", "report", "conclude"]
     assert handed == [(3, "f" * 64)]
 
 

@@ -354,7 +354,7 @@ class CrossExampleCheck:
         if len(parts) > 1:
             # A backward pass of one's own may mix rows only where all of their losses have weights.
             _, whole = self._fingerprint(
-                among, sum(weights), parameters, around, again=True, inside=inside
+                among, torch.stack(weights).sum(0), parameters, around, again=True, inside=inside
             )
             if not _adds_up(whole, expected, self._coarsest(among.losses)):
                 raise RunError(COUPLED_GRADIENTS)
