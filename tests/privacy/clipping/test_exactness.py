@@ -11,7 +11,7 @@ from torch import nn
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping import PerExampleClipper, exactness
 from dpft.privacy.clipping.exactness import FIRST_REPETITION, CheckSchedule
-from dpft.privacy.clipping.separation import cross_example
+from dpft.privacy.clipping.separation import fingerprints
 from tests.privacy.clipping.oracle import gpt2, records
 from tests.slowness import slow, slow_but, slow_but_each
 
@@ -359,11 +359,11 @@ def test_no_graph_stands_beside_the_gradient_of_a_half(engine, monkeypatch):
         def __del__(self):
             alive.discard(id(self))
 
-    def fingerprint(gradient, made=cross_example._fingerprint):
+    def fingerprint(gradient, made=fingerprints._fingerprint):
         beside.append(len(alive))
         return made(gradient)
 
-    monkeypatch.setattr(cross_example, "_fingerprint", fingerprint)
+    monkeypatch.setattr(fingerprints, "_fingerprint", fingerprint)
     model = gpt2()
     losses, _ = counted(model)
     hooks = torch.autograd.graph.saved_tensors_hooks(Held, lambda held: held.tensor)

@@ -15,8 +15,8 @@ that losses show a maximum or a rank, gets them back, up to ``MOST_ROWS``: what 
 does not among three.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -26,7 +26,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from dpft.errors import RunError, is_out_of_memory
-from dpft.privacy.clipping.separation.proof import ordinary_gradients, secret_directions
+from dpft.privacy.clipping.separation.fingerprints import (
+    adds_up,
+    alike,
+    are_finite,
+    fingerprints_of,
+)
+from dpft.privacy.clipping.separation.proof import ordinary_gradients
 from dpft.privacy.clipping.separation.reexecution import (
     DeterministicMode,
     Draws,
@@ -45,12 +51,6 @@ from dpft.privacy.clipping.separation.row_subset import (
 ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-4}
 ROUNDING_IN_HALF = 3e-2
 MOST_READINGS = 8
-GRADIENT_ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
-GRADIENT_ROUNDING_IN_HALF = 0.1
-BLOCK = 2**20
-"""Numbers of a gradient that stand in float64 at once."""
-LEAST_SHARE = 1e-2
-"""A parameter's gradient is compared by its own size, but not below this share of the whole."""
 WHOLE: tuple[tuple[int, ...], ...] = (
     *((number,) for number in range(MOST_READINGS)),
     *combinations(range(MOST_READINGS // 2), 2),
@@ -356,9 +356,9 @@ class CrossExampleCheck:
             _, whole = self._fingerprint(
                 among, torch.stack(weights).sum(0), parameters, around, again=True, inside=inside
             )
-            if not _adds_up(whole, expected, self._coarsest(among.losses)):
+            if not adds_up(whole, expected, self._coarsest(among.losses)):
                 raise RunError(COUPLED_GRADIENTS)
-            all_finite = all_finite and all(_finite(whole))
+            all_finite = all_finite and all(are_finite(whole))
         for prints, own, (rows, places) in zip(expected, weights, parts, strict=True):
             part = replace(among, survey=replace(among.survey, rows=rows))
             as_many = own if among.survey.compared is not None else own[places]
@@ -378,9 +378,9 @@ class CrossExampleCheck:
                 # They are of other rows: the caller has units in another order, or what is cut
                 # where as many rows run is none of them. What can be seen is that losses agree.
                 continue
-            if not _gradients_alike(prints, got, self._coarsest(among.losses)):
+            if not alike(prints, got, self._coarsest(among.losses)):
                 raise RunError(COUPLED_GRADIENTS)
-            all_finite = all_finite and all(_finite(prints)) and all(_finite(got))
+            all_finite = all_finite and all(are_finite(prints)) and all(are_finite(got))
         return all_finite
 
     def _finite_owners(
@@ -402,7 +402,7 @@ class CrossExampleCheck:
                 _, prints = self._fingerprint(
                     alone, weights, parameters, around, again=True, inside=inside
                 )
-                fine[number] = all(_finite(prints))
+                fine[number] = all(are_finite(prints))
         return among.of(owners[fine]) if fine.sum() > 1 else None
 
     def _fingerprint(
@@ -427,7 +427,8 @@ class CrossExampleCheck:
         """
         if not again:
             with around():
-                return subset.losses, _fingerprints(subset.losses, weights, parameters)
+                gradients = ordinary_gradients(subset.losses, parameters, weights=weights)
+                return subset.losses, fingerprints_of(gradients)
         self.state.restore()
         try:
             with subset.again(self.model_calls, lambda _: False, around) as taken:
@@ -438,9 +439,12 @@ class CrossExampleCheck:
                 if inside:
                     taken.mark(weights)
                     with around():
-                        return losses, _fingerprints(losses, weights, parameters, taken.asleep)
+                        gradients = ordinary_gradients(losses, parameters, weights=weights)
+                        with taken.asleep():
+                            return losses, fingerprints_of(gradients)
             with around():
-                return losses, _fingerprints(losses, weights, parameters)
+                gradients = ordinary_gradients(losses, parameters, weights=weights)
+                return losses, fingerprints_of(gradients)
         except CheckpointError:
             raise
         except Exception as error:
@@ -517,108 +521,6 @@ class CrossExampleCheck:
             if found is not None and found.fits:
                 yield found
             met = max(met, subset.met)
-
-
-def _fingerprints(
-    losses: Tensor,
-    weights: Tensor,
-    parameters: Mapping[str, Tensor],
-    unwatched: Context = nullcontext,
-) -> dict[str, Tensor]:
-    """Returns fingerprints of the gradients of weighted losses by name; frees their graph."""
-    gradients = ordinary_gradients(losses, parameters, weights=weights)
-    with unwatched():
-        found = {name: _fingerprint(gradient) for name, gradient in gradients.items()}
-        for name, is_finite in zip(found, _finite(found), strict=True):
-            if not is_finite:
-                found[name] = _fingerprint(gradients[name], precisely=True)
-        return found
-
-
-def _fingerprint(gradient: Tensor, *, precisely: bool = False) -> Tensor:
-    """Returns a gradient's norm and its projection onto a secret direction, shape (2,).
-
-    What is not finite is not compared. Where float32 does not hold them though the gradient is
-    finite, they are taken precisely, in float64: of some rows at a time, since all would take twice
-    the gradient's memory.
-    """
-    dense = gradient.to_dense() if gradient.is_sparse else gradient
-    dense = torch.view_as_real(dense) if dense.is_complex() else dense
-    width = dense.shape[-1] if dense.dim() else 1
-    rows = dense.reshape(dense.numel() // max(width, 1), width)
-    down, across = secret_directions(rows.shape, rows.device)
-
-    def taken(part: Tensor, down: Tensor) -> Tensor:
-        dtype = torch.promote_types(part.dtype, torch.float32)
-        along = (part @ across.to(part.dtype)).double() @ down
-        each = torch.linalg.vector_norm(part, dim=1, dtype=dtype)
-        return torch.stack([torch.linalg.vector_norm(each, dtype=along.dtype), along])
-
-    if not precisely:
-        return taken(rows, down)
-    height = max(1, BLOCK // max(width, 1))
-    parts = zip(rows.split(height), down.split(height), strict=True)
-    norms, along = torch.stack([taken(part.double(), place) for part, place in parts]).unbind(1)
-    return torch.stack([torch.linalg.vector_norm(norms), along.sum()])
-
-
-def _finite(prints: Mapping[str, Tensor]) -> list[bool]:
-    """Returns which fingerprints are finite, by one look at a device."""
-    if not prints:
-        return []
-    device = next(iter(prints.values())).device
-    stacked = torch.stack([each.to(device) for each in prints.values()])
-    return [bool(each) for each in stacked.isfinite().all(1).tolist()]
-
-
-def _gradients_alike(
-    one: Mapping[str, Tensor], other: Mapping[str, Tensor], dtype: torch.dtype
-) -> bool:
-    """Whether gradients are the same but for rounding.
-
-    Those that are not finite are passed; but for half precision, where rounding may overflow, not
-    those that are finite beside others whose losses weigh nothing (``one``) and not without them.
-    """
-    names = [*dict.fromkeys([*one, *other])]
-    if not names:
-        return True
-    device = next(iter((*one.values(), *other.values()))).device
-    zero = torch.zeros(2, dtype=torch.float64, device=device)
-    a, b = (
-        torch.stack([each.get(name, zero).to(device) for name in names]) for each in (one, other)
-    )
-    finite = (a.isfinite() & b.isfinite()).all(1, keepdim=True)
-    lost = a.isfinite().all(1) & ~b.isfinite().all(1) & (dtype in GRADIENT_ROUNDING)
-    a, b = torch.where(finite, a, 0), torch.where(finite, b, 0)
-    share = GRADIENT_ROUNDING.get(dtype, GRADIENT_ROUNDING_IN_HALF)
-    sizes = torch.maximum(a[:, 0], b[:, 0])
-    least = LEAST_SHARE if dtype in GRADIENT_ROUNDING else 1.0
-    allowed = share * torch.maximum(sizes, least * sizes.norm()) + 1e-30
-    return bool((~lost & ((a - b).abs() <= allowed.unsqueeze(1)).all(1)).all())
-
-
-def _adds_up(
-    whole: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]], dtype: torch.dtype
-) -> bool:
-    """Whether gradients of all losses are the sums of those of parts, where both are finite.
-
-    Their projections are; norms do not add up, and say here how large a difference rounding makes.
-    """
-    names = [*dict.fromkeys(name for each in (whole, *parts) for name in each)]
-    if not names:
-        return True
-    device = next(each[names[0]] for each in (whole, *parts) if names[0] in each).device
-    zero = torch.zeros(2, dtype=torch.float64, device=device)
-    seen, *addends = (
-        torch.stack([each.get(name, zero).to(device) for name in names]) for each in (whole, *parts)
-    )
-    sums = torch.stack(addends).sum(0)
-    seen[:, 0] = sums[:, 0]
-    finite = (sums.isfinite() & seen.isfinite()).all(1, keepdim=True)
-    one, other = (
-        dict(zip(names, torch.where(finite, each, 0), strict=True)) for each in (sums, seen)
-    )
-    return _gradients_alike(one, other, dtype)
 
 
 def check_halves(model: nn.Module, compute_losses: LossFunction, state: RandomState) -> None:

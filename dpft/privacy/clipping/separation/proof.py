@@ -47,13 +47,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from secrets import SystemRandom
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from dpft.errors import RunError
+from dpft.privacy.clipping.separation.fingerprints import secret_directions
 from dpft.privacy.clipping.trainable import Shares, TrainableParameters
 from dpft.privacy.clipping.uses import Use
 
@@ -293,23 +293,6 @@ def _norms_and_projections(tensor: Tensor) -> Tensor:
     down, across = secret_directions(rows.shape[1:], rows.device)
     projected = (rows @ across.to(rows.dtype)).to(torch.float64) @ down.to(rows.dtype).double()
     return torch.stack([norms, projected])
-
-
-def secret_directions(shape: Sequence[int], device: torch.device) -> list[Tensor]:
-    """Returns what to multiply a matrix by from the left and from the right, in float64.
-
-    They are waves of random length, drawn once for this process: a crafted model that knew them
-    could change gradients by what their product with these does not show.
-    """
-    lengths = zip(shape, _WAVES, strict=True)
-    return [
-        torch.arange(n, device=device, dtype=torch.float64).mul(step).add(first).cos()
-        for n, (step, first) in lengths
-    ]
-
-
-_WAVES = tuple((SystemRandom().uniform(1, 2), SystemRandom().uniform(0, 1)) for _ in range(2))
-"""Radians from one number to the next, and of the first, of the two secret directions."""
 
 
 EXPONENTS = 8

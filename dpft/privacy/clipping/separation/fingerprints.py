@@ -1,0 +1,131 @@
+"""Fingerprints of gradients: a norm and a projection, by which those of two passes are compared.
+
+To hold two gradients of a large model beside a graph would take the memory of a third model. Of
+each gradient two numbers are kept instead: its norm, and its projection along a direction. A
+projection is linear, so that the gradient of all losses has the sum of those of its parts
+(``adds_up``). The direction is this process's own: a backward pass that knew it could turn a
+gradient about it and leave both numbers as they are (``secret_directions``).
+"""
+
+from collections.abc import Mapping, Sequence
+from secrets import SystemRandom
+
+import torch
+from torch import Tensor
+
+GRADIENT_ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
+GRADIENT_ROUNDING_IN_HALF = 0.1
+BLOCK = 2**20
+"""Numbers of a gradient that stand in float64 at once."""
+LEAST_SHARE = 1e-2
+"""A parameter's gradient is compared by its own size, but not below this share of the whole."""
+
+
+def fingerprints_of(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the fingerprint of each gradient by name, shape (2,): its norm and its projection."""
+    found = {name: _fingerprint(gradient) for name, gradient in gradients.items()}
+    for name, is_finite in zip(found, are_finite(found), strict=True):
+        if not is_finite:
+            found[name] = _fingerprint(gradients[name], precisely=True)
+    return found
+
+
+def _fingerprint(gradient: Tensor, *, precisely: bool = False) -> Tensor:
+    """Returns a gradient's norm and its projection onto a secret direction, shape (2,).
+
+    What is not finite is not compared. Where float32 does not hold them though the gradient is
+    finite, they are taken precisely, in float64: of some rows at a time, since all would take twice
+    the gradient's memory.
+    """
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    dense = torch.view_as_real(dense) if dense.is_complex() else dense
+    width = dense.shape[-1] if dense.dim() else 1
+    rows = dense.reshape(dense.numel() // max(width, 1), width)
+    down, across = secret_directions(rows.shape, rows.device)
+
+    def taken(part: Tensor, down: Tensor) -> Tensor:
+        dtype = torch.promote_types(part.dtype, torch.float32)
+        along = (part @ across.to(part.dtype)).double() @ down
+        each = torch.linalg.vector_norm(part, dim=1, dtype=dtype)
+        return torch.stack([torch.linalg.vector_norm(each, dtype=along.dtype), along])
+
+    if not precisely:
+        return taken(rows, down)
+    height = max(1, BLOCK // max(width, 1))
+    parts = zip(rows.split(height), down.split(height), strict=True)
+    norms, along = torch.stack([taken(part.double(), place) for part, place in parts]).unbind(1)
+    return torch.stack([torch.linalg.vector_norm(norms), along.sum()])
+
+
+def are_finite(prints: Mapping[str, Tensor]) -> list[bool]:
+    """Returns which fingerprints are finite, by one look at a device."""
+    if not prints:
+        return []
+    device = next(iter(prints.values())).device
+    stacked = torch.stack([each.to(device) for each in prints.values()])
+    return [bool(each) for each in stacked.isfinite().all(1).tolist()]
+
+
+def alike(one: Mapping[str, Tensor], other: Mapping[str, Tensor], dtype: torch.dtype) -> bool:
+    """Whether gradients are the same but for rounding.
+
+    Those that are not finite are passed; but for half precision, where rounding may overflow, not
+    those that are finite beside others whose losses weigh nothing (``one``) and not without them.
+    """
+    names = [*dict.fromkeys([*one, *other])]
+    if not names:
+        return True
+    device = next(iter((*one.values(), *other.values()))).device
+    zero = torch.zeros(2, dtype=torch.float64, device=device)
+    a, b = (
+        torch.stack([each.get(name, zero).to(device) for name in names]) for each in (one, other)
+    )
+    finite = (a.isfinite() & b.isfinite()).all(1, keepdim=True)
+    lost = a.isfinite().all(1) & ~b.isfinite().all(1) & (dtype in GRADIENT_ROUNDING)
+    a, b = torch.where(finite, a, 0), torch.where(finite, b, 0)
+    share = GRADIENT_ROUNDING.get(dtype, GRADIENT_ROUNDING_IN_HALF)
+    sizes = torch.maximum(a[:, 0], b[:, 0])
+    least = LEAST_SHARE if dtype in GRADIENT_ROUNDING else 1.0
+    allowed = share * torch.maximum(sizes, least * sizes.norm()) + 1e-30
+    return bool((~lost & ((a - b).abs() <= allowed.unsqueeze(1)).all(1)).all())
+
+
+def adds_up(
+    whole: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]], dtype: torch.dtype
+) -> bool:
+    """Whether gradients of all losses are the sums of those of parts, where both are finite.
+
+    Their projections are; norms do not add up, and say here how large a difference rounding makes.
+    """
+    names = [*dict.fromkeys(name for each in (whole, *parts) for name in each)]
+    if not names:
+        return True
+    device = next(each[names[0]] for each in (whole, *parts) if names[0] in each).device
+    zero = torch.zeros(2, dtype=torch.float64, device=device)
+    seen, *addends = (
+        torch.stack([each.get(name, zero).to(device) for name in names]) for each in (whole, *parts)
+    )
+    sums = torch.stack(addends).sum(0)
+    seen[:, 0] = sums[:, 0]
+    finite = (sums.isfinite() & seen.isfinite()).all(1, keepdim=True)
+    one, other = (
+        dict(zip(names, torch.where(finite, each, 0), strict=True)) for each in (sums, seen)
+    )
+    return alike(one, other, dtype)
+
+
+def secret_directions(shape: Sequence[int], device: torch.device) -> list[Tensor]:
+    """Returns what to multiply a matrix by from the left and from the right, in float64.
+
+    They are waves of random length, drawn once for this process: a crafted model that knew them
+    could change gradients by what their product with these does not show.
+    """
+    lengths = zip(shape, _WAVES, strict=True)
+    return [
+        torch.arange(n, device=device, dtype=torch.float64).mul(step).add(first).cos()
+        for n, (step, first) in lengths
+    ]
+
+
+_WAVES = tuple((SystemRandom().uniform(1, 2), SystemRandom().uniform(0, 1)) for _ in range(2))
+"""Radians from one number to the next, and of the first, of the two secret directions."""

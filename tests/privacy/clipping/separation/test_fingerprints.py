@@ -1,0 +1,52 @@
+import pytest
+import torch
+from torch import Tensor
+
+from dpft.privacy.clipping.separation.fingerprints import adds_up, alike, fingerprints_of
+
+
+def gradients(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(shape, generator=generator)
+        for name, shape in (("matrix", (30, 7)), ("bias", (7,)), ("number", ()))
+    }
+
+
+ONE, OTHER = gradients(1), gradients(2)
+BOTH = {name: ONE[name] + OTHER[name] for name in ONE}
+PARTS = [fingerprints_of(ONE), fingerprints_of(OTHER)]
+
+
+def changed(of: dict[str, Tensor], name: str, change: object) -> dict[str, Tensor]:
+    return fingerprints_of({**of, name: of[name] * change})
+
+
+def test_the_gradient_of_all_losses_adds_up_from_those_of_parts() -> None:
+    assert adds_up(fingerprints_of(BOTH), PARTS, torch.float32)
+    assert alike(fingerprints_of(ONE), fingerprints_of(dict(ONE)), torch.float32)
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_one_that_is_another_in_one_parameter_does_not(name: str) -> None:
+    assert not adds_up(changed(BOTH, name, 1.1), PARTS, torch.float32)
+    assert not alike(fingerprints_of(ONE), changed(ONE, name, 1.1), torch.float32)
+
+
+def test_one_that_is_turned_within_its_norm_does_not() -> None:
+    turned = {**BOTH, "matrix": BOTH["matrix"].roll(1, 0)}
+    assert not adds_up(fingerprints_of(turned), PARTS, torch.float32)
+
+
+def test_a_parameter_that_has_a_gradient_in_parts_alone_does_not() -> None:
+    whole = fingerprints_of({name: BOTH[name] for name in ("matrix", "bias")})
+    assert not adds_up(whole, PARTS, torch.float32)
+    assert adds_up({}, [{}, {}], torch.float32)
+
+
+def test_what_is_not_finite_is_passed_but_where_it_was_finite_among_others() -> None:
+    lost = changed(ONE, "bias", torch.nan)
+    assert adds_up(changed(BOTH, "bias", torch.nan), PARTS, torch.float32)
+    assert alike(lost, fingerprints_of(ONE), torch.float32)
+    assert not alike(fingerprints_of(ONE), lost, torch.float32)
+    assert alike(fingerprints_of(ONE), lost, torch.bfloat16)
