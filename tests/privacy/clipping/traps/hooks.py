@@ -86,26 +86,16 @@ class ScaledByCount(torch.autograd.Function):
         return grad * len(grad)
 
 
-class ScaledAmongFive(torch.autograd.Function):
+class ScaledAmongFive(ScaledByBatch):
     """As ``ScaledByBatch``, where there are five rows at least."""
-
-    @staticmethod
-    def forward(ctx, h):
-        ctx.save_for_backward(h)
-        return h.clone()
 
     @staticmethod
     def backward(ctx, grad):
         return ScaledByBatch.backward(ctx, grad) if len(grad) >= 5 else grad
 
 
-class ScaledWhereAllWeigh(torch.autograd.Function):
+class ScaledWhereAllWeigh(ScaledByBatch):
     """As ``ScaledAmongFive``, where the loss of each row weighs something."""
-
-    @staticmethod
-    def forward(ctx, h):
-        ctx.save_for_backward(h)
-        return h.clone()
 
     @staticmethod
     def backward(ctx, grad):
@@ -113,13 +103,8 @@ class ScaledWhereAllWeigh(torch.autograd.Function):
         return ScaledAmongFive.backward(ctx, grad) if all_weigh else grad
 
 
-class LostByFew(torch.autograd.Function):
+class LostByFew(ScaledByBatch):
     """As ``ScaledByBatch``; of few rows all but the first have no finite gradient."""
-
-    @staticmethod
-    def forward(ctx, h):
-        ctx.save_for_backward(h)
-        return h.clone()
 
     @staticmethod
     def backward(ctx, grad):
@@ -143,13 +128,8 @@ def turned(grad: Tensor, angle: Tensor) -> Tensor:
     return grad @ basis @ turn @ basis.T
 
 
-class TurnedByInputs(torch.autograd.Function):
+class TurnedByInputs(ScaledByBatch):
     """Changes nothing forward; backward it turns gradients by what the batch held."""
-
-    @staticmethod
-    def forward(ctx, h):
-        ctx.save_for_backward(h)
-        return h.clone()
 
     @staticmethod
     def backward(ctx, grad):
