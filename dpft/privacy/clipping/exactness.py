@@ -3,11 +3,11 @@
 The first batch of a call signature is checked before it is used: each row runs alone through the
 model (``single_example``); losses and gradients of at most eight rows, in another order, are
 compared with the bare model's (``proof``); and their losses with those among all rows
-(``cross_example``), as are those of two more subsets, and the gradients of halves of the last. That
-is eleven calls of ``compute_losses``: on all rows without a graph, on three subsets, on the last of
-them again for its second half and for both, on the two halves, on it bare and clipped, and on all,
-which is used; of a batch of five to ten rows gradients are compared on more of them, which is one
-call more. A plan that is not exact falls back to larger modules (``regions``). At the 16th batch of
+(``cross_example``), as are those of two more subsets; the gradient of half of the last, and that of
+all rows with the sum of those of four parts. That is thirteen calls of ``compute_losses``: on all
+rows without a graph, on three subsets, on half of the last, on four parts and on all, on the last
+subset bare and clipped, and on all, which is used; of fewer than eight rows there are fewer parts.
+A plan that is not exact falls back to larger modules (``regions``). At the 16th batch of
 a signature, the 32nd and so on, and at one that is half as large again as all before, all but the
 proof is made again; and where losses come another way than any before, by another function of the
 caller's, they are compared as at a first batch.

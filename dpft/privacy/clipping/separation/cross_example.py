@@ -9,17 +9,17 @@ ways that are tried, nothing is seen, and the batch is refused.
 
 Nor need losses show a coupling: a backward pass of one's own, a hook on a gradient, a checkpoint
 that computes something else again may scale every gradient by what the batch held. So the gradient
-of each half of the subset is compared with what that half alone gives, and the sum of both with the
-gradient of all (``check_gradients``). For that a small batch's subset, which leaves rows out so
-that losses show a maximum or a rank, gets them back, up to ``MOST_ROWS``: what meets among six rows
-does not among three.
+of half of the subset, while the other half weighs nothing, is compared with what that half alone
+gives (``_check_half``), and the gradient of all rows of the batch with the sum of those of a few
+parts, drawn in secret (``_check_sum``).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
+from secrets import SystemRandom
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ from dpft.privacy.clipping.separation.fingerprints import (
     alike,
     are_finite,
     fingerprints_of,
+    scaled,
+    size_of,
 )
 from dpft.privacy.clipping.separation.proof import ordinary_gradients
 from dpft.privacy.clipping.separation.reexecution import (
@@ -41,7 +43,6 @@ from dpft.privacy.clipping.separation.reexecution import (
     state_preserved,
 )
 from dpft.privacy.clipping.separation.row_subset import (
-    MOST_ROWS,
     ModelCalls,
     OnCall,
     RowSubset,
@@ -50,6 +51,10 @@ from dpft.privacy.clipping.separation.row_subset import (
 
 ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-4}
 ROUNDING_IN_HALF = 3e-2
+MOST_PARTS = 4
+"""Of how many parts' gradients that of all rows must be the sum."""
+MOST_ENLARGED = 1000.0
+"""How much a part of small gradients weighs in that sum at most: rounding is enlarged with it."""
 MOST_READINGS = 8
 WHOLE: tuple[tuple[int, ...], ...] = (
     *((number,) for number in range(MOST_READINGS)),
@@ -57,6 +62,8 @@ WHOLE: tuple[tuple[int, ...], ...] = (
 )
 """Numbers of the caller's tensors that are tried as no rows though they have as many entries."""
 LossFunction = Callable[[], Tensor]
+Fingerprints = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+"""(losses, weights, again=…): losses anew, and fingerprints of the gradients of their sum."""
 Context = Callable[[], AbstractContextManager[object]]
 NOT_COMPARED = (
     "the losses cannot be computed on some of the batch's rows ({}), so that nobody can see "
@@ -116,27 +123,16 @@ class SubsetLosses:
             self.draws.again()
         return calls.on_subset(self.survey, on_call, around, whole=self.whole, draws=self.draws)
 
-    def widened(self, expected: Tensor) -> "SubsetLosses":
-        """Returns those of more of the batch's rows, at most ``MOST_ROWS`` and never all of them.
-
-        As many as the batch has could not be told from what the caller holds for all rows. Their
-        graph is to be made anew. None are added where rows are of units, or as many must run.
+    def of_all(self, expected: Tensor) -> "SubsetLosses":
+        """Returns those of all rows as they lie, whose graph is to be made anew.
 
         Args:
             expected: Losses of all rows.
         """
-        survey = self.survey
-        every = torch.arange(survey.count)
-        most = min(MOST_ROWS, survey.count - 1)
-        more = every[~torch.isin(every, survey.rows)][: max(0, most - len(survey.rows))]
-        of_units, as_many = survey.every_unit is not None, survey.compared is not None
-        if of_units or as_many or len(expected) != survey.count or not len(more):
-            return self
-        rows = torch.cat([survey.rows, more])
-        if torch.equal(survey.rows, survey.rows.sort().values):  # perhaps they run so alone
-            rows = rows.sort().values
-        losses = expected.detach()[rows.to(expected.device)]
-        return replace(self, losses=losses, survey=replace(survey, rows=rows))
+        rows = torch.arange(self.survey.count)
+        compared = None if self.survey.compared is None else torch.ones_like(rows, dtype=torch.bool)
+        survey = replace(self.survey, rows=rows, compared=compared)
+        return replace(self, losses=expected.detach(), survey=survey)
 
     @property
     def fits(self) -> bool:
@@ -184,28 +180,40 @@ class SubsetLosses:
             return survey.rows[survey.compared]
         return survey.rows if survey.units is None else survey.units
 
+    def places_of(self, chosen: Tensor) -> Tensor:
+        """Returns which of the losses are some owners'."""
+        survey = self.survey
+        if survey.compared is not None:
+            return survey.compared & torch.isin(survey.rows, chosen)
+        return self._places_of(chosen)[1]
+
     def _places_of(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Returns which rows are some owners', and which losses."""
         mine = torch.isin(self.owners, chosen)
         as_many = len(self.losses) == len(mine)
         return mine, mine if as_many else torch.isin(self.owners.unique(), chosen)
 
-    def of(self, chosen: Tensor) -> "SubsetLosses":
-        """Returns the losses of some owners, whose graph is to be made anew.
+    def of(self, chosen: Tensor) -> tuple["SubsetLosses", Tensor]:
+        """Returns the losses of some owners, whose graph is to be made anew, and their weights.
 
-        Where as many rows must run, they take the places of all others.
+        Where as many rows must run, they take the places of all others, and weigh nothing there;
+        and as one row would be stretched to any number, it is taken more than once.
         """
-        if self.survey.compared is not None:
-            stay = self.survey.compared & torch.isin(self.survey.rows, chosen)
-            rows, others = self.survey.rows.clone(), (~stay).nonzero()[:, 0]
+        survey, losses = self.survey, self.losses.detach()
+        weights = torch.ones_like(losses)
+        if survey.compared is not None:
+            stay = self.places_of(chosen)
+            rows, others = survey.rows.clone(), (~stay).nonzero()[:, 0]
             rows[others] = chosen.view(-1)[torch.arange(len(others)) % chosen.numel()]
-            exchanged = replace(self.survey, rows=rows, compared=stay)
-            return replace(self, losses=self.losses.detach(), survey=exchanged)
+            exchanged = replace(survey, rows=rows, compared=stay)
+            return replace(self, losses=losses, survey=exchanged), weights * stay.to(weights)
         mine, told = self._places_of(chosen)
-        rows, losses = self.survey.rows[mine], self.losses.detach()[told]
-        if len(rows) == len(losses) == 1:  # One row is stretched to any number.
-            rows, losses = rows.repeat(2), losses.repeat(2)
-        return replace(self, losses=losses, survey=replace(self.survey, rows=rows))
+        rows, losses, weights = survey.rows[mine], losses[told], weights[told]
+        if len(rows) == len(losses) == 1:
+            copies = 3 if survey.count == 2 else 2
+            rows, losses = rows.repeat(copies), losses.repeat(copies)
+            weights = weights.repeat(copies) / copies
+        return replace(self, losses=losses, survey=replace(survey, rows=rows)), weights
 
     def agree_with(self, expected: Tensor, precision: torch.dtype) -> bool:
         """Whether these losses are those among all rows.
@@ -288,10 +296,10 @@ class CrossExampleCheck:
     def check_gradients(
         self, among: SubsetLosses, parameters: Mapping[str, Tensor], scale: float = 1.0
     ) -> bool:
-        """Compares the gradient of each half of some rows with the same without the other half.
+        """Compares gradients of rows among others with those that they have without these.
 
         Args:
-            among: Losses of all of them, whose graph is used up: beside it each half needs its own.
+            among: Losses of some rows, whose graph is used up: each gradient needs its own.
             parameters: What trains, by name.
             scale: What losses are multiplied by before they are backpropagated.
 
@@ -299,120 +307,151 @@ class CrossExampleCheck:
             Whether they were compared: not where fewer than two are finite beside such as are not.
 
         Raises:
-            RunError: It is another, or that cannot be seen.
+            RunError: They are others, or that cannot be seen.
         """
-        found, among = among, among.widened(self.expected)
-        if among is not found and found.losses.requires_grad:
-            # What a backward pass raises of itself comes out as it is.
-            weights = torch.full_like(found.losses.detach(), scale)
-            with suppress(CheckpointError), self.deterministic():
-                ordinary_gradients(found.losses, parameters, weights=weights)
-            found.losses = found.losses.detach()
         evaluated = partial(evaluating, self.model_calls.model)
         ways = ((self.deterministic, False), (self.deterministic, True), (evaluated, True))
         for around, inside in ways:
+            taken = partial(self._fingerprint, parameters=parameters, around=around, inside=inside)
             # What is computed again in the backward pass may want the rows taken there too, or draw
             # where nothing holds it off.
             with suppress(CheckpointError):
-                if self._check_gradients(among, parameters, scale, around, inside=inside):
+                half = self._check_half(among, scale, taken, again=inside)
+                if self._check_sum(among.of_all(self.expected), scale, taken) and half:
                     return True
                 # One that is not finite spoils those of all rows beside it: 0 * nan is nan.
-                rest = self._finite_owners(among, parameters, scale, around, inside=inside)
+                rest = self._finite_owners(among, scale, taken)
                 if rest is not None:
-                    self._check_gradients(rest, parameters, scale, around, inside=inside)
+                    self._check_half(rest, scale, taken, again=True)
+                    self._check_sum(rest, scale, taken)
                 return rest is not None
         raise NothingCompared("a checkpoint computes something else again")
 
-    def _check_gradients(
-        self,
-        among: SubsetLosses,
-        parameters: Mapping[str, Tensor],
-        scale: float,
-        around: Context,
-        *,
-        inside: bool,
+    def _check_half(
+        self, among: SubsetLosses, scale: float, gradients: Fingerprints, *, again: bool
     ) -> bool:
-        """Returns whether all that was compared is finite; what is not is passed."""
-        fine = among.losses.detach().isfinite()  # Others are not added; nor can they be told apart.
-        all_finite = bool(fine.all())
-        parts = list(among.parts())
-        each = torch.exp2(torch.arange(len(among.losses), device=among.losses.device) % 8 - 4)
-        if among.survey.every_unit is not None:
+        """Compares the gradient of half of some rows, the others weighing nothing, with its own.
+
+        Returns:
+            Whether what was compared is finite; what is not is passed.
+        """
+        halves = [*among.parts()]
+        if not halves:
+            return True
+        rows, places = SystemRandom().choice(halves)
+        survey, theirs = among.survey, among.losses.detach()
+        each = torch.exp2(torch.arange(len(places), device=theirs.device) % 8 - 4).to(theirs)
+        if survey.every_unit is not None:
             each = torch.ones_like(each)  # Which of a unit's rows bears its loss is the caller's.
-        weights = [torch.zeros_like(among.losses.detach()) for _ in parts]
-        for own, (_, places) in zip(weights, parts, strict=True):
-            own[places] = scale * torch.where(fine[places], each[: len(places)].to(own), 0.0)
-        expected = []
-        for own in weights:
-            # A graph each: beside one that is kept the gradient would have no room.
-            again = inside or not among.losses.requires_grad
-            _, prints = self._fingerprint(
-                among, own, parameters, around, again=again, inside=inside
+        weights = torch.zeros_like(theirs)
+        # Losses that are not finite are not added; nor can they be told apart.
+        weights[places] = scale * torch.where(theirs[places].isfinite(), each, 0.0)
+        _, expected = gradients(among, weights, again=again or not among.losses.requires_grad)
+        among.losses = theirs
+        alone = replace(among, survey=replace(survey, rows=rows))
+        try:
+            losses, got = gradients(
+                alone, weights if survey.compared is not None else weights[places]
             )
-            expected.append(prints)
-            among.losses = among.losses.detach()
-        if len(parts) > 1:
-            # A backward pass of one's own may mix rows only where all of their losses have weights.
-            _, whole = self._fingerprint(
-                among, torch.stack(weights).sum(0), parameters, around, again=True, inside=inside
-            )
-            if not adds_up(whole, expected, self._coarsest(among.losses)):
-                raise RunError(COUPLED_GRADIENTS)
-            all_finite = all_finite and all(are_finite(whole))
-        for prints, own, (rows, places) in zip(expected, weights, parts, strict=True):
-            part = replace(among, survey=replace(among.survey, rows=rows))
-            as_many = own if among.survey.compared is not None else own[places]
+        except NothingCompared:
+            if survey.every_unit is None:
+                raise
+            return True  # A caller may want as many units; their losses were compared.
+        mine = losses if survey.compared is None else losses[places]
+        may_differ = survey.every_unit is not None or survey.compared is not None
+        if may_differ and not self._same(mine, theirs[places]):
+            # They are of other rows: the caller has units in another order, or what is cut
+            # where as many rows run is none of them. What can be seen is that losses agree.
+            return True
+        if not alike(expected, got, self._coarsest(theirs)):
+            raise RunError(COUPLED_GRADIENTS)
+        return all(are_finite(expected)) and all(are_finite(got))
+
+    def _check_sum(self, among: SubsetLosses, scale: float, gradients: Fingerprints) -> bool:
+        """Compares the gradient of all of some rows' losses with the sum of those of parts alone.
+
+        What meets in large batches alone, or only where each row's loss weighs something, shows
+        here. Which rows are a part's is drawn in secret; each part is of the same size in the sum,
+        so that none hides the others.
+
+        Returns:
+            Whether at least two parts that are finite were compared.
+        """
+        survey, theirs = among.survey, among.losses.detach()
+        owners = among.owners.unique()
+        if len(owners) < 2:
+            return True
+        number = 2 if survey.compared is not None else min(MOST_PARTS, max(2, len(owners) // 2))
+        order = SystemRandom().sample(range(len(owners)), len(owners))
+        parts, prints = [*owners[torch.tensor(order)].tensor_split(number)], []
+        in_order = True
+        for chosen in parts:
+            part, weights = among.of(chosen)
+            weights = scale * torch.where(part.losses.isfinite(), weights, 0.0)
             try:
-                losses, got = self._fingerprint(
-                    part, as_many, parameters, around, again=True, inside=inside
-                )
+                losses, found = gradients(part, weights)
             except NothingCompared:
-                if among.survey.every_unit is None:
+                if survey.every_unit is None:
                     raise
-                # A caller may want as many units; their losses were compared.
-                continue
-            survey, theirs = among.survey, among.losses.detach()[places]
-            mine = losses if survey.compared is None else losses[places]
-            may_differ = survey.every_unit is not None or survey.compared is not None
-            if may_differ and not bool(_near(mine, theirs, theirs, self.precision).all()):
-                # They are of other rows: the caller has units in another order, or what is cut
-                # where as many rows run is none of them. What can be seen is that losses agree.
-                continue
-            if not alike(prints, got, self._coarsest(among.losses)):
+                return True  # A caller may want as many units; their losses were compared.
+            prints.append(found)
+            same = weights != 0
+            if not self._same(losses[same], part.losses[same]):
+                if survey.every_unit is not None or survey.compared is not None:
+                    return True  # As in ``_check_half``.
+                in_order = False  # A caller sorts its batch.
+        finite = [all(are_finite(each)) for each in prints]
+        sizes = [size_of(each) for each in prints]
+        largest = max((size for size, fine in zip(sizes, finite, strict=True) if fine), default=0.0)
+        factors = [
+            min(largest / size, MOST_ENLARGED) if in_order and fine and size else 1.0
+            for size, fine in zip(sizes, finite, strict=True)
+        ]
+        every = range(len(parts))
+        kept = [number for number in every if finite[number]]
+
+        def adds_up_to(whole: SubsetLosses, numbers: Sequence[int]) -> bool:
+            weights = torch.zeros_like(whole.losses)
+            for number in numbers:
+                weights[whole.places_of(parts[number])] = scale * factors[number]
+            weights = torch.where(whole.losses.isfinite(), weights, 0.0)
+            _, seen = gradients(whole, weights)
+            addends = [scaled(prints[number], factors[number]) for number in numbers]
+            if not adds_up(seen, addends, self._coarsest(theirs)):
                 raise RunError(COUPLED_GRADIENTS)
-            all_finite = all_finite and all(are_finite(prints)) and all(are_finite(got))
-        return all_finite
+            return all(are_finite(seen))
+
+        all_finite = adds_up_to(among, every)
+        if len(kept) == len(parts):
+            return all_finite
+        if len(kept) < 2:
+            return False
+        return adds_up_to(among.of(torch.cat([parts[number] for number in kept]))[0], kept)
 
     def _finite_owners(
-        self,
-        among: SubsetLosses,
-        parameters: Mapping[str, Tensor],
-        scale: float,
-        around: Context,
-        *,
-        inside: bool,
+        self, among: SubsetLosses, scale: float, gradients: Fingerprints
     ) -> SubsetLosses | None:
         """Returns the rows or units that have finite gradients by themselves; None for one."""
         owners = among.owners.unique()
         fine = torch.zeros(len(owners), dtype=torch.bool)
         for number in range(len(owners)):
-            alone = among.of(owners[number])
-            weights = torch.full_like(alone.losses, scale)
+            alone, weights = among.of(owners[number])
             with suppress(NothingCompared):
-                _, prints = self._fingerprint(
-                    alone, weights, parameters, around, again=True, inside=inside
-                )
-                fine[number] = all(are_finite(prints))
-        return among.of(owners[fine]) if fine.sum() > 1 else None
+                fine[number] = all(are_finite(gradients(alone, scale * weights)[1]))
+        return among.of(owners[fine])[0] if fine.sum() > 1 else None
+
+    def _same(self, one: Tensor, other: Tensor) -> bool:
+        """Whether losses are the same but for rounding."""
+        return not len(other) or bool(_near(one, other, other, self.precision).all())
 
     def _fingerprint(
         self,
         subset: SubsetLosses,
         weights: Tensor,
+        *,
         parameters: Mapping[str, Tensor],
         around: Context,
-        *,
-        again: bool,
+        again: bool = True,
         inside: bool,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns a subset's losses, and a fingerprint of each gradient of their weighted sum.

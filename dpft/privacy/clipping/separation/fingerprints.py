@@ -7,6 +7,7 @@ projection is linear, so that the gradient of all losses has the sum of those of
 gradient about it and leave both numbers as they are (``secret_directions``).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from secrets import SystemRandom
 
@@ -90,12 +91,23 @@ def alike(one: Mapping[str, Tensor], other: Mapping[str, Tensor], dtype: torch.d
     return bool((~lost & ((a - b).abs() <= allowed.unsqueeze(1)).all(1)).all())
 
 
+def scaled(prints: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
+    """Returns the fingerprints of gradients that are so many times as large."""
+    return {name: factor * each for name, each in prints.items()}
+
+
+def size_of(prints: Mapping[str, Tensor]) -> float:
+    """Returns the norm of all gradients together."""
+    return math.sqrt(sum(float(each[0]) ** 2 for each in prints.values()))
+
+
 def adds_up(
     whole: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]], dtype: torch.dtype
 ) -> bool:
-    """Whether gradients of all losses are the sums of those of parts, where both are finite.
+    """Whether gradients of all losses are the sums of those of parts, finite where those are.
 
     Their projections are; norms do not add up, and say here how large a difference rounding makes.
+    In half precision, where rounding may overflow, what is not finite is passed.
     """
     names = [*dict.fromkeys(name for each in (whole, *parts) for name in each)]
     if not names:
@@ -106,10 +118,13 @@ def adds_up(
         torch.stack([each.get(name, zero).to(device) for name in names]) for each in (whole, *parts)
     )
     sums = torch.stack(addends).sum(0)
+    are_finite = [each.isfinite().all(1) for each in (seen, sums)]
+    if dtype in GRADIENT_ROUNDING and not torch.equal(*are_finite):
+        return False
     seen[:, 0] = sums[:, 0]
-    finite = (sums.isfinite() & seen.isfinite()).all(1, keepdim=True)
+    both = (are_finite[0] & are_finite[1]).unsqueeze(1)
     one, other = (
-        dict(zip(names, torch.where(finite, each, 0), strict=True)) for each in (sums, seen)
+        dict(zip(names, torch.where(both, each, 0), strict=True)) for each in (sums, seen)
     )
     return alike(one, other, dtype)
 

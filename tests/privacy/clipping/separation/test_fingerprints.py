@@ -2,7 +2,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpft.privacy.clipping.separation.fingerprints import adds_up, alike, fingerprints_of
+from dpft.privacy.clipping.separation.fingerprints import (
+    adds_up,
+    alike,
+    fingerprints_of,
+    scaled,
+    size_of,
+)
 
 
 def gradients(seed: int) -> dict[str, Tensor]:
@@ -44,9 +50,20 @@ def test_a_parameter_that_has_a_gradient_in_parts_alone_does_not() -> None:
     assert adds_up({}, [{}, {}], torch.float32)
 
 
-def test_what_is_not_finite_is_passed_but_where_it_was_finite_among_others() -> None:
+def test_a_gradient_that_is_finite_among_others_alone_or_without_them_alone_is_another() -> None:
     lost = changed(ONE, "bias", torch.nan)
-    assert adds_up(changed(BOTH, "bias", torch.nan), PARTS, torch.float32)
     assert alike(lost, fingerprints_of(ONE), torch.float32)
     assert not alike(fingerprints_of(ONE), lost, torch.float32)
     assert alike(fingerprints_of(ONE), lost, torch.bfloat16)
+    whole = changed(BOTH, "bias", torch.inf)
+    for one, parts in ((whole, PARTS), (fingerprints_of(BOTH), [lost, PARTS[1]])):
+        assert not adds_up(one, parts, torch.float32)
+        assert adds_up(one, parts, torch.bfloat16)
+    assert adds_up(whole, [lost, PARTS[1]], torch.float32)
+
+
+def test_fingerprints_of_larger_gradients_are_as_much_larger() -> None:
+    doubled = fingerprints_of({name: 2.0 * gradient for name, gradient in ONE.items()})
+    assert alike(scaled(PARTS[0], 2.0), doubled, torch.float64)
+    every = torch.cat([gradient.flatten() for gradient in ONE.values()])
+    assert size_of(PARTS[0]) == pytest.approx(float(every.norm()), rel=1e-6)

@@ -94,6 +94,34 @@ class ScaledAmongFive(ScaledByBatch):
         return ScaledByBatch.backward(ctx, grad) if len(grad) >= 5 else grad
 
 
+class ScaledAmongMany(ScaledByBatch):
+    """As ``ScaledByBatch``, where there are more rows than any comparison of a few has."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * (1 + ctx.saved_tensors[0].square().mean()) if len(grad) >= 9 else grad
+
+
+class ScaledButTheLast(ScaledByBatch):
+    """As ``ScaledAmongMany``, but for the last row."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.cat([ScaledAmongMany.backward(ctx, grad)[:-1], grad[-1:]])
+
+
+class ScaledByTheNext(ScaledByBatch):
+    """Backward it scales the gradient of every other row by what the row after it held."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        scaled, (h,) = grad.clone(), ctx.saved_tensors
+        each = h.flatten(1).mean(1).tanh().view(-1, *[1] * (h.dim() - 1))
+        number = len(grad) // 2
+        scaled[: 2 * number : 2] *= 1 + each[1 : 2 * number : 2]
+        return scaled
+
+
 class ScaledWhereAllWeigh(ScaledByBatch):
     """As ``ScaledAmongFive``, where the loss of each row weighs something."""
 
@@ -208,6 +236,12 @@ def of_two(model: nn.Module, one: Batch, number: int) -> Tensor:
     return classified(model, *(part[2 * number : 2 * number + 2] for part in one)).sum()
 
 
+def one_outweighs(model: nn.Module, *one: Tensor) -> Tensor:
+    """Losses, of which that of one kind of rows is ten thousand times as large; the last is."""
+    features = one[0].flatten(1)
+    return classified(model, *one) * torch.where(features[:, 0] > features[:, 1] + 3.0, 1e4, 1.0)
+
+
 def in_gradients_alone() -> Iterator[Case]:
     """Yields rows that mix in the backward pass, whose losses are their own."""
     mixes: dict[str, Mix] = {
@@ -215,12 +249,23 @@ def in_gradients_alone() -> Iterator[Case]:
         "own backward that counts rows": ScaledByCount.apply,
         "own backward that reads the batch of five rows and more": ScaledAmongFive.apply,
         "own backward that reads the batch where all losses weigh": ScaledWhereAllWeigh.apply,
+        "own backward that reads the row after": ScaledByTheNext.apply,
         "own backward that reads the batch and is lost by few rows": LostByFew.apply,
         "activations kept in few bits": in_few_bits,
     }
     for engine in ("book_keeping", "two_pass", "loop"):
         for name, mix in mixes.items():
             yield mixing(f"{engine}: {name}", lambda m=mix, e=engine: net_trial(m, engine=e))
+        yield mixing(
+            f"{engine}: own backward that reads the batch of nine rows and more",
+            lambda e=engine: net_trial(ScaledAmongMany.apply, batches=[batch(12)], engine=e),
+        )
+        yield mixing(
+            f"{engine}: own backward that reads many rows, of which one outweighs the others",
+            lambda e=engine: net_trial(
+                ScaledButTheLast.apply, losses=one_outweighs, batches=[batch(12)], engine=e
+            ),
+        )
         yield mixing(
             f"{engine}: a checkpoint that computes something else again",
             lambda engine=engine: net_trial(ComputedAgain(mixes=True), engine=engine),
@@ -246,6 +291,7 @@ def in_gradients_alone() -> Iterator[Case]:
     for name, rows, mix, kind in (
         ("own, as many rows as units", 8, torch.clone, exact),
         ("mixed", 14, ScaledByBatch.apply, mixing),
+        ("mixed where they are many", 24, ScaledAmongMany.apply, mixing),
     ):
         yield kind(
             f"gradients of units, {name}",
