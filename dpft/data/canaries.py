@@ -85,16 +85,21 @@ class CanaryConfig:
                 f" {self.suffix_words}; 10 ** 5 is usual."
             )
 
-    def count(self, num_examples: int, *, units: bool) -> int:
+    def added(self, *, units: bool) -> int:
         """Returns by how much canaries raise the public number of examples, or of units.
 
         Every canary with a coin counts, whatever its coin says: the number tells of none.
+        """
+        copies = len(self.repetitions) if units else sum(self.repetitions)
+        return self.canaries + self.exposure_canaries * copies
+
+    def count(self, num_examples: int, *, units: bool) -> int:
+        """Returns the same, where there are so many examples, or units.
 
         Raises:
             InputError: There would be more of them than of examples.
         """
-        copies = len(self.repetitions) if units else sum(self.repetitions)
-        count = self.canaries + self.exposure_canaries * copies
+        count = self.added(units=units)
         if count > num_examples and not self.outnumber:
             raise InputError(
                 f"canaries and their copies must be no more than the examples ({num_examples}), got"

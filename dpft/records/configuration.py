@@ -125,8 +125,10 @@ class AuditSection(Section):
 
     canaries: int | None = None
     """Each trained on by a coin."""
-    exposure_canaries: Any | None = None
+    exposure_canaries: int | None = None
     """Each trained on as often as is said."""
+    repetitions: tuple[int, ...] | None = None
+    """How often that is."""
     white_box: bool | None = None
     """Whether steps were held against them."""
 
@@ -167,6 +169,8 @@ class SavedConfiguration(Section):
     """What was asked of privacy."""
     tokenizer: Any | None = None
     """Which vocabulary is made; of ``dpft tokenizer`` alone."""
+    audit: AuditSection | None = None
+    """Canaries among the records; of a command that trains a model."""
 
     @property
     def is_open(self) -> bool:

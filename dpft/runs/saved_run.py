@@ -19,6 +19,7 @@ from typing import Any
 
 from dpft.config.load import load_saved
 from dpft.config.schema import POLYMORPHIC, TrainConfig
+from dpft.data.canaries import CanaryConfig
 from dpft.errors import DpftError, InputError, StateError
 from dpft.files import (
     CONFIGURATION,
@@ -40,9 +41,18 @@ from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
 from dpft.privacy.accounting.interpretation import epsilon_lower_bound
 from dpft.privacy.ledger import LedgerRecord, Noise, added_up, steps_taken
 from dpft.privacy.mechanisms.histogram import histogram_of
-from dpft.privacy.plan import GIVEN, HistogramPlan, Plan, PrivacyPlan, SpentBefore, write_plan
+from dpft.privacy.plan import (
+    CHUNK,
+    EXAMPLE,
+    GIVEN,
+    HistogramPlan,
+    Plan,
+    PrivacyPlan,
+    SpentBefore,
+    write_plan,
+)
 from dpft.privacy.replay_log import Anchor, check_anchor, knows_the_end, read_run_ledger
-from dpft.records.configuration import PrivacySection, read_saved
+from dpft.records.configuration import AuditSection, PrivacySection, read_saved
 from dpft.records.costs import Interval, Search
 from dpft.records.form import as_json, read_record
 from dpft.records.promises import (
@@ -108,7 +118,7 @@ def _differences(
             found += _words(path, _of_accountants(search, privacy, ledger))
             found += _impossible(folder, privacy, ledger)
     if config is not None and config.privacy is not None:
-        asked = _of_configuration(config.privacy, plan)
+        asked = _of_configuration(config.privacy, plan, config.audit)
         found += _words(folder / CONFIGURATION, asked, section="privacy.")
     if config is not None and config.method is not None and isinstance(plan, PrivacyPlan):
         phases = tuple(phase.method for phase in plan.phases)
@@ -203,7 +213,9 @@ def _is_of_search(privacy: Stated) -> bool:
     return isinstance(privacy, PrivateRun) and privacy.selection is not None
 
 
-def _of_configuration(asked: PrivacySection, plan: PrivacyPlan | HistogramPlan) -> Iterator[Fact]:
+def _of_configuration(
+    asked: PrivacySection, plan: PrivacyPlan | HistogramPlan, audit: AuditSection | None
+) -> Iterator[Fact]:
     """Yields what config.yaml asked for, where the plan says what came of it."""
     if asked.unit is not None:
         yield "unit", asked.unit, plan.unit
@@ -213,12 +225,23 @@ def _of_configuration(asked: PrivacySection, plan: PrivacyPlan | HistogramPlan) 
     if isinstance(plan, HistogramPlan) or plan.is_trial:
         return
     if asked.num_examples is not None:
-        yield "num_examples", asked.num_examples, plan.num_examples
+        own = plan.num_examples - _canaries(audit, units=plan.unit not in (EXAMPLE, CHUNK))
+        yield "num_examples", asked.num_examples, own
     calibration = plan.calibration
     if calibration is not None and calibration.target is not None:
         yield "eps", asked.eps, calibration.target
     elif asked.noise_multiplier is not None:
         yield "noise_multiplier", asked.noise_multiplier, plan.noise_multiplier
+
+
+def _canaries(audit: AuditSection | None, *, units: bool) -> int:
+    """Returns how many of a plan's examples, or units, are canaries."""
+    if audit is None:
+        return 0
+    names = ("canaries", "exposure_canaries", "repetitions")
+    known = {name: getattr(audit, name) for name in names}
+    given = {name: value for name, value in known.items() if value is not None}
+    return CanaryConfig(**given).added(units=units)
 
 
 def _impossible(folder: Path, privacy: Stated, ledger: LedgerRecord) -> Iterator[str]:

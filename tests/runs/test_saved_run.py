@@ -93,6 +93,34 @@ def test_what_another_file_says_otherwise_is_named_and_not_believed(
         read_ended_ledger(folder)
 
 
+CANARIES = {"canaries": 7, "exposure_canaries": 2, "repetitions": [1, 10]}
+
+
+@pytest.mark.parametrize(
+    ("audit", "given", "unit"),
+    [
+        (None, SIZE, "example"),
+        (CANARIES, SIZE - 29, "example"),
+        (CANARIES, SIZE - 11, "customer"),
+        (CANARIES, SIZE, "example"),
+        (None, SIZE - 29, "example"),
+    ],
+)
+def test_canaries_stand_in_the_plan_beside_the_number_that_was_given(
+    tmp_path: Path, audit: dict | None, given: int, unit: str
+) -> None:
+    folder = make_run(tmp_path / "a", plan=make_plan(unit=unit))
+    edit(folder, unit=unit)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["privacy"] |= {"num_examples": given, "unit": unit}
+    config["audit"] = audit
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    own = SIZE if audit is None else SIZE - (29 if unit == "example" else 11)
+    found = [each for each in read_spent(str(folder)).differences if "num_examples" in each]
+    named = f"config.yaml: privacy.num_examples must be {own}, as the ledger says, got {given}"
+    assert len(found) == (given != own) and all(named in each for each in found)
+
+
 PHASES = {
     "full": ("full",),
     "lora": ("lora",),
