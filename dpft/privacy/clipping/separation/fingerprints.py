@@ -1,10 +1,11 @@
-"""Fingerprints of gradients: a norm and a projection, by which those of two passes are compared.
+"""Fingerprints of gradients: a norm and projections, by which those of two passes are compared.
 
 To hold two gradients of a large model beside a graph would take the memory of a third model. Of
-each gradient two numbers are kept instead: its norm, and its projection along a direction. A
+each gradient five numbers are kept instead: its norm, and its projections along four directions. A
 projection is linear, so that the gradient of all losses has the sum of those of its parts
-(``adds_up``). The direction is this process's own: a backward pass that knew it could turn a
-gradient about it and leave both numbers as they are (``secret_directions``).
+(``adds_up``); one alone would show little of a gradient that happens to be at right angles to it.
+The directions are this process's own: a backward pass that knew them could turn a gradient about
+them and leave all numbers as they are (``secret_directions``).
 """
 
 import math
@@ -20,10 +21,11 @@ BLOCK = 2**20
 """Numbers of a gradient that stand in float64 at once."""
 LEAST_SHARE = 1e-2
 """A parameter's gradient is compared by its own size, but not below this share of the whole."""
+DIRECTIONS = 4
 
 
 def fingerprints_of(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the fingerprint of each gradient by name, shape (2,): its norm and its projection."""
+    """Returns each gradient's fingerprint by name, shape (5,): its norm and its projections."""
     found = {name: _fingerprint(gradient) for name, gradient in gradients.items()}
     for name, is_finite in zip(found, are_finite(found), strict=True):
         if not is_finite:
@@ -32,7 +34,7 @@ def fingerprints_of(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _fingerprint(gradient: Tensor, *, precisely: bool = False) -> Tensor:
-    """Returns a gradient's norm and its projection onto a secret direction, shape (2,).
+    """Returns a gradient's norm and its projections onto secret directions, shape (5,).
 
     What is not finite is not compared. Where float32 does not hold them though the gradient is
     finite, they are taken precisely, in float64: of some rows at a time, since all would take twice
@@ -46,16 +48,16 @@ def _fingerprint(gradient: Tensor, *, precisely: bool = False) -> Tensor:
 
     def taken(part: Tensor, down: Tensor) -> Tensor:
         dtype = torch.promote_types(part.dtype, torch.float32)
-        along = (part @ across.to(part.dtype)).double() @ down
+        along = ((part @ across.to(part.dtype)).double() * down).sum(0)
         each = torch.linalg.vector_norm(part, dim=1, dtype=dtype)
-        return torch.stack([torch.linalg.vector_norm(each, dtype=along.dtype), along])
+        return torch.cat([torch.linalg.vector_norm(each, dtype=along.dtype).view(1), along])
 
     if not precisely:
         return taken(rows, down)
     height = max(1, BLOCK // max(width, 1))
     parts = zip(rows.split(height), down.split(height), strict=True)
-    norms, along = torch.stack([taken(part.double(), place) for part, place in parts]).unbind(1)
-    return torch.stack([torch.linalg.vector_norm(norms), along.sum()])
+    found = torch.stack([taken(part.double(), place) for part, place in parts])
+    return torch.cat([torch.linalg.vector_norm(found[:, 0]).view(1), found[:, 1:].sum(0)])
 
 
 def are_finite(prints: Mapping[str, Tensor]) -> list[bool]:
@@ -77,7 +79,7 @@ def alike(one: Mapping[str, Tensor], other: Mapping[str, Tensor], dtype: torch.d
     if not names:
         return True
     device = next(iter((*one.values(), *other.values()))).device
-    zero = torch.zeros(2, dtype=torch.float64, device=device)
+    zero = torch.zeros(1 + DIRECTIONS, dtype=torch.float64, device=device)
     a, b = (
         torch.stack([each.get(name, zero).to(device) for name in names]) for each in (one, other)
     )
@@ -113,7 +115,7 @@ def adds_up(
     if not names:
         return True
     device = next(each[names[0]] for each in (whole, *parts) if names[0] in each).device
-    zero = torch.zeros(2, dtype=torch.float64, device=device)
+    zero = torch.zeros(1 + DIRECTIONS, dtype=torch.float64, device=device)
     seen, *addends = (
         torch.stack([each.get(name, zero).to(device) for name in names]) for each in (whole, *parts)
     )
@@ -130,17 +132,22 @@ def adds_up(
 
 
 def secret_directions(shape: Sequence[int], device: torch.device) -> list[Tensor]:
-    """Returns what to multiply a matrix by from the left and from the right, in float64.
+    """Returns what to multiply a matrix by from the left and from the right, (n, 4), in float64.
 
     They are waves of random length, drawn once for this process: a crafted model that knew them
     could change gradients by what their product with these does not show.
     """
-    lengths = zip(shape, _WAVES, strict=True)
-    return [
-        torch.arange(n, device=device, dtype=torch.float64).mul(step).add(first).cos()
-        for n, (step, first) in lengths
-    ]
+
+    def waves(n: int, drawn: Sequence[tuple[float, float]]) -> Tensor:
+        step, first = torch.tensor(drawn, dtype=torch.float64, device=device).unbind(1)
+        places = torch.arange(n, device=device, dtype=torch.float64)
+        return places.unsqueeze(1).mul(step).add(first).cos()
+
+    return [waves(n, drawn) for n, drawn in zip(shape, _WAVES, strict=True)]
 
 
-_WAVES = tuple((SystemRandom().uniform(1, 2), SystemRandom().uniform(0, 1)) for _ in range(2))
-"""Radians from one number to the next, and of the first, of the two secret directions."""
+_WAVES = [
+    [(SystemRandom().uniform(1, 2), SystemRandom().uniform(0, 3)) for _ in range(DIRECTIONS)]
+    for _ in range(2)
+]
+"""Radians from one number to the next, and of the first, of the secret directions of both sides."""

@@ -12,9 +12,10 @@ So few rows of the first batch of each kind of call are run three ways before it
 Backward is linear, so together these say that row i is the gradient of loss i. Any two rows differ
 in their weight in one of the passes, of which eight rows need one and sixty-four two. To hold the
 uses of two passes would take the memory of all the layers' inputs and output gradients twice, so of
-each row two numbers are kept: its norm, and its projection onto a direction. Both are scaled
-exactly where the row is (``Fingerprint``). The direction is this process's own: a backward pass
-that knew it could turn a row about it, and leave both numbers as they are (``secret_directions``).
+each row five numbers are kept: its norm, and its projections onto four directions. They are scaled
+exactly where the row is (``Fingerprint``). The directions are this process's own: a backward pass
+that knew them could turn a row about them, and leave all numbers as they are
+(``secret_directions``).
 
 Worked example: two examples with the losses 2w and 3w, whose gradients are 2 and 3. What the layers
 record of them with the losses weighted is held against the bare model's losses and gradient.
@@ -285,14 +286,14 @@ class Fingerprint:
 
 
 def _norms_and_projections(tensor: Tensor) -> Tensor:
-    """Returns two numbers a row that are scaled exactly where the row is, shape (2, b)."""
+    """Returns five numbers a row that are scaled exactly where the row is, shape (5, b)."""
     dtype = torch.promote_types(tensor.dtype, torch.float32)
     width = tensor.shape[-1] if tensor.dim() > 1 else 1
     rows = tensor.reshape(len(tensor), -1, width)
     norms = torch.linalg.vector_norm(rows.flatten(1), dim=1, dtype=dtype)
     down, across = secret_directions(rows.shape[1:], rows.device)
-    projected = (rows @ across.to(rows.dtype)).to(torch.float64) @ down.to(rows.dtype).double()
-    return torch.stack([norms, projected])
+    projected = (rows @ across.to(rows.dtype)).to(torch.float64) * down.to(rows.dtype).double()
+    return torch.cat([norms.unsqueeze(0), projected.sum(1).T])
 
 
 EXPONENTS = 8

@@ -297,7 +297,9 @@ class DeterministicMode(TorchFunctionMode):
         options = dict(kwargs or {})
         if func in _DROPOUTS:
             inputs: Tensor = args[0] if args else options["input"]
-            return inputs.clone()
+            rate = args[1] if len(args) > 1 else options.get("p", 0.5)
+            # One that drops nothing answers with its input, and takes no memory.
+            return inputs.clone() if rate else func(*args, **options)
         known = func in _CONSTANTS and options.get("generator") is None
         if known and (self._noise or func is torch.randperm):
             # Drawn first, so that shape, dtype and refusals are those of the function.
