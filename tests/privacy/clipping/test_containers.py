@@ -454,3 +454,53 @@ def test_as_many_label_words_as_rows_or_units_are_looked_up(units, engine):
 
         given = None if units is None else torch.tensor(units)
         assert len(clipped(model, losses, engine, given)[0]) == (count if units is None else 2)
+
+
+class _TurnedByAll(torch.autograd.Function):
+    """Passes values; turns gradients of more than four rows by an angle that all rows say."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        angle = 3 * x[:, 0].sum() * (len(x) > 4)
+        one, other = gradient[:, ::2], gradient[:, 1::2]
+        turned = (angle.cos() * one - angle.sin() * other, angle.sin() * one + angle.cos() * other)
+        return torch.stack(turned, 2).flatten(1)
+
+
+class _KnowsHalves(nn.Module):
+    """Its gradients meet; its outputs are others, or none, for four rows, part of all."""
+
+    def __init__(self, refuses):
+        super().__init__()
+        self.refuses = refuses
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 5)
+
+    def forward(self, x):
+        found = self.last(_TurnedByAll.apply(self.first(x).tanh()))
+        if len(x) == 4 and self.refuses:
+            raise ValueError("four")
+        return found * 1.05 if len(x) == 4 else found
+
+
+@pytest.mark.parametrize(
+    ("refuses", "words"), [(False, "depends on another"), (True, "fewer do not")]
+)
+@pytest.mark.parametrize(("units", "each"), [(16, 1), (12, 2)])
+@pytest.mark.parametrize(
+    "engine", ["book_keeping", *slow(("loop",), ("two_pass",), ("instantiate",))]
+)
+def test_units_whose_losses_differ_in_halves_hide_no_gradients_that_meet(
+    units, each, engine, refuses, words
+):
+    """Sums moved by up to 8.7 times the norm when one of them was left out."""
+    model, count = _KnowsHalves(refuses), units * each
+    x, targets = torch.randn(count, 6), torch.randn(count, 5)
+    owners = torch.arange(units).repeat_interleave(each)
+    with pytest.raises(RunError, match=words):
+        clipped(model, lambda: (model(x) * targets).sum(1), engine, owners)

@@ -106,14 +106,18 @@ class SubsetLosses:
         survey: Of all rows; says which rows these are.
         whole: As ``RowSubset``: what of the caller's is no rows.
         inputs: First tensor of each call of the model.
+        every: Of all rows.
         draws: What the caller drew for all rows, or None.
+        fewer_run: Whether losses of fewer units than all were computed.
     """
 
     losses: Tensor
     survey: Survey
     whole: tuple[int, ...]
     inputs: list[Tensor]
+    every: Tensor
     draws: Draws | None = None
+    fewer_run: bool = False
 
     def again(
         self, calls: ModelCalls, on_call: OnCall, around: Context
@@ -123,16 +127,12 @@ class SubsetLosses:
             self.draws.again()
         return calls.on_subset(self.survey, on_call, around, whole=self.whole, draws=self.draws)
 
-    def of_all(self, expected: Tensor) -> "SubsetLosses":
-        """Returns those of all rows as they lie, whose graph is to be made anew.
-
-        Args:
-            expected: Losses of all rows.
-        """
+    def of_all(self) -> "SubsetLosses":
+        """Returns those of all rows as they lie, whose graph is to be made anew."""
         rows = torch.arange(self.survey.count)
         compared = None if self.survey.compared is None else torch.ones_like(rows, dtype=torch.bool)
         survey = replace(self.survey, rows=rows, compared=compared)
-        return replace(self, losses=expected.detach(), survey=survey)
+        return replace(self, losses=self.every.detach(), survey=survey)
 
     @property
     def fits(self) -> bool:
@@ -309,6 +309,9 @@ class CrossExampleCheck:
         Raises:
             RunError: They are others, or that cannot be seen.
         """
+        everyone = among.of_all()
+        among.fewer_run = len(among.owners.unique()) < len(everyone.owners.unique())
+        everyone.fewer_run = among.fewer_run
         evaluated = partial(evaluating, self.model_calls.model)
         ways = ((self.deterministic, False), (self.deterministic, True), (evaluated, True))
         for around, inside in ways:
@@ -317,7 +320,7 @@ class CrossExampleCheck:
             # where nothing holds it off.
             with suppress(CheckpointError):
                 half = self._check_half(among, scale, taken, again=inside)
-                if self._check_sum(among.of_all(self.expected), scale, taken) and half:
+                if self._check_sum(everyone, scale, taken) and half:
                     return True
                 # One that is not finite spoils those of all rows beside it: 0 * nan is nan.
                 rest = self._finite_owners(among, scale, taken)
@@ -348,21 +351,13 @@ class CrossExampleCheck:
         weights[places] = scale * torch.where(theirs[places].isfinite(), each, 0.0)
         _, expected = gradients(among, weights, again=again or not among.losses.requires_grad)
         among.losses = theirs
-        alone = replace(among, survey=replace(survey, rows=rows))
-        try:
-            losses, got = gradients(
-                alone, weights if survey.compared is not None else weights[places]
-            )
-        except NothingCompared:
-            if survey.every_unit is None:
-                raise
-            return True  # A caller may want as many units; their losses were compared.
-        mine = losses if survey.compared is None else losses[places]
-        may_differ = survey.every_unit is not None or survey.compared is not None
-        if may_differ and not self._same(mine, theirs[places]):
-            # They are of other rows: the caller has units in another order, or what is cut
-            # where as many rows run is none of them. What can be seen is that losses agree.
+        of_part = weights if survey.compared is not None else weights[places]
+        known = theirs if survey.compared is not None else theirs[places]
+        alone = replace(among, losses=known, survey=replace(survey, rows=rows))
+        found = self._alone(alone, of_part, theirs, gradients)
+        if found is None:
             return True
+        got, _ = found
         if not alike(expected, got, self._coarsest(theirs)):
             raise RunError(COUPLED_GRADIENTS)
         return all(are_finite(expected)) and all(are_finite(got))
@@ -388,18 +383,11 @@ class CrossExampleCheck:
         for chosen in parts:
             part, weights = among.of(chosen)
             weights = scale * torch.where(part.losses.isfinite(), weights, 0.0)
-            try:
-                losses, found = gradients(part, weights)
-            except NothingCompared:
-                if survey.every_unit is None:
-                    raise
-                return True  # A caller may want as many units; their losses were compared.
-            prints.append(found)
-            same = weights != 0
-            if not self._same(losses[same], part.losses[same]):
-                if survey.every_unit is not None or survey.compared is not None:
-                    return True  # As in ``_check_half``.
-                in_order = False  # A caller sorts its batch.
+            found = self._alone(part, weights, theirs, gradients)
+            if found is None:
+                return True
+            prints.append(found[0])
+            in_order = in_order and found[1]  # A caller may sort its batch.
         finite = [all(are_finite(each)) for each in prints]
         sizes = [size_of(each) for each in prints]
         largest = max((size for size, fine in zip(sizes, finite, strict=True) if fine), default=0.0)
@@ -427,6 +415,41 @@ class CrossExampleCheck:
         if len(kept) < 2:
             return False
         return adds_up_to(among.of(torch.cat([parts[number] for number in kept]))[0], kept)
+
+    def _alone(
+        self, part: SubsetLosses, weights: Tensor, among: Tensor, gradients: Fingerprints
+    ) -> tuple[dict[str, Tensor], bool] | None:
+        """Returns fingerprints of some rows' gradients by themselves; whether losses are in order.
+
+        None where losses agree, but are those of other rows: the caller has units in an order of
+        its own, or what is cut where as many rows run is none of them; or where no fewer units run.
+
+        Args:
+            part: The rows, with the losses that they have among others.
+            weights: Of each loss.
+            among: Losses of all that are compared.
+            gradients: Computes both.
+        """
+        of_units = part.survey.every_unit is not None
+        if not of_units or part.survey.compared is not None:
+            losses, found = gradients(part, weights)
+            counted = weights != 0
+            same = self._same(losses[counted], part.losses[counted])
+            return None if part.survey.compared is not None and not same else (found, same)
+        expected, ran = part.losses.sort().values, False
+        for whole in dict.fromkeys((part.whole, *WHOLE)):
+            with suppress(NothingCompared):
+                losses, found = gradients(replace(part, whole=whole), weights)
+                ran, mine = True, losses.detach()
+                if self._same(mine.sort().values, expected):
+                    return found, self._same(mine, part.losses)
+                if all(bool(_near(loss, among, among, self.precision).any()) for loss in mine):
+                    return None
+        if ran:
+            raise RunError(COUPLED)
+        if part.fewer_run:
+            raise NothingCompared("fewer do not run")
+        return None
 
     def _finite_owners(
         self, among: SubsetLosses, scale: float, gradients: Fingerprints
@@ -552,7 +575,8 @@ class CrossExampleCheck:
             with calls as subset:
                 try:
                     losses = self.compute_losses()
-                    found = SubsetLosses(losses, taken, whole, self.model_calls.inputs, draws)
+                    inputs = self.model_calls.inputs
+                    found = SubsetLosses(losses, taken, whole, inputs, self.expected, draws)
                 except Exception as error:
                     if is_out_of_memory(error):
                         raise
