@@ -76,6 +76,7 @@ from dpft.files import (
     private_folder,
     private_path,
     refuse_links,
+    what_lacks,
 )
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import world
@@ -289,8 +290,9 @@ def resumed_configuration(
     path = Path(folder) / CONFIGURATION
     if not path.is_file():
         raise InputError(
-            f"resume must be the folder of a dpft run, got {folder!r}, which has no"
-            f" {CONFIGURATION}; give the folder that the run named, such as outputs/DATE/TIME."
+            f"resume must be the folder of a dpft run, got {folder!r}, which"
+            f" {what_lacks(path.parent, CONFIGURATION)}; give the folder that the run named, such"
+            " as outputs/DATE/TIME."
         )
     config = load_saved(path, TrainConfig, polymorphic=POLYMORPHIC)
     saved = plain(replace(config, model=kept_here(config.model, Path(folder))))

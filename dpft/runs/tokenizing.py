@@ -38,6 +38,7 @@ from dpft.files import (
     read_file,
     refuse_links,
     sync_tree,
+    what_lacks,
     write_text,
 )
 from dpft.privacy.accounting.summary import eps_text
@@ -125,8 +126,8 @@ def closed_ledger(folder: Path) -> LedgerRecord:
     path = folder / LEDGER
     if not path.exists():
         raise InputError(
-            f"resume must be the folder of a dpft tokenizer run, got {str(folder)!r}, which has no"
-            f" {LEDGER}; give the folder that dpft tokenizer named."
+            f"resume must be the folder of a dpft tokenizer run, got {str(folder)!r}, which"
+            f" {what_lacks(folder, LEDGER)}; give the folder that dpft tokenizer named."
         )
     ledger = read_ledger(path)
     if not ledger.steps:
