@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpft.config.keys import in_shell
 from dpft.config.load import load_saved
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.errors import DpftError, InputError, StateError
@@ -621,7 +622,8 @@ def saved_run(folder: str) -> TrainConfig:
     if not _has_ended(Path(folder), config):
         raise InputError(
             f"run must be the folder of a run whose training has ended, got {folder!r}, whose "
-            f"training has not; wait for it, or go on with it by dpft train resume={folder}."
+            f"training has not; wait for it, or go on with it by dpft train"
+            f" {in_shell('resume', folder)}."
         )
     return config
 

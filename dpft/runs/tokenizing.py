@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpft.config.keys import plain
+from dpft.config.keys import in_shell, plain
 from dpft.config.load import dump
 from dpft.config.schema import TokenizerCommand
 from dpft.data.sources import read_examples
@@ -343,7 +343,8 @@ def _what_stands(folder: Path, fault: str, words: int) -> str:
     ledger = closed_ledger(folder)
     mechanism = histogram_of(ledger.mechanisms[0])
     ways_out = (
-        f"go on at no further cost by dpft tokenizer resume={folder} tokenizer.vocab_size=NUMBER"
+        f"go on at no further cost by dpft tokenizer {in_shell('resume', folder)}"
+        " tokenizer.vocab_size=NUMBER"
         if words
         else "begin anew with more epsilon, more records, or caps nearer to what a record has"
     )
