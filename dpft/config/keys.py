@@ -192,8 +192,10 @@ READ_AS_IT_IS = re.compile(r"[\w./ -]+", re.ASCII)
 
 def in_shell(key: str, value: object) -> str:
     """Returns KEY=VALUE as one word of a shell, which Hydra reads as just that value."""
-    word = str(value)
-    return shlex.quote(f"{key}={word if READ_AS_IT_IS.fullmatch(word) else quoted(word)}")
+    if READ_AS_IT_IS.fullmatch(str(value)):
+        return shlex.quote(f"{key}={value}")
+    word = f"{key}={quoted(str(value))}"
+    return shlex.quote(word) if set(word) & set('"$`\\!') else f'"{word}"'
 
 
 @cache

@@ -383,7 +383,8 @@ def resumed_search(folder: str) -> TuneCommand:
     if not path.is_file():
         raise InputError(
             f"resume must be the folder of a dpft tune, got {folder!r}, which"
-            f" {what_lacks(Path(folder), TUNE_CONFIGURATION)}; give the folder that the search named."
+            f" {what_lacks(Path(folder), TUNE_CONFIGURATION)}; give the folder that the search"
+            " named."
         )
     saved = load_saved(path, TuneCommand, polymorphic=POLYMORPHIC)
     return replace(saved, resume=folder, model=kept_here(saved.model, Path(folder)))
