@@ -170,6 +170,8 @@ def start_hydra(
                 " with hydra.run.dir=DIR, of a sweep with hydra.sweep.dir=DIR."
             ) from error
         except (RuntimeError, ValueError) as error:
+            if str(error).startswith("Only one of --run"):
+                raise InputError(f"{error}: drop the others.") from error
             said = launch_error(error)
             if said is None:
                 raise
