@@ -468,13 +468,20 @@ def has_ledger_or_trials(run: Path) -> bool:
     return (run / LEDGER).exists() or (run / TUNING).exists()
 
 
+def what_lacks(folder: Path, wanted: str) -> str:
+    """Returns why a path is no folder that has what is wanted in it: the end of a refusal."""
+    if folder.is_dir():
+        return f"has no {wanted}"
+    return "is no folder" if folder.exists() else "does not exist"
+
+
 def runs_in(folder: Path) -> list[Path]:
     """Returns the folder itself where it is a run's, else the runs of its sweep, by number."""
     if (folder / CONFIGURATION).is_file():
         return [folder]
     found = [path.parent for path in folder.glob(f"[!.]*/{CONFIGURATION}") if path.is_file()]
     if not found:
-        lacks = f"has no {CONFIGURATION} and no run in it" if folder.is_dir() else "does not exist"
+        lacks = what_lacks(folder, f"{CONFIGURATION} and no run in it")
         raise InputError(
             f"runs must be folders of runs, or of sweeps of them, got {str(folder)!r}, which"
             f" {lacks}; give what `dpft train` named, such as outputs/DATE/TIME."

@@ -12,6 +12,7 @@ from dpft.files import (
     read_yaml,
     share,
     sync_tree,
+    what_lacks,
     write_json,
     write_jsonl,
     write_text,
@@ -23,6 +24,16 @@ def test_a_file_is_whole_and_nothing_temporary_is_left(tmp_path):
     write_text(tmp_path / "a.txt", "newer\n")
     assert (tmp_path / "a.txt").read_text() == "newer\n"
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_path_that_is_no_folder_of_the_kind_is_said_to_be_what_it_is(tmp_path):
+    (tmp_path / "a.txt").touch()
+    paths = {
+        "has no x": tmp_path,
+        "is no folder": tmp_path / "a.txt",
+        "does not exist": tmp_path / "b",
+    }
+    assert {what_lacks(path, "x"): path for path in paths.values()} == paths
 
 
 def test_if_writing_fails_the_old_file_stays(tmp_path):

@@ -105,7 +105,8 @@ def synthetic_records(task: TextTask, file: Path) -> tuple[list[Example], int]:
         raise InputError(f"synthetic must end with {', '.join(FORMATS)}, got {name!r}.")
     if not file.is_file():
         raise InputError(
-            f"synthetic must name a file that `dpft generate` wrote, got {name!r}, which is none."
+            f"synthetic must name a file that `dpft generate` wrote, got {name!r}, which is no"
+            " file."
         )
     rows = list(file_rows(file))
     kept = rows

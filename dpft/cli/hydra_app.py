@@ -4,6 +4,7 @@ Everything Hydra offers works as its documentation says (overrides, ``--multirun
 ``--help``, ``--config-dir``, ``hydra.run.dir``); only the errors are dpft's.
 """
 
+import errno
 import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -48,6 +49,8 @@ from dpft.parallel.parallel_config import refuse_several, world
 from dpft.parallel.rank_environment import is_other_rank
 from dpft.runs.exit_codes import exit_code_of_job
 
+NO_FOLDER = (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.ENAMETOOLONG)
+"""What Hydra meets where the folder of a run cannot be made at its path."""
 Keys = Callable[[], Collection[str]]
 """Returns the keys and groups that a subcommand takes, which takes a composition to know."""
 
@@ -159,7 +162,16 @@ def start_hydra(
             raise NotComposed(*as_input_error(error, known).faults) from error
         except BrokenExecutor as error:
             raise lost_process(error) from error
+        except OSError as error:
+            if error.errno not in NO_FOLDER or not error.filename:
+                raise
+            raise InputError(
+                f"the folder {error.filename} cannot be made ({error.strerror}); choose another"
+                " with hydra.run.dir=DIR, of a sweep with hydra.sweep.dir=DIR."
+            ) from error
         except (RuntimeError, ValueError) as error:
+            if str(error).startswith("Only one of --run"):
+                raise InputError(f"{error}: drop the others.") from error
             said = launch_error(error)
             if said is None:
                 raise

@@ -342,5 +342,6 @@ def written(value: Any) -> str:
 def _unknown(name: str, command: Command, keys: Sequence[Key]) -> str:
     sections = {key.name.partition(".")[0] for key in keys}
     near = nearest(name, {*command.choices, *sections, *(key.name for key in keys)})
-    hint = f"did you mean {near}?" if near else f"groups are {', '.join(command.choices)}."
+    groups = ", ".join(group for group in command.choices if "@" not in group)
+    hint = f"did you mean {near}?" if near else f"groups are {groups}."
     return f"dpft {command.name} --help {name}: there is no such group or key; {hint}"

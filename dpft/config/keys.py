@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import logging
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
@@ -183,6 +184,18 @@ def quoted(word: str) -> str:
     """Returns a word as a value of Hydra's grammar that means just that word."""
     # Hydra reads a backslash as itself but before a quote or at the value's end.
     return "'" + word.replace("'", "\\'") + "'"
+
+
+READ_AS_IT_IS = re.compile(r"[\w./ -]+", re.ASCII)
+"""Values that Hydra needs no quotes around."""
+
+
+def in_shell(key: str, value: object) -> str:
+    """Returns KEY=VALUE as one word of a shell, which Hydra reads as just that value."""
+    if READ_AS_IT_IS.fullmatch(str(value)):
+        return shlex.quote(f"{key}={value}")
+    word = f"{key}={quoted(str(value))}"
+    return shlex.quote(word) if set(word) & set('"$`\\!') else f'"{word}"'
 
 
 @cache

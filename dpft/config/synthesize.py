@@ -14,7 +14,7 @@ from dpft.config.load import CrossCheck, CrossChecked, by_name, load, load_saved
 from dpft.config.schema import POLYMORPHIC as OF_TRAINING
 from dpft.config.schema import check_loop
 from dpft.errors import InputError
-from dpft.files import SYNTHESIS
+from dpft.files import SYNTHESIS, what_lacks
 from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import Method
 from dpft.models.source import ModelConfig
@@ -232,8 +232,8 @@ def configuration(composed: DictConfig, words: Words) -> SynthesizeConfig:
     path = Path(folder) / SYNTHESIS
     if not path.is_file():
         raise InputError(
-            f"resume must be the folder of a dpft synthesize run, got {folder!r}, which has no"
-            f" {SYNTHESIS}; give the folder that it named."
+            f"resume must be the folder of a dpft synthesize run, got {folder!r}, which"
+            f" {what_lacks(path.parent, SYNTHESIS)}; give the folder that it named."
         )
     found: SynthesizeConfig = load_saved(path, SynthesizeConfig, polymorphic=POLYMORPHIC)
     return replace(found, resume=folder, output=str(composed.output))

@@ -58,11 +58,13 @@ class Row(NamedTuple):
     place: str
     """File and line, or data set and row, for messages."""
     values: Mapping[str, object]
-    """Column name to value; a csv cell that is missing is None."""
+    """Column name to value; a short csv row lacks its last columns."""
     has_columns: bool = True
     """Whether the columns are the file's own; a text file has none."""
     fault: str | None = None
     """Why the row has no values, where its line is none of its format."""
+    short_of: int | None = None
+    """How many columns the header has, where the row has fewer cells."""
 
     def sound(self) -> Mapping[str, object]:
         """Returns the values.
@@ -122,8 +124,8 @@ def csv_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
             fault = f"{len(cells)} cells where the header has {len(header)}"
             yield Row(place, {}, fault=f"{fault}; quote a cell that holds commas.")
             continue
-        # A short row lacks its last columns.
-        yield Row(place, dict(zip(header, cells, strict=False)))
+        short_of = len(header) if len(cells) < len(header) else None
+        yield Row(place, dict(zip(header, cells, strict=False)), short_of=short_of)
 
 
 def _refuse_twice(names: Sequence[str], place: str) -> None:

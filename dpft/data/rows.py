@@ -194,7 +194,13 @@ def _named_by(key: str, row: Row, column: str) -> str:
 
     What stands for a column's name may be a record: the first one, in a file without a header.
     """
-    names, hint = f"{len(row.values)} columns under other names", "correct the one or the other"
+    number = len(row.values)
+    if row.short_of is not None:
+        return (
+            f", which {key} names; the row has cells for {number} of the header's {row.short_of}."
+        )
+    names = f"{number} column{'s' * (number != 1)} under other names"
+    hint = "correct the one or the other"
     if sys.stderr.isatty():
         names = ", ".join(map(_shown, row.values))
         near = difflib.get_close_matches(column, row.values, n=1)
@@ -267,7 +273,7 @@ def _file_rows(file: str) -> Iterator[Row]:
         raise InputError(f"prompts must end with {', '.join(FORMATS)}, got {file!r}.")
     path = Path(file).expanduser()
     if not path.is_file():
-        raise InputError(f"prompts must name a file, got {file!r}, which is none.")
+        raise InputError(f"prompts must name a file, got {file!r}, which is no file.")
     return file_rows(path)
 
 

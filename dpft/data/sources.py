@@ -209,7 +209,7 @@ def read_examples(task: Task, split: str, column: str | None) -> Iterator[ReadRe
         raise faulty.refused(may_skip=is_sound and isinstance(task, OwnRows))
     if is_empty:
         raise InputError(
-            f"The {split} split of {_origin(task, split)} holds no rows; give it at least one."
+            f"the {split} split of {_origin(task, split)} holds no rows; give it at least one."
         )
 
 
@@ -285,9 +285,9 @@ def _only_file(file: Path, split: str) -> Path:
     """Returns the file, which is the training split."""
     if split != "train":
         raise InputError(
-            f"task.data_dir={file} is one file, the training split, and has no {split} split; hold"
-            " records out with eval.held_out=0.1, or give a folder with train and"
-            f" {_file_names(split)}."
+            f"task.data_dir={file} is one file, the training split, and has no {split} split;"
+            " train with eval.held_out=0.1, which holds records out, or give a folder with train"
+            f" and {_file_names(split)}."
         )
     if not file.name.endswith(tuple(FORMATS)):
         raise InputError(f"task.data_dir={file} must end with {', '.join(FORMATS)}; rename it.")

@@ -211,9 +211,7 @@ def origin(config: ModelConfig) -> str:
     """Returns the source in the user's own words, for messages."""
     if config.path is not None:
         return f"model.path={config.path}"
-    if config.embedded:
-        return f"The embedded model ({EMBEDDED_MODEL})"
-    if config.is_drawn:
+    if config.embedded or config.is_drawn:
         return f"model={config.name}"
     return f"model.hub_name={config.hub_name}"
 

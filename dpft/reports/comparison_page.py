@@ -456,7 +456,10 @@ def _parts(comparison: Comparison) -> dict[str, Any]:
     settings, runs = comparison.settings, comparison.runs
     apart = len(bases(runs)) > 1
     return {
-        "title": f"{len(runs)} runs, {len(settings)} settings",
+        "title": ", ".join(
+            f"{len(them)} {what}{'s' * (len(them) != 1)}"
+            for them, what in ((runs, "run"), (settings, "setting"))
+        ),
         "keys": comparison.keys,
         "columns": [key for key in comparison.keys if key != EPS],
         "settings": settings,

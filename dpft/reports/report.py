@@ -12,6 +12,7 @@ A private vocabulary has a report too, and a table that its command prints: all 
 privacy.json and from the words that were released.
 """
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -91,7 +92,15 @@ def render_card(record: RunRecord, folder: Path) -> str:
         **{**parts, "title": f"{name} on {config.task.name}, method {config.method.name}"},
         front_matter=_front_matter(config, public, folder, private=private),
         tables=score_tables(public),
+        pooled=_is_pooled(folder),
     )
+
+
+def _is_pooled(folder: Path) -> bool:
+    """Returns whether a model is ``PooledClassifier``, which transformers reads wrong."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return "PooledClassifier" in (config.get("architectures") or ())
 
 
 def _front_matter(
@@ -116,7 +125,7 @@ def _front_matter(
         for name, value in entry.metrics.items()
         if data is not None
     ]
-    whole = any((folder / name).exists() for name in WHOLE)
+    whole = any((folder / name).exists() for name in WHOLE) and not _is_pooled(folder)
     library = "peft" if (folder / ADAPTER).exists() else "transformers" if whole else None
     relation = "adapter" if library == "peft" else "finetune"
     card = ModelCardData(

@@ -4,15 +4,13 @@ The lines state the promise, the scores that may be shown, and what can be done 
 """
 
 import os
-import re
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dpft.config.keys import quoted
+from dpft.config.keys import in_shell
 from dpft.config.schema import TrainConfig
 from dpft.data.raw_rows import MEMORY, file_rows
 from dpft.evaluation.evaluate import Evaluation
@@ -63,8 +61,6 @@ from dpft.runs.run_plan import RunPlan, finished_curve
 from dpft.runs.saved_run import taken_before
 from dpft.tasks.base import Task
 
-PLAIN = re.compile(r"[\w./ -]+")
-"""Values that Hydra reads as they are."""
 BAD_SCORES = "docs/how-to/bad-scores.md"
 SCORES = "scores"
 
@@ -122,7 +118,7 @@ def ending_lines(folder: Path, task: Task) -> list[str]:
         *_if_nothing_was_learned(
             [entry for entry in record.evaluations if entry.split_is_public], folder / PREDICTIONS
         ),
-        *(f"next: {shlex.join(['dpft', *words])}" for words in _next(short, task, tables)),
+        *(f"next: dpft {words}" for words in _next(short, task, tables)),
     ]
 
 
@@ -213,9 +209,9 @@ def _score(name: str, values: Sequence[float | None]) -> str:
     return f"{name} {' -> '.join(written)}"
 
 
-def _next(folder: Path, task: Task, tables: Sequence[ScoreTable]) -> list[list[str]]:
-    """Returns the commands that go on from here, a list of words each."""
-    run = f"run={_value(folder)}"
+def _next(folder: Path, task: Task, tables: Sequence[ScoreTable]) -> list[str]:
+    """Returns the commands that go on from here, as a shell reads them."""
+    run = in_shell("run", folder)
     scored = any(table.rows or table.hidden for table in tables)
     # A single file was trained on as a whole: other records have to be named.
     others = [] if scored or not tables else ["task.data_dir=DIR"]
@@ -223,12 +219,8 @@ def _next(folder: Path, task: Task, tables: Sequence[ScoreTable]) -> list[list[s
         others = ["task.data_dir=DIR", "eval.held_out=null"]  # The rows are not on disk.
     given = {NOTHING: f"{NOTHING}=100", PROMPTS: f"{PROMPTS}=FILE"}
     wrote = task.written_from
-    use = ["export", run] if wrote is None else ["generate", run, given[wrote]]
-    return [["eval", run, *others], use, ["report", f"runs={_value(folder)}"]]
-
-
-def _value(folder: Path) -> str:
-    return str(folder) if PLAIN.fullmatch(str(folder)) else quoted(str(folder))
+    use = f"export {run}" if wrote is None else f"generate {run} {given[wrote]}"
+    return [" ".join(["eval", run, *others]), use, f"report {in_shell('runs', folder)}"]
 
 
 def report(

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import dpft
-from dpft.config.keys import copy_key, plain, refuse_witness_of_file
+from dpft.config.keys import copy_key, in_shell, plain, refuse_witness_of_file
 from dpft.config.load import from_values, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.encoding import fingerprint
@@ -76,6 +76,7 @@ from dpft.files import (
     private_folder,
     private_path,
     refuse_links,
+    what_lacks,
 )
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import world
@@ -117,7 +118,7 @@ def refuse_used_folder(folder: Path) -> None:
     if (folder / TUNING).exists():
         raise InputError(
             f"{folder / TUNING} exists: dpft tune has trained in this folder; go on with dpft tune"
-            f" resume={folder}, or choose another folder with hydra.run.dir=DIR."
+            f" {in_shell('resume', folder)}, or choose another folder with hydra.run.dir=DIR."
         )
     if has_begun(folder):
         known = folder / LEDGER
@@ -126,7 +127,7 @@ def refuse_used_folder(folder: Path) -> None:
         command = "train" if config is None or config.tokenizer is None else "tokenizer"
         raise InputError(
             f"{known} exists: a run in this folder has taken noisy steps; go on with it"
-            f" by dpft {command} resume={folder}, or choose another folder with"
+            f" by dpft {command} {in_shell('resume', folder)}, or choose another folder with"
             " hydra.run.dir=DIR."
         )
     for path in (folder / name for name in RELEASED):
@@ -284,13 +285,14 @@ def resumed_configuration(
     if (Path(folder) / TUNING).exists():
         raise InputError(
             f"resume must be the folder of a run, got {folder!r}, which is of dpft tune; go on with"
-            f" it by dpft tune resume={folder}."
+            f" it by dpft tune {in_shell('resume', folder)}."
         )
     path = Path(folder) / CONFIGURATION
     if not path.is_file():
         raise InputError(
-            f"resume must be the folder of a dpft run, got {folder!r}, which has no"
-            f" {CONFIGURATION}; give the folder that the run named, such as outputs/DATE/TIME."
+            f"resume must be the folder of a dpft run, got {folder!r}, which"
+            f" {what_lacks(path.parent, CONFIGURATION)}; give the folder that the run named, such"
+            " as outputs/DATE/TIME."
         )
     config = load_saved(path, TrainConfig, polymorphic=POLYMORPHIC)
     saved = plain(replace(config, model=kept_here(config.model, Path(folder))))
@@ -446,20 +448,20 @@ def hint_of_resume(folder: Path) -> Iterator[None]:
 def _way_to_go_on(command: str, folder: str) -> str:
     above = Path(folder).parent
     if (above / SYNTHESIS).exists():
-        return f"dpft synthesize resume={above}"
+        return f"dpft synthesize {in_shell('resume', above)}"
     if held_splits():
         return f"dpft.{command}(['resume={folder}'], rows=...)"
-    there = world()
+    there, resume = world(), in_shell("resume", folder)
     if there is None or there.size == 1:
-        return f"dpft {command} resume={folder}"
+        return f"dpft {command} {resume}"
     if there.on_one_node:
-        return f"dpft train resume={folder} launch=local launch.processes={there.size}"
+        return f"dpft train {resume} launch=local launch.processes={there.size}"
     if submitted_job() is not None:
         return (
-            f"dpft train --multirun resume={folder}, with hydra/launcher and hydra.launcher.KEY as"
+            f"dpft train --multirun {resume}, with hydra/launcher and hydra.launcher.KEY as"
             " before; a requeued job does so by itself"
         )
-    return f"torchrun, as before, -m dpft train resume={folder}"
+    return f"torchrun, as before, -m dpft train {resume}"
 
 
 def _check_may_change(key: str, saved: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpft.config.keys import in_shell
 from dpft.config.load import load_saved
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.data.canaries import CanaryConfig
@@ -35,6 +36,7 @@ from dpft.files import (
     TRIALS,
     TUNING,
     refuse_links,
+    what_lacks,
 )
 from dpft.methods.base import METHODS, Method
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
@@ -513,7 +515,7 @@ def _why_no_ledger(folder: Path) -> str:
     wanted = f"run must be the folder of a dpft run, got {str(folder)!r}, which"
     hint = "give the folder that `dpft train` named, such as outputs/DATE/TIME."
     if not folder.is_dir():
-        return f"{wanted} does not exist; {hint}"
+        return f"{wanted} {what_lacks(folder, LEDGER)}; {hint}"
     if _is_open(folder):
         return (
             f"run must be a private one, got {str(folder)!r}, which was trained with privacy=none:"
@@ -560,7 +562,7 @@ def find_ledgers(
         below, links = _runs_below(Path(name))
         notes += links
         if not below:
-            lacks = f"has no {LEDGER} in it or below" if Path(name).is_dir() else "does not exist"
+            lacks = what_lacks(Path(name), f"{LEDGER} in it or below")
             raise InputError(
                 f"runs must be folders of runs, or of many of them, got {name!r}, which {lacks};"
                 " give what `dpft train` named, such as outputs/DATE/TIME, or outputs."
@@ -634,16 +636,17 @@ def saved_run(folder: str) -> TrainConfig:
     refuse_links(Path(folder))
     path = Path(folder) / CONFIGURATION
     if not path.is_file():
-        missing = f"has no {CONFIGURATION}" if Path(folder).is_dir() else "does not exist"
         raise InputError(
-            f"run must be the folder of a dpft run, got {folder!r}, which {missing}; give the "
-            "folder that `dpft train` named, such as outputs/DATE/TIME."
+            f"run must be the folder of a dpft run, got {folder!r}, which"
+            f" {what_lacks(path.parent, CONFIGURATION)}; give the folder that `dpft train` named,"
+            " such as outputs/DATE/TIME."
         )
     config: TrainConfig = load_saved(path, TrainConfig, polymorphic=POLYMORPHIC)
     if not _has_ended(Path(folder), config):
         raise InputError(
             f"run must be the folder of a run whose training has ended, got {folder!r}, whose "
-            f"training has not; wait for it, or go on with it by dpft train resume={folder}."
+            f"training has not; wait for it, or go on with it by dpft train"
+            f" {in_shell('resume', folder)}."
         )
     return config
 

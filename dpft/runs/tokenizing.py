@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpft.config.keys import plain
+from dpft.config.keys import in_shell, plain
 from dpft.config.load import dump
 from dpft.config.schema import TokenizerCommand
 from dpft.data.sources import read_examples
@@ -38,6 +38,7 @@ from dpft.files import (
     read_file,
     refuse_links,
     sync_tree,
+    what_lacks,
     write_text,
 )
 from dpft.privacy.accounting.summary import eps_text
@@ -125,8 +126,8 @@ def closed_ledger(folder: Path) -> LedgerRecord:
     path = folder / LEDGER
     if not path.exists():
         raise InputError(
-            f"resume must be the folder of a dpft tokenizer run, got {str(folder)!r}, which has no"
-            f" {LEDGER}; give the folder that dpft tokenizer named."
+            f"resume must be the folder of a dpft tokenizer run, got {str(folder)!r}, which"
+            f" {what_lacks(folder, LEDGER)}; give the folder that dpft tokenizer named."
         )
     ledger = read_ledger(path)
     if not ledger.steps:
@@ -342,7 +343,8 @@ def _what_stands(folder: Path, fault: str, words: int) -> str:
     ledger = closed_ledger(folder)
     mechanism = histogram_of(ledger.mechanisms[0])
     ways_out = (
-        f"go on at no further cost by dpft tokenizer resume={folder} tokenizer.vocab_size=NUMBER"
+        f"go on at no further cost by dpft tokenizer {in_shell('resume', folder)}"
+        " tokenizer.vocab_size=NUMBER"
         if words
         else "begin anew with more epsilon, more records, or caps nearer to what a record has"
     )

@@ -48,6 +48,7 @@ from dpft.files import (
     is_base_model,
     refuse_links,
     trial_folder,
+    what_lacks,
     write_text,
 )
 from dpft.models.loading import quiet_transformers
@@ -381,8 +382,9 @@ def resumed_search(folder: str) -> TuneCommand:
     path = Path(folder) / TUNE_CONFIGURATION
     if not path.is_file():
         raise InputError(
-            f"resume must be the folder of a dpft tune, got {folder!r}, which has no"
-            f" {TUNE_CONFIGURATION}; give the folder that the search named."
+            f"resume must be the folder of a dpft tune, got {folder!r}, which"
+            f" {what_lacks(Path(folder), TUNE_CONFIGURATION)}; give the folder that the search"
+            " named."
         )
     saved = load_saved(path, TuneCommand, polymorphic=POLYMORPHIC)
     return replace(saved, resume=folder, model=kept_here(saved.model, Path(folder)))

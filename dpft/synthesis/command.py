@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dpft.config.composing import given_text
+from dpft.config.keys import in_shell
 from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.config.synthesize import (
@@ -231,8 +232,8 @@ def _refuse_used(folder: Path) -> None:
     for name in (SYNTHESIS, LEDGER, TRAINING):
         if (folder / name).exists():
             raise InputError(
-                f"{folder / name} exists: go on with it by dpft synthesize resume={folder}, or"
-                " choose another folder with hydra.run.dir=DIR."
+                f"{folder / name} exists: go on with it by dpft synthesize"
+                f" {in_shell('resume', folder)}, or choose another folder with hydra.run.dir=DIR."
             )
     check_writable(folder)
 
@@ -287,7 +288,9 @@ def _hint(folder: Path) -> Iterator[None]:
     except BaseException:
         training = folder / TRAINING
         if (training / MODEL).is_dir() or not (training / CHECKPOINTS).is_dir():
-            say(f"to go on: dpft synthesize resume={folder}")  # else the training said so
+            say(
+                f"to go on: dpft synthesize {in_shell('resume', folder)}"
+            )  # else the training said so
         raise
 
 

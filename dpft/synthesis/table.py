@@ -86,7 +86,7 @@ def source_rows(data: str) -> Iterator[Row]:
     if not data.endswith(tuple(FORMATS)):
         raise InputError(f"data must end in {', '.join(FORMATS)}, got {data!r}.")
     if not path.is_file():
-        raise InputError(f"data must be the file of a table, got {data!r}, which is none.")
+        raise InputError(f"data must be the file of a table, got {data!r}, which is no file.")
     return iter(file_rows(path))
 
 

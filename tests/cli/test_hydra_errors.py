@@ -76,6 +76,26 @@ def test_bad_configuration_is_one_sentence_code_2_and_leaves_nothing(
     assert list(Path().iterdir()) == []
 
 
+def test_flags_that_exclude_each_other_are_one_sentence_code_2(
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fake", "--multirun", "privacy.eps=3,8", "--cfg", "job"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dpft: error: Only one of --run, --multirun, --cfg, --info and")
+    assert error.endswith("can be specified: drop the others.\n") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("flags", [["hydra.run.dir=file"], ["hydra.sweep.dir=file/x", "-m"]])
+def test_a_folder_that_cannot_be_made_is_one_sentence_code_2(
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    Path("file").touch()
+    assert main(["fake", "privacy.eps=3", *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dpft: error: the folder file") and error.count("\n") == 1
+    assert "hydra.run.dir=DIR" in error
+
+
 @pytest.mark.parametrize(("arguments", "sentence"), slow_but_every(2, OTHER_NOTATIONS))
 def test_the_notation_of_another_program_is_written_as_ours(
     fake: SimpleNamespace, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str

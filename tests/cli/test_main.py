@@ -105,3 +105,11 @@ def test_a_misspelt_key_is_refused_without_importing_torch(
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{way_out}\n" in done.stderr
+
+
+def test_help_of_nothing_names_the_groups_that_can_be_chosen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "--help", "zzzzzz"]) == 2
+    said = capsys.readouterr().err
+    assert "groups are task, model, method," in said and "@" not in said

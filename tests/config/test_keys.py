@@ -1,13 +1,16 @@
 import inspect
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dpft.config.keys import (
     KEYS_OF_THE_LIBRARY,
     MEANT,
     in_keys,
+    in_shell,
     known_keys,
     nearest_keys,
     unknown_key,
@@ -109,3 +112,11 @@ def test_each_argument_that_a_message_of_the_clipper_names_has_a_key() -> None:
 )
 def test_a_command_says_keys_where_the_library_says_arguments(message: str, expected: str) -> None:
     assert in_keys(message) == expected
+
+
+@pytest.mark.parametrize("folder", ["outputs/a", "a b", "läuf", "it's", "x,y=[1]", "a:b", "~/$a"])
+def test_a_folder_in_a_hint_is_read_back_as_it_is(folder: str) -> None:
+    """By a shell, then by Hydra."""
+    (word,) = shlex.split(in_shell("run", folder))
+    override = OverridesParser.create().parse_override(word)
+    assert (override.key_or_group, override.value()) == ("run", folder)

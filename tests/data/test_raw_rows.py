@@ -282,7 +282,7 @@ def test_rows_are_let_go_after_the_call() -> None:
         (["secret"], "rows of the train split, row 1: must be a mapping"),
         ([{"note": "x"}, {7: "secret"}], "rows of the train split, row 2: must be a mapping"),
         ([{"remark": "secret"}], "row 1: lacks the column note, which task.text names"),
-        ([], "The train split of rows holds no rows"),
+        ([], "the train split of rows holds no rows"),
     ],
 )
 def test_what_is_no_table_is_refused_without_quoting_it(rows: Any, message: str) -> None:

@@ -318,7 +318,7 @@ def test_only_your_own_data_may_be_one_file(tmp_path):
     [
         ("qa.csv", QA, {"target_template": "{reply}"}, ["lines 2 and 3: lacks the column reply", "task.target names; the row has 3 columns under other names"]),  # noqa: E501
         ("qa.csv", "secret,a secret\nWhy?,So.\n", {}, ["line 2: lacks the column question", "the first line of a .csv file is its header"]),  # noqa: E501
-        ("qa.csv", "question,answer\nsecret\n", {}, ["line 2: lacks the column answer"]),
+        ("qa.csv", "question,answer\nsecret\n", {}, ["line 2: lacks the column answer, which task.target names; the row has cells for 1 of the header's 2"]),  # noqa: E501
         ("qa.jsonl", '{"question": "secret", "answer": null}\n', {}, ["line 1: the column answer, which task.target names, is empty"]),  # noqa: E501
         ("qa.jsonl", '{"question": "secret\\ud800", "answer": ""}\n', {}, ["must hold text"]),
         ("qa.txt", QA, {}, ["must end with .csv, .jsonl, .jsonl.gz", ".parquet"]),
@@ -338,6 +338,11 @@ def test_a_missing_file_and_a_folder_without_files_are_refused(tmp_path):
     assert "a folder, or a file that ends with" in message(custom(tmp_path / "qa.csv"))
     assert "holds no train split" in message(custom(tmp_path))
     assert "FILE or DIR" in message(CustomTexts(name="custom", text_template="{a}"))
+
+
+def test_one_file_has_no_split_to_score(tmp_path):
+    (tmp_path / "qa.csv").write_text(QA)
+    assert "train with eval.held_out=0.1" in message(custom(tmp_path / "qa.csv"), "test")
 
 
 def test_a_local_path_is_not_handed_to_the_hub_library_which_would_copy_it(tmp_path):

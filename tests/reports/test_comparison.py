@@ -178,3 +178,4 @@ def test_a_two_way_table_that_would_hide_a_third_key_is_left_out(tmp_path: Path)
     ]
     assert "###" not in markdown(compared(folders))
     assert "###" in markdown(compared(folders[::2]))
+    assert markdown(compared(folders[:1])).startswith("# 1 run, 1 setting\n")

@@ -8,11 +8,13 @@ import pytest
 from huggingface_hub import ModelCard
 from matplotlib.figure import Figure
 
+from dpft.models.architecture import PooledClassifier
 from dpft.records.scores import Sample
 from dpft.reports import pages
 from dpft.reports.pages import epsilon_plot, epsilon_points
-from dpft.reports.report import render_page, write_report
+from dpft.reports.report import render_page, write_card, write_report
 from dpft.reports.run_record import read_run
+from tests.models import small
 from tests.reports.folders import EVIL, write_run
 from tests.reports.plain import plain, privacy_of
 from tests.reports.test_privacy_record import LEDGER
@@ -174,6 +176,16 @@ def test_the_card_names_no_folder_and_no_score_of_a_private_split(tmp_path: Path
     assert read.data.base_model is None and read.data.datasets is None
     assert "/home/alice" not in read.content and "61.25" not in read.content
     assert "alice/own" not in read.content and "# gpt2 on e2e" in read.text
+
+
+def test_the_card_of_a_classifier_of_ours_says_how_to_read_it(tmp_path: Path) -> None:
+    """The class of transformers would start its encoder at random."""
+    folder = tmp_path / "model"
+    PooledClassifier(small.bert_config(num_labels=2)).save_pretrained(folder)
+    write_card(read_run(write_run(tmp_path / "run")), folder)
+    read = ModelCard((folder / "README.md").read_text())
+    assert "PooledClassifier.from_pretrained(FOLDER" in read.text
+    assert read.data.library_name is None
 
 
 def test_a_card_of_a_run_that_is_not_private_does_not_say_it_is(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def test_every_command_that_a_run_advises_takes_that_run_of_every_task_and_objec
         run.mkdir(parents=True)
         dump(trained, run / "config.yaml")
         config_of_model(kind, image=task.modality == "image").save_pretrained(run / "model")
-        advised = ending._next(run, saved_run(str(run)).task, [])
+        advised = [shlex.split(said) for said in ending._next(run, saved_run(str(run)).task, [])]
         assert [command for command, *_ in advised][::2] == ["eval", "report"]
         for command, *others in advised:
             others = [word.replace("=FILE", f"={run}.jsonl") for word in others]

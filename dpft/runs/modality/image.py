@@ -54,7 +54,7 @@ def own_size(config: PretrainedConfig, place: str) -> int:
     """
     if config.model_type not in modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
         raise InputError(
-            f"task needs a classifier of images, got {place} of model type {config.model_type};"
+            f"the task needs a classifier of images, got {place} of model type {config.model_type};"
             " choose one, such as model=vit-base."
         )
     _, sides = _made_for(config)
