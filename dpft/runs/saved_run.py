@@ -238,12 +238,10 @@ def _of_configuration(
 
 def _canaries(audit: AuditSection | None, *, units: bool) -> int:
     """Returns how many of a plan's examples, or units, are canaries."""
-    if audit is None:
-        return 0
+    audit = audit or AuditSection()
     names = ("canaries", "exposure_canaries", "repetitions")
-    known = {name: getattr(audit, name) for name in names}
-    given = {name: value for name, value in known.items() if value is not None}
-    return CanaryConfig(**given).added(units=units)
+    known = {name: value for name in names if (value := getattr(audit, name)) is not None}
+    return CanaryConfig(**known).added(units=units)
 
 
 def _impossible(folder: Path, privacy: Stated, ledger: LedgerRecord) -> Iterator[str]:
