@@ -227,7 +227,8 @@ def _of_configuration(
     if isinstance(plan, HistogramPlan) or plan.is_trial:
         return
     if asked.num_examples is not None:
-        own = plan.num_examples - _canaries(audit, units=plan.unit not in (EXAMPLE, CHUNK))
+        of_units = plan.unit not in (EXAMPLE, CHUNK)
+        own = plan.num_examples - (0 if audit is None else _canaries(audit, units=of_units))
         yield "num_examples", asked.num_examples, own
     calibration = plan.calibration
     if calibration is not None and calibration.target is not None:
@@ -236,12 +237,11 @@ def _of_configuration(
         yield "noise_multiplier", asked.noise_multiplier, plan.noise_multiplier
 
 
-def _canaries(audit: AuditSection | None, *, units: bool) -> int:
+def _canaries(audit: AuditSection, *, units: bool) -> int:
     """Returns how many of a plan's examples, or units, are canaries."""
-    audit = audit or AuditSection()
     names = ("canaries", "exposure_canaries", "repetitions")
-    known = {name: value for name in names if (value := getattr(audit, name)) is not None}
-    return CanaryConfig(**known).added(units=units)
+    given = {name: value for name in names if (value := getattr(audit, name)) is not None}
+    return CanaryConfig(**given).added(units=units)
 
 
 def _impossible(folder: Path, privacy: Stated, ledger: LedgerRecord) -> Iterator[str]:

@@ -14,6 +14,7 @@ gives (``_check_half``), and the gradient of all rows of the batch with the sum 
 parts, drawn in secret (``_check_sum``).
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
@@ -388,8 +389,8 @@ class CrossExampleCheck:
                 return True
             prints.append(found[0])
             in_order = in_order and found[1]  # A caller may sort its batch.
-        finite = [all(are_finite(each)) for each in prints]
         sizes = [size_of(each) for each in prints]
+        finite = [math.isfinite(size) for size in sizes]
         largest = max((size for size, fine in zip(sizes, finite, strict=True) if fine), default=0.0)
         factors = [
             min(largest / size, MOST_ENLARGED) if in_order and fine and size else 1.0
@@ -433,18 +434,26 @@ class CrossExampleCheck:
         of_units = part.survey.every_unit is not None
         if not of_units or part.survey.compared is not None:
             losses, found = gradients(part, weights)
-            counted = weights != 0
-            same = self._same(losses[counted], part.losses[counted])
+            same = self._same(torch.where(weights != 0, losses, part.losses), part.losses)
             return None if part.survey.compared is not None and not same else (found, same)
-        expected, ran = part.losses.sort().values, False
-        for whole in dict.fromkeys((part.whole, *WHOLE)):
-            with suppress(NothingCompared):
-                losses, found = gradients(replace(part, whole=whole), weights)
-                ran, mine = True, losses.detach()
-                if self._same(mine.sort().values, expected):
-                    return found, self._same(mine, part.losses)
-                if all(bool(_near(loss, among, among, self.precision).any()) for loss in mine):
-                    return None
+        tried, ran = [(part, weights)], False
+        # What the caller makes for as many rows as there are units looks like what it has for each.
+        repeated = part.survey.repeated() if len(part.losses) == len(part.survey.rows) else None
+        if repeated is not None:
+            times = len(repeated.rows) // len(part.losses)
+            losses = part.losses.repeat(times)
+            again = replace(part, losses=losses, survey=repeated)
+            tried = [(again, weights.repeat(times) / times), *tried]
+        for rows, weights in tried:
+            expected = rows.losses.sort().values
+            for whole in dict.fromkeys((rows.whole, *WHOLE)):
+                with suppress(NothingCompared):
+                    losses, found = gradients(replace(rows, whole=whole), weights)
+                    ran, mine = True, losses.detach()
+                    if self._same(mine.sort().values, expected):
+                        return found, self._same(mine, rows.losses)
+                    if all(bool(_near(loss, among, among, self.precision).any()) for loss in mine):
+                        return None
         if ran:
             raise RunError(COUPLED)
         if part.fewer_run:

@@ -8,7 +8,6 @@ The directions are this process's own: a backward pass that knew them could turn
 them and leave all numbers as they are (``secret_directions``).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from secrets import SystemRandom
 
@@ -99,8 +98,12 @@ def scaled(prints: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
 
 
 def size_of(prints: Mapping[str, Tensor]) -> float:
-    """Returns the norm of all gradients together."""
-    return math.sqrt(sum(float(each[0]) ** 2 for each in prints.values()))
+    """Returns the norm of all gradients together, nan if one is not finite."""
+    if not prints:
+        return 0.0
+    device = next(iter(prints.values())).device
+    stacked = torch.stack([each.to(device) for each in prints.values()])
+    return float(torch.where(stacked.isfinite().all(), stacked[:, 0].norm(), torch.nan))
 
 
 def adds_up(
@@ -139,9 +142,8 @@ def secret_directions(shape: Sequence[int], device: torch.device) -> list[Tensor
     """
 
     def waves(n: int, drawn: Sequence[tuple[float, float]]) -> Tensor:
-        step, first = torch.tensor(drawn, dtype=torch.float64, device=device).unbind(1)
         places = torch.arange(n, device=device, dtype=torch.float64)
-        return places.unsqueeze(1).mul(step).add(first).cos()
+        return torch.stack([places.mul(step).add(first).cos() for step, first in drawn], 1)
 
     return [waves(n, drawn) for n, drawn in zip(shape, _WAVES, strict=True)]
 
