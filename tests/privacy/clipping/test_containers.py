@@ -473,34 +473,42 @@ class _TurnedByAll(torch.autograd.Function):
         return torch.stack(turned, 2).flatten(1)
 
 
+def _refused(_):
+    raise ValueError("four")
+
+
 class _KnowsHalves(nn.Module):
     """Its gradients meet; its outputs are others, or none, for four rows, part of all."""
 
-    def __init__(self, refuses):
+    def __init__(self, of_four):
         super().__init__()
-        self.refuses = refuses
+        self.of_four = of_four
         self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 5)
 
     def forward(self, x):
         found = self.last(_TurnedByAll.apply(self.first(x).tanh()))
-        if len(x) == 4 and self.refuses:
-            raise ValueError("four")
-        return found * 1.05 if len(x) == 4 else found
+        return self.of_four(found) if len(x) == 4 else found
 
 
 @pytest.mark.parametrize(
-    ("refuses", "words"), [(False, "depends on another"), (True, "fewer do not")]
+    ("of_four", "words"),
+    [
+        (lambda found: found * 1.05, "depends on another"),
+        (lambda found: found[:1] + 0 * found, "depends on another"),
+        (_refused, "fewer do not"),
+    ],
+    ids=["scaled", "copied", "refused"],
 )
 @pytest.mark.parametrize(("units", "each"), [(16, 1), (12, 2)])
 @pytest.mark.parametrize(
     "engine", ["book_keeping", *slow(("loop",), ("two_pass",), ("instantiate",))]
 )
 def test_units_whose_losses_differ_in_halves_hide_no_gradients_that_meet(
-    units, each, engine, refuses, words
+    units, each, engine, of_four, words
 ):
     """Sums moved by up to 8.7 times the norm when one of them was left out."""
-    model, count = _KnowsHalves(refuses), units * each
-    x, targets = torch.randn(count, 6), torch.randn(count, 5)
+    model, count = _KnowsHalves(of_four), units * each
+    x, weights = torch.randn(count, 6), torch.randn(5)
     owners = torch.arange(units).repeat_interleave(each)
     with pytest.raises(RunError, match=words):
-        clipped(model, lambda: (model(x) * targets).sum(1), engine, owners)
+        clipped(model, lambda: (model(x) * weights).sum(1), engine, owners)

@@ -452,7 +452,7 @@ class CrossExampleCheck:
                     ran, mine = True, losses.detach()
                     if self._same(mine.sort().values, expected):
                         return found, self._same(mine, rows.losses)
-                    if all(bool(_near(loss, among, among, self.precision).any()) for loss in mine):
+                    if self._are_some_of(mine, among):
                         return None
         if ran:
             raise RunError(COUPLED)
@@ -471,6 +471,14 @@ class CrossExampleCheck:
             with suppress(NothingCompared):
                 fine[number] = all(are_finite(gradients(alone, scale * weights)[1]))
         return among.of(owners[fine])[0] if fine.sum() > 1 else None
+
+    def _are_some_of(self, losses: Tensor, among: Tensor) -> bool:
+        """Whether each of some losses is another one of all."""
+        found = [
+            [int(_near(loss, each, among, self.precision).sum()) for each in (losses, among)]
+            for loss in losses
+        ]
+        return all(here <= there for here, there in found)
 
     def _same(self, one: Tensor, other: Tensor) -> bool:
         """Whether losses are the same but for rounding."""
