@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -191,7 +192,9 @@ def mixes(case: Case) -> bool:
             for batch in trial.batches[:number]:
                 trial.losses(trial.model, *batch)
             losses = trial.losses(trial.model, *trial.batches[number])
-        for loss, own in zip(losses, gradients, strict=True):
+        together = [sum(each) for each in zip(*gradients, strict=True)]
+        pairs = zip(losses, gradients, strict=True)
+        for loss, own in chain(pairs, [(losses.sum(), together)]):
             found = _gradient(trial.model, loss, retain=True)
             apart = max(float((a - b).norm()) for a, b in zip(found, own, strict=True))
             if apart > 1e-5 * float(norms.max()):
