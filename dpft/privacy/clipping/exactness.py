@@ -4,13 +4,13 @@ The first batch of a call signature is checked before it is used: each row runs 
 model (``single_example``); losses and gradients of at most eight rows, in another order, are
 compared with the bare model's (``proof``); and their losses with those among all rows
 (``cross_example``), as are those of two more subsets; the gradient of half of the last, and that of
-all rows with the sum of those of four parts. That is thirteen calls of ``compute_losses``: on all
-rows without a graph, on three subsets, on half of the last, on four parts and on all, on the last
-subset bare and clipped, and on all, which is used; of fewer than eight rows there are fewer parts.
-A plan that is not exact falls back to larger modules (``regions``). At the 16th batch of
-a signature, the 32nd and so on, and at one that is half as large again as all before, all but the
-proof is made again; and where losses come another way than any before, by another function of the
-caller's, they are compared as at a first batch.
+all rows with the sum of those of four parts (``cross_gradients``). That is thirteen calls of
+``compute_losses``: on all rows without a graph, on three subsets, on half of the last, on four
+parts and on all, on the last subset bare and clipped, and on all, which is used; of fewer than
+eight rows there are fewer parts. A plan that is not exact falls back to larger modules
+(``regions``). At the 16th batch of a signature, the 32nd and so on, and at one that is half as
+large again as all before, all but the proof is made again; and where losses come another way than
+any before, by another function of the caller's, they are compared as at a first batch.
 
 ``LossCheck`` is the part that every engine does: the model, and what computes losses around it, may
 mix examples in ways that no gradient shows (a batch mean, a rank, a sort), so losses are compared.
@@ -37,6 +37,7 @@ from dpft.privacy.clipping.separation.cross_example import (
     SubsetLosses,
     check_halves,
 )
+from dpft.privacy.clipping.separation.cross_gradients import CrossExampleGradients
 from dpft.privacy.clipping.separation.flow import coarsest_dtype, signature_of
 from dpft.privacy.clipping.separation.mapping import log_once
 from dpft.privacy.clipping.separation.proof import (
@@ -202,7 +203,8 @@ class LossCheck:
         with self._bare():
             found = check.compare(survey)
             if found is not None:
-                seen = check.check_gradients(found, self._trainable.now(), self._scale)
+                gradients = CrossExampleGradients(check)
+                seen = gradients.compare(found, self._trainable.now(), self._scale)
                 self._schedule.note_compared(self._kinds, seen=seen)
             return found
 

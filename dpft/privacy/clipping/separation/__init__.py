@@ -17,8 +17,8 @@ way. It is found when a call signature of the model is met for the first time:
    larger modules, at last to the whole model, and then the model is refused.
 
 That no row changes another is checked first, by re-executing each alone (``single_example``) and
-by comparing the losses of subsets of rows, and their gradients (``cross_example``,
-``fingerprints``).
+by comparing the losses of subsets of rows (``cross_example``) and their gradients
+(``cross_gradients``, ``fingerprints``).
 
 Worked example: a scale that is no layer's weight, shared by all examples.
 

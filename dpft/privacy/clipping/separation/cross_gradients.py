@@ -1,0 +1,309 @@
+"""The cross-example check of gradients: whether one example's changes with those beside it.
+
+Losses need not show a coupling: a backward pass of one's own, a hook on a gradient, a checkpoint
+that computes something else again may scale every gradient by what the batch held. So two gradients
+are compared after the losses (``cross_example``): that of half of a few rows, while the other half
+weighs nothing, with what that half alone gives (``_check_half``); and that of all rows of the batch
+with the sum of those of a few parts, drawn in secret (``_check_sum``).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from secrets import SystemRandom
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
+
+from dpft.errors import RunError, is_out_of_memory
+from dpft.privacy.clipping.separation.cross_example import (
+    COUPLED,
+    WHOLE,
+    CannotBeCompared,
+    Context,
+    CrossExampleCheck,
+    NothingCompared,
+    SubsetLosses,
+    near,
+)
+from dpft.privacy.clipping.separation.fingerprints import (
+    adds_up,
+    alike,
+    are_finite,
+    fingerprints_of,
+    scaled,
+    size_of,
+)
+from dpft.privacy.clipping.separation.proof import ordinary_gradients
+from dpft.privacy.clipping.separation.reexecution import evaluating
+
+MOST_PARTS = 4
+"""Of how many parts' gradients that of all rows must be the sum."""
+MOST_ENLARGED = 1000.0
+"""How much a part of small gradients weighs in that sum at most: rounding is enlarged with it."""
+Fingerprints = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+"""(losses, weights, again=…): losses anew, and fingerprints of the gradients of their sum."""
+COUPLED_GRADIENTS = (
+    "the gradient of one example's loss depends on the other examples of its batch, though the loss"
+    " does not, so no clipping bounds what one of them does: look for a backward pass of one's own,"
+    " a hook on a gradient or on saved tensors, a checkpoint that computes something else again, or"
+    " scale_grad_by_freq, and let each example's gradient follow from that example alone."
+)
+
+
+class CrossExampleGradients:
+    """Compares gradients of some rows among others with those that they have without these.
+
+    Args:
+        check: Compared the rows' losses.
+    """
+
+    def __init__(self, check: CrossExampleCheck) -> None:
+        self._check = check
+
+    def compare(
+        self, among: SubsetLosses, parameters: Mapping[str, Tensor], scale: float = 1.0
+    ) -> bool:
+        """Compares gradients of rows among others with those that they have without these.
+
+        Args:
+            among: Losses of some rows, whose graph is used up: each gradient needs its own.
+            parameters: What trains, by name.
+            scale: What losses are multiplied by before they are backpropagated.
+
+        Returns:
+            Whether they were compared: not where fewer than two are finite beside such as are not.
+
+        Raises:
+            RunError: They are others, or that cannot be seen.
+        """
+        everyone = among.of_all()
+        among.fewer_run = len(among.owners.unique()) < len(everyone.owners.unique())
+        everyone.fewer_run = among.fewer_run
+        evaluated = partial(evaluating, self._check.model_calls.model)
+        ways = (
+            (self._check.deterministic, False),
+            (self._check.deterministic, True),
+            (evaluated, True),
+        )
+        for around, inside in ways:
+            taken = partial(self._fingerprint, parameters=parameters, around=around, inside=inside)
+            # What is computed again in the backward pass may want the rows taken there too, or draw
+            # where nothing holds it off.
+            with suppress(CheckpointError):
+                half = self._check_half(among, scale, taken, again=inside)
+                if self._check_sum(everyone, scale, taken) and half:
+                    return True
+                # One that is not finite spoils those of all rows beside it: 0 * nan is nan.
+                rest = self._finite_owners(among, scale, taken)
+                if rest is not None:
+                    self._check_half(rest, scale, taken, again=True)
+                    self._check_sum(rest, scale, taken)
+                return rest is not None
+        raise NothingCompared("a checkpoint computes something else again")
+
+    def _check_half(
+        self, among: SubsetLosses, scale: float, gradients: Fingerprints, *, again: bool
+    ) -> bool:
+        """Compares the gradient of half of some rows, the others weighing nothing, with its own.
+
+        Returns:
+            Whether what was compared is finite; what is not is passed.
+        """
+        halves = [*among.parts()]
+        if not halves:
+            return True
+        rows, places = SystemRandom().choice(halves)
+        survey, theirs = among.survey, among.losses.detach()
+        each = torch.exp2(torch.arange(len(places), device=theirs.device) % 8 - 4).to(theirs)
+        if survey.every_unit is not None:
+            each = torch.ones_like(each)  # Which of a unit's rows bears its loss is the caller's.
+        weights = torch.zeros_like(theirs)
+        # Losses that are not finite are not added; nor can they be told apart.
+        weights[places] = scale * torch.where(theirs[places].isfinite(), each, 0.0)
+        _, expected = gradients(among, weights, again=again or not among.losses.requires_grad)
+        among.losses = theirs
+        of_part = weights if survey.compared is not None else weights[places]
+        known = theirs if survey.compared is not None else theirs[places]
+        alone = replace(among, losses=known, survey=replace(survey, rows=rows))
+        found = self._alone(alone, of_part, theirs, gradients)
+        if found is None:
+            return True
+        got, _ = found
+        if not alike(expected, got, self._coarsest(theirs)):
+            raise RunError(COUPLED_GRADIENTS)
+        return all(are_finite(expected)) and all(are_finite(got))
+
+    def _check_sum(self, among: SubsetLosses, scale: float, gradients: Fingerprints) -> bool:
+        """Compares the gradient of all of some rows' losses with the sum of those of parts alone.
+
+        What meets in large batches alone, or only where each row's loss weighs something, shows
+        here. Which rows are a part's is drawn in secret; each part is of the same size in the sum,
+        so that none hides the others.
+
+        Returns:
+            Whether at least two parts that are finite were compared.
+        """
+        survey, theirs = among.survey, among.losses.detach()
+        owners = among.owners.unique()
+        if len(owners) < 2:
+            return True
+        number = 2 if survey.compared is not None else min(MOST_PARTS, max(2, len(owners) // 2))
+        order = SystemRandom().sample(range(len(owners)), len(owners))
+        parts, prints = [*owners[torch.tensor(order)].tensor_split(number)], []
+        in_order = True
+        for chosen in parts:
+            part, weights = among.of(chosen)
+            weights = scale * torch.where(part.losses.isfinite(), weights, 0.0)
+            found = self._alone(part, weights, theirs, gradients)
+            if found is None:
+                return True
+            prints.append(found[0])
+            in_order = in_order and found[1]  # A caller may sort its batch.
+        sizes = [size_of(each) for each in prints]
+        finite = [math.isfinite(size) for size in sizes]
+        largest = max((size for size, fine in zip(sizes, finite, strict=True) if fine), default=0.0)
+        factors = [
+            min(largest / size, MOST_ENLARGED) if in_order and fine and size else 1.0
+            for size, fine in zip(sizes, finite, strict=True)
+        ]
+        every = range(len(parts))
+        kept = [number for number in every if finite[number]]
+
+        def adds_up_to(whole: SubsetLosses, numbers: Sequence[int]) -> bool:
+            weights = torch.zeros_like(whole.losses)
+            for number in numbers:
+                weights[whole.places_of(parts[number])] = scale * factors[number]
+            weights = torch.where(whole.losses.isfinite(), weights, 0.0)
+            _, seen = gradients(whole, weights)
+            addends = [scaled(prints[number], factors[number]) for number in numbers]
+            if not adds_up(seen, addends, self._coarsest(theirs)):
+                raise RunError(COUPLED_GRADIENTS)
+            return all(are_finite(seen))
+
+        all_finite = adds_up_to(among, every)
+        if len(kept) == len(parts):
+            return all_finite
+        if len(kept) < 2:
+            return False
+        return adds_up_to(among.of(torch.cat([parts[number] for number in kept]))[0], kept)
+
+    def _alone(
+        self, part: SubsetLosses, weights: Tensor, among: Tensor, gradients: Fingerprints
+    ) -> tuple[dict[str, Tensor], bool] | None:
+        """Returns fingerprints of some rows' gradients by themselves; whether losses are in order.
+
+        None where losses agree, but are those of other rows: the caller has units in an order of
+        its own, or what is cut where as many rows run is none of them; or where no fewer units run.
+
+        Args:
+            part: The rows, with the losses that they have among others.
+            weights: Of each loss.
+            among: Losses of all that are compared.
+            gradients: Computes both.
+        """
+        of_units = part.survey.every_unit is not None
+        if not of_units or part.survey.compared is not None:
+            losses, found = gradients(part, weights)
+            same = self._same(torch.where(weights != 0, losses, part.losses), part.losses)
+            return None if part.survey.compared is not None and not same else (found, same)
+        tried, ran = [(part, weights)], False
+        # What the caller makes for as many rows as there are units looks like what it has for each.
+        repeated = part.survey.repeated() if len(part.losses) == len(part.survey.rows) else None
+        if repeated is not None:
+            times = len(repeated.rows) // len(part.losses)
+            losses = part.losses.repeat(times)
+            again = replace(part, losses=losses, survey=repeated)
+            tried = [(again, weights.repeat(times) / times), *tried]
+        for rows, weights in tried:
+            expected = rows.losses.sort().values
+            for whole in dict.fromkeys((rows.whole, *WHOLE)):
+                with suppress(NothingCompared):
+                    losses, found = gradients(replace(rows, whole=whole), weights)
+                    ran, mine = True, losses.detach()
+                    if self._same(mine.sort().values, expected):
+                        return found, self._same(mine, rows.losses)
+                    if self._are_some_of(mine, among):
+                        return None
+        if ran:
+            raise RunError(COUPLED)
+        if part.fewer_run:
+            raise NothingCompared("fewer do not run")
+        return None
+
+    def _finite_owners(
+        self, among: SubsetLosses, scale: float, gradients: Fingerprints
+    ) -> SubsetLosses | None:
+        """Returns the rows or units that have finite gradients by themselves; None for one."""
+        owners = among.owners.unique()
+        fine = torch.zeros(len(owners), dtype=torch.bool)
+        for number in range(len(owners)):
+            alone, weights = among.of(owners[number])
+            with suppress(NothingCompared):
+                fine[number] = all(are_finite(gradients(alone, scale * weights)[1]))
+        return among.of(owners[fine])[0] if fine.sum() > 1 else None
+
+    def _are_some_of(self, losses: Tensor, among: Tensor) -> bool:
+        """Whether each of some losses is another one of all."""
+        found = [
+            [int(near(loss, each, among, self._check.precision).sum()) for each in (losses, among)]
+            for loss in losses
+        ]
+        return all(here <= there for here, there in found)
+
+    def _same(self, one: Tensor, other: Tensor) -> bool:
+        """Whether losses are the same but for rounding."""
+        return not len(other) or bool(near(one, other, other, self._check.precision).all())
+
+    def _fingerprint(
+        self,
+        subset: SubsetLosses,
+        weights: Tensor,
+        *,
+        parameters: Mapping[str, Tensor],
+        around: Context,
+        again: bool = True,
+        inside: bool,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns a subset's losses, and a fingerprint of each gradient of their weighted sum.
+
+        Args:
+            subset: Whose losses.
+            weights: Of each loss, shape (n,).
+            parameters: What trains, by name.
+            around: Makes the model run without randomness.
+            again: Whether the losses are computed anew.
+            inside: Whether their backward pass sees these rows alone, too.
+        """
+        if not again:
+            with around():
+                gradients = ordinary_gradients(subset.losses, parameters, weights=weights)
+                return subset.losses, fingerprints_of(gradients)
+        self._check.state.restore()
+        try:
+            with subset.again(self._check.model_calls, lambda _: False, around) as taken:
+                losses = self._check.compute_losses()
+                with taken.asleep():  # Weights may be as many as the rows that are cut.
+                    if losses.shape != weights.shape:
+                        raise CannotBeCompared("their number does not follow")
+                if inside:
+                    taken.mark(weights)
+                    with around():
+                        gradients = ordinary_gradients(losses, parameters, weights=weights)
+                        with taken.asleep():
+                            return losses, fingerprints_of(gradients)
+            with around():
+                gradients = ordinary_gradients(losses, parameters, weights=weights)
+                return losses, fingerprints_of(gradients)
+        except CheckpointError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise NothingCompared("fewer do not run") from error
+
+    def _coarsest(self, losses: Tensor) -> torch.dtype:
+        return max((losses.dtype, self._check.precision), key=lambda dtype: torch.finfo(dtype).eps)

@@ -1,0 +1,97 @@
+"""Gradients of rows among others and without these: what must be the same, and what cannot be."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+from dpft.errors import RunError
+from dpft.privacy.clipping.separation.cross_example import CrossExampleCheck
+from dpft.privacy.clipping.separation.cross_gradients import CrossExampleGradients
+from dpft.privacy.clipping.separation.reexecution import RandomState
+from dpft.privacy.clipping.separation.row_subset import ModelCalls
+
+ROWS = 12
+X = torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0))
+CPU = torch.device("cpu")
+
+
+class Scaled(torch.autograd.Function):
+    """Passes what it is given, and gradients times ``scale_of`` them."""
+
+    @staticmethod
+    def forward(ctx, values, scale_of):
+        ctx.scale_of = scale_of
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.scale_of(gradient), None
+
+
+def compared(scale_of, x=X, units=None):
+    """Returns whether gradients were compared, behind losses that are the same on any rows.
+
+    Raises:
+        RunError: They are not the same.
+    """
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    calls = ModelCalls(model)
+    model.forward = calls.watched(lambda x: nn.Linear.forward(model, x))
+    state = RandomState.now(CPU)
+    compute = lambda: Scaled.apply(model(x), scale_of)[:, 0] ** 2  # noqa: E731
+    with calls.training(lambda _: True, units):
+        expected = compute().detach()
+    calls.survey.choose(expected)
+    check = CrossExampleCheck(
+        model_calls=calls,
+        compute_losses=compute,
+        expected=expected,
+        state=state,
+        deterministic=nullcontext,
+        precision=torch.float32,
+        check_repeatable=lambda: None,
+    )
+    found = check.compare(calls.survey)
+    return CrossExampleGradients(check).compare(found, dict(model.named_parameters()))
+
+
+def weighed(gradient):
+    return int((gradient != 0).sum())
+
+
+@pytest.mark.parametrize(
+    "scale_of",
+    [
+        len,
+        lambda gradient: 1.0 + (len(gradient) >= 9),
+        lambda gradient: 1.0 + (weighed(gradient) >= 9),
+        lambda gradient: 1.0 + 0.05 * (weighed(gradient) == ROWS),
+        lambda gradient: gradient.norm(),
+    ],
+    ids=["number", "nine rows", "nine that weigh", "5 % where all weigh", "norm of all"],
+)
+def test_a_backward_pass_that_reads_other_rows_is_seen(scale_of):
+    with pytest.raises(RunError, match="gradient of one example's loss depends on the other"):
+        compared(scale_of)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5, ROWS])
+def test_what_is_done_to_each_row_alone_passes(rows):
+    assert compared(lambda gradient: 3.0, X[:rows])
+
+
+def test_rows_that_are_not_finite_do_not_keep_others_from_being_compared():
+    x = X.clone()
+    x[4] = float("nan")
+    assert compared(lambda gradient: 1.0, x)
+    with pytest.raises(RunError, match="gradient of one example's loss"):
+        compared(lambda gradient: 1.0 + 0.5 * (weighed(gradient) >= 4), x)
+
+
+def test_one_finite_row_beside_such_as_are_not_is_not_called_compared():
+    x = torch.full_like(X, float("nan"))
+    x[4] = X[4]
+    assert not compared(lambda gradient: 1.0, x)
