@@ -24,7 +24,7 @@ form it in float64 where s is below 1e-3. Each clips by the norm of the very gra
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
@@ -48,7 +48,6 @@ from dpft.privacy.clipping.heads import (
     WideUse,
     is_wide,
     widen,
-    widen_unchecked,
 )
 from dpft.privacy.clipping.norms import CarefulSquares
 from dpft.privacy.clipping.patch_use import PatchUse
@@ -75,7 +74,7 @@ class BookKeepingEngine(RecordingEngine):
         with torch.no_grad():
             rows = Rows(losses, units)
             for kept in uses.values():
-                kept[:] = [rows.fold(widen_unchecked(use)) for use in merge_uses(kept)]
+                kept[:] = [rows.fold(widen(use)) for use in merge_uses(kept)]
             return self.add_clipped(uses, rows)
 
     def _keep(self, name: str, use: Use) -> None:
@@ -162,7 +161,7 @@ class TwoPassEngine(RecordingEngine):
                 reused.add(name)
             else:
                 met.add(name)
-                collector.add(name, self._folded(name, [use], rows, widen_unchecked))
+                collector.add(name, self._folded(name, [use], rows))
 
         try:
             self.backward(losses, receive, retain_graph=True)
@@ -171,7 +170,7 @@ class TwoPassEngine(RecordingEngine):
         if not reused:
             with torch.no_grad():
                 for name, uses in kept.items():
-                    collector.add(name, self._folded(name, uses, rows, widen_unchecked))
+                    collector.add(name, self._folded(name, uses, rows))
         return reused
 
     def _recheck(self, losses: Tensor, rows: Rows, names: set[str]) -> dict[str, CarefulSquares]:
@@ -179,7 +178,7 @@ class TwoPassEngine(RecordingEngine):
         careful: dict[str, CarefulSquares] = {}
 
         def take(name: str, *uses: Use) -> None:
-            folded = self._folded(name, uses, rows, widen)
+            folded = self._folded(name, uses, rows)
             careful[name] = rows.squared_norms(folded, self.negligible)
 
         def receive(name: str, use: Use) -> None:
@@ -193,9 +192,7 @@ class TwoPassEngine(RecordingEngine):
             take(name, *uses)
         return careful
 
-    def _folded(
-        self, name: str, uses: Sequence[Use], rows: Rows, widen: Callable[[Use], Use]
-    ) -> list[Use]:
+    def _folded(self, name: str, uses: Sequence[Use], rows: Rows) -> list[Use]:
         """Returns a parameter's uses merged and folded; remembers where a vocabulary's count."""
         widened = [widen(use) for use in merge_uses(uses)]
         for use in widened:
@@ -218,7 +215,7 @@ class TwoPassEngine(RecordingEngine):
         def widened_again(name: str, use: Use) -> Use:
             """Of a vocabulary's weight with the positions that counted before."""
             spans = self._spans.get((name, use.left.shape[1])) if is_wide(use) else None
-            return widen(use) if spans is None else widen_unchecked(use, spans)
+            return widen(use, spans)
 
         def add(name: str, *uses: Use) -> None:
             folded = [rows.fold(widened_again(name, use)) for use in uses]

@@ -55,8 +55,6 @@ RANKS = 64
 WIDE_SHARE = 16
 BLOCK_ROWS = 4096
 """Rows of the weight that are copied at a time."""
-PROBE = 64
-"""First entries of a position by which most positions that count are found."""
 COPIED_AT_A_TIME = 2**22
 """Numbers of it that are copied at a time where its norm is taken (16 MB)."""
 WORTH_DROPPING = 0.9
@@ -74,13 +72,10 @@ class WideUse(OuterProduct):
     Attributes:
         spans: First and past-last position of each example with a gradient; equal for none.
         dropped: Whether rows outside the spans may be other than zero, and must not be read.
-        doubt: Whether there is anything but zeros outside the spans after all, a number that is
-            not yet looked at; None where it is known that there is not.
     """
 
     spans: tuple[Span, ...]
     dropped: bool = False
-    doubt: Tensor | None = None
 
     def squares(self) -> Squares:
         """Returns the squared gradient norms from the positions that count."""
@@ -159,39 +154,19 @@ class WideUse(OuterProduct):
         return WideUse(self.left, self.right, tuple(spans), dropped=True)
 
 
-def widen(use: Use) -> Use:
-    """Returns a use of a vocabulary's weight as a ``WideUse``, any other use as it is."""
-    if not is_wide(use):
-        return use
-    guess = widen_unchecked(use)
-    assert isinstance(guess, WideUse)
-    if guess.doubt is None or not bool(guess.doubt):
-        return replace(guess, doubt=None)
-    counted = torch.zeros(use.left.shape[:2], dtype=torch.bool, device=use.left.device)
-    for block in _blocks(use.left.shape[2]):
-        counted |= (use.left[:, :, block] != 0).any(2)
-    return WideUse(use.left, use.right, _spans(counted))
+def widen(use: Use, spans: tuple[Span, ...] | None = None) -> Use:
+    """Returns a use of a vocabulary's weight as a ``WideUse``, any other use as it is.
 
-
-def widen_unchecked(use: Use, spans: tuple[Span, ...] | None = None) -> Use:
-    """Returns a use as ``widen`` does, from one look at a few numbers of each position.
-
-    A row that counts shows in its first entries as a rule. Whether one outside the spans does not
-    is found out too, but not looked at: ``doubt`` says so.
+    Args:
+        use: As it was recorded.
+        spans: The positions that count, where they are known.
     """
     if not is_wide(use):
         return use
     if spans is None:
-        spans = _spans((use.left[:, :, :PROBE] != 0).any(2))
-        return WideUse(use.left, use.right, spans, doubt=_doubt(use.left, spans))
+        # Two reductions copy nothing; what is not a number shows in both.
+        spans = _spans((use.left.amax(2) != 0) | (use.left.amin(2) != 0))
     return WideUse(use.left, use.right, spans)
-
-
-def certain(use: Use) -> Use:
-    """Returns a use whose spans leave no doubt."""
-    if isinstance(use, WideUse) and use.doubt is not None:
-        return widen(OuterProduct(use.left, use.right))
-    return use
 
 
 def is_wide(use: Use) -> TypeGuard[OuterProduct]:
@@ -202,22 +177,6 @@ def is_wide(use: Use) -> TypeGuard[OuterProduct]:
     if rows >= max(WIDE_ROWS, OF_LAYERS * columns + 1):
         return True
     return columns > RANKS and rows >= max(SMALL_WIDE_ROWS, WIDE_SHARE * columns)
-
-
-def _doubt(left: Tensor, spans: Sequence[Span]) -> Tensor | None:
-    """Returns how many entries outside the spans are not zero, up to a few; NaN is not zero."""
-    steps = left.shape[1]
-    outside = [
-        i * steps + t
-        for i, (start, end) in enumerate(spans)
-        for t in (*range(start), *range(end, steps))
-    ]
-    if not outside:
-        return None
-    places = sent(outside, torch.long, left.device)
-    rows, width = left.flatten(0, 1), max(BLOCK_ROWS, COPIED_AT_A_TIME // len(outside))
-    blocks = (block.index_select(0, places) for block in rows.split(width, 1))
-    return torch.stack([(block != 0).any() for block in blocks]).any()
 
 
 def _spans(counted: Tensor) -> tuple[Span, ...]:

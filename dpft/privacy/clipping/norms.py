@@ -29,6 +29,7 @@ from dpft.privacy.clipping.squares import (
     formed_squares,
     in_norm_dtype,
     lost_by_underflow,
+    numbers_at_a_time,
     product_sums,
     stays_half,
     sums_of_squares,
@@ -227,8 +228,12 @@ class GradientMatrix:
 
     def squares(self) -> Tensor:
         """Returns the squared norms of all of them together, shape (b,), in float64."""
-        norms: Tensor = torch.linalg.vector_norm(self.values, dim=1, dtype=torch.float64)
-        return norms.square()
+        # A processor makes a copy in float64: of some rows at a time it is soon made.
+        values = self.values
+        count = max(1, numbers_at_a_time(values.device) // max(1, values.shape[1]))
+        parts = values.split(count) if len(values) else [values]
+        norms = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts]
+        return torch.cat(norms).square()
 
     def weighted_sums(self, factors: Tensor, finite: Tensor | None) -> dict[str, Tensor]:
         """Returns sum over i of ``factors[i] * gradient[i]`` of each parameter, by name.

@@ -23,7 +23,6 @@ from dpft.privacy.clipping.engine import (
     LossFunction,
 )
 from dpft.privacy.clipping.exactness import ExactnessCheck
-from dpft.privacy.clipping.heads import WideUse, certain
 from dpft.privacy.clipping.norms import (
     CarefulSquares,
     GradientMatrix,
@@ -144,7 +143,6 @@ class CollectedNorms:
         groups: The group of each row.
         values: Squared norms of the parameters of a row together, shape (rows, b), float64.
         believed: Which of them can be believed, shape (rows, b).
-        doubts: By parameter, whether its use before any check was not the whole use.
         matrices: The small gradients, side by side.
     """
 
@@ -152,7 +150,6 @@ class CollectedNorms:
     groups: Sequence[int]
     values: Tensor
     believed: Tensor
-    doubts: Mapping[str, Tensor]
     matrices: Sequence[GradientMatrix]
 
     @property
@@ -191,14 +188,12 @@ class CollectedNorms:
         Args:
             finite: Which examples' losses are finite; the others are left out whatever they give.
         """
-        wrong = (self.believed | ~finite).all().logical_not()
-        return torch.stack([wrong, *(doubt.bool() for doubt in self.doubts.values())]).any()
+        return (self.believed | ~finite).all().logical_not()
 
     def rows_to_recheck(self, finite: Tensor) -> list[int]:
         """Returns the rows to take again; looks at the device."""
         rows = (self.believed | ~finite).all(1).tolist()
-        doubted = {name for name, doubt in self.doubts.items() if bool(doubt)}
-        return [i for i, fine in enumerate(rows) if not fine or doubted & set(self.names[i])]
+        return [i for i, fine in enumerate(rows) if not fine]
 
 
 class NormCollector:
@@ -220,16 +215,12 @@ class NormCollector:
         self._grams: dict[tuple[int, ...], list[tuple[int, GramPair]]] = defaultdict(list)
         self._lengths: dict[tuple[int, torch.dtype], list[tuple[str, Tensor]]] = defaultdict(list)
         self._formed: list[tuple[int, Tensor, Tensor]] = []
-        self._doubts: dict[str, Tensor] = {}
         self._matrices: list[GradientMatrix] = []
         self._small = SmallGradients()
         self._shared = SharedInputs() if uses_stay else None
 
     def add(self, name: str, folded: Sequence[Use]) -> None:
         """Takes all uses of a parameter, folded by unit, at most one of each kind."""
-        for each in folded:
-            if isinstance(each, WideUse) and each.doubt is not None:
-                self._doubts[name] = each.doubt
         uses = self._batch.by_unit(folded)
         use = uses[0]
         if len(uses) == 1 and isinstance(use, GradientUse):
@@ -267,7 +258,7 @@ class NormCollector:
         values, distances = self._assembled()
         names, groups = [names for names, _ in self._rows], [group for _, group in self._rows]
         believed = distances >= -negligible
-        return CollectedNorms(names, groups, values, believed, self._doubts, self._matrices)
+        return CollectedNorms(names, groups, values, believed, self._matrices)
 
     def _assembled(self) -> tuple[Tensor, Tensor]:
         """Returns the squares of all rows and their distance from doubt, shape (rows, b)."""
@@ -424,8 +415,6 @@ class RecordingEngine(Engine):
             del uses[name]
 
         def recheck(names: set[str]) -> dict[str, CarefulSquares]:
-            for name in names:
-                uses[name][:] = [certain(use) for use in uses[name]]
             return {name: rows.squared_norms(uses[name], self.negligible) for name in names}
 
         decision = self.decide(collected, rows, recheck)
