@@ -315,7 +315,8 @@ def _settings(row: Reference, config: Mapping[str, Any], *, swept: bool) -> str:
     listed = ", ".join(f"{key} {word}" for key, word in words.items())
     if agrees(row.settings, config):
         return f"; at this run's {listed}"
-    return f"; at {listed}, which this run's settings are not"
+    others = [key for key, value in row.settings.items() if not agrees({key: value}, config)]
+    return f"; at {listed}, of which this run has another {' and '.join(others)}"
 
 
 def _mark(entry: ScoreEntry) -> str:

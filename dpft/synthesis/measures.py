@@ -96,9 +96,12 @@ def stretch(column: Column, value: Any) -> int:
 
 
 def stretch_name(column: Column, at: int) -> str:
-    """Returns where a stretch begins."""
+    """Returns where a stretch begins: at its first value, where each has one."""
     assert isinstance(column, Number | Day)
     before = at * _span(column) / STRETCHES
+    if isinstance(column, Number) and _span(column) >= STRETCHES * column.step:
+        first = column.minimum + math.ceil(before / column.step) * column.step
+        return f"from {first:.{column.places}f}"
     if isinstance(column, Day):
         return f"from {column.minimum + datetime.timedelta(days=math.ceil(before))}"
     return f"from {column.minimum + before:.{column.places + 1}f}"

@@ -105,7 +105,7 @@ def test_a_saved_run_of_a_sweep_finds_its_cell_and_says_whose_its_inherited_rows
     assert cell[2][table.metrics.index("bleu")] == 63.77
     assert len(inherited) == 3
     assert all("train.expected_batch_size 1024" in name for name, *_ in inherited)
-    assert all(name.endswith("which this run's settings are not") for name, *_ in inherited)
+    assert all(", of which this run has another train." in name for name, *_ in inherited)
 
 
 def test_a_wrong_map_is_refused_with_its_key() -> None:

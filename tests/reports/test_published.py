@@ -56,7 +56,7 @@ def test_a_row_with_settings_says_whether_they_are_the_runs() -> None:
     config = {**CONFIG, "reference": [row]}
     assert published(config)[0][0].endswith("full; at this run's train.learning_rate 0.002")
     other = {**config, "train": {**CONFIG["train"], "learning_rate": 1e-3}}
-    name = "full; at train.learning_rate 0.002, which this run's settings are not"
+    name = "full; at train.learning_rate 0.002, of which this run has another train.learning_rate"
     assert published(other)[0][0].endswith(name)
 
 

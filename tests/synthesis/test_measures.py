@@ -80,14 +80,16 @@ def test_cramers_v_is_the_corrected_one() -> None:
 def test_bins_follow_the_schemas_range_and_not_the_rows() -> None:
     age = SCHEMA.named["age"]
     assert [stretch(age, value) for value in (18, 26, 27, 99)] == [0, 0, 1, 9]
-    assert stretch_name(age, 0) == "from 18.0"
+    assert [stretch_name(age, at) for at in (0, 1, 9)] == ["from 18", "from 27", "from 92"]
+    few = schema_of({"columns": {"n": {"type": "integer", "minimum": 1, "maximum": 5}}}).named["n"]
+    assert len({stretch_name(few, at) for at in range(10)}) == 10  # some have no value of their own
     day = schema_of(
         {"columns": {"d": {"type": "date", "minimum": "2020-01-01", "maximum": "2020-01-20"}}}
     ).named["d"]
     first = day.read("2020-01-01")
     assert [stretch(day, day.read(f"2020-01-{n:02d}")) for n in (1, 2, 3, 20)] == [0, 0, 1, 9]
     assert stretch_name(day, 1) == "from 2020-01-03" and stretch(day, first) == 0
-    assert bins(age, [18, None]) == ["from 18.0", ""]
+    assert bins(age, [18, None]) == ["from 18", ""]
 
 
 def test_a_texts_bin_is_its_number_of_words_and_one_for_all_long_ones() -> None:

@@ -110,7 +110,7 @@ def _check_range(point: _Point, eps: float) -> None:
     if epsilon <= eps and noise <= MIN_NOISE:
         raise AccountantError(
             f"a noise multiplier of {MIN_NOISE:g}, which protects nothing, gives {epsilon:.3g} "
-            "already; lower privacy.eps, or set privacy=none"
+            "already; lower privacy.eps"
         )
     if epsilon > eps and noise >= MAX_NOISE:
         raise AccountantError(
