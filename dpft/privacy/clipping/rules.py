@@ -3,6 +3,7 @@
 To add a kind, write its forward and name it in ``LAYER_RULES``.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -546,6 +547,9 @@ def find_rule(module: nn.Module) -> Rule | None:
     for kind, rule in LAYER_RULES.items():
         if isinstance(module, kind) and type(module).forward is kind.forward:
             return rule
+    falcon = sys.modules.get("transformers.models.falcon.modeling_falcon")
+    if falcon is not None and type(module).forward is falcon.FalconLinear.forward:
+        return dense_forward  # x @ W.T + bias, written out
     return embedding_subclass_forward if isinstance(module, nn.Embedding) else None
 
 

@@ -14,6 +14,7 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.pytorch_utils import Conv1D
 
 from dpft import head_losses
@@ -23,7 +24,7 @@ from dpft.kinds import CAUSAL, SEQ2SEQ
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper, norms
 from dpft.privacy.clipping.choices import Compilation
-from dpft.privacy.clipping.rules import for_normalization, for_product, sum_dtype
+from dpft.privacy.clipping.rules import find_rule, for_normalization, for_product, sum_dtype
 from dpft.training.training_config import autocast
 from tests.privacy.clipping.oracle import gpt2
 from tests.privacy.clipping.rules.oracle import (
@@ -37,7 +38,17 @@ LAYERS = {
     "linear": lambda: nn.Linear(3, 6),
     "linear without bias": lambda: nn.Linear(3, 6, bias=False),
     "conv1d": lambda: Conv1D(6, 3),
+    "falcon's": lambda: FalconLinear(3, 6),
 }
+
+
+def test_falcons_layer_has_a_rule_and_what_inherits_from_it_has_none():
+    class Doubled(FalconLinear):
+        def forward(self, inputs):
+            return 2 * super().forward(inputs)
+
+    assert find_rule(FalconLinear(3, 6)) is find_rule(nn.Linear(3, 6))
+    assert find_rule(Doubled(3, 6)) is None
 
 
 @pytest.fixture(params=LAYERS)
