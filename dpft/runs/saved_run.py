@@ -481,9 +481,7 @@ def check_beside(folder: Path, ledger: LedgerRecord | None) -> None:
     """
     known = _stated(folder)
     _check_not_cut(folder, known, ledger)
-    if ledger is None:
-        return
-    if found := _differences(folder, known, ledger):
+    if ledger is not None and (found := _differences(folder, known, ledger)):
         raise StateError(f"{'; '.join(found)}. Put it back as it was.")
 
 
@@ -499,13 +497,15 @@ def check_model(folder: Path, ledger: LedgerRecord | None) -> None:
 def _check_not_cut(
     folder: Path, known: RunPrivacy | Vocabulary | None, ledger: LedgerRecord | None
 ) -> None:
-    """Refuses a ledger that is gone, or has not ended and lacks lines that privacy.json names."""
-    if known is None or not has_noise(known):
+    """Refuses a ledger that is gone, or has not ended, where privacy.json says that it has."""
+    if known is None or not has_noise(known) or (ledger is not None and ledger.closed):
         return
-    named = known.ledger
-    if ledger is None or (not ledger.closed and named.lines > ledger.lines):
-        anchor = Anchor(named.lines, named.head, by=str(folder / PRIVACY))
-        check_anchor(folder / LEDGER, ledger, anchor)
+    named, path = known.ledger, folder / LEDGER
+    check_anchor(path, ledger, Anchor(named.lines, named.head, by=str(folder / PRIVACY)))
+    raise StateError(
+        f"{path} must have its closing line, after which {folder / PRIVACY} is written, got none;"
+        " it was cut. Put it back as it was."
+    )
 
 
 def _why_no_ledger(folder: Path) -> str:

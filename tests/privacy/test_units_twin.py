@@ -11,6 +11,7 @@ from dpft.methods.base import METHODS
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper
 from tests.privacy.clipping.oracle import total_norm
+from tests.privacy.test_methods_twin import SHAPES, prepared, row
 from tests.slowness import slow_but_each
 from tests.training.toy import tiny_model, training_set
 
@@ -84,6 +85,22 @@ def test_without_units_the_same_records_would_move_it_further():
     apart = [replace(each, units=None, examples=kept(each)) for each in (whole, rest)]
     everyone, others = (clipped_sum(model, each, "book_keeping") for each in apart)
     assert total_norm({name: everyone[name] - others[name] for name in everyone}) > 1.5 * NORM
+
+
+@pytest.mark.parametrize("engine", ["book_keeping", "loop"])
+def test_as_many_units_as_label_words_are_not_taken_for_them(engine):
+    """Three times the rows of a half may be as many as all rows, and as the classes are units."""
+    layout = SHAPES["bert-words"].layout
+    _, model = prepared("full", "bert-words")
+    generator = torch.Generator().manual_seed(5)
+    lengths = (18, 12, 11, 13, 12, 7)
+    rows = [row(layout, number, length, generator) for number, length in enumerate(lengths)]
+    units = torch.tensor([0, 0, 0, 1, 1, 2])
+    assert len(units.unique()) == len(layout.words)
+    batch = replace(layout.collate(rows), units=units)
+    for _ in range(8):  # Which half is looked at is drawn in secret.
+        with PerExampleClipper(model, NORM, engine=engine) as clipper:
+            accumulate(clipper, model, batch)
 
 
 def kept(data):

@@ -546,6 +546,18 @@ def test_a_run_whose_ledger_was_cut_has_no_record(tmp_path: Path) -> None:
         read_finished_runs([tmp_path / "run"])
 
 
+def test_a_ledger_without_its_closing_line_does_not_pass_by_an_edited_head(tmp_path: Path) -> None:
+    """privacy.json is written once the ledger is closed; no head in it makes up for that line."""
+    folder = make_run(tmp_path / "run")
+    ledger = folder / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
+    cut = read_ledger(ledger)
+    edit(folder, ledger={"lines": cut.lines, "head": cut.head})
+    for reads in (lambda: read_finished_runs([folder]), lambda: read_spent(str(folder))):
+        with pytest.raises(StateError, match="must have its closing line, after which .*privacy"):
+            reads()
+
+
 def test_a_report_that_was_handed_on_without_its_ledger_is_read(tmp_path: Path) -> None:
     (make_run(tmp_path / "run") / "ledger.jsonl").unlink()
     records, _ = read_finished_runs([tmp_path / "run"])

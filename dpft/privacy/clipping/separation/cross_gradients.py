@@ -42,6 +42,8 @@ from dpft.privacy.clipping.separation.reexecution import evaluating
 
 MOST_PARTS = 4
 """Of how many parts' gradients that of all rows must be the sum."""
+MOST_SPLITS = 64
+"""How often parts are halved, in all, to find the rows in them that are not finite."""
 MOST_ENLARGED = 1000.0
 """How much a part of small gradients weighs in that sum at most: rounding is enlarged with it."""
 Fingerprints = Callable[..., tuple[Tensor, dict[str, Tensor]]]
@@ -142,7 +144,8 @@ class CrossExampleGradients:
 
         What meets in large batches alone, or only where each row's loss weighs something, shows
         here. Which rows are a part's is drawn in secret; each part is of the same size in the sum,
-        so that none hides the others.
+        so that none hides the others. Of a part that is not finite the rows are found that are not,
+        so that these alone are left out.
 
         Returns:
             Whether at least two parts that are finite were compared.
@@ -153,17 +156,28 @@ class CrossExampleGradients:
             return True
         number = 2 if survey.compared is not None else min(MOST_PARTS, max(2, len(owners) // 2))
         order = SystemRandom().sample(range(len(owners)), len(owners))
-        parts, prints = [*owners[torch.tensor(order)].tensor_split(number)], []
-        in_order = True
-        for chosen in parts:
+        waiting = [*owners[torch.tensor(order)].tensor_split(number)]
+        parts: list[Tensor] = []
+        prints: list[dict[str, Tensor]] = []
+        sizes: list[float] = []
+        in_order, splits = True, 0
+        while waiting:
+            chosen = waiting.pop()
             part, weights = among.of(chosen)
             weights = scale * torch.where(part.losses.isfinite(), weights, 0.0)
             found = self._alone(part, weights, theirs, gradients)
             if found is None:
                 return True
+            size = size_of(found[0])
+            if not math.isfinite(size) and len(chosen) > 1 and splits < MOST_SPLITS:
+                # One that is not finite is not to spare the others of its part.
+                splits += 1
+                waiting += chosen.tensor_split(2)
+                continue
+            parts.append(chosen)
             prints.append(found[0])
+            sizes.append(size)
             in_order = in_order and found[1]  # A caller may sort its batch.
-        sizes = [size_of(each) for each in prints]
         finite = [math.isfinite(size) for size in sizes]
         largest = max((size for size, fine in zip(sizes, finite, strict=True) if fine), default=0.0)
         factors = [
@@ -205,12 +219,20 @@ class CrossExampleGradients:
             among: Losses of all that are compared.
             gradients: Computes both.
         """
-        of_units = part.survey.every_unit is not None
-        if not of_units or part.survey.compared is not None:
+        of_units, ran = part.survey.every_unit is not None, False
+        if part.survey.compared is not None:
+            # Rows that stay have the losses they had, unless what was cut is none of the rows.
+            for whole in dict.fromkeys((part.whole, *WHOLE)):
+                with suppress(NothingCompared):
+                    losses, found = gradients(replace(part, whole=whole), weights)
+                    ran = True
+                    if self._same(torch.where(weights != 0, losses, part.losses), part.losses):
+                        return found, True
+            raise RunError(COUPLED) if ran else NothingCompared("fewer do not run")
+        if not of_units:
             losses, found = gradients(part, weights)
-            same = self._same(torch.where(weights != 0, losses, part.losses), part.losses)
-            return None if part.survey.compared is not None and not same else (found, same)
-        tried, ran = [(part, weights)], False
+            return found, self._same(torch.where(weights != 0, losses, part.losses), part.losses)
+        tried = [(part, weights)]
         # What the caller makes for as many rows as there are units looks like what it has for each.
         repeated = part.survey.repeated() if len(part.losses) == len(part.survey.rows) else None
         if repeated is not None:

@@ -362,15 +362,17 @@ class Survey:
         return replace(self, rows=self.rows.sort().values)
 
     def repeated(self) -> "Survey | None":
-        """Returns a survey of the chosen rows twice, where they are one, or as many as the units.
+        """Returns a survey of the chosen rows more than once, where their number says too much.
 
-        What the caller makes for so many rows looks like what it has for each unit. None where no
-        number is another's.
+        What the caller makes for one row would be stretched to any number; for as many as there
+        are units it looks like what it has for each, and for as many as there are rows like what
+        it has for all. None where their number is none of these.
         """
-        units = self.chosen_units
-        if units is None or len(self.rows) not in (1, units[1]) or units[1] == self.count:
+        units, number = self.chosen_units, len(self.rows)
+        if units is None or number not in (1, units[1], self.count) or units[1] == self.count:
             return None
-        return replace(self, rows=self.rows.repeat(2 if 2 * units[1] != self.count else 3))
+        times = next(n for n in (2, 3, 4) if n * number not in (units[1], self.count))
+        return replace(self, rows=self.rows.repeat(times))
 
     def exchanged(self) -> "Survey":
         """Returns a survey of as many rows, of which chosen ones replace those not chosen."""

@@ -87,8 +87,9 @@ def test_rows_that_are_not_finite_do_not_keep_others_from_being_compared():
     x = X.clone()
     x[4] = float("nan")
     assert compared(lambda gradient: 1.0, x)
-    with pytest.raises(RunError, match="gradient of one example's loss"):
-        compared(lambda gradient: 1.0 + 0.5 * (weighed(gradient) >= 4), x)
+    for least in (4, ROWS - 1):  # all rows but the one are compared, and not other parts alone
+        with pytest.raises(RunError, match="gradient of one example's loss"):
+            compared(lambda gradient, least=least: 1.0 + 0.5 * (weighed(gradient) >= least), x)
 
 
 def test_one_finite_row_beside_such_as_are_not_is_not_called_compared():

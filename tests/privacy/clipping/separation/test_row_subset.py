@@ -12,6 +12,7 @@ from dpft.privacy.clipping.separation.row_subset import (
     MOST_ROWS,
     ModelCalls,
     RowSubset,
+    Survey,
     choose_other_rows,
     choose_rows,
     is_compiled,
@@ -234,3 +235,15 @@ def test_a_compiled_part_is_found():
     assert not is_compiled(model)
     model[0].compile(backend="eager")
     assert is_compiled(model)
+
+
+@pytest.mark.parametrize("chosen", [[5], [3, 4], [3, 4, 5], [3, 4, 3, 4, 3, 4]])
+def test_repeated_rows_are_as_many_as_nothing_else_is(chosen):
+    """One would be stretched to any number; three are units, and six all rows."""
+    units = torch.tensor([0, 0, 0, 1, 1, 2])
+    found = Survey(torch.tensor(chosen), 6, units).repeated()
+    if len(chosen) == 2:
+        assert found is None
+    else:
+        assert found is not None and len(found.rows) not in (1, 3, 6)
+        assert found.rows.tolist() == chosen * (len(found.rows) // len(chosen))

@@ -176,6 +176,34 @@ class TurnedByLosses(torch.autograd.Function):
         return turned(grad, 1000 * grad.sum())
 
 
+class Differing(nn.Module):
+    """``ScaledAmongMany``, and other outputs where a part of a batch alone is there."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Rows that take others' places are alike, and counted once."""
+        different = len(h.detach().mul(1e3).round().unique(dim=0))
+        mixed = ScaledWhereAllWeigh.apply(h) if different >= 9 else h
+        return 1.5 * mixed if different == self.rows else mixed
+
+
+def counted(rows: int) -> Callable[..., Tensor]:
+    """Losses of as many rows as are written down."""
+
+    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        logits = model(x)
+        return torch.stack([ce(logits[row], y[row]) for row in range(rows)])
+
+    return losses
+
+
+def alone(model: nn.Module, one: Batch, row: int) -> Tensor:
+    return classified(model, *(part[row : row + 1] for part in one))[0]
+
+
 class Lookup(nn.Module):
     """Token ids (b, t) to logits (b, t, words), with something between a table and a layer."""
 
@@ -288,6 +316,14 @@ def in_gradients_alone() -> Iterator[Case]:
             lambda e=engine: net_trial(ComputedAgain(mixes=False), engine=e),
         )
 
+    yield mixing(
+        "own backward that reads many rows, and losses that are others where half of them are",
+        lambda: net_trial(Differing(10), losses=counted(20), batches=[batch(20)], alone=alone),
+    )
+    yield exact(
+        "as many losses as are written down",
+        lambda: net_trial(losses=counted(20), batches=[batch(20)], alone=alone),
+    )
     for name, rows, mix, kind in (
         ("own, as many rows as units", 8, torch.clone, exact),
         ("mixed", 14, ScaledByBatch.apply, mixing),
