@@ -138,14 +138,23 @@ def secret_directions(shape: Sequence[int], device: torch.device) -> list[Tensor
     """Returns what to multiply a matrix by from the left and from the right, (n, 4), in float64.
 
     They are waves of random length, drawn once for this process: a crafted model that knew them
-    could change gradients by what their product with these does not show.
+    could change gradients by what their product with these does not show. Short ones are kept,
+    since a model's parameters share few sizes; nobody may write to them.
     """
+    return [_waves(side, n, device) for side, n in zip(range(2), shape, strict=True)]
 
-    def waves(n: int, drawn: Sequence[tuple[float, float]]) -> Tensor:
+
+def _waves(side: int, n: int, device: torch.device) -> Tensor:
+    if (found := _KEPT.get((side, n, device))) is not None:
+        return found
+    # Whichever mode a check runs in: what is kept serves the next.
+    with torch.inference_mode(False), torch._C.DisableTorchFunction():
         places = torch.arange(n, device=device, dtype=torch.float64)
-        return torch.stack([places.mul(step).add(first).cos() for step, first in drawn], 1)
-
-    return [waves(n, drawn) for n, drawn in zip(shape, _WAVES, strict=True)]
+        waves = [places.mul(step).add(first).cos() for step, first in _WAVES[side]]
+        made = torch.stack(waves, 1)
+    if n <= LONGEST_KEPT and len(_KEPT) < MOST_KEPT and type(made) is Tensor:
+        _KEPT[side, n, device] = made
+    return made
 
 
 _WAVES = [
@@ -153,3 +162,6 @@ _WAVES = [
     for _ in range(2)
 ]
 """Radians from one number to the next, and of the first, of the secret directions of both sides."""
+_KEPT: dict[tuple[int, int, torch.device], Tensor] = {}
+LONGEST_KEPT, MOST_KEPT = 2**12, 64
+"""Of the waves that are kept: 8 MiB at most."""
