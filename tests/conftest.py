@@ -22,6 +22,7 @@ import pytest
 import yaml
 from _pytest.logging import catching_logs
 from hydra._internal import config_loader_impl as hydra_loader
+from hydra._internal import defaults_list as hydra_defaults
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.defaults_list import Overrides
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -497,7 +498,15 @@ def shipped_configuration_composed_once(shared_folder: Path) -> Iterator[None]:
     def merge_once(self: Any, defaults: Any, repo: Any) -> Any:
         return remembered(lambda: merge(self, defaults, repo), repo, "merged", defaults)
 
+    make_map = hydra_defaults._create_interpolation_map
+
+    def map_if_asked(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
+        """Makes what interpolations among defaults are looked up in where there are any."""
+        asked = any(each.is_interpolation() for each in defaults if not each.is_self())
+        return make_map(overrides, defaults, self_added) if asked else None
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hydra_defaults, "_create_interpolation_map", map_if_asked)
         patch.setattr(hydra_loader, "create_defaults_list", list_once)
         patch.setattr(
             hydra_loader.ConfigLoaderImpl, "_compose_config_from_defaults_list", merge_once
