@@ -22,9 +22,10 @@ import pytest
 import yaml
 from _pytest.logging import catching_logs
 from hydra._internal import config_loader_impl as hydra_loader
+from hydra._internal import defaults_list as hydra_defaults
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.defaults_list import Overrides
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.base import Metadata
 from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
@@ -291,7 +292,15 @@ def _shape_of(model: Any) -> tuple[object, ...]:
     """Returns all of a model but what its weights are; its words say how much drops out."""
     weights = [(n, p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters()]
     number = _types.setdefault(type(model), len(_types))
-    return (number, str(model), weights, getattr(model, "config", None))
+    return (number, str(model), weights, _words_of(getattr(model, "config", None)))
+
+
+def _words_of(config: Any) -> object:
+    """Returns what a configuration holds: its own words leave out defaults, which takes longer."""
+    own = getattr(config, "__dict__", config)
+    if not isinstance(own, dict):
+        return own
+    return (type(config), {name: own[name] for name in own if name != "_name_or_path"})
 
 
 _types: dict[type, int] = {}
@@ -327,7 +336,7 @@ def _checked(model: Any, options: Any, **given: Any) -> object:
 
 def _configured(config: Any, *more: Any, **given: Any) -> object:
     """Spares each run three models without storage, made for the names of new parameters."""
-    return (type(config), config.architectures, config.to_json_string(), more, given)
+    return (config.architectures, _words_of(config), more, given)
 
 
 def _run_alone(root: Any, _: Any, arguments: Any, units: Any) -> object:
@@ -489,7 +498,15 @@ def shipped_configuration_composed_once(shared_folder: Path) -> Iterator[None]:
     def merge_once(self: Any, defaults: Any, repo: Any) -> Any:
         return remembered(lambda: merge(self, defaults, repo), repo, "merged", defaults)
 
+    make_map = hydra_defaults._create_interpolation_map
+
+    def map_if_asked(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
+        """Makes what interpolations among defaults are looked up in where there are any."""
+        asked = any(each.is_interpolation() for each in defaults if not each.is_self())
+        return make_map(overrides, defaults, self_added) if asked else None
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hydra_defaults, "_create_interpolation_map", map_if_asked)
         patch.setattr(hydra_loader, "create_defaults_list", list_once)
         patch.setattr(
             hydra_loader.ConfigLoaderImpl, "_compose_config_from_defaults_list", merge_once
@@ -503,8 +520,19 @@ def configurations_copied_quickly() -> Iterator[None]:
 
     OmegaConf makes each copied value anew, with checks, and copy.deepcopy takes apart by names what
     is known of it, which is fields of plain values and two mappings. Values themselves are shared,
-    as OmegaConf shares them. A repository's copy begins with new sources.
+    as OmegaConf shares them. A repository's copy begins with new sources. What a text says is made
+    once, and copied.
     """
+    load, loaded = OmegaConf.load, dict[Any, Any]()
+
+    def load_once(file: Any) -> Any:
+        if not hasattr(file, "read"):
+            return load(file)
+        text = file.read()
+        if text not in loaded:
+            file.seek(0)
+            loaded[text] = load(file)
+        return copy.deepcopy(loaded[text])
 
     def copied(known: Metadata) -> Metadata:
         made: Metadata = object.__new__(type(known))
@@ -536,6 +564,7 @@ def configurations_copied_quickly() -> Iterator[None]:
         for kind in (DictConfig, ListConfig):
             patch.setattr(kind, "__deepcopy__", copier(kind.__deepcopy__))
         patch.setattr(CachingConfigRepository, "__init__", delegate_to)
+        patch.setattr(OmegaConf, "load", staticmethod(load_once))
         yield
 
 
@@ -570,6 +599,28 @@ def no_seed_for_devices_that_are_not_there() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for kind in kinds:
             patch.setattr(kind, "manual_seed_all", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def configurations_of_models_read_quickly() -> Iterator[None]:
+    """Spares each look into a model's configuration, of hundreds a forward, four that follow it.
+
+    Transformers asks first whether layers differ in it, twice. Where they do, it is asked.
+    """
+    module = sys.modules.get("transformers.configuration_utils")
+    if module is None:
+        yield
+        return
+    read_slowly, read = module.PreTrainedConfig.__getattribute__, object.__getattribute__
+
+    def read_quickly(self: Any, name: str) -> Any:
+        if "_heterogeneity_spec" in read(self, "__dict__"):
+            return read_slowly(self, name)
+        return read(self, read(self, "attribute_map").get(name, name))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.PreTrainedConfig, "__getattribute__", read_quickly)
         yield
 
 

@@ -8,7 +8,7 @@ import datasets
 import pytest
 from PIL import Image
 
-from dpft.data.images import Decoder, ImageForm
+from dpft.data.pixels import Decoder, ImageForm
 from dpft.data.raw_rows import rows_in_memory
 from dpft.data.sources import has_split, has_training_split_alone, load_examples
 from dpft.errors import InputError

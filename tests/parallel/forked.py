@@ -12,6 +12,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Collection
+from importlib import import_module
 from itertools import count
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
@@ -33,6 +34,9 @@ def start_server() -> None:
     global _server
     if _server is not None:
         return
+    # What every run imports on its way: else each rank would, where few files are collected.
+    for name in ("peft", "transformers.optimization"):
+        import_module(name)
     here, there = Pipe()
     if os.fork() == 0:
         try:

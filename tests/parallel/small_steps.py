@@ -15,7 +15,8 @@ from transformers import (
 
 from dpft.data.batches import TextLayout, View
 from dpft.data.corpora import SpanCorruption
-from dpft.data.images import ImageForm, ImageLayout, RandomView
+from dpft.data.images import ImageLayout, RandomView
+from dpft.data.pixels import ImageForm
 from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED
 from dpft.methods.base import METHODS, Method
 from dpft.parallel.cutting import repeated_blocks, whole

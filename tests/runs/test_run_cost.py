@@ -14,7 +14,8 @@ from transformers import AutoModelForImageClassification, ConvNextConfig, ViTCon
 from dpft.config.schema import TrainConfig
 from dpft.data.batches import TextLayout
 from dpft.data.encoding import TokenRows
-from dpft.data.images import ImageForm, ImageLayout
+from dpft.data.images import ImageLayout
+from dpft.data.pixels import ImageForm
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.estimates import step_time as estimate

@@ -527,6 +527,7 @@ LAYER_RULES: Mapping[type[nn.Module], Rule] = MappingProxyType(
         StandardizedConv2d: convolution_forward,
     }
 )
+_KINDS = tuple(LAYER_RULES)
 
 
 def find_rule(module: nn.Module) -> Rule | None:
@@ -536,6 +537,9 @@ def find_rule(module: nn.Module) -> Rule | None:
     something else must not be treated as what it inherits from. Of an embedding's subclass the
     look-up is intercepted. A layer with trainable weights that its kind does not have has none.
     """
+    # Asked of every module of a model: of most of them, the first line says no.
+    if not isinstance(module, _KINDS):
+        return None
     own = {name for name, p in module.named_parameters(recurse=False) if p.requires_grad}
     if not own <= {"weight", "bias"} or is_parametrized(module):
         return None
@@ -555,7 +559,8 @@ def find_rule(module: nn.Module) -> Rule | None:
 
 def intercepted_function(module: nn.Module) -> Callable[..., Any] | None:
     """Returns the function that a layer's rule takes over, or None if it is the whole forward."""
-    return F.embedding if find_rule(module) is embedding_subclass_forward else None
+    is_one = isinstance(module, nn.Embedding) and find_rule(module) is embedding_subclass_forward
+    return F.embedding if is_one else None
 
 
 def recording_forward(

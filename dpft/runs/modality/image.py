@@ -12,7 +12,8 @@ from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 
 from dpft.data.encoding import Encoding
-from dpft.data.images import COLOR, GRAY, ImageEncoding, ImageForm, ImageLayout, check_pillow
+from dpft.data.images import ImageEncoding, ImageLayout, check_pillow
+from dpft.data.pixels import COLOR, GRAY, ImageForm
 from dpft.errors import InputError
 from dpft.files import write_json
 from dpft.kinds import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER, Head

@@ -3,6 +3,7 @@
 import math
 import os
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -171,8 +172,20 @@ def cases(engine: str, tied: bool) -> st.SearchStrategy[Case]:
     )
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("engine", slow_but(ENGINES[:3], ENGINES))
+@pytest.mark.parametrize(
+    ("engine", "tied"),
+    slow_but(
+        # Each engine, and the default one with either kind of weights.
+        [
+            ("book_keeping", True),
+            ("book_keeping", False),
+            ("two_pass", True),
+            ("instantiate", False),
+        ],
+        product(ENGINES, [True, False]),
+    ),
+    ids=lambda value: value if isinstance(value, str) else ("untied", "tied")[value],
+)
 def test_no_crafted_record_moves_the_sum_by_more_than_the_clipping_norm(
     engine: str, tied: bool
 ) -> None:

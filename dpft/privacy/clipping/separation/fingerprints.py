@@ -13,6 +13,7 @@ from secrets import SystemRandom
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 GRADIENT_ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
 GRADIENT_ROUNDING_IN_HALF = 0.1
@@ -25,10 +26,12 @@ DIRECTIONS = 4
 
 def fingerprints_of(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns each gradient's fingerprint by name, shape (5,): its norm and its projections."""
-    found = {name: _fingerprint(gradient) for name, gradient in gradients.items()}
-    for name, is_finite in zip(found, are_finite(found), strict=True):
-        if not is_finite:
-            found[name] = _fingerprint(gradients[name], precisely=True)
+    # Past the modes that a check runs in, each of which would see twenty functions a gradient.
+    with torch._C.DisableTorchFunction():
+        found = {name: _fingerprint(gradient) for name, gradient in gradients.items()}
+        for name, is_finite in zip(found, are_finite(found), strict=True):
+            if not is_finite:
+                found[name] = _fingerprint(gradients[name], precisely=True)
     return found
 
 
@@ -138,14 +141,28 @@ def secret_directions(shape: Sequence[int], device: torch.device) -> list[Tensor
     """Returns what to multiply a matrix by from the left and from the right, (n, 4), in float64.
 
     They are waves of random length, drawn once for this process: a crafted model that knew them
-    could change gradients by what their product with these does not show.
+    could change gradients by what their product with these does not show. What they begin with is
+    kept, and nobody may write to it: most of a model's sizes are short.
     """
+    return [_waves(side, n, device) for side, n in zip(range(2), shape, strict=True)]
 
-    def waves(n: int, drawn: Sequence[tuple[float, float]]) -> Tensor:
+
+def _waves(side: int, n: int, device: torch.device) -> Tensor:
+    if n > KEPT:
+        return _new_waves(side, n, device)
+    beginning = _BEGINNINGS.get((side, device))
+    if beginning is None:
+        beginning = _new_waves(side, KEPT, device)
+        if not isinstance(beginning, FakeTensor):
+            _BEGINNINGS[side, device] = beginning
+    return beginning[:n]
+
+
+def _new_waves(side: int, n: int, device: torch.device) -> Tensor:
+    # Whichever mode a check runs in: the next one reads it too.
+    with torch.inference_mode(False), torch._C.DisableTorchFunction():
         places = torch.arange(n, device=device, dtype=torch.float64)
-        return torch.stack([places.mul(step).add(first).cos() for step, first in drawn], 1)
-
-    return [waves(n, drawn) for n, drawn in zip(shape, _WAVES, strict=True)]
+        return torch.stack([places.mul(step).add(first).cos() for step, first in _WAVES[side]], 1)
 
 
 _WAVES = [
@@ -153,3 +170,6 @@ _WAVES = [
     for _ in range(2)
 ]
 """Radians from one number to the next, and of the first, of the secret directions of both sides."""
+KEPT = 2**12
+"""How long a beginning of them is kept, on each device."""
+_BEGINNINGS: dict[tuple[int, torch.device], Tensor] = {}

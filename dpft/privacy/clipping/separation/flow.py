@@ -178,10 +178,12 @@ class _Watch(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
+        if isinstance(result, Tensor) or any(
+            isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)
+        ):
             tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
             used = dict.fromkeys(id(x) for x in tensors if id(x) in self._names)
-            others = [tuple(x.shape) for x in tensors if id(x) not in used]
+            others = [tuple(x.shape) for x in tensors if id(x) not in used] if used else []
             for weight in used:
                 users, shape = tuple(reversed(self._running)), others[0] if others else ()
                 self.uses.append((self._names[weight], users, func, shape))

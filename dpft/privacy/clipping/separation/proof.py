@@ -105,20 +105,23 @@ def ordinary_gradients(
     touched = [*parameters.values(), *other_leaves(losses, parameters)]
     with gradients_kept(touched):
         torch.autograd.backward(losses, weights, retain_graph=retain_graph)
-        return {name: p.grad for name, p in parameters.items() if p.grad is not None}
+        with torch._C.DisableTorchFunction():
+            return {name: p.grad for name, p in parameters.items() if p.grad is not None}
 
 
 @contextmanager
 def gradients_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
     """Sets gradients aside while backward passes make others."""
-    held = [(tensor, tensor.grad) for tensor in tensors]
-    for tensor in tensors:
-        tensor.grad = None
+    with torch._C.DisableTorchFunction():  # no mode that a check runs in sees a thousand of these
+        held = [(tensor, tensor.grad) for tensor in tensors]
+        for tensor in tensors:
+            tensor.grad = None
     try:
         yield
     finally:
-        for tensor, gradient in held:
-            tensor.grad = gradient
+        with torch._C.DisableTorchFunction():
+            for tensor, gradient in held:
+                tensor.grad = gradient
 
 
 def _check_leaf(node: Any, known: Collection[int]) -> Tensor | None:

@@ -70,6 +70,8 @@ _LOOK_UPS = frozenset(
         Tensor.take,
     }
 )
+_FLAT = frozenset({Tensor, nn.Parameter, type(None), bool, int, float, str, torch.dtype, slice})
+"""Types of arguments that hold no other arguments."""
 
 
 class RowSubset(TorchFunctionMode):
@@ -165,9 +167,13 @@ class RowSubset(TorchFunctionMode):
             return self._called(func, args, kwargs or {})
         if func is torch._C._nn.pad_sequence:
             args = [self._entries_of(args[0]), *args[1:]]
-        leaves, spec = pytree.tree_flatten((args, kwargs or {}))
-        taken = [self._take(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        args, options = pytree.tree_unflatten(taken, spec)
+        if not kwargs and all(type(each) in _FLAT for each in args):
+            args = taken = [self._take(each) if isinstance(each, Tensor) else each for each in args]
+            options = {}
+        else:
+            leaves, spec = pytree.tree_flatten((args, kwargs or {}))
+            taken = [self._take(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            args, options = pytree.tree_unflatten(taken, spec)
         if self._as_tables and any(self._is_whole(leaf) for leaf in taken):
             indexed = func is Tensor.__getitem__ and isinstance(args[1], Tensor)
             if not indexed and func not in _LOOK_UPS:
@@ -199,14 +205,16 @@ class RowSubset(TorchFunctionMode):
         """Returns the chosen rows of a tensor from outside; of one tensor always the same ones."""
         if isinstance(tensor, nn.Parameter) or id(tensor) in self._protected:
             return tensor
-        if tensor in self._derived or tensor.dim() == 0 or len(tensor) not in self._cut:
+        with torch._C.DisableTorchFunction():  # else asking for a size takes as long as a product
+            size = tensor.shape[0] if tensor.dim() else None
+        if size not in self._cut or tensor in self._derived:
             return tensor
         if id(tensor) not in self._taken:
             rows = tensor
             if len(self._taken) not in self._whole:
-                key = len(tensor), tensor.device
+                key = size, tensor.device
                 if key not in self._cut_there:
-                    self._cut_there[key] = self._cut[len(tensor)].to(tensor.device)
+                    self._cut_there[key] = self._cut[size].to(tensor.device)
                 rows = tensor.index_select(0, self._cut_there[key])
                 self._derived[rows] = True
             self._taken[id(tensor)] = (tensor, rows)

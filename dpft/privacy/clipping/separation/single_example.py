@@ -370,13 +370,16 @@ class _Runs:
                 if len(run.rows) != self._count or not has_rows:
                     seen.rowless.add(place)
                     continue
-            readings = [] if found is None else self._fitting(place, found, run)
-            if found is None or not readings:
-                seen.unseen.add(place)
-                continue
-            seen.readings[place] = {
-                reading for reading in readings if self._is_same(place, found, run, reading)
-            }
+            with (
+                torch._C.DisableTorchFunction()
+            ):  # rows are compared past the mode that they ran in
+                readings = [] if found is None else self._fitting(place, found, run)
+                if found is None or not readings:
+                    seen.unseen.add(place)
+                    continue
+                seen.readings[place] = {
+                    reading for reading in readings if self._is_same(place, found, run, reading)
+                }
             if not seen.readings[place]:
                 seen.mixed = f"output {place}".rstrip()
                 return seen

@@ -1,0 +1,158 @@
+"""Pixels of images: read, decoded and resized by Pillow, in worker processes.
+
+A worker imports this module, and so that it starts in a moment and takes little memory, it imports
+neither torch nor transformers.
+"""
+
+import hashlib
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpft.tasks.base import ImagePlace
+
+Pixels = NDArray[np.uint8]
+Made = TypeVar("Made")
+
+GRAY, COLOR = 1, 3
+FEW = 16
+"""Encoded images of a batch that are not worth handing to other processes."""
+MOST_PIXELS = 2**28
+"""Of one image: a file of few bytes can spell an image that no memory holds."""
+
+
+class BrokenImage(Exception):
+    """A file that is no image, or not all of one; the message names it and shows nothing of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageForm:
+    """Channels and size that every image is made into; public."""
+
+    channels: int
+    """1, gray, or 3, color."""
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examined:
+    """Facts on an image before training; private."""
+
+    is_broken: bool
+    is_converted: bool
+    """Whether it has other channels than those wanted."""
+    digest: bytes
+    """SHA-256 of its pixels; of a broken one, nothing."""
+
+
+class Decoder:
+    """Makes pixels of images, those that are encoded in worker processes where it has any."""
+
+    def __init__(self, form: ImageForm, workers: int = 0) -> None:
+        """Makes them into ``form``; ``workers`` processes start when they are first needed."""
+        self.form, self._workers = form, workers
+
+    def decode(self, places: Sequence[ImagePlace]) -> Pixels:
+        """Returns the pixels of images, shape (n, channels, height, width), uint8.
+
+        Raises:
+            BrokenImage: One cannot be decoded; names its file.
+        """
+        form = self.form
+        made = self._each(_pixels, places)
+        broken = next((at for at, pixels in enumerate(made) if pixels is None), None)
+        if broken is not None:
+            raise BrokenImage(f"{places[broken].name} is not a complete image.")
+        shape = (len(places), form.channels, form.height, form.width)
+        return np.stack([pixels for pixels in made if pixels is not None]).reshape(shape)
+
+    def examine(self, places: Sequence[ImagePlace]) -> list[Examined]:
+        """Returns facts on each image after decoding it; no pixels are kept."""
+        return self._each(_examined, places)
+
+    def _each(
+        self, work: Callable[[ImagePlace, ImageForm], Made], places: Sequence[ImagePlace]
+    ) -> list[Made]:
+        encoded = sum(not place.shape for place in places)
+        if not self._workers or encoded <= FEW:
+            return [work(place, self.form) for place in places]
+        from joblib import Parallel, delayed
+
+        size = max(1, -(-len(places) // (4 * self._workers)))
+        pieces = [places[at : at + size] for at in range(0, len(places), size)]
+        # Processes stay for the next batch; nothing of an image is written to share it with them.
+        parallel = Parallel(n_jobs=self._workers, backend="loky", max_nbytes=None)
+        done = parallel(delayed(_worked)(work, piece, self.form) for piece in pieces)
+        return [one for each in done for one in each]
+
+
+def _worked(
+    work: Callable[[ImagePlace, ImageForm], Made], places: Sequence[ImagePlace], form: ImageForm
+) -> list[Made]:
+    return [work(place, form) for place in places]
+
+
+def _pixels(place: ImagePlace, form: ImageForm) -> Pixels | None:
+    """Returns an image's pixels, shape (channels, height, width); None of what is no image."""
+    found = _read(place, form)
+    return None if found is None else found[0]
+
+
+def _examined(place: ImagePlace, form: ImageForm) -> Examined:
+    found = _read(place, form)
+    if found is None:
+        return Examined(is_broken=True, is_converted=False, digest=b"")
+    pixels, is_converted = found
+    digest = hashlib.sha256(pixels.tobytes()).digest()
+    return Examined(is_broken=False, is_converted=is_converted, digest=digest)
+
+
+def _read(place: ImagePlace, form: ImageForm) -> tuple[Pixels, bool] | None:
+    """Returns the pixels, and whether they had other channels."""
+    from PIL import Image, ImageOps
+
+    try:
+        with _opened(place) as opened:
+            if opened.width * opened.height > MOST_PIXELS:
+                return None
+            upright = ImageOps.exif_transpose(opened)
+            mode = "L" if form.channels == GRAY else "RGB"
+            own = 1 if upright.mode in ("1", "L", "LA", "I", "F", "I;16") else COLOR
+            if own == 1 and upright.mode in ("I", "F", "I;16"):
+                upright = Image.fromarray(
+                    (np.clip(np.asarray(upright).astype(np.float64), 0, 65535) / 257)
+                    .round()
+                    .astype(np.uint8)
+                )
+            if "A" in upright.getbands() or "transparency" in upright.info:
+                layer = upright.convert("RGBA")
+                upright = Image.new("RGBA", layer.size, (0, 0, 0, 255))
+                upright.alpha_composite(layer)
+            made = upright.convert(mode)
+            if made.size != (form.width, form.height):
+                made = made.resize((form.width, form.height), Image.Resampling.BILINEAR)
+            pixels = np.asarray(made)
+    except (OSError, ValueError, SyntaxError, EOFError, MemoryError, Image.DecompressionBombError):
+        return None
+    gray = pixels[None] if form.channels == GRAY else pixels.transpose(2, 0, 1)
+    return np.ascontiguousarray(gray), own != form.channels
+
+
+def _opened(place: ImagePlace) -> "Image.Image":  # type: ignore[name-defined] # noqa: F821
+    from PIL import Image
+
+    if not place.shape:
+        return Image.open(io.BytesIO(place.content) if place.content else place.file)
+    channels, height, width = place.shape
+    count = channels * height * width
+    if place.file:
+        raw = np.fromfile(place.file, np.uint8, count, offset=place.offset)
+    else:
+        raw = np.frombuffer(place.content, np.uint8, count, offset=place.offset)
+    planes = raw.reshape(channels, height, width)
+    return Image.fromarray(planes[0] if channels == GRAY else planes.transpose(1, 2, 0).copy())
