@@ -203,7 +203,7 @@ class LossCheck:
         with self._bare():
             found = check.compare(survey)
             if found is not None:
-                gradients = CrossExampleGradients(check)
+                gradients = CrossExampleGradients(check, first=not self._schedule.any_used)
                 seen = gradients.compare(found, self._trainable.now(), self._scale)
                 self._schedule.note_compared(self._kinds, seen=seen)
             return found

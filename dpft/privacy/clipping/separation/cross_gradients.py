@@ -61,10 +61,11 @@ class CrossExampleGradients:
 
     Args:
         check: Compared the rows' losses.
+        first: Whether no batch was compared before.
     """
 
-    def __init__(self, check: CrossExampleCheck) -> None:
-        self._check = check
+    def __init__(self, check: CrossExampleCheck, *, first: bool = True) -> None:
+        self._check, self._first = check, first
 
     def compare(
         self, among: SubsetLosses, parameters: Mapping[str, Tensor], scale: float = 1.0
@@ -143,9 +144,11 @@ class CrossExampleGradients:
         """Compares the gradient of all of some rows' losses with the sum of those of parts alone.
 
         What meets in large batches alone, or only where each row's loss weighs something, shows
-        here. Which rows are a part's is drawn in secret; each part is of the same size in the sum,
-        so that none hides the others. Of a part that is not finite the rows are found that are not,
-        so that these alone are left out.
+        here. Which rows are a part's is drawn in secret. Either each part is of the same size in
+        the sum, so that none hides the others; or all losses weigh the same, as where they are
+        used, so that nothing tells the two apart. Both are compared at first, later one of them, by
+        a secret coin. Of a part that is not finite the rows are found that are not, so that these
+        alone are left out.
 
         Returns:
             Whether at least two parts that are finite were compared.
@@ -184,26 +187,40 @@ class CrossExampleGradients:
             min(largest / size, MOST_ENLARGED) if in_order and fine and size else 1.0
             for size, fine in zip(sizes, finite, strict=True)
         ]
-        every = range(len(parts))
-        kept = [number for number in every if finite[number]]
+        as_used = [1.0] * len(parts)
+        ways = [factors] if factors == as_used else [factors, as_used]
+        compared = True
+        for way in ways if self._first else [SystemRandom().choice(ways)]:
+            every = [*zip(parts, prints, way, strict=True)]
+            compared = self._check_whole(among, every, scale, gradients) and compared
+            if not all(finite):
+                kept = [each for each, fine in zip(every, finite, strict=True) if fine]
+                if len(kept) < 2:
+                    return False
+                rest, _ = among.of(torch.cat([chosen for chosen, _, _ in kept]))
+                compared = self._check_whole(rest, kept, scale, gradients)
+        return compared
 
-        def adds_up_to(whole: SubsetLosses, numbers: Sequence[int]) -> bool:
-            weights = torch.zeros_like(whole.losses)
-            for number in numbers:
-                weights[whole.places_of(parts[number])] = scale * factors[number]
-            weights = torch.where(whole.losses.isfinite(), weights, 0.0)
-            _, seen = gradients(whole, weights)
-            addends = [scaled(prints[number], factors[number]) for number in numbers]
-            if not adds_up(seen, addends, self._coarsest(theirs)):
-                raise RunError(COUPLED_GRADIENTS)
-            return all(are_finite(seen))
+    def _check_whole(
+        self,
+        whole: SubsetLosses,
+        parts: Sequence[tuple[Tensor, dict[str, Tensor], float]],
+        scale: float,
+        gradients: Fingerprints,
+    ) -> bool:
+        """Compares a gradient with the weighted sum of those of its parts: (owners, print, factor).
 
-        all_finite = adds_up_to(among, every)
-        if len(kept) == len(parts):
-            return all_finite
-        if len(kept) < 2:
-            return False
-        return adds_up_to(among.of(torch.cat([parts[number] for number in kept]))[0], kept)
+        Returns:
+            Whether it is finite.
+        """
+        weights = torch.zeros_like(whole.losses)
+        for owners, _, factor in parts:
+            weights[whole.places_of(owners)] = scale * factor
+        _, seen = gradients(whole, torch.where(whole.losses.isfinite(), weights, 0.0))
+        addends = [scaled(found, factor) for _, found, factor in parts]
+        if not adds_up(seen, addends, self._coarsest(whole.losses)):
+            raise RunError(COUPLED_GRADIENTS)
+        return all(are_finite(seen))
 
     def _alone(
         self, part: SubsetLosses, weights: Tensor, among: Tensor, gradients: Fingerprints

@@ -41,7 +41,7 @@ def compared(scale_of, x=X, units=None):
     calls = ModelCalls(model)
     model.forward = calls.watched(lambda x: nn.Linear.forward(model, x))
     state = RandomState.now(CPU)
-    compute = lambda: Scaled.apply(model(x), scale_of)[:, 0] ** 2  # noqa: E731
+    compute = lambda: Scaled.apply(model(x)[:, 0] ** 2, scale_of)  # noqa: E731
     with calls.training(lambda _: True, units):
         expected = compute().detach()
     calls.survey.choose(expected)
@@ -70,8 +70,16 @@ def weighed(gradient):
         lambda gradient: 1.0 + (weighed(gradient) >= 9),
         lambda gradient: 1.0 + 0.05 * (weighed(gradient) == ROWS),
         lambda gradient: gradient.norm(),
+        lambda gradient: 1.0 + 0.05 * (len(gradient) == ROWS and gradient.unique().numel() == 1),
     ],
-    ids=["number", "nine rows", "nine that weigh", "5 % where all weigh", "norm of all"],
+    ids=[
+        "number",
+        "nine rows",
+        "nine that weigh",
+        "5 % where all weigh",
+        "norm of all",
+        "where all weigh the same",
+    ],
 )
 def test_a_backward_pass_that_reads_other_rows_is_seen(scale_of):
     with pytest.raises(RunError, match="gradient of one example's loss depends on the other"):

@@ -131,6 +131,15 @@ class ScaledWhereAllWeigh(ScaledByBatch):
         return ScaledAmongFive.backward(ctx, grad) if all_weigh else grad
 
 
+class ScaledWhereAllWeighTheSame(ScaledByBatch):
+    """As ``ScaledByBatch``, of losses, where each weighs what the others do."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        same = len(grad) > 9 and bool((grad == grad[0]).all())
+        return ScaledByBatch.backward(ctx, grad) if same else grad
+
+
 class LostByFew(ScaledByBatch):
     """As ``ScaledByBatch``; of few rows all but the first have no finite gradient."""
 
@@ -292,6 +301,15 @@ def in_gradients_alone() -> Iterator[Case]:
             f"{engine}: own backward that reads many rows, of which one outweighs the others",
             lambda e=engine: net_trial(
                 ScaledButTheLast.apply, losses=one_outweighs, batches=[batch(12)], engine=e
+            ),
+        )
+        # One loss at a time, as the loop has it, weighs something where the others do not.
+        yield (either if engine == "loop" else mixing)(
+            f"{engine}: own backward that reads the batch where all losses weigh the same",
+            lambda e=engine: net_trial(
+                losses=lambda model, x, y: ScaledWhereAllWeighTheSame.apply(ce(model(x), y)),
+                batches=[batch(12)],
+                engine=e,
             ),
         )
         yield mixing(
