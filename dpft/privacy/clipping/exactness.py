@@ -4,7 +4,7 @@ The first batch of a call signature is checked before it is used: each row runs 
 model (``single_example``); losses and gradients of at most eight rows, in another order, are
 compared with the bare model's (``proof``); and their losses with those among all rows
 (``cross_example``), as are those of two more subsets; the gradient of half of the last, and that of
-all rows with the sum of those of four parts (``cross_gradients``). That is thirteen calls of
+all rows with the sum of those of four parts (``cross_gradients``). That is fourteen calls of
 ``compute_losses``: on all rows without a graph, on three subsets, on half of the last, on four
 parts and on all, on the last subset bare and clipped, and on all, which is used; of fewer than
 eight rows there are fewer parts. A plan that is not exact falls back to larger modules

@@ -213,9 +213,10 @@ class CrossExampleGradients:
         Returns:
             Whether it is finite.
         """
-        weights = torch.zeros_like(whole.losses)
+        places = torch.zeros(len(whole.losses), dtype=whole.losses.dtype)
         for owners, _, factor in parts:
-            weights[whole.places_of(owners)] = scale * factor
+            places[whole.places_of(owners)] = scale * factor
+        weights = places.to(whole.losses)
         _, seen = gradients(whole, torch.where(whole.losses.isfinite(), weights, 0.0))
         addends = [scaled(found, factor) for _, found, factor in parts]
         if not adds_up(seen, addends, self._coarsest(whole.losses)):
