@@ -536,7 +536,7 @@ def configurations_copied_quickly() -> Iterator[None]:
 
     def copied(known: Metadata) -> Metadata:
         made: Metadata = object.__new__(type(known))
-        vars(made).update(vars(known), flags=known.flags and dict(known.flags))
+        vars(made).update(vars(known), flags=None if known.flags is None else dict(known.flags))
         cached = {name: dict(values) for name, values in known.resolver_cache.items()}
         made.resolver_cache = defaultdict(dict, cached)
         return made

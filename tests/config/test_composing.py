@@ -90,6 +90,10 @@ def test_what_the_suite_copies_is_what_omegaconf_copies(composed: Composed) -> N
         assert found is not node and all(
             vars(each)["_parent"] is found for each in vars(found)["_content"].values()
         )
+        # Flags that there are none of are no mapping that copies share.
+        vars(node)["_metadata"].flags = {}
+        OmegaConf.set_readonly(copy.deepcopy(node), True)
+        assert vars(node)["_metadata"].flags == {}
 
 
 def test_the_record_is_what_the_command_line_leaves(composed: Composed, tmp_path: Path) -> None:

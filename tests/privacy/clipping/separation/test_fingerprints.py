@@ -13,10 +13,12 @@ from dpft.privacy.clipping.separation.fingerprints import (
 
 def gradients(seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return {
+    found = {
         name: torch.randn(shape, generator=generator)
         for name, shape in (("matrix", (30, 7)), ("bias", (7,)), ("number", ()))
     }
+    # Large, since one number may be nearly at right angles to all directions of this process.
+    return {**found, "number": 10.0 + found["number"]}
 
 
 ONE, OTHER = gradients(1), gradients(2)
