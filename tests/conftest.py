@@ -603,28 +603,6 @@ def no_seed_for_devices_that_are_not_there() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def configurations_of_models_read_quickly() -> Iterator[None]:
-    """Spares each look into a model's configuration, of hundreds a forward, four that follow it.
-
-    Transformers asks first whether layers differ in it, twice. Where they do, it is asked.
-    """
-    module = sys.modules.get("transformers.configuration_utils")
-    if module is None:
-        yield
-        return
-    read_slowly, read = module.PreTrainedConfig.__getattribute__, object.__getattribute__
-
-    def read_quickly(self: Any, name: str) -> Any:
-        if "_heterogeneity_spec" in read(self, "__dict__"):
-            return read_slowly(self, name)
-        return read(self, read(self, "attribute_map").get(name, name))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module.PreTrainedConfig, "__getattribute__", read_quickly)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
     """Spares each tiny run some sixty waits for the disk; what they guard against is a power cut.
 
