@@ -163,11 +163,14 @@ class CrossExampleGradients:
         parts: list[Tensor] = []
         prints: list[dict[str, Tensor]] = []
         sizes: list[float] = []
-        in_order, splits = True, 0
+        in_order, lost, splits = True, False, 0
         while waiting:
             chosen = waiting.pop()
             part, weights = among.of(chosen)
             weights = scale * torch.where(part.losses.isfinite(), weights, 0.0)
+            if survey.compared is not None and not bool(weights.any()):
+                lost = True  # No loss says whether these rows are what was taken.
+                continue
             found = self._alone(part, weights, theirs, gradients)
             if found is None:
                 return True
@@ -192,8 +195,9 @@ class CrossExampleGradients:
         compared = True
         for way in ways if self._first else [SystemRandom().choice(ways)]:
             every = [*zip(parts, prints, way, strict=True)]
-            compared = self._check_whole(among, every, scale, gradients) and compared
-            if not all(finite):
+            if not lost:
+                compared = self._check_whole(among, every, scale, gradients) and compared
+            if lost or not all(finite):
                 kept = [each for each, fine in zip(every, finite, strict=True) if fine]
                 if len(kept) < 2:
                     return False
