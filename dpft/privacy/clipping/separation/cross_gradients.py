@@ -195,14 +195,14 @@ class CrossExampleGradients:
         compared = True
         for way in ways if self._first else [SystemRandom().choice(ways)]:
             every = [*zip(parts, prints, way, strict=True)]
-            if not lost:
-                compared = self._check_whole(among, every, scale, gradients) and compared
+            is_finite = not lost and self._check_whole(among, every, scale, gradients)
             if lost or not all(finite):
                 kept = [each for each, fine in zip(every, finite, strict=True) if fine]
                 if len(kept) < 2:
                     return False
                 rest, _ = among.of(torch.cat([chosen for chosen, _, _ in kept]))
-                compared = self._check_whole(rest, kept, scale, gradients)
+                is_finite = self._check_whole(rest, kept, scale, gradients)
+            compared = compared and is_finite
         return compared
 
     def _check_whole(

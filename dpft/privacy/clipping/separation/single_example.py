@@ -370,9 +370,8 @@ class _Runs:
                 if len(run.rows) != self._count or not has_rows:
                     seen.rowless.add(place)
                     continue
-            with (
-                torch._C.DisableTorchFunction()
-            ):  # rows are compared past the mode that they ran in
+            # Rows are compared past the mode that they ran in.
+            with torch._C.DisableTorchFunction():
                 readings = [] if found is None else self._fitting(place, found, run)
                 if found is None or not readings:
                     seen.unseen.add(place)

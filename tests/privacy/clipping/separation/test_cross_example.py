@@ -1,20 +1,14 @@
 """Losses on all rows and on few: what they must share, and what cannot be seen."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.separation.cross_example import (
-    CrossExampleCheck,
-    NothingCompared,
-    check_halves,
-)
+from dpft.privacy.clipping.separation.cross_example import NothingCompared, check_halves
 from dpft.privacy.clipping.separation.reexecution import RandomState
-from dpft.privacy.clipping.separation.row_subset import ModelCalls
+from tests.privacy.clipping.separation.comparing import compare_losses
 
 G = torch.Generator().manual_seed(0)
 X, LABELS = torch.randn(6, 3, generator=G), torch.tensor([0, 1, 2, 3, 4, 5])
@@ -30,24 +24,7 @@ def compared(losses_of):
         RunError: They are others, or that cannot be seen.
     """
     torch.manual_seed(0)
-    model = nn.Linear(3, 6)
-    calls = ModelCalls(model)
-    model.forward = calls.watched(lambda x: nn.Linear.forward(model, x))
-    state = RandomState.now(CPU)
-    compute = lambda: losses_of(model)  # noqa: E731
-    with calls.training(lambda _: True, None):
-        expected = compute().detach()
-    calls.survey.choose(expected)
-    check = CrossExampleCheck(
-        model_calls=calls,
-        compute_losses=compute,
-        expected=expected,
-        state=state,
-        deterministic=nullcontext,
-        precision=torch.float32,
-        check_repeatable=lambda: None,
-    )
-    return check.compare(calls.survey)
+    return compare_losses(nn.Linear(3, 6), losses_of)[1]
 
 
 def nll(model, x=X, **options):

@@ -1,20 +1,15 @@
 """Gradients of rows among others and without these: what must be the same, and what cannot be."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from torch import nn
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.separation.cross_example import CrossExampleCheck
 from dpft.privacy.clipping.separation.cross_gradients import CrossExampleGradients
-from dpft.privacy.clipping.separation.reexecution import RandomState
-from dpft.privacy.clipping.separation.row_subset import ModelCalls
+from tests.privacy.clipping.separation.comparing import compare_losses
 
 ROWS = 12
 X = torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0))
-CPU = torch.device("cpu")
 
 
 class Scaled(torch.autograd.Function):
@@ -30,7 +25,7 @@ class Scaled(torch.autograd.Function):
         return gradient * ctx.scale_of(gradient), None
 
 
-def compared(scale_of, x=X, units=None):
+def compared(scale_of, x=X):
     """Returns whether gradients were compared, behind losses that are the same on any rows.
 
     Raises:
@@ -38,23 +33,8 @@ def compared(scale_of, x=X, units=None):
     """
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
-    calls = ModelCalls(model)
-    model.forward = calls.watched(lambda x: nn.Linear.forward(model, x))
-    state = RandomState.now(CPU)
-    compute = lambda: Scaled.apply(model(x)[:, 0] ** 2, scale_of)  # noqa: E731
-    with calls.training(lambda _: True, units):
-        expected = compute().detach()
-    calls.survey.choose(expected)
-    check = CrossExampleCheck(
-        model_calls=calls,
-        compute_losses=compute,
-        expected=expected,
-        state=state,
-        deterministic=nullcontext,
-        precision=torch.float32,
-        check_repeatable=lambda: None,
-    )
-    found = check.compare(calls.survey)
+    losses_of = lambda model: Scaled.apply(model(x)[:, 0] ** 2, scale_of)  # noqa: E731
+    check, found = compare_losses(model, losses_of)
     return CrossExampleGradients(check).compare(found, dict(model.named_parameters()))
 
 
