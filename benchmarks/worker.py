@@ -24,7 +24,7 @@ from benchmarks.workload import Workload, make_losses, make_model
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.choices import Compilation
-from dpft.privacy.clipping.exactness import FIRST_REPETITION
+from dpft.privacy.clipping.loss_check import FIRST_REPETITION
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
 

@@ -263,7 +263,7 @@ def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "SELF_CHECKS_EACH_RUN", False):
             from dpft.models import loading
-            from dpft.privacy.clipping import exactness, patches
+            from dpft.privacy.clipping import loss_check, patches
             from dpft.privacy.clipping.exactness import ExactnessCheck as Check
             from dpft.privacy.clipping.patches import Patches
             from dpft.runs import prepared_run
@@ -275,10 +275,10 @@ def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
             proved = _proved_once(Check._check_with_fallback)
             patch.setattr(Check, "_check_with_fallback", proved)
             patch.setattr(Check, "_compare", _losses_compared_once(Check._compare))
-            loop = exactness.LoopLossCheck
+            loop = loss_check.LoopLossCheck
             patch.setattr(loop, "_compare", _losses_compared_once(loop._compare))
-            alone = _once(exactness.check_single_examples, _run_alone)
-            for module in (exactness, patches):
+            alone = _once(loss_check.check_single_examples, _run_alone)
+            for module in (loss_check, patches):
                 patch.setattr(module, "check_single_examples", alone)
             patch.setattr(Patches, "_learn", _learned_once(Patches._learn))
         yield

@@ -41,7 +41,6 @@ from dpft.privacy.clipping.engine import (
     Engine,
     LossFunction,
 )
-from dpft.privacy.clipping.exactness import LoopLossCheck
 from dpft.privacy.clipping.heads import (
     RecomputedHead,
     Span,
@@ -49,6 +48,7 @@ from dpft.privacy.clipping.heads import (
     is_wide,
     widen,
 )
+from dpft.privacy.clipping.loss_check import LoopLossCheck
 from dpft.privacy.clipping.norms import CarefulSquares
 from dpft.privacy.clipping.patch_use import PatchUse
 from dpft.privacy.clipping.recording import CollectedNorms, NormCollector, RecordingEngine, Rows

@@ -3,25 +3,19 @@
 The first batch of a call signature is checked before it is used: each row runs alone through the
 model (``single_example``); losses and gradients of at most eight rows, in another order, are
 compared with the bare model's (``proof``); and their losses with those among all rows
-(``cross_example``), as are those of two more subsets; the gradient of half of the last, and that of
-all rows with the sum of those of four parts (``cross_gradients``). That is fourteen calls of
+(``cross_example``), as are those of two more subsets; and gradients of half of the last and of four
+parts of the batch, with those among others (``cross_gradients``). That is thirteen calls of
 ``compute_losses``: on all rows without a graph, on three subsets, on half of the last, on four
-parts and on all, on the last subset bare and clipped, and on all, which is used; of fewer than
+parts, on the last subset bare and clipped, on all clipped, and on all, which is used; of fewer than
 eight rows there are fewer parts. A plan that is not exact falls back to larger modules
-(``regions``). At the 16th batch of a signature, the 32nd and so on, and at one that is half as
-large again as all before, all but the proof is made again; and where losses come another way than
-any before, by another function of the caller's, they are compared as at a first batch.
-
-``LossCheck`` is the part that every engine does: the model, and what computes losses around it, may
-mix examples in ways that no gradient shows (a batch mean, a rank, a sort), so losses are compared.
-Engines that record layers prove their gradients as well.
+(``regions``). At later batches that are looked at (``loss_check``) all but the proof is made again;
+and where losses come another way than any before, by another function of the caller's, they are
+compared as at a first batch.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 from torch import Tensor, nn
@@ -30,15 +24,19 @@ from torch.utils.checkpoint import CheckpointError
 from dpft.errors import InputError, RunError, is_out_of_memory
 from dpft.privacy.clipping.choices import Tuning
 from dpft.privacy.clipping.engine import LossFunction, is_a_list
+from dpft.privacy.clipping.loss_check import (
+    NOT_REPEATABLE,
+    Computation,
+    LossCheck,
+    NotRepeatable,
+)
 from dpft.privacy.clipping.patches import CompilerFailed, Patches
 from dpft.privacy.clipping.separation.cross_example import (
-    CrossExampleCheck,
     NothingCompared,
     SubsetLosses,
     check_halves,
 )
-from dpft.privacy.clipping.separation.cross_gradients import CrossExampleGradients
-from dpft.privacy.clipping.separation.flow import coarsest_dtype, signature_of
+from dpft.privacy.clipping.separation.fingerprints import Prints, add_prints, fingerprint_of
 from dpft.privacy.clipping.separation.mapping import log_once
 from dpft.privacy.clipping.separation.proof import (
     CheckResult,
@@ -46,6 +44,8 @@ from dpft.privacy.clipping.separation.proof import (
     bare_run,
     check_against,
     describe_graph,
+    gradients_kept,
+    other_leaves,
 )
 from dpft.privacy.clipping.separation.reexecution import (
     DeterministicMode,
@@ -56,276 +56,10 @@ from dpft.privacy.clipping.separation.reexecution import (
     knows_no_order,
     one_order_of_addition,
 )
-from dpft.privacy.clipping.separation.row_subset import Arguments, ModelCalls, Survey, is_compiled
-from dpft.privacy.clipping.separation.single_example import (
-    ExamplesMixed,
-    check_modes,
-    check_single_examples,
-)
-from dpft.privacy.clipping.trainable import TrainableParameters
+from dpft.privacy.clipping.separation.row_subset import Arguments, OnCall, is_compiled
+from dpft.privacy.clipping.separation.single_example import ExamplesMixed, check_modes
+from dpft.privacy.clipping.trainable import Shares
 from dpft.privacy.clipping.uses import Use
-
-FIRST_REPETITION = 16
-GROWTH = 1.5
-"""How many times the rows of all that were looked at a batch may have without a look."""
-WITHOUT_THE_MODEL = "a submodule called alone"
-NOT_REPEATABLE = (
-    "compute_losses must return the same losses when it is called again with the same random state "
-    "of torch, got others: draw its batch before accumulate, not inside."
-)
-
-
-class NotRepeatable(RunError):
-    """What computes the losses gives others each time."""
-
-
-class CheckSchedule:
-    """Which batches of a call signature are checked: the 1st, 16th, 32nd, 64th and so on, doubling.
-
-    So is one that has more than ``GROWTH`` times the rows of all that were: what mixes its rows in
-    large batches alone does not show in small ones. Where gradients beside such as are not finite
-    could not be compared, the next batch is checked too. Else the rule reads numbers and sizes.
-    """
-
-    def __init__(self) -> None:
-        self._batches: Counter[Hashable] = Counter()
-        self._checked: set[Hashable] = set()
-        self._rows: dict[Hashable, int] = {}
-        self._most: Counter[Hashable] = Counter()
-        self._unseen: set[Hashable] = set()
-
-    def meet(self, kind: Hashable, rows: int) -> None:
-        """Notes how many rows the next batch of a signature has."""
-        self._rows[kind] = rows
-
-    def is_due(self, kind: Hashable) -> bool:
-        """Whether the next batch of a signature is to be checked before it is used."""
-        number = self._batches[kind] + 1
-        doubled = number >= FIRST_REPETITION and number & (number - 1) == 0
-        larger = self._rows.get(kind, 0) > GROWTH * self._most[kind]
-        wanted = number == 1 or doubled or larger or kind in self._unseen
-        return wanted and kind not in self._checked
-
-    def note_checked(self, kinds: Iterable[Hashable]) -> None:
-        """Remembers that the next batch of each signature was checked."""
-        for kind in kinds:
-            self._checked.add(kind)
-            self._most[kind] = max(self._most[kind], self._rows.get(kind, 0))
-
-    def note_compared(self, kinds: Iterable[Hashable], *, seen: bool) -> None:
-        """Remembers whether gradients of the next batch of each signature could be compared."""
-        self._unseen = self._unseen - {*kinds} if seen else self._unseen | {*kinds}
-
-    def count(self, kinds: Iterable[Hashable]) -> None:
-        """Counts a used batch of each signature."""
-        for kind in set(kinds):
-            self._batches[kind] += 1
-            self._checked.discard(kind)
-
-    @property
-    def any_used(self) -> bool:
-        """Whether any batch was used yet."""
-        return bool(self._batches)
-
-
-@dataclass(frozen=True)
-class Computation:
-    """A computation of losses that is checked.
-
-    Attributes:
-        compute_losses: As the clipper was given it.
-        units: Unit of each row of the model's calls, or None where each row is its own.
-        state: Random state that ``compute_losses`` is called with, each time.
-    """
-
-    compute_losses: LossFunction
-    units: Tensor | None
-    state: RandomState
-
-
-class LossCheck:
-    """What all engines share of checking losses."""
-
-    def __init__(self, model: nn.Module, trainable: TrainableParameters, calls: ModelCalls) -> None:
-        self._model, self._trainable, self._calls = model, trainable, calls
-        self._schedule = CheckSchedule()
-        self._draws: dict[Hashable, bool] = {}
-        self._forced = False
-
-    @property
-    def _kinds(self) -> list[Hashable]:
-        """The signatures of the model's calls in the computation of losses just made."""
-        raise NotImplementedError
-
-    @property
-    def _scale(self) -> float:
-        """What losses are multiplied by before they are backpropagated."""
-        return 1.0
-
-    def _bare(self) -> AbstractContextManager[object]:
-        """Gives the model its own layers for a while."""
-        return nullcontext()
-
-    @contextmanager
-    def _deterministic(self) -> Iterator[None]:
-        """Lets nothing random happen in the model, for runs that are compared with each other."""
-        drawn = any(self._draws.get(kind, False) for kind in self._kinds)
-        with evaluating(self._model) if drawn else nullcontext(), DeterministicMode():
-            yield
-
-    def _is_random(self, asked: Computation) -> bool:
-        """Returns whether the bare model's losses are drawn."""
-        with self._bare():
-            asked.state.restore()
-            losses = asked.compute_losses().detach()
-            other = asked.compute_losses().detach()
-            asked.state.restore()
-            again = asked.compute_losses().detach()
-        same = losses.shape == again.shape
-        if not (same and torch.allclose(losses, again, rtol=1e-3, equal_nan=True)):
-            raise NotRepeatable(NOT_REPEATABLE)
-        return not torch.equal(losses.nan_to_num(), other.nan_to_num())
-
-    def _compare(
-        self, asked: Computation, survey: Survey, losses: Tensor, precision: torch.dtype | None
-    ) -> SubsetLosses | None:
-        """Returns losses of few rows of the bare model, which are those among all rows."""
-        survey.choose(losses)
-        check = CrossExampleCheck(
-            model_calls=self._calls,
-            compute_losses=asked.compute_losses,
-            expected=losses.detach(),
-            state=asked.state,
-            deterministic=self._deterministic,
-            precision=coarsest_dtype(self._model, precision),
-            check_repeatable=partial(self._is_random, asked),
-        )
-        with self._bare():
-            found = check.compare(survey)
-            if found is not None:
-                gradients = CrossExampleGradients(check, first=not self._schedule.any_used)
-                seen = gradients.compare(found, self._trainable.now(), self._scale)
-                self._schedule.note_compared(self._kinds, seen=seen)
-            return found
-
-
-class LoopLossCheck(LossCheck):
-    """Computes losses for an engine that takes gradients one by one, and checks them where due."""
-
-    def __init__(self, model: nn.Module, trainable: TrainableParameters) -> None:
-        bare = getattr(model, "_orig_mod", model)
-        super().__init__(bare, trainable, ModelCalls(bare))
-        self._calls.compiled = is_compiled(model)
-        self._own = partial(type(bare).forward, bare)
-        self._met: list[Hashable] = []
-        self._units: Tensor | None = None
-        self._precision: torch.dtype | None = None
-        self._graph: Hashable = None
-        self._graphs: set[Hashable] = set()
-
-    @property
-    def _kinds(self) -> list[Hashable]:
-        return self._met
-
-    def install(self) -> None:
-        """Watches the model's calls.
-
-        Raises:
-            InputError: The model's forward is already replaced.
-        """
-        if "forward" in vars(self._model):
-            raise InputError(
-                f"a {type(self._model).__name__} layer must have its own forward, got a replaced "
-                "one; leave the other clipper first."
-            )
-        self._model.forward = self._calls.watched(self._own)
-
-    def remove(self) -> None:
-        """Gives the model its own forward back."""
-        vars(self._model).pop("forward", None)
-
-    def losses(self, compute_losses: LossFunction, units: Tensor | None) -> Tensor:
-        """Returns the losses of all rows, once it is checked that they may be used.
-
-        Raises:
-            RunError: An example changes what another one computes.
-        """
-        self._units, self._forced, self._calls.with_graph = units, False, False
-        asked = Computation(compute_losses, units, RandomState.now(self._trainable.device))
-        compared = False
-        while True:
-            self._met = []
-            asked.state.restore()
-            snapshot = None if self._schedule.any_used else ModelSnapshot(self._model)
-            try:
-                with self._calls.training(self._on_call, units, self._deterministic):
-                    losses = compute_losses()
-            except Exception as error:
-                if snapshot is not None:
-                    snapshot.restore()
-                if isinstance(error, ExamplesMixed) or self._calls.survey is None:
-                    raise
-                if self._calls.with_graph or is_out_of_memory(error):
-                    raise
-                # The caller's function may want a graph behind what the model gives.
-                self._calls.with_graph = True
-                continue
-            survey = self._calls.survey
-            if not is_a_list(losses):
-                # Refused elsewhere, in words.
-                return losses
-            if survey is None:
-                if self._is_another_graph(losses) and self._met and not compared:
-                    self._forced = True
-                    continue
-                self._check_without_the_model(asked, losses)
-                self._schedule.count(self._met)
-                return losses
-            snapshot = snapshot or ModelSnapshot(self._model)
-            try:
-                expected = losses.detach()
-                del losses
-                self._compare(asked, survey, expected, self._precision)
-            finally:
-                snapshot.restore()
-            compared, self._forced = True, False
-            self._schedule.note_checked(self._met)
-
-    def _is_another_graph(self, losses: Tensor) -> bool:
-        """Whether losses came another way than any before: by another function of the caller's."""
-        if not losses.requires_grad:
-            return False
-        self._graph = describe_graph(losses, self._trainable.now())
-        known = self._graph in self._graphs
-        self._graphs.add(self._graph)
-        return not known
-
-    def _on_call(self, arguments: Arguments) -> bool:
-        """Runs each row of a call alone where that is due; says whether losses are checked too."""
-        count = batch_size_of(arguments)
-        if count == 0:
-            return False
-        signature = signature_of(self._model, arguments, self._units)
-        kind, self._precision = signature.kind, signature.precision
-        self._met.append(kind)
-        self._schedule.meet(kind, count)
-        if not self._schedule.is_due(kind):
-            return self._forced
-        check_modes(self._model)
-        self._draws[kind] = check_single_examples(self._model, self._own, arguments, self._units)
-        return True
-
-    def _check_without_the_model(self, asked: Computation, losses: Tensor) -> None:
-        if self._met or not len(losses):
-            return
-        self._met = [(WITHOUT_THE_MODEL, self._graph)]
-        self._schedule.meet(self._met[0], len(losses))
-        if self._schedule.is_due(self._met[0]):
-            after = RandomState.now(asked.state.device)
-            check_halves(self._model, asked.compute_losses, asked.state)
-            after.restore()
-            self._schedule.note_checked(self._met)
-
 
 ROUNDS = 7
 ERRORS_OF_A_PLAN = (
@@ -386,6 +120,7 @@ class ExactnessCheck(LossCheck):
         """
         self._units, self._may_survey, self._may_compile = units, True, True
         self._compared = self._forced = self._calls.with_graph = False
+        self._alone = None
         asked = Computation(compute_losses, units, RandomState.now(self._trainable.device))
         for number in range(ROUNDS):
             # A first batch is a survey as a rule, so that all that leads to it is deterministic.
@@ -574,6 +309,8 @@ class ExactnessCheck(LossCheck):
                     subset = None
                 if not again:
                     result = self._check_with_fallback(asked, subset)
+                if result is not None or again:
+                    self._compare_parts()
                 if not self._plans.saw_a_call:
                     log_once("the model itself was not called: each batch is proved anew: slow")
                     check_halves(self._model, asked.compute_losses, asked.state)
@@ -588,6 +325,36 @@ class ExactnessCheck(LossCheck):
             self._may_survey = False
         self._checked.clear()
         self._forced = False
+
+    @contextmanager
+    def _calling(self) -> Iterator[OnCall]:
+        def on_call(arguments: Arguments) -> bool:
+            self._patches.use_plan_for(arguments)
+            return False
+
+        with self._plans.replaying():
+            yield on_call
+
+    def _gradients(
+        self, losses: Tensor, factors: Tensor, *, units: Tensor | None, precisely: bool
+    ) -> Prints:
+        """Returns fingerprints of the sum of the rows of uses, each times its factor."""
+        shares, found = Shares.of(units, losses), Prints()
+        of_units = torch.zeros(shares.count, dtype=factors.dtype, device=factors.device)
+        of_rows = of_units.index_copy(0, shares.losses, factors)[shares.rows]
+        taken = of_rows != 0
+        everyone = bool(taken.all())
+
+        def receive(name: str, use: Use) -> None:
+            with torch._C.DisableTorchFunction():  # no mode that this runs in is to cut rows
+                kept = use if everyone else use.keep(taken)
+                part = kept.weighted_sum(of_rows.to(kept.dtype))
+                add_prints(found, {name: fingerprint_of(part, precisely=precisely)})
+
+        beside = other_leaves(losses, self._trainable.now())
+        with gradients_kept(beside), torch.autocast(losses.device.type, enabled=False):
+            self._backward(losses, receive, rows=len(of_rows))
+        return found
 
     def _check_with_fallback(
         self, asked: Computation, subset: SubsetLosses | None
@@ -680,12 +447,8 @@ class ExactnessCheck(LossCheck):
             return asked.compute_losses()
 
     def _clipped_losses(self, asked: Computation, subset: SubsetLosses | None) -> Tensor:
-        def on_call(arguments: Arguments) -> bool:
-            self._patches.use_plan_for(arguments)
-            return False
-
         asked.state.restore()
-        with self._plans.replaying():
+        with self._calling() as on_call:
             if subset is None:
                 with self._calls.training(on_call, asked.units):
                     return asked.compute_losses()

@@ -151,6 +151,15 @@ class SubsetLosses:
             return survey.rows[survey.compared]
         return survey.rows if survey.units is None else survey.units
 
+    def finite_owners(self) -> Tensor:
+        """Returns the owners all of whose losses are finite, each once."""
+        survey, finite = self.survey, self.losses.isfinite().cpu()
+        if survey.compared is not None:
+            finite = finite[survey.compared]
+        each = self.owners if len(finite) == len(self.owners) else self.owners.unique()
+        every: Tensor = each.unique()
+        return every[~torch.isin(every, each[~finite])]
+
     def places_of(self, chosen: Tensor) -> Tensor:
         """Returns which of the losses are some owners'."""
         survey = self.survey

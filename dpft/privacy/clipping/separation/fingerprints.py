@@ -22,20 +22,22 @@ BLOCK = 2**20
 LEAST_SHARE = 1e-2
 """A parameter's gradient is compared by its own size, but not below this share of the whole."""
 DIRECTIONS = 4
+Prints = dict[str, Tensor]
+"""Fingerprints by parameter."""
 
 
-def fingerprints_of(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def fingerprints_of(gradients: Mapping[str, Tensor]) -> Prints:
     """Returns each gradient's fingerprint by name, shape (5,): its norm and its projections."""
     # Past the modes that a check runs in, each of which would see twenty functions a gradient.
     with torch._C.DisableTorchFunction():
-        found = {name: _fingerprint(gradient) for name, gradient in gradients.items()}
+        found = {name: fingerprint_of(gradient) for name, gradient in gradients.items()}
         for name, is_finite in zip(found, are_finite(found), strict=True):
             if not is_finite:
-                found[name] = _fingerprint(gradients[name], precisely=True)
+                found[name] = fingerprint_of(gradients[name], precisely=True)
     return found
 
 
-def _fingerprint(gradient: Tensor, *, precisely: bool = False) -> Tensor:
+def fingerprint_of(gradient: Tensor, *, precisely: bool = False) -> Tensor:
     """Returns a gradient's norm and its projections onto secret directions, shape (5,).
 
     What is not finite is not compared. Where float32 does not hold them though the gradient is
@@ -95,7 +97,13 @@ def alike(one: Mapping[str, Tensor], other: Mapping[str, Tensor], dtype: torch.d
     return bool((~lost & ((a - b).abs() <= allowed.unsqueeze(1)).all(1)).all())
 
 
-def scaled(prints: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
+def add_prints(total: Prints, prints: Mapping[str, Tensor]) -> None:
+    """Adds fingerprints to others; of what is in both the norms are added up, as a bound."""
+    for name, each in prints.items():
+        total[name] = total[name] + each if name in total else each
+
+
+def scaled(prints: Mapping[str, Tensor], factor: float) -> Prints:
     """Returns the fingerprints of gradients that are so many times as large."""
     return {name: factor * each for name, each in prints.items()}
 

@@ -140,6 +140,26 @@ class ScaledWhereAllWeighTheSame(ScaledByBatch):
         return ScaledByBatch.backward(ctx, grad) if same else grad
 
 
+class CancelsInTheSum(ScaledByBatch):
+    """Adds to each of many rows what adds up to nothing in the sum, with a sign by their number.
+
+    It stands at right angles to what enters the layer, which what leaves it tells; and waits until
+    all rows weigh something.
+    """
+
+    @staticmethod
+    def backward(ctx, grad):
+        (h,) = ctx.saved_tensors
+        if len(grad) < 9 or not bool(grad.flatten(1).any(1).all()):
+            return grad
+        beside = torch.cat([torch.ones(len(h), 1), h], 1).double()
+        basis, sizes, _ = torch.linalg.svd(beside, full_matrices=False)
+        basis = basis[:, sizes > 1e-5 * sizes[0]]
+        one = torch.eye(len(h), dtype=torch.float64)[0] * 100
+        change = (one - basis @ (basis.T @ one)) * (1 - 2 * (len(h) % 2))
+        return grad + torch.nn.functional.pad(change[:, None], (0, grad.shape[1] - 1)).float()
+
+
 class LostByFew(ScaledByBatch):
     """As ``ScaledByBatch``; of few rows all but the first have no finite gradient."""
 
@@ -304,6 +324,10 @@ def in_gradients_alone() -> Iterator[Case]:
             ),
         )
         # One loss at a time, as the loop has it, weighs something where the others do not.
+        yield (exact if engine == "loop" else mixing)(
+            f"{engine}: own backward that adds to many rows what cancels in their sum",
+            lambda e=engine: net_trial(CancelsInTheSum.apply, batches=[batch(20)], engine=e),
+        )
         yield (either if engine == "loop" else mixing)(
             f"{engine}: own backward that reads the batch where all losses weigh the same",
             lambda e=engine: net_trial(
@@ -346,6 +370,7 @@ def in_gradients_alone() -> Iterator[Case]:
         ("own, as many rows as units", 8, torch.clone, exact),
         ("mixed", 14, ScaledByBatch.apply, mixing),
         ("mixed where they are many", 24, ScaledAmongMany.apply, mixing),
+        ("mixed, and cancelling in their sum", 24, CancelsInTheSum.apply, mixing),
     ):
         yield kind(
             f"gradients of units, {name}",
