@@ -326,12 +326,12 @@ class CrossExampleGradients:
                 with suppress(NothingCompared):
                     losses, found = gradients(replace(part, whole=whole), weights)
                     ran = True
-                    if self._same(torch.where(weights != 0, losses, part.losses), part.losses):
+                    if self._same(losses[weights != 0], part.losses[weights != 0]):
                         return found, True
             raise RunError(COUPLED) if ran else NothingCompared("fewer do not run")
         if not of_units:
             losses, found = gradients(part, weights)
-            return found, self._same(torch.where(weights != 0, losses, part.losses), part.losses)
+            return found, self._same(losses[weights != 0], part.losses[weights != 0])
         tried = [(part, weights)]
         # What the caller makes for as many rows as there are units looks like what it has for each.
         repeated = part.survey.repeated() if len(part.losses) == len(part.survey.rows) else None
