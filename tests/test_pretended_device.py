@@ -90,9 +90,14 @@ def steps_of(cases: Sequence[Case], device: str) -> list[Outcome]:
 
 CHOOSING = [f"method-{name}" for name in ("bitfit", "norms", "top2", "retrain", "linear_probe")]
 """Methods that only choose what trains, of layers that the other cases have."""
+ALIKE = [
+    *(f"method-{name}" for name in ("adapter", "compacter", "full", "prompt")),
+    *("engine-book_keeping", "llama", "roberta", "fp16"),
+]
+"""Cases whose tensors are made as those of another one are: of LoRA, a prefix, GPT-2, bf16."""
 
 
-@pytest.mark.parametrize("name", slow_but([n for n in CASES if n not in CHOOSING], CASES))
+@pytest.mark.parametrize("name", slow_but([n for n in CASES if n not in CHOOSING + ALIKE], CASES))
 def test_steps_leave_the_cpus_gradients(name: str) -> None:
     """Draws and noise have the same bits; sums come out of the same kernels, rounded otherwise."""
     cases = CASES[name]

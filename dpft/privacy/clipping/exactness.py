@@ -340,8 +340,8 @@ class ExactnessCheck(LossCheck):
     ) -> Prints:
         """Returns fingerprints of the sum of the rows of uses, each times its factor."""
         shares, found = Shares.of(units, losses), Prints()
-        of_units = torch.zeros(shares.count, dtype=factors.dtype, device=factors.device)
-        of_rows = of_units.index_copy(0, shares.losses, factors)[shares.rows]
+        # Of a loss for each row its row's; of a loss for each unit that of all rows of the unit.
+        of_rows = factors if len(factors) == len(shares.rows) else factors[shares.rows]
         taken = of_rows != 0
         everyone = bool(taken.all())
 

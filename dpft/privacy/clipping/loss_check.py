@@ -318,9 +318,11 @@ class LoopLossCheck(LossCheck):
         found: Prints = {}
         for unit in shares.losses[factors != 0].unique():
             own = shares.losses == unit
-            taken = partial(ordinary_gradients, losses, parameters, weights=own.to(losses))
-            prints = fingerprints_of(taken(retain_graph=True))
-            add_prints(found, scaled(prints, float(factors[own].max())))
+            factor = float(factors[own].max())
+            # Of one factor but where as many rows must run, whatever units they are of.
+            weights = torch.where(own, factors / factor, 0.0)
+            taken = ordinary_gradients(losses, parameters, weights=weights, retain_graph=True)
+            add_prints(found, scaled(fingerprints_of(taken), factor))
         return found
 
     def _is_another_graph(self, losses: Tensor) -> bool:

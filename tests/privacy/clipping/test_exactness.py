@@ -465,6 +465,20 @@ def test_gradients_are_compared_whatever_number_of_rows_a_caller_writes_down(cou
         clipper.accumulate(lambda: losses(clipper._model), given)
 
 
+@pytest.mark.parametrize("engine", ["book_keeping", "loop"])
+def test_rows_of_one_unit_are_compared_in_two_parts_where_their_number_is_written_down(engine):
+    torch.manual_seed(0)
+    x, units = torch.randn(5, 512), torch.tensor([0, 0, 0, 1, 2])
+    losses = lambda model: model(x).sum(1).reshape(5)  # noqa: E731
+    with PerExampleClipper(MeetsInBackward(mixes=False), 10.0, engine=engine) as clipper:
+        assert len(clipper.accumulate(lambda: losses(clipper._model), units)) == 3
+    with (
+        PerExampleClipper(MeetsInBackward(mixes=True), 10.0, engine=engine) as clipper,
+        pytest.raises(RunError, match="the gradient of one example's loss depends on the other"),
+    ):
+        clipper.accumulate(lambda: losses(clipper._model), units)
+
+
 def test_losses_of_another_number_than_the_rows_taken_are_refused_in_words():
     units, model = torch.arange(8) % 4, nn.Sequential(nn.Linear(512, 4), nn.Dropout())
     x = torch.randn(8, 512)
