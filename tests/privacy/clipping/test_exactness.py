@@ -433,6 +433,23 @@ def test_gradients_are_compared_where_float32_overflows_and_beside_such_as_are_n
         assert int((norms > 0).sum()) == (12 - len(bad) if units is None else 5)
 
 
+def test_a_row_without_a_finite_gradient_is_compared_once_as_the_others_are():
+    torch.manual_seed(0)
+    x, computed = torch.randn(12, 512), []
+    x[4] = 0.0
+    with PerExampleClipper(MeetsInBackward(mixes=False), 10.0) as clipper:
+
+        def losses():
+            computed.append(len(x))
+            return rooted(clipper._model, x)
+
+        clipper.accumulate(losses)
+        assert len(computed) > 1
+        computed.clear()
+        clipper.accumulate(losses)
+    assert len(computed) == 1
+
+
 @pytest.mark.parametrize(
     ("count", "units"),
     [
