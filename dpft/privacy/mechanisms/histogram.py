@@ -126,7 +126,8 @@ class GaussianHistogram:
         import numpy as np
         from scipy.special import ndtr
 
-        bound = min(self.words_per_record * self.linf_cap, self.l2_cap * self.words_per_record**0.5)
+        within = math.sqrt(self.words_per_record) * self.l2_cap
+        bound = min(self.words_per_record * self.linf_cap, within)
         share = bound / self.words_per_record
         most = max(share, num_units * min(self.linf_cap, self.l2_cap))
         counts = np.linspace(share, most, 100_000)
