@@ -137,6 +137,11 @@ def _histogram(sums: Counter[str], units: int) -> WordHistogram:
 
 UNIGRAM, BPE, CHAR = "unigram", "bpe", "char"
 ALGORITHMS = (UNIGRAM, BPE, CHAR)
+FEWEST_PIECES = 2
+"""Of unigram and bpe, which need a piece for each character: one word's, and the blank before."""
+MOST_PIECES = 2_000_000
+"""Of unigram SentencePiece tries a million pieces beside the characters; sizes far above are asked
+for in vain, and take it hours to refuse."""
 OF_PIECES = ("vocab_size", "algorithm", "sentinels")
 """Keys that only say what is made of the noisy histogram: they cost nothing."""
 
@@ -167,10 +172,15 @@ class TokenizerConfig:
                 f"tokenizer.algorithm must be one of {', '.join(ALGORITHMS)}, got"
                 f" {self.algorithm!r}."
             )
-        for name, least in (("vocab_size", 1), ("sentinels", 0), ("words_per_record", 1)):
+        fewest = 1 if self.algorithm == CHAR else FEWEST_PIECES
+        for name, least in (("vocab_size", fewest), ("sentinels", 0), ("words_per_record", 1)):
             value = getattr(self, name)
             if value < least:
                 raise InputError(f"tokenizer.{name} must be at least {least}, got {value}.")
+        if self.vocab_size > MOST_PIECES:
+            raise InputError(
+                f"tokenizer.vocab_size must be at most {MOST_PIECES}, got {self.vocab_size}."
+            )
         for name in ("l2_cap", "linf_cap", "noise_std"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):

@@ -131,7 +131,9 @@ def test_a_norm_above_the_cap_by_less_than_a_float_tells_is_scaled_down() -> Non
     ("values", "message"),
     [
         ({"algorithm": "wordpiece"}, "tokenizer.algorithm must be one of unigram, bpe, char"),
-        ({"vocab_size": 0}, "tokenizer.vocab_size must be at least 1"),
+        ({"vocab_size": 1}, "tokenizer.vocab_size must be at least 2"),
+        ({"vocab_size": 0, "algorithm": "char"}, "tokenizer.vocab_size must be at least 1"),
+        ({"vocab_size": 2_000_001}, "tokenizer.vocab_size must be at most 2000000"),
         ({"sentinels": -1}, "tokenizer.sentinels must be at least 0"),
         ({"words_per_record": 0}, "tokenizer.words_per_record must be at least 1"),
         ({"l2_cap": 0.0}, "tokenizer.l2_cap must be positive and finite"),

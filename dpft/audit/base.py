@@ -6,24 +6,28 @@ where an audit needs them.
 """
 
 import importlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from dpft.config.account import check_output
 from dpft.config.load import by_name
 from dpft.config.schema import TrainConfig
-from dpft.data.canaries import Canary
-from dpft.errors import InputError
-from dpft.files import CANARIES
+from dpft.data.canaries import Canary, make_canaries
+from dpft.errors import InputError, StateError
+from dpft.files import AUDIT_KEY, CANARIES
 from dpft.kinds import Registry
 from dpft.records.audits import AuditRecord, ExposureTable, GuessesInShort
 from dpft.records.promises import RunPrivacy
 from dpft.reports.terminal import Grid
 from dpft.runs.held_out import read_canaries
 from dpft.training.training_config import DeviceConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,16 +97,43 @@ def check_counts(audit: Audit, *keys: str) -> None:
 def kept_canaries(run: AuditedRun, kind: str, wanted: int, *, noun: str) -> list[Canary]:
     """Returns the canaries of one kind that a run had, those left out among them.
 
+    Words and coins are made anew of the run's key: others would have an audit find what never was.
+
     Raises:
-        InputError: Their file is gone, or holds others than the run's.
+        InputError: Their file is gone, or holds another number of them.
+        StateError: They are not those of the run's key.
     """
-    canaries = [canary for canary in read_canaries(run.folder) if canary.kind == kind]
+    from dpft.runs.folder import read_secrets
+
+    every = read_canaries(run.folder)
+    canaries = [canary for canary in every if canary.kind == kind]
     if len(canaries) != wanted:
         raise InputError(
             f"{run.folder / CANARIES} must hold the run's {wanted} {noun}, got {len(canaries)};"
             " without them audit=membership and audit=memorization can still be done."
         )
+    key = read_secrets(run.folder).audit_key
+    if not key:
+        logger.warning(
+            "whether %s holds the run's own canaries is not checked without %s, which is gone",
+            run.folder / CANARIES,
+            run.folder / AUDIT_KEY,
+        )
+    elif make_canaries(run.config.audit, _tokenizer_of(run), key) != every:
+        raise StateError(
+            f"{run.folder / CANARIES} holds other canaries or coins than {run.folder / AUDIT_KEY}"
+            " makes; put both back as they were."
+        )
     return canaries
+
+
+def _tokenizer_of(run: AuditedRun) -> Any:
+    """Returns the tokenizer of whose vocabulary a run's canaries were made."""
+    from dpft.runs.task_model import trained_model_of_run
+
+    model = trained_model_of_run(run.folder, run.config)
+    task = model.fitted(run.config.task)
+    return model.processor(task, model.head(task))
 
 
 CONTINUATION, SPANS = HIDDEN = ("continuation", "spans")

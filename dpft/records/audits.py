@@ -128,6 +128,15 @@ class GuessesInShort(Guesses):
     views: tuple[ViewInShort, ...]
     """Each view in short."""
 
+    def __post_init__(self) -> None:
+        """Refuses what contradicts itself, which no audit has found."""
+        if not self.correct <= self.guesses <= self.canaries:
+            raise ValueError("correct must be at most guesses, and these at most canaries")
+        if not self.views or self.epsilon_lower != max(view.epsilon_lower for view in self.views):
+            raise ValueError("epsilon_lower must be the largest of its views'")
+        if self.other_mechanism != any(view.other_mechanism for view in self.views):
+            raise ValueError("other_mechanism must be what one of its views says")
+
 
 @dataclass(frozen=True, kw_only=True)
 class OneRunAudit(Guesses, Versioned):

@@ -452,6 +452,12 @@ def write_comparison(comparison: Comparison, folder: Path, *, mode: int = 0o644)
         write_text(folder / name, text, mode=mode)
 
 
+NO_SCORES = (
+    "None of these runs has a score that may be shown; ε is the largest of runs that differ in"
+    " seeds alone. dpft eval run=DIR scores one on its task's test inputs."
+)
+
+
 def _parts(comparison: Comparison) -> dict[str, Any]:
     settings, runs = comparison.settings, comparison.runs
     apart = len(bases(runs)) > 1
@@ -486,6 +492,7 @@ def _parts(comparison: Comparison) -> dict[str, Any]:
         "private_metrics": PRIVATE_METRICS,
         "bold_note": BOLD_NOTE if len(runs) > len(settings) else "",
         "private_split": PRIVATE_SPLIT,
+        "no_scores": NO_SCORES,
     }
 
 

@@ -39,6 +39,8 @@ from dpft.records.scores import (
     StepScores,
 )
 from dpft.reports.pages import COLORS, digits, draw_svg, heat_map
+from dpft.tasks.base import TASKS, Task
+from dpft.tasks.images import IMAGE, ImageTask
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,16 +148,28 @@ def _shown_texts(entries: Sequence[ScoreEntry]) -> list[ShownText]:
     if not all(entry.split_is_public for entry in entries):
         return []
     samples = {entry.stage: entry.samples or () for entry in entries}
+    named = _image_words if _are_images(entries) else str
     before = {sample.input: sample.prediction for sample in samples.get("before", [])}
     return [
         ShownText(
-            input=sample.input,
+            input=named(sample.input),
             before=before.get(sample.input),
             after=sample.prediction,
             reference=sample.reference,
         )
         for sample in samples.get("after", [])
     ]
+
+
+def _are_images(entries: Sequence[ScoreEntry]) -> bool:
+    return all(issubclass(TASKS.entries().get(entry.task, Task), ImageTask) for entry in entries)
+
+
+def _image_words(name: str) -> str:
+    """Returns what an image is called: by its file, or, where it is none's, by its number alone."""
+    number, _, file = name.partition(": ")
+    place = f"image {number} of the split, counted from 0"
+    return place if file == IMAGE else f"{file} ({place})"
 
 
 def _not_computed(evaluations: Sequence[ScoreEntry]) -> dict[str, list[str]]:

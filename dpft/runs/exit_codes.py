@@ -28,6 +28,8 @@ from dpft.parallel.rank_environment import TERMINATED, error_stream, is_other_ra
 
 FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """What a user can mend, and no crash: a full disk, or a folder that may not be written to."""
+TOO_LONG = "a file's name must be at most 255 bytes long, got a longer one; give a shorter path."
+"""Of ``errno.ENAMETOOLONG``, another one; it quotes no name, which may be from a record."""
 
 
 class _KeptIn(str):
@@ -64,7 +66,8 @@ def crash_kept(folder: Path) -> Iterator[None]:
     except (DpftError, BrokenPipeError):
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in FULL_OR_FORBIDDEN:
+        mendable = (*FULL_OR_FORBIDDEN, errno.ENAMETOOLONG)
+        if isinstance(error, OSError) and error.errno in mendable:
             raise
         if not records_were_read() or _kept_in(error):
             raise
@@ -124,6 +127,9 @@ def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            say(f"error: {TOO_LONG}")
+            return BAD_INPUT
         if error.errno not in FULL_OR_FORBIDDEN:
             _show(error, withhold)
             return FAILED

@@ -423,11 +423,18 @@ def count(command: TokenizerCommand) -> WordHistogram:
     return count_words(texts, caps, by_unit=command.privacy.has_units)
 
 
+HOPELESS = 0.1
+"""Words that are to be expected, below which there is no sense in spending epsilon."""
+PIECES_OF_A_WORD = 20
+"""More than most words' characters, and so than bpe makes of one."""
+
+
 def plan_histogram(command: TokenizerCommand, size: PublicSize) -> GaussianHistogram:
     """Returns what will be released, from public numbers alone; says what is wasteful.
 
     Raises:
-        InputError: Delta promises nothing, or the noise is below what counts are rounded to.
+        InputError: Delta promises nothing, the noise is below what counts are rounded to, or no
+            word is to be expected beside it.
     """
     tokenizer, privacy = command.tokenizer, command.privacy
     delta = privacy.delta_for(size.num_examples, command.task.default_delta)
@@ -457,13 +464,36 @@ def plan_histogram(command: TokenizerCommand, size: PublicSize) -> GaussianHisto
             tokenizer.linf_cap,
             tokenizer.l2_cap,
         )
-    return GaussianHistogram(
+    mechanism = GaussianHistogram(
         noise_std=noise,
         l2_cap=tokenizer.l2_cap,
         linf_cap=tokenizer.linf_cap,
         words_per_record=tokenizer.words_per_record,
         delta=delta,
     )
+    _check_reach(mechanism, size, tokenizer.vocab_size)
+    return mechanism
+
+
+def _check_reach(mechanism: GaussianHistogram, size: PublicSize, vocab_size: int) -> None:
+    """Refuses noise that hides every word; warns of more pieces than words are likely to give."""
+    words = mechanism.most_words_expected(size.num_examples)
+    if words < HOPELESS:
+        raise InputError(
+            f"words must be able to reach the threshold of {mechanism.threshold:.6g}, got"
+            f" {size.num_examples} records (units), of whose words {words:.2g} are to be expected"
+            " there at most; give more epsilon, more records, or caps nearer to what a record has."
+            " Nothing was spent."
+        )
+    if vocab_size > PIECES_OF_A_WORD * words:
+        logger.warning(
+            "tokenizer.vocab_size=%d is likely too many: by public numbers alone about %d words at"
+            " most are to be expected to reach the threshold of %.6g; where they allow fewer,"
+            " resume= makes a smaller vocabulary at no further cost",
+            vocab_size,
+            math.ceil(words),
+            mechanism.threshold,
+        )
 
 
 def _release(

@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,20 @@ def test_trust_rule_8_a_report_for_others_says_where_private_scores_are_and_no_m
         f"{PRIVATE_SPLIT}; in private/metrics.json, for their owner alone"
     }
     assert "bleu" not in json.dumps(record(comparison))
+
+
+def test_runs_without_scores_have_a_table_of_their_settings_and_no_line_about_means(
+    tmp_path: Path,
+) -> None:
+    scored = [read_run(folder) for folder in sweep(tmp_path)]
+    comparison = compare([replace(run, evaluations=[]) for run in scored])
+    assert not comparison.splits
+    for text in (markdown(comparison), page(comparison)):
+        assert "Scores are after fine-tuning" not in text and "Bold:" not in text
+        assert "None of these runs has a score that may be shown" in text
+        assert text.count("lora") == 2
+    text = markdown(compared(sweep(tmp_path / "scored")))
+    assert "Scores are after fine-tuning" in text and "None of these runs" not in text
 
 
 @pytest.mark.slow

@@ -1,11 +1,14 @@
 """What a record and its report say of processes, witnesses, canaries, audits and of a search."""
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dpft.errors import StateError
 from dpft.parallel.parallel_config import described, sharding
 from dpft.privacy.accounting.selection import ACCOUNTANT, TrialCount
 from dpft.records.audits import GuessesInShort
@@ -114,12 +117,39 @@ FOUND = {
     "mechanism_confidence": 0.995,
     "choices": 1,
     "assumes_no_mixing": False,
-    "views": [],
 }
+SHORT = ("view", "epsilon_lower", "other_mechanism", "assumes_no_mixing")
+
+
+def found(**changes: Any) -> dict[str, Any]:
+    """What an audit by one view found, or by those given."""
+    entry = {**FOUND, **changes}
+    return {"views": [{name: entry[name] for name in SHORT}], **entry}
 
 
 def audited(**changes: Any) -> dict[str, Any]:
-    return {**private(), "audited": {"one_run": {**FOUND, **changes}}}
+    return {**private(), "audited": {"one_run": found(**changes)}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"epsilon_lower": 0.0}, "epsilon_lower must be the largest of its views'"),
+        ({"views": []}, "epsilon_lower must be the largest of its views'"),
+        ({"other_mechanism": True}, "other_mechanism must be what one of its views says"),
+        ({"guesses": 50}, "correct must be at most guesses, and these at most canaries"),
+        ({"canaries": 50}, "correct must be at most guesses, and these at most canaries"),
+    ],
+)
+def test_a_finding_that_contradicts_itself_is_no_finding(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    """An edited number would be printed as what an audit has shown."""
+    privacy = {**private(), "audited": {"one_run": {**found(), **changes}}}
+    run = write_run(tmp_path / "run", privacy=audited())
+    (run / "privacy.json").write_text(json.dumps(privacy))
+    with pytest.raises(StateError, match=re.escape(says)):
+        read_run(run)
 
 
 def test_steps_held_against_canaries_are_marked_whether_or_not_it_was_audited() -> None:
@@ -165,17 +195,15 @@ def test_what_a_verdict_on_the_mechanism_assumes_is_said_where_it_rests_on_that(
     others: bool,
 ) -> None:
     """White-box scores are tested as if canaries' signals did not mix; other views need not."""
-    short = {"view": "a", "epsilon_lower": 1.0}
+    short = {"view": "a", "epsilon_lower": 3.5}
     views = [
         {**short, "other_mechanism": True, "assumes_no_mixing": True},
         {**short, "other_mechanism": others, "assumes_no_mixing": False},
     ]
     said = "by chance, if what is seen of one canary tells nothing of another's coin"
-    alarm = is_another_mechanism(
-        parse({**FOUND, "other_mechanism": True, "views": views}, GuessesInShort)
-    )
+    alarm = is_another_mechanism(parse(found(other_mechanism=True, views=views), GuessesInShort))
     assert alarm is not None and (said in alarm) is not others
-    row = one_run_rows(parse({**FOUND, "assumes_no_mixing": True}, GuessesInShort))[-1]
+    row = one_run_rows(parse(found(assumes_no_mixing=True), GuessesInShort))[-1]
     assert row[1] == "yes (p = 0.5, if what is seen of one canary tells nothing of another's coin)"
 
 

@@ -40,6 +40,22 @@ def test_the_released_weights_stand_last_whatever_order_they_were_written_in() -
     assert list(STAGES)[-1] == "after"
 
 
+def test_an_image_is_called_by_its_place_in_the_split() -> None:
+    """It has no text: "120: image" says nothing to who reads it."""
+    samples = [
+        {"input": name, "prediction": "6", "reference": "2"}
+        for name in ("120: image", "7: cat.png")
+    ]
+    of_images = entry("after", 0.5, task="digits", samples=samples)
+    (table,) = score_tables([of_images])
+    assert [text.input for text in table.texts] == [
+        "image 120 of the split, counted from 0",
+        "cat.png (image 7 of the split, counted from 0)",
+    ]
+    (table,) = score_tables([entry("after", 0.5, task="sst2", samples=samples)])
+    assert table.texts[0].input == "120: image"
+
+
 @pytest.mark.parametrize(
     ("train", "words"),
     [

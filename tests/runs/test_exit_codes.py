@@ -19,7 +19,7 @@ from dpft.errors import (
 )
 from dpft.privacy.clipping.choices import check_engine_name
 from dpft.runs import exit_codes as exit_codes_module
-from dpft.runs.exit_codes import READER_GONE, exit_code_of_job
+from dpft.runs.exit_codes import READER_GONE, crash_kept, exit_code_of_job
 from tests.runs.test_crashes import crash
 
 
@@ -60,6 +60,23 @@ def test_a_full_disk_is_one_line_that_names_the_file(
     assert exit_code_of_job(raising(full)) == 1
     said = capsys.readouterr().err
     assert said == f"dpft: error: {named} could not be written: No space left on device.\n"
+
+
+def test_a_name_that_is_too_long_is_bad_input_and_not_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be that of an image in a private table; nothing of it is kept as a crash, either."""
+
+    def job() -> None:
+        with crash_kept(tmp_path):
+            (tmp_path / ("ada" * 100)).is_file()
+
+    monkeypatch.setattr(errors, "_records_were_read", Event())
+    note_records_read()
+    assert exit_code_of_job(job) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("dpft: error: a file's name must be at most 255 bytes long")
+    assert "ada" not in line and not list(tmp_path.iterdir())
 
 
 def test_another_error_of_the_system_is_a_crash(capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,6 +117,36 @@ def test_a_run_whose_coins_are_gone_says_what_can_still_be_done(workspace: Works
     assert "must hold the run's 12 canaries and their coins, got 0; without them" in done.err
 
 
+@pytest.mark.parametrize("audit", ["one_run", "exposure"])
+@pytest.mark.parametrize("edited", ["copies", "learned"])
+def test_canaries_that_the_runs_key_does_not_make_are_refused(
+    workspace: Workspace, audit: str, edited: str
+) -> None:
+    """Coins written to fit what the model knows would be a lower bound of nothing."""
+    path = workspace.root / "run/private/audit/canaries.json"
+    content = path.read_text()
+    kept = json.loads(content)
+    included = next(each for each in kept["canaries"] if each["included"])
+    left_out = next(each for each in kept["canaries"] if not each["included"])
+    for name in {edited, *(("included",) if edited == "copies" else ())}:
+        included[name], left_out[name] = left_out[name], included[name]
+    path.write_text(json.dumps(kept))
+    done = audited(workspace, "run", audit)
+    path.write_text(content)
+    assert done.code == 3
+    assert "canaries.json holds other canaries or coins than" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_canaries_whose_key_is_gone_are_audited_with_a_warning(workspace: Workspace) -> None:
+    key = workspace.root / "run/private/audit_key"
+    aside = key.rename(key.with_name("aside"))
+    done = audited(workspace, "run", "one_run")
+    aside.rename(key)
+    assert done.code == 0, done.err
+    assert "holds the run's own canaries is not checked without" in done.err
+
+
 def test_scores_of_a_step_that_are_missing_are_refused(workspace: Workspace) -> None:
     path = workspace.root / "run/private/white_box.jsonl"
     content = path.read_text()

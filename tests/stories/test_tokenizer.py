@@ -195,6 +195,25 @@ def test_a_corpus_of_one_record_keeps_no_word(workspace: Workspace) -> None:
     assert "stands spent" in done.err
 
 
+def test_noise_that_hides_every_word_is_refused_before_it_is_paid_for(
+    workspace: Workspace,
+) -> None:
+    (workspace.root / "few.txt").write_text("".join(f"{MARKER} {n}\n" for n in range(5)))
+    done = workspace.run(
+        *TOKENIZER, *PIECES, "privacy.eps=0.1", "task.data_dir=few.txt", "hydra.run.dir=few",
+    )  # fmt: skip
+    assert done.code == 2
+    assert "words must be able to reach the threshold" in done.err and "got 5 records" in done.err
+    assert not (workspace.root / "few" / "ledger.jsonl").exists()
+
+
+def test_more_pieces_than_words_are_likely_to_give_are_warned_of(workspace: Workspace) -> None:
+    words = (*TOKENIZER, *EPS, "task.data_dir=notes.txt")
+    done = workspace.run(*words, "tokenizer.vocab_size=5000", "hydra.run.dir=many")
+    assert "tokenizer.vocab_size=5000 is likely too many" in done.err
+    assert done.err.index("likely too many") < done.err.index("stands spent")
+
+
 def test_rows_of_one_unit_are_bounded_together(workspace: Workspace) -> None:
     words = (*TOKENIZER, *PIECES, "tokenizer.noise_std=0.5", "task.data_dir=rows.jsonl")
     done = workspace.run(*words, "privacy.unit=who", "output=json", "hydra.run.dir=units")

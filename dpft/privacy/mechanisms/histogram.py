@@ -111,6 +111,30 @@ class GaussianHistogram:
         """
         return math.sqrt(2 * math.log(2.5 / self.delta)) / self.noise_multiplier
 
+    def most_words_expected(self, num_units: int) -> float:
+        """Returns how many words reach the threshold in the mean, at most, whatever the records.
+
+        Counts of n units add up to at most M = n * min(N m, k sqrt(N)), none is above n * min(m, k)
+        and there are at most n N. A count c passes with a chance Q(c); where Q(c) <= u up to M over
+        n N, and Q(c) <= v c above, at most n N u + M v are to be expected.
+
+        >>> few = GaussianHistogram(
+        ...     noise_std=6, l2_cap=1, linf_cap=1, words_per_record=256, delta=1e-3)
+        >>> [round(few.most_words_expected(n), 2) for n in (10, 300)]
+        [0.02, 119.01]
+        """
+        import numpy as np
+        from scipy.special import ndtr
+
+        within = math.sqrt(self.words_per_record) * self.l2_cap
+        bound = min(self.words_per_record * self.linf_cap, within)
+        share = bound / self.words_per_record
+        most = max(share, num_units * min(self.linf_cap, self.l2_cap))
+        counts = np.linspace(share, most, 100_000)
+        chances = ndtr((counts - self.threshold) / self.noise_std)
+        rare = num_units * self.words_per_record * float(chances[0])
+        return rare + num_units * bound * float((chances / counts).max())
+
     def entry(self) -> dict[str, str | float]:
         """Returns what a ledger's line says of it."""
         return {

@@ -50,6 +50,21 @@ def test_epsilon_is_that_of_the_analytic_gaussian_mechanism(
     assert delta == pytest.approx(5e-10, rel=1e-6)
 
 
+@pytest.mark.parametrize("units", [5, 20, 60, 400])
+@pytest.mark.parametrize("counted", [1.0, 16.0, 256.0])
+def test_no_records_have_more_words_reach_the_threshold_than_are_expected_at_most(
+    units: int, counted: float
+) -> None:
+    """Records that spend all they may on words that so many units have, or share."""
+    few = GaussianHistogram(noise_std=6, l2_cap=1, linf_cap=1, words_per_record=256, delta=1e-3)
+    each = min(1.0, 1 / math.sqrt(counted))  # a unit's count of each of its words
+    most = few.most_words_expected(units)
+    for sharing in range(1, units + 1):
+        words = units * counted / sharing
+        found = words * norm.sf((few.threshold - sharing * each) / few.noise_std)
+        assert found <= most * (1 + 1e-6)
+
+
 @pytest.mark.parametrize(
     ("noise_std", "threshold"), [(10000, 69661.3), (500, 3726.3), (50, 603.0), (5, 290.7)]
 )
