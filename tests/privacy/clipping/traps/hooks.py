@@ -313,6 +313,16 @@ def one_outweighs(model: nn.Module, *one: Tensor) -> Tensor:
     return classified(model, *one) * torch.where(features[:, 0] > features[:, 1] + 3.0, 1e4, 1.0)
 
 
+def added_up(rows: int, units: Tensor) -> Callable[..., Tensor]:
+    """Losses of units, of a number of rows that is written down."""
+
+    def losses(model: nn.Module, *one: Tensor) -> Tensor:
+        each, index = classified(model, *one).reshape(rows), units.unique(return_inverse=True)[1]
+        return torch.zeros(int(index.max()) + 1).index_add(0, index, each)
+
+    return losses
+
+
 def in_gradients_alone() -> Iterator[Case]:
     """Yields rows that mix in the backward pass, whose losses are their own."""
     mixes: dict[str, Mix] = {
@@ -383,6 +393,13 @@ def in_gradients_alone() -> Iterator[Case]:
     yield exact(
         "as many losses as are written down",
         lambda: net_trial(losses=counted(20), batches=[batch(20)], alone=alone),
+    )
+    pairs = torch.arange(12) // 2
+    yield either(
+        "losses of units, of as many rows as are written down",
+        lambda: net_trial(
+            losses=added_up(12, pairs), batches=[batch(12)], units=pairs, alone=of_two
+        ),
     )
     for name, rows, mix, kind in (
         ("own, as many rows as units", 8, torch.clone, exact),
