@@ -112,6 +112,8 @@ class InstantiateEngine(RecordingEngine):
 class TwoPassEngine(RecordingEngine):
     """Exact clipped sums in little memory, for one more pass over the activations."""
 
+    passes = 3
+
     def compute(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
         """See ``Engine.compute``; what is compiled here keeps what a second pass needs."""
         with _keeping_buffers():

@@ -16,6 +16,7 @@ compared as at a first batch.
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,14 @@ from dpft.privacy.clipping.separation.cross_example import (
     SubsetLosses,
     check_halves,
 )
-from dpft.privacy.clipping.separation.fingerprints import Prints, add_prints, fingerprint_of
+from dpft.privacy.clipping.separation.cross_gradients import COUPLED_GRADIENTS
+from dpft.privacy.clipping.separation.fingerprints import (
+    Prints,
+    add_prints,
+    alike,
+    fingerprint_of,
+)
+from dpft.privacy.clipping.separation.flow import coarsest_dtype
 from dpft.privacy.clipping.separation.mapping import log_once
 from dpft.privacy.clipping.separation.proof import (
     CheckResult,
@@ -81,11 +89,17 @@ class ExactnessCheck(LossCheck):
     """Computes losses for an engine that records layers, and proves them where that is due."""
 
     def __init__(
-        self, model: nn.Module, patches: Patches, backward: Backward, tuning: Tuning
+        self,
+        model: nn.Module,
+        patches: Patches,
+        backward: Backward,
+        tuning: Tuning,
+        passes: int = 1,
     ) -> None:
+        """Prepares for a model; ``passes`` are those that the engine runs backward at most."""
         super().__init__(patches.model, patches.trainable, patches.calls)
         self._patches, self._plans = patches, patches.plans
-        self._backward, self._tuning = backward, tuning
+        self._backward, self._tuning, self._passes = backward, tuning, passes
         self._calls.compiled = is_compiled(model)
         self._checked: set[Hashable] = set()
         self._units: Tensor | None = None
@@ -338,23 +352,36 @@ class ExactnessCheck(LossCheck):
     def _gradients(
         self, losses: Tensor, factors: Tensor, *, units: Tensor | None, precisely: bool
     ) -> Prints:
-        """Returns fingerprints of the sum of the rows of uses, each times its factor."""
-        shares, found = Shares.of(units, losses), Prints()
+        """Returns fingerprints of the sum of the rows of uses, each times its factor.
+
+        Raises:
+            RunError: A graph's second backward pass gives others than its first, by which an
+                engine that runs several would sum what it did not take the norm of.
+        """
+        shares = Shares.of(units, losses)
         # Of a loss for each row its row's; of a loss for each unit that of all rows of the unit.
         of_rows = factors if len(factors) == len(shares.rows) else factors[shares.rows]
         taken = of_rows != 0
         everyone = bool(taken.all())
 
-        def receive(name: str, use: Use) -> None:
+        def receive(found: Prints, name: str, use: Use) -> None:
             with torch._C.DisableTorchFunction():  # no mode that this runs in is to cut rows
                 kept = use if everyone else use.keep(taken)
                 part = kept.weighted_sum(of_rows.to(kept.dtype))
                 add_prints(found, {name: fingerprint_of(part, precisely=precisely)})
 
         beside = other_leaves(losses, self._trainable.now())
+        each: list[Prints] = [{} for _ in range(self._passes)]
         with gradients_kept(beside), torch.autocast(losses.device.type, enabled=False):
-            self._backward(losses, receive, rows=len(of_rows))
-        return found
+            for number, found in enumerate(each, start=1):
+                again = number < self._passes
+                take = partial(receive, found)
+                self._backward(losses, take, retain_graph=again, rows=len(of_rows))
+        precision = coarsest_dtype(self._model, self._plans.precision)
+        coarsest = max((losses.dtype, precision), key=lambda dtype: torch.finfo(dtype).eps)
+        if not all(alike(each[0], other, coarsest) for other in each[1:]):
+            raise RunError(COUPLED_GRADIENTS)
+        return each[0]
 
     def _check_with_fallback(
         self, asked: Computation, subset: SubsetLosses | None

@@ -343,6 +343,9 @@ Receiver = Callable[[str, Use], None]
 class RecordingEngine(Engine):
     """An engine whose layers report each use of their weights as the backward pass meets it."""
 
+    passes = 1
+    """How often at most it goes backward through a graph."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -354,7 +357,7 @@ class RecordingEngine(Engine):
         super().__init__(model, style, groups=groups, tuning=tuning)
         self.recorder = Recorder(self.trainable)
         self._patches = Patches(model, self.recorder, self.tuning.compilation)
-        self._check = ExactnessCheck(model, self._patches, self.backward, self.tuning)
+        self._check = ExactnessCheck(model, self._patches, self.backward, self.tuning, self.passes)
         self._rows: int | None = None
         self.shared = self.trainable.shared
         """Names of the parameters of several layers, whose uses add up before the norm."""

@@ -217,6 +217,8 @@ class SubsetLosses:
             if self.inputs:
                 places = _places_among(self.inputs[0].detach(), survey)
         if places is not None and survey.compared is not None:
+            if len(got) != len(survey.compared) or len(places) != len(survey.compared):
+                raise CannotBeCompared("their number does not follow")
             got, places = got[survey.compared.to(got.device)], places[survey.compared]
         if places is not None and len(got) != len(places):
             raise CannotBeCompared("their number does not follow")

@@ -131,6 +131,20 @@ class ScaledWhereAllWeigh(ScaledByBatch):
         return ScaledAmongFive.backward(ctx, grad) if all_weigh else grad
 
 
+class ScaledInTheSecondPass(torch.autograd.Function):
+    """Scales the gradients of many rows, but not where a graph is gone through first."""
+
+    @staticmethod
+    def forward(ctx, h):
+        ctx.passes = 0
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.passes += 1
+        return grad * 1000 if ctx.passes > 1 and len(grad) >= 9 else grad
+
+
 class ScaledWhereAllWeighTheSame(ScaledByBatch):
     """As ``ScaledByBatch``, of losses, where each weighs what the others do."""
 
@@ -299,6 +313,16 @@ def one_outweighs(model: nn.Module, *one: Tensor) -> Tensor:
     return classified(model, *one) * torch.where(features[:, 0] > features[:, 1] + 3.0, 1e4, 1.0)
 
 
+def added_up(rows: int, units: Tensor) -> Callable[..., Tensor]:
+    """Losses of units, of a number of rows that is written down."""
+
+    def losses(model: nn.Module, *one: Tensor) -> Tensor:
+        each, index = classified(model, *one).reshape(rows), units.unique(return_inverse=True)[1]
+        return torch.zeros(int(index.max()) + 1).index_add(0, index, each)
+
+    return losses
+
+
 def in_gradients_alone() -> Iterator[Case]:
     """Yields rows that mix in the backward pass, whose losses are their own."""
     mixes: dict[str, Mix] = {
@@ -336,6 +360,10 @@ def in_gradients_alone() -> Iterator[Case]:
                 engine=e,
             ),
         )
+        yield (exact if engine == "book_keeping" else mixing)(
+            f"{engine}: own backward that scales in a graph's second pass",
+            lambda e=engine: net_trial(ScaledInTheSecondPass.apply, batches=[batch(12)], engine=e),
+        )
         yield mixing(
             f"{engine}: a checkpoint that computes something else again",
             lambda engine=engine: net_trial(ComputedAgain(mixes=True), engine=engine),
@@ -365,6 +393,13 @@ def in_gradients_alone() -> Iterator[Case]:
     yield exact(
         "as many losses as are written down",
         lambda: net_trial(losses=counted(20), batches=[batch(20)], alone=alone),
+    )
+    pairs = torch.arange(12) // 2
+    yield either(
+        "losses of units, of as many rows as are written down",
+        lambda: net_trial(
+            losses=added_up(12, pairs), batches=[batch(12)], units=pairs, alone=of_two
+        ),
     )
     for name, rows, mix, kind in (
         ("own, as many rows as units", 8, torch.clone, exact),
