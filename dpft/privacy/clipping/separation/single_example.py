@@ -419,9 +419,9 @@ class _Runs:
             here, there = compared.tolist(), run.rows[compared].tolist()
         wanted, got = reading.rows(self._whole[place]), reading.rows(found.detach())
         inexact = wanted.dtype.is_floating_point or wanted.dtype.is_complex
-        alike = partial(torch.allclose, rtol=0, atol=self._allowed[place], equal_nan=True)
+        alike = partial(_are_near, atol=self._allowed[place]) if inexact else torch.equal
         pairs = ((got[row], wanted[among]) for row, among in zip(here, there, strict=True))
-        return all(alike(*pair) if inexact else torch.equal(*pair) for pair in pairs)
+        return all(alike(*pair) for pair in pairs)
 
     def _difference_left(self) -> str | None:
         left = self._buffers.changed()
@@ -450,6 +450,16 @@ class _Runs:
             return 0.0
         share = ROUNDING_IN_HALF if self._half else ROUNDING.get(expected.dtype, ROUNDING_IN_HALF)
         return share * float(expected.abs().nan_to_num(0.0, 0.0, 0.0).max())
+
+
+def _are_near(one: Tensor, other: Tensor, *, atol: float) -> bool:
+    """Whether numbers are the same but for ``atol``; ``allclose`` reads them four times as often.
+
+    The largest difference says nothing of what is not finite.
+    """
+    if one.numel() and bool((one - other).abs().amax() <= atol):
+        return True
+    return torch.allclose(one, other, rtol=0, atol=atol, equal_nan=True)
 
 
 def _exchanged(groups: Sequence[Tensor], count: int) -> Iterator[_Run]:

@@ -130,7 +130,7 @@ def test_no_more_than_one_row_of_an_output_is_compared_at_once():
         largest = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is torch.ops.aten.allclose.default:
+            if func in (torch.ops.aten.sub.Tensor, torch.ops.aten.allclose.default):
                 self.largest = max(self.largest, args[0].numel())
             return func(*args, **(kwargs or {}))
 
