@@ -55,7 +55,7 @@ from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace
 
 CPU, THERE = "cpu", f"{pretended.NAME}:0"
 LENGTHS = ((4, 9, 6), (9, 3, 5))
-MICRO_BATCH_WAITS, STEP_WAITS, PROOF_WAITS = 2, 12, 75
+MICRO_BATCH_WAITS, STEP_WAITS, PROOF_WAITS = 2, 12, 80
 USUAL = Case(noise_multiplier=0.3, micro_batch_size=12, steps=1)
 """A step of a model of one layer, with noise, of about 12 records."""
 CASES: dict[str, Sequence[Case]] = {

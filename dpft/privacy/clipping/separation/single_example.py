@@ -22,6 +22,7 @@ caller makes of it shows in the losses (``cross_example``).
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -457,8 +458,9 @@ def _are_near(one: Tensor, other: Tensor, *, atol: float) -> bool:
 
     The largest difference says nothing of what is not finite.
     """
-    if one.numel() and bool((one - other).abs().amax() <= atol):
-        return True
+    largest = float((one - other).abs().amax()) if one.numel() else 0.0
+    if math.isfinite(largest):
+        return largest <= atol
     return torch.allclose(one, other, rtol=0, atol=atol, equal_nan=True)
 
 
