@@ -60,7 +60,7 @@ def weighed(gradient):
     return int((gradient != 0).sum())
 
 
-def cancelling(gradient):
+def canceling(gradient):
     """Of rows that all weigh, adds to gradients what adds up to nothing."""
     if weighed(gradient) < 9:
         return 1.0
@@ -83,7 +83,7 @@ def cancelling(gradient):
         lambda gradient: 1.0 + 0.05 * (weighed(gradient) == ROWS),
         lambda gradient: gradient.norm(),
         lambda gradient: 1.0 + 0.05 * (len(gradient) == ROWS and gradient.unique().numel() == 1),
-        cancelling,
+        canceling,
     ],
     ids=[
         "number",

@@ -405,7 +405,7 @@ def in_gradients_alone() -> Iterator[Case]:
         ("own, as many rows as units", 8, torch.clone, exact),
         ("mixed", 14, ScaledByBatch.apply, mixing),
         ("mixed where they are many", 24, ScaledAmongMany.apply, mixing),
-        ("mixed, and cancelling in their sum", 24, CancelsInTheSum.apply, mixing),
+        ("mixed, and canceling in their sum", 24, CancelsInTheSum.apply, mixing),
     ):
         yield kind(
             f"gradients of units, {name}",
