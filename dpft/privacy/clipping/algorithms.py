@@ -113,6 +113,7 @@ class TwoPassEngine(RecordingEngine):
     """Exact clipped sums in little memory, for one more pass over the activations."""
 
     passes = 3
+    """For norms, for those that are taken again with care, and for the sum."""
 
     def compute(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
         """See ``Engine.compute``; what is compiled here keeps what a second pass needs."""

@@ -213,7 +213,7 @@ class LossCheck:
 
     def _gradients(
         self, losses: Tensor, factors: Tensor, *, units: Tensor | None, precisely: bool
-    ) -> Prints:
+    ) -> list[Prints]:
         """Returns fingerprints of a sum of gradients, as ``cross_gradients.EngineTake``."""
         raise NotImplementedError
 
@@ -312,7 +312,7 @@ class LoopLossCheck(LossCheck):
 
     def _gradients(
         self, losses: Tensor, factors: Tensor, *, units: Tensor | None, precisely: bool
-    ) -> Prints:
+    ) -> list[Prints]:
         """Returns fingerprints of the sum of units' gradients, each taken by itself."""
         shares, parameters = Shares.of(units, losses), self._trainable.now()
         found: Prints = {}
@@ -323,7 +323,7 @@ class LoopLossCheck(LossCheck):
             weights = torch.where(own, factors / factor, 0.0)
             taken = ordinary_gradients(losses, parameters, weights=weights, retain_graph=True)
             add_prints(found, scaled(fingerprints_of(taken), factor))
-        return found
+        return [found]
 
     def _is_another_graph(self, losses: Tensor) -> bool:
         """Whether losses came another way than any before: by another function of the caller's."""

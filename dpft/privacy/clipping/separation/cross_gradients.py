@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from secrets import SystemRandom
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -55,11 +56,11 @@ MOST_ENLARGED = 1000.0
 """How much a part of small gradients weighs in that sum at most: rounding is enlarged with it."""
 Fingerprints = Callable[..., tuple[Tensor, Prints]]
 """(losses, weights, again=…): losses anew, and fingerprints of the gradients of their sum."""
-Take = Callable[[Tensor, Tensor], Prints]
-"""(losses with their graph, weights): fingerprints of the gradients of their weighted sum."""
-EngineTake = Callable[..., Prints]
+Taken = TypeVar("Taken")
+EngineTake = Callable[..., Sequence[Prints]]
 """(losses with their graph, factors, units=…, precisely=…): fingerprints of the sum of factor times
-gradient, as an engine has it of each loss; ``precisely`` as ``fingerprint_of``."""
+gradient, as an engine has it of each loss in each of its backward passes; ``precisely`` as
+``fingerprint_of``."""
 LARGEST = 1e30
 """Of gradients about as large float32 does not hold each fingerprint."""
 Calling = Callable[[], AbstractContextManager[OnCall]]
@@ -157,15 +158,16 @@ class GradientsAlone:
                 of_losses = places.to(whole.losses)
                 run = partial(run_rows, self.check, whole, of_losses, taken, on_call=on_call)
                 try:
-                    _, seen = run(around=around, inside=inside)
+                    _, passes = run(around=around, inside=inside)
                 except NothingCompared as error:
                     if isinstance(error.__cause__, RunError):
                         raise error.__cause__ from error
                     raise
                 addends = [scaled(part.prints, factor) for part, factor in every]
-                if not adds_up(seen, addends, _coarsest(self.check, whole.losses)):
+                dtype = _coarsest(self.check, whole.losses)
+                if not all(adds_up(seen, addends, dtype) for seen in passes):
                     raise RunError(COUPLED_GRADIENTS)
-                return all(are_finite(seen)) or not all(part.is_finite for part, _ in every)
+                return all(are_finite(passes[0])) or not all(part.is_finite for part, _ in every)
         raise NothingCompared("a checkpoint computes something else again")
 
 
@@ -208,8 +210,8 @@ class CrossExampleGradients:
             # where nothing holds it off.
             with suppress(CheckpointError):
                 is_finite = self._check_half(among, scale, taken, again=inside)
-                sums, are_finite = self._parts_of(everyone, scale, taken)
-                seen = is_finite and are_finite
+                sums, enough = self._parts_of(everyone, scale, taken)
+                seen = is_finite and enough
                 if not seen:
                     # One that is not finite spoils those of all rows beside it: 0 * nan is nan.
                     rest = self._finite_owners(among, scale, taken)
@@ -307,7 +309,7 @@ class CrossExampleGradients:
 
     def _alone(
         self, part: SubsetLosses, weights: Tensor, among: Tensor, gradients: Fingerprints
-    ) -> tuple[dict[str, Tensor], bool] | None:
+    ) -> tuple[Prints, bool] | None:
         """Returns fingerprints of some rows' gradients by themselves; whether losses are in order.
 
         None where losses agree, but are those of other rows: the caller has units in an order of
@@ -389,7 +391,7 @@ class CrossExampleGradients:
         around: Context,
         again: bool = True,
         inside: bool,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> tuple[Tensor, Prints]:
         """Returns a subset's losses, and a fingerprint of each gradient of their weighted sum.
 
         Args:
@@ -411,12 +413,12 @@ def run_rows(
     check: CrossExampleCheck,
     subset: SubsetLosses,
     weights: Tensor,
-    take: Take,
+    take: Callable[[Tensor, Tensor], Taken],
     *,
     on_call: OnCall = lambda _: False,
     around: Context,
     inside: bool,
-) -> tuple[Tensor, Prints]:
+) -> tuple[Tensor, Taken]:
     """Computes losses of some rows anew; returns them, and what is taken of their gradients.
 
     Args:

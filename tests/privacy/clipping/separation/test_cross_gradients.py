@@ -39,7 +39,7 @@ class Recorded(nn.Linear):
         (left,) = torch.autograd.grad(losses.sum(), self.left)
         weighted = (factors[:, None] * left)[factors != 0]
         entered = self.entered[factors != 0]
-        return fingerprints_of({"weight": weighted.T @ entered, "bias": weighted.sum(0)})
+        return [fingerprints_of({"weight": weighted.T @ entered, "bias": weighted.sum(0)})]
 
 
 def compared(scale_of, x=X):
