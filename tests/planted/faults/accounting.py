@@ -1,0 +1,5 @@
+"""Planted faults: accounting."""
+
+from tests.planted.fault import Fault
+
+FAULTS: tuple[Fault, ...] = ()

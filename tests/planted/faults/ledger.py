@@ -1,0 +1,5 @@
+"""Planted faults: ledger."""
+
+from tests.planted.fault import Fault
+
+FAULTS: tuple[Fault, ...] = ()
