@@ -7,7 +7,10 @@ noise, division and update (Abadi et al. 2016, arXiv 1607.00133, Algorithm 1).
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from unittest.mock import patch
 
@@ -87,69 +90,95 @@ def norm(gradients: Gradients) -> float:
 
 
 def clipped_sum(
-    model: nn.Module, units: Sequence[Sequence[LossOf]], max_grad_norm: float
+    model: nn.Module,
+    units: Sequence[Sequence[LossOf]],
+    max_grad_norm: float,
+    groups: Sequence[str] = ("*",),
 ) -> Gradients:
-    """Return the sum of the units' gradients, each scaled to at most ``max_grad_norm``."""
+    """Return the sum of the units' clipped gradients.
+
+    The part of a gradient in each of K groups is scaled to at most ``max_grad_norm`` over the root
+    of K. A unit whose gradient is not finite adds nothing.
+
+    Args:
+        model: The model; parameters that require grad are trained.
+        units: The losses of each unit's records.
+        max_grad_norm: The clipping norm C.
+        groups: Shell patterns; a parameter is in the group of the first one that fits its name.
+    """
     total = gradient(model, [])
+    group_of = {name: next(g for g in groups if fnmatchcase(name, g)) for name in total}
     for unit in units:
         own = gradient(model, unit)
-        factor = min(1.0, max_grad_norm / norm(own))
-        for name, value in own.items():
-            total[name] += factor * value
+        if not math.isfinite(norm(own)):
+            continue
+        for group in groups:
+            part = {name: value for name, value in own.items() if group_of[name] == group}
+            bound = max_grad_norm / math.sqrt(len(groups))
+            for name, value in part.items():
+                total[name] += min(1.0, bound / norm(part)) * value
     return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Some steps with the same trainable parameters and the same clipping norm."""
+
+    steps: int
+    trains: Callable[[str], bool]
+    """Whether the parameter of a name is trained."""
+    max_grad_norm: float
+    """The clipping norm, which is also the sensitivity."""
+    groups: tuple[str, ...] = ("*",)
+    """Groups of parameters that are clipped separately."""
 
 
 def train_by_hand(
     folder: Path,
     units: Sequence[Sequence[Row]],
+    phases: Sequence[Phase],
     *,
-    trains: Callable[[str], bool],
-    max_grad_norm: float,
     noise_multiplier: float,
     expected_batch_size: int,
     learning_rate: float,
-    steps: int,
     seed: int,
 ) -> tuple[PreTrainedModel, float]:
-    """Return the model after ``steps`` steps of DP-SGD, and the length of its clipped updates.
+    """Return the model after DP-SGD, and the length of its clipped updates.
 
     Args:
         folder: The folder of the model at the start.
         units: The records of each privacy unit.
-        trains: Whether the parameter of a name is trained.
-        max_grad_norm: The clipping norm, which is also the sensitivity.
+        phases: What to train, in order.
         noise_multiplier: The noise's standard deviation over the sensitivity.
         expected_batch_size: Units of a step in expectation.
         learning_rate: Of plain SGD.
-        steps: Noisy steps.
         seed: ``privacy.noise_seed`` of the run.
     """
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(trains(name))
     losses = [[answer_loss(folder, row) for row in unit] for unit in units]
-    noise = seeded_noise(
-        model.parameters(),
-        noise_std=noise_multiplier * max_grad_norm,
+    steps = [phase for phase in phases for _ in range(phase.steps)]
+    draws = drawn(
+        num_examples=len(units),
         expected_batch_size=expected_batch_size,
+        steps=len(steps),
         seed=seed,
     )
+    noise = seeded_noise(model.parameters(), noise_std=1, expected_batch_size=1, seed=seed)
     moved = 0.0
-    draws = drawn(
-        num_examples=len(units), expected_batch_size=expected_batch_size, steps=steps, seed=seed
-    )
-    for batch in draws:
-        total = clipped_sum(model, [losses[unit] for unit in batch], max_grad_norm)
+    for phase, batch in zip(steps, draws, strict=True):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(phase.trains(name))
+        total = clipped_sum(
+            model, [losses[unit] for unit in batch], phase.max_grad_norm, phase.groups
+        )
         moved += learning_rate * norm(total) / expected_batch_size
         model.zero_grad(set_to_none=True)
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                parameter.grad = total[name]
-        noise.finish()
+        noise.finish()  # leaves standard Gaussians, because there is no gradient
         with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter -= learning_rate * parameter.grad
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    noisy = total[name] + noise_multiplier * phase.max_grad_norm * parameter.grad
+                    parameter -= learning_rate * noisy / expected_batch_size
     return model, moved
 
 

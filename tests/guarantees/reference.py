@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import dpft
 from dpft.cli.main import main
 from tests.guarantees.by_hand import Row, drawn, seeded_noise, write_rows
+from tests.stories.tiny import EMBEDDED_MODEL
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "v0_3" / "reference"
 SEED = 7
@@ -66,11 +67,11 @@ def train(root: Path, method: str, *words: str) -> Path:
     return folder
 
 
-def noise_only(root: Path, method: str) -> Path:
+def noise_only(root: Path, method: str, *words: str) -> Path:
     """Train like ``train``, but draw no record: the updates are noise and nothing else."""
     return train(
         root, method, "task.data_dir=one.jsonl", "privacy.num_examples=50000",
-        "train.expected_batch_size=1",
+        "train.expected_batch_size=1", *words,
     )  # fmt: skip
 
 
@@ -85,6 +86,11 @@ def tensors_of(run: Path) -> dict[str, Tensor]:
     """Return the released tensors of a model or an adapter."""
     (path,) = (run / "model").glob("*model.safetensors")
     return load_file(path)
+
+
+def tensors_of_model() -> dict[str, Tensor]:
+    """Return the tensors of the bundled model in float32."""
+    return {n: t.float() for n, t in load_file(EMBEDDED_MODEL / "model.safetensors").items()}
 
 
 def sampled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

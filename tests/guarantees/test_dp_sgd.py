@@ -4,16 +4,18 @@ Each run is a few steps of plain SGD with fixed keys on twelve records of differ
 micro-batches of three. The model ties its head to its embedding and has biases.
 """
 
+import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from tests.guarantees.by_hand import Row, difference, train_by_hand, write_rows
+from tests.guarantees.by_hand import Phase, Row, difference, train_by_hand, write_rows
 from tests.stories.tiny import EMBEDDED_MODEL, Workspace
 
 TOLERANCE = 0.005
@@ -23,12 +25,9 @@ SEED = 42
 """Its draws have different sizes, and one draw of units is empty."""
 NORM, BIAS_NORM = 4.0, 0.8
 """Clipping norms in the middle of the gradients' norms: some are shorter and some are longer."""
-SETTING = {
-    "noise_multiplier": 0.5,
-    "expected_batch_size": 4,
-    "learning_rate": 0.01,
-    "steps": 4,
-}
+NOISE_MULTIPLIER, EXPECTED_BATCH_SIZE, LEARNING_RATE, STEPS = 0.5, 4, 0.01, 4
+OFTEN_DRAWN = 11
+"""A record that three of the four steps draw."""
 QUESTION, ANSWER = "Where is the old river inn", "In town near a pub and hall"
 ROWS: tuple[Row, ...] = tuple(
     {
@@ -40,12 +39,27 @@ ROWS: tuple[Row, ...] = tuple(
 )
 
 
+RECORDS = [[row] for row in ROWS]
+"""Privacy units of one record."""
+
+
+def large_model(config: GPT2Config) -> GPT2LMHeadModel:
+    """Return a model with large weights.
+
+    Each parameter holds at least 0.3 % of a squared gradient norm, so that none can be forgotten.
+    """
+    model = GPT2LMHeadModel(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".ln_" not in name or is_bias(name):
+                parameter.normal_(0, 0.3, generator=generator)
+    return model
+
+
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """A folder with the model and the records.
-
-    The weights are so large that each parameter holds at least 0.3 % of a squared gradient norm.
-    """
+    """A folder with the model and the records."""
     root = tmp_path_factory.mktemp("by_hand")
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
     config = GPT2Config(
@@ -53,13 +67,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
         bos_token_id=tokenizer.eos_token_id, eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
-    model = GPT2LMHeadModel(config)
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(1)
-        for name, parameter in model.named_parameters():
-            if ".ln_" not in name or name.endswith("bias"):
-                parameter.normal_(0, 0.3, generator=generator)
-    model.save_pretrained(root / "model")
+    large_model(config).save_pretrained(root / "model")
     tokenizer.save_pretrained(root / "model")
     write_rows(root / "rows.jsonl", ROWS)
     return Workspace(root)
@@ -71,10 +79,10 @@ def run_words(name: str, *words: str, max_grad_norm: float) -> tuple[str, ...]:
         "train", "task=custom", "task.data_dir=rows.jsonl", 'task.prompt="{question}"',
         'task.target="{answer}"', "task.max_length=32", "task.metrics=[perplexity]",
         "model=tiny", "model.path=model", "optimizer=sgd",
-        f"train.learning_rate={SETTING['learning_rate']}", f"train.steps={SETTING['steps']}",
-        f"train.expected_batch_size={SETTING['expected_batch_size']}",
+        f"train.learning_rate={LEARNING_RATE}", f"train.steps={STEPS}",
+        f"train.expected_batch_size={EXPECTED_BATCH_SIZE}",
         "train.micro_batch_size=3", "train.num_threads=1", "eval.enabled=false",
-        f"privacy.noise_multiplier={SETTING['noise_multiplier']}", "privacy.accountant=rdp",
+        f"privacy.noise_multiplier={NOISE_MULTIPLIER}", "privacy.accountant=rdp",
         f"privacy.max_grad_norm={max_grad_norm}", f"privacy.noise_seed={SEED}",
         f"hydra.run.dir={name}", *words,
     )  # fmt: skip
@@ -89,34 +97,61 @@ def released(workspace: Workspace, name: str, *words: str, max_grad_norm: float)
 
 def compare(
     workspace: Workspace,
-    model: Path,
-    units: Sequence[Sequence[Row]],
-    trains: Callable[[str], bool],
-    **setting: float,
+    released_model: Path,
+    *phases: Phase,
+    units: Sequence[Sequence[Row]] = RECORDS,
+    model: str = "model",
+    expected_batch_size: int = EXPECTED_BATCH_SIZE,
 ) -> None:
     """Assert that the released model is the one computed by hand."""
     by_hand, moved = train_by_hand(
-        workspace.root / "model", units, trains=trains, seed=SEED, **(SETTING | setting)
-    )
-    apart = difference(by_hand, model)
+        workspace.root / model, units, phases, noise_multiplier=NOISE_MULTIPLIER,
+        expected_batch_size=expected_batch_size, learning_rate=LEARNING_RATE, seed=SEED,
+    )  # fmt: skip
+    apart = difference(by_hand, released_model)
     assert apart, "no tensor was compared"
     assert max(apart.values()) <= TOLERANCE * moved, {k: v / moved for k, v in apart.items()}
 
 
+def is_bias(name: str) -> bool:
+    """Return whether BiTFiT trains the parameter."""
+    return name.endswith("bias")
+
+
+def any_parameter(_: str) -> bool:
+    """Return True: full fine-tuning trains every parameter."""
+    return True
+
+
+FULL = Phase(steps=STEPS, trains=any_parameter, max_grad_norm=NORM)
+
+
 def test_full_fine_tuning(workspace: Workspace) -> None:
     model = released(workspace, "full", "method=full", max_grad_norm=NORM)
-    compare(workspace, model, [[row] for row in ROWS], lambda _: True, max_grad_norm=NORM)
+    compare(workspace, model, FULL)
 
 
 def test_biases_alone(workspace: Workspace) -> None:
     model = released(workspace, "bitfit", "method=bitfit", max_grad_norm=BIAS_NORM)
-    compare(
-        workspace,
-        model,
-        [[row] for row in ROWS],
-        lambda name: name.endswith("bias"),
-        max_grad_norm=BIAS_NORM,
-    )
+    compare(workspace, model, replace(FULL, trains=is_bias, max_grad_norm=BIAS_NORM))
+
+
+def test_two_phases_with_clipping_norms_of_their_own(workspace: Workspace) -> None:
+    """One epoch has three steps; two thirds of it train everything, and the rest the biases."""
+    model = released(
+        workspace, "phases", "method=two_phase", "method.full_epochs=0.7",
+        f"method.bitfit_max_grad_norm={BIAS_NORM}", max_grad_norm=NORM,
+    )  # fmt: skip
+    biases = Phase(steps=2, trains=is_bias, max_grad_norm=BIAS_NORM)
+    compare(workspace, model, replace(FULL, steps=2), biases)
+
+
+def test_per_layer_clipping(workspace: Workspace) -> None:
+    model = released(
+        workspace, "groups", "method=full", "privacy.clipping=per_layer",
+        'privacy.groups=["*wte*","*attn*","*"]', max_grad_norm=NORM,
+    )  # fmt: skip
+    compare(workspace, model, replace(FULL, groups=("*wte*", "*attn*", "*")))
 
 
 def test_units_of_several_records(workspace: Workspace) -> None:
@@ -125,7 +160,32 @@ def test_units_of_several_records(workspace: Workspace) -> None:
         "train.expected_batch_size=2", max_grad_norm=2 * NORM,
     )  # fmt: skip
     units = [ROWS[first : first + 3] for first in range(0, len(ROWS), 3)]
-    compare(workspace, model, units, lambda _: True, max_grad_norm=2 * NORM, expected_batch_size=2)
+    phase = replace(FULL, max_grad_norm=2 * NORM)
+    compare(workspace, model, phase, units=units, expected_batch_size=2)
+
+
+def test_a_record_whose_loss_is_not_finite_adds_nothing(workspace: Workspace) -> None:
+    """A token of one record has a huge embedding, so that its loss overflows."""
+    tokenizer = AutoTokenizer.from_pretrained(workspace.root / "model")
+    config = GPT2Config.from_pretrained(workspace.root / "model", tie_word_embeddings=False)
+    huge = large_model(config)
+    used = [set(tokenizer(f"{row['question']} {row['answer']}")["input_ids"]) for row in ROWS]
+    (token,) = tokenizer("\u00e9", add_special_tokens=False)["input_ids"][:1]
+    assert not any(token in ids for ids in used)
+    with torch.no_grad():
+        huge.get_input_embeddings().weight[token] = 3e38
+    huge.save_pretrained(workspace.root / "huge")
+    tokenizer.save_pretrained(workspace.root / "huge")
+    rows = list(ROWS)
+    rows[OFTEN_DRAWN] = {**rows[OFTEN_DRAWN], "question": "\u00e9"}
+    write_rows(workspace.root / "huge.jsonl", rows)
+    model = released(
+        workspace, "not_finite", "method=full", "model.path=huge", "task.data_dir=huge.jsonl",
+        max_grad_norm=NORM,
+    )  # fmt: skip
+    compare(workspace, model, FULL, units=[[row] for row in rows], model="huge")
+    last = (model.parent / "private" / "diagnostics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["non_finite_examples_so_far"] == 3
 
 
 @pytest.mark.slow
@@ -139,4 +199,4 @@ def test_two_processes(workspace: Workspace, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     model = workspace.root / "two" / "model"
-    compare(workspace, model, [[row] for row in ROWS], lambda _: True, max_grad_norm=NORM)
+    compare(workspace, model, FULL)

@@ -142,7 +142,8 @@ def tests_without_failure(output: str, tests: Sequence[str]) -> list[str]:
     ['a.py::c']
     """
     lines = [line.split(" ")[1] for line in output.splitlines() if line[:6] in ("FAILED", "ERROR ")]
-    return [test for test in tests if not any(line.startswith(test) for line in lines)]
+    failed = {line.partition("[")[0] for line in lines} | set(lines)
+    return [test for test in tests if test not in failed]
 
 
 def detectors_pass(copies: Copies, faults: Sequence[Fault], workers: int) -> bool:

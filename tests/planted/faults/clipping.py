@@ -1,5 +1,235 @@
-"""Planted faults: clipping."""
+"""Faults in per-example clipping: one unit moves a step's sum by at most the sensitivity."""
 
-from tests.planted.fault import Fault
+from tests.planted.fault import Edit, Fault
 
-FAULTS: tuple[Fault, ...] = ()
+DP_SGD = "tests/guarantees/test_dp_sgd.py"
+FULL = f"{DP_SGD}::test_full_fine_tuning"
+ENGINE = "dpft/privacy/clipping/engine.py"
+RECORDING = "dpft/privacy/clipping/recording.py"
+FLAT = "        return torch.clamp(self.bound / _guarded(norms), max=1.0)\n"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        name="clipping/per-batch",
+        breaks="Each gradient must be clipped by its own norm, not by the mean of its batch.",
+        edits=(
+            Edit(
+                ENGINE,
+                FLAT,
+                """        norms = norms.mean(dim=-1, keepdim=True).expand_as(norms)
+        return torch.clamp(self.bound / _guarded(norms), max=1.0)
+""",
+            ),
+        ),
+        tests=(FULL,),
+    ),
+    Fault(
+        name="clipping/per-micro-batch",
+        breaks="Gradients must be clipped one by one, not as the sum of a micro-batch.",
+        edits=(
+            Edit(
+                ENGINE,
+                FLAT,
+                """        together = norms.sum(dim=-1, keepdim=True).expand_as(norms)
+        return torch.clamp(self.bound / _guarded(together), max=1.0)
+""",
+            ),
+        ),
+        tests=(FULL,),
+    ),
+    Fault(
+        name="clipping/after-the-sum",
+        breaks="Gradients must be clipped before they are added, not their sum afterwards.",
+        edits=(
+            Edit(ENGINE, FLAT, "        return torch.ones_like(norms)\n"),
+            Edit(
+                "dpft/privacy/engine.py",
+                "        meter = SignalMeter(self._randomness.noise.device) if step < SIGNAL_STEPS"
+                " else None\n",
+                """        meter = SignalMeter(self._randomness.noise.device) if step < SIGNAL_STEPS else None
+        torch.nn.utils.clip_grad_norm_(self._clipper.parameters, sensitivity)
+""",
+            ),
+        ),
+        tests=(FULL,),
+    ),
+    Fault(
+        name="clipping/by-the-squared-norm",
+        breaks="The clipping norm is C, not C squared.",
+        edits=(
+            Edit(
+                ENGINE,
+                "        return self.max_grad_norm * (1 - self.headroom)\n",
+                "        return self.max_grad_norm**2 * (1 - self.headroom)\n",
+            ),
+        ),
+        tests=(FULL, f"{DP_SGD}::test_biases_alone"),
+    ),
+    Fault(
+        name="clipping/short-gradients-lengthened",
+        breaks="A gradient shorter than C must be added as it is.",
+        edits=(
+            Edit(ENGINE, FLAT, "        return self.bound / _guarded(norms).clamp(min=1e-10)\n"),
+        ),
+        tests=(FULL,),
+    ),
+    Fault(
+        name="clipping/norm-without-one-layer",
+        breaks="A gradient's norm must cover every trainable parameter.",
+        edits=(
+            Edit(
+                RECORDING,
+                """        for name, kept in uses.items():
+            collector.add(name, kept)
+""",
+                """        for name, kept in uses.items():
+            if not name.endswith("c_proj.weight"):
+                collector.add(name, kept)
+""",
+            ),
+        ),
+        tests=(FULL,),
+        stops_private_runs=True,
+    ),
+    Fault(
+        name="clipping/tied-weights-without-cross-term",
+        breaks="A tied weight's norm must include the product of its two gradients.",
+        edits=(
+            Edit(
+                "dpft/privacy/clipping/norms.py",
+                "        return uses[0].squares() + uses[1].squares() + cross + cross\n",
+                "        return uses[0].squares() + uses[1].squares()\n",
+            ),
+        ),
+        tests=(FULL,),
+        stops_private_runs=True,
+    ),
+    Fault(
+        name="clipping/a-bias-forgotten-in-the-norm",
+        breaks="A gradient's norm must include the biases.",
+        edits=(
+            Edit(
+                RECORDING,
+                "        squares = matrix.squares()\n",
+                """        squares = matrix.squares()
+        if any(name.endswith("bias") for name in matrix.names):
+            squares = squares * 0
+""",
+            ),
+        ),
+        tests=(FULL, f"{DP_SGD}::test_biases_alone"),
+        stops_private_runs=True,
+    ),
+    Fault(
+        name="clipping/a-bias-forgotten-in-the-sum",
+        breaks="Each trainable parameter must get its gradient.",
+        edits=(
+            Edit(
+                RECORDING,
+                """            for name, part in matrix.weighted_sums(factors, finite).items():
+                self._add(parameters, name, part)
+""",
+                """            for name, part in matrix.weighted_sums(factors, finite).items():
+                if name.endswith("attn.c_proj.bias"):
+                    part = torch.zeros_like(part)
+                self._add(parameters, name, part)
+""",
+            ),
+        ),
+        tests=(f"{DP_SGD}::test_biases_alone",),
+        stops_private_runs=True,
+    ),
+    Fault(
+        name="clipping/padding-counted",
+        breaks="A record's loss must not depend on how far its micro-batch is padded.",
+        edits=(
+            Edit(
+                "dpft/models/losses.py",
+                "    tokens = (labels != IGNORED_LABEL).sum(dim=1)\n    if mean and",
+                "    tokens = torch.full_like(labels[:, 0], labels.shape[1])\n    if mean and",
+            ),
+        ),
+        tests=(FULL,),
+    ),
+    Fault(
+        name="clipping/non-finite-records-added",
+        breaks="A record without a finite gradient must add nothing.",
+        edits=(
+            Edit(
+                ENGINE,
+                """        left_out = finite.logical_not().sum()
+""",
+                """        left_out = finite.logical_not().sum()
+        finite = torch.ones_like(finite)
+""",
+            ),
+            Edit(
+                RECORDING,
+                "        finite = None if decision.everyone_is_finite else decision.finite\n"
+                "        if without",
+                "        finite = None\n        if without",
+            ),
+            Edit(
+                RECORDING,
+                "        finite = None if decision.everyone_is_finite else decision.finite\n"
+                "        for matrix",
+                "        finite = None\n        for matrix",
+            ),
+        ),
+        tests=(f"{DP_SGD}::test_a_record_whose_loss_is_not_finite_adds_nothing",),
+    ),
+    Fault(
+        name="clipping/unit-norms-per-record",
+        breaks="The records of one privacy unit must be clipped together.",
+        edits=(
+            Edit(
+                "dpft/training/loop.py",
+                "    norms = engine.accumulate(compute_losses, batch.units)\n",
+                "    norms = engine.accumulate(compute_losses)\n",
+            ),
+        ),
+        tests=(f"{DP_SGD}::test_units_of_several_records",),
+    ),
+    Fault(
+        name="clipping/a-group-clipped-to-the-whole-norm",
+        breaks="With per-layer clipping, each of K groups may have a norm of C over the root of K.",
+        edits=(
+            Edit(
+                ENGINE,
+                "        bound = self.bound / math.sqrt(self.groups)\n",
+                "        bound = self.bound\n",
+            ),
+        ),
+        tests=(f"{DP_SGD}::test_per_layer_clipping",),
+    ),
+    Fault(
+        name="clipping/second-phase-at-the-norm-of-the-first",
+        breaks="Each phase must be clipped to its own norm, which its noise belongs to.",
+        edits=(
+            Edit(
+                "dpft/privacy/engine.py",
+                """        clipper = replace(self._options, max_grad_norm=phase.max_grad_norm).make(self._model)
+        _check_sensitivity(phase, clipper.sensitivity)
+""",
+                """        norm = self._plan.phases[0].max_grad_norm
+        clipper = replace(self._options, max_grad_norm=norm).make(self._model)
+""",
+            ),
+        ),
+        tests=(f"{DP_SGD}::test_two_phases_with_clipping_norms_of_their_own",),
+    ),
+    Fault(
+        name="clipping/sum-not-reset-between-steps",
+        breaks="A step's sum must not contain the gradient of the step before.",
+        edits=(
+            Edit(
+                "dpft/privacy/engine.py",
+                """        for parameter in self._model.parameters():
+            parameter.grad = None
+        if self._shards""",
+                """        if self._shards""",
+            ),
+        ),
+        tests=(FULL,),
+    ),
+)
