@@ -1,6 +1,6 @@
 # dpft from a fresh machine: `make demo` trains, `make test` checks. Both set up .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-of recipes fuzz test-full audit bench gpu-check capacity glue-table same-epsilon private-t5 synthesis-table digits-table demo-runs docs docs-check docs-outputs tutorials lint wheel-check release clean
+.PHONY: help setup demo test test-of test-slow mutants recipes fuzz test-exhaustive test-full audit bench gpu-check capacity glue-table same-epsilon private-t5 synthesis-table digits-table demo-runs docs docs-check docs-outputs tutorials lint wheel-check release clean
 
 # The first Python at least 3.11 of those installed; `make setup PYTHON=/path/to/python` overrides.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -33,8 +33,14 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup ## Fine-tune the embedded model privately on the embedded sample (minutes).
 	$(BIN)/dpft train experiment=demo
 
-test: setup ## Run the test suite but for its slow tests.
+test: setup ## Run the test suite without the slow tests (minutes).
 	$(PYTEST) -m "not slow"
+
+test-slow: setup ## Run the slow tests without the exhaustive ones (half an hour).
+	$(PYTEST) -m "slow and not exhaustive"
+
+mutants: setup ## Plant each fault of tests/planted in a copy and run the tests that must detect it.
+	$(BIN)/python -m tests.planted --workers $(WORKERS)
 
 test-of: setup ## Run the tests beside one module, or in one folder: make test-of FILE=dpft/methods/lora.py
 	@test -n "$(FILE)" || { echo "make test-of needs FILE, such as FILE=dpft/methods/lora.py" >&2; exit 1; }
@@ -46,8 +52,11 @@ recipes: setup ## Train, score and report every recipe of conf/experiment in sma
 fuzz: setup ## Try 10,000 crafted models with and without a fused head against the clipper (10 minutes).
 	DPFT_FUZZ_MODELS=10000 $(PYTEST) --dist load tests/privacy/clipping/test_heads.py
 
-test-full: setup ## Run the whole test suite, slow tests included.
-	$(PYTEST)
+test-exhaustive: setup ## Run the tests that are too slow for CI (hours).
+	$(PYTEST) -m exhaustive
+
+test-full: setup ## Run all tests that CI runs: the fast and the slow ones.
+	$(PYTEST) -m "not exhaustive"
 
 audit: setup ## Train runs with planted bugs and without (minutes), and see that dpft audit tells them apart.
 	$(PYTEST) tests/stories/test_planted_bugs.py

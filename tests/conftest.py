@@ -140,8 +140,13 @@ def drawn_once(plot: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return plot_once
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts long files and their folders first, so that both workers end at about the same time."""
+    """Marks the cases that CI leaves out, and puts long folders first.
+
+    Long folders come first so that both workers end at about the same time.
+    """
+    slowness.mark_exhaustive(items, HERE)
     place = {name: number for number, name in enumerate(LONG_FOLDERS)}
     depth = len(HERE.parts)
     items.sort(key=lambda item: place.get("".join(item.path.parts[depth : depth + 1]), len(place)))

@@ -1,7 +1,14 @@
-"""Which cases of a table ``make test`` leaves to ``make test-full``."""
+"""Which tests run in ``make test``, which in ``make test-slow`` and which in neither.
 
+``make test`` runs what is not marked as slow. CI runs ``make test-slow`` as well. The slow tests
+of the files in ``ONE_IN`` would take hours. CI runs a sample of them, and ``make test-exhaustive``
+runs the others.
+"""
+
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,15 +17,35 @@ from _pytest.mark.structures import ParameterSet
 LEFT_OUT = False
 """Whether slow cases are not even made, set by tests/conftest.py where none of them is asked for:
 they are a third of all tests, and making them is a third of what collection takes."""
+ONE_IN: dict[str, int] = {}
+"""By file: CI runs the first slow case of each test function and then one in so many."""
+
+
+def mark_exhaustive(items: Iterable[pytest.Item], root: Path) -> None:
+    """Mark the slow cases that CI does not run.
+
+    Args:
+        items: The collected cases.
+        root: The folder of the tests, which the names in ``ONE_IN`` are relative to.
+    """
+    seen: Counter[tuple[str, str]] = Counter()
+    for item in items:
+        file = item.path.relative_to(root).as_posix()
+        if file not in ONE_IN or item.get_closest_marker("slow") is None:
+            continue
+        function = (file, getattr(item, "originalname", item.name))
+        if seen[function] % ONE_IN[file]:
+            item.add_marker(pytest.mark.exhaustive)
+        seen[function] += 1
 
 
 def slow(*cases: Sequence[Any]) -> list[ParameterSet]:
-    """Returns cases of several values each that only ``make test-full`` runs."""
+    """Returns cases of several values each that ``make test`` leaves to ``make test-slow``."""
     return [] if LEFT_OUT else [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
 def slow_but(fast: Collection[Any], values: Iterable[Any]) -> list[Any]:
-    """Returns all values, those that are not among ``fast`` for ``make test-full`` alone.
+    """Returns all values, those that are not among ``fast`` as slow cases.
 
     Raises:
         ValueError: One of ``fast`` is not among the values: it would silently not be tested.

@@ -42,7 +42,7 @@ FAST = [
     ("adapter", "t5"),
     ("compacter", "bert-masked-lm"),
 ]
-"""Every method and every kind of model; make test-full tries all pairs."""
+"""Every method and every kind of model; make test-slow tries all pairs."""
 FAST_SAVED = [("full", "bert-masked-lm"), ("adapter", "t5"), ("compacter", "bert-masked-lm")]
 """What is saved whole, and what a method adds to it: a save costs more than a sum."""
 over_the_grid = pytest.mark.parametrize(("name", "shape"), slow_but(FAST, FITTING))

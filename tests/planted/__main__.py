@@ -130,15 +130,15 @@ def judge(copies: Copies, fault: Fault, *, without_detectors: bool) -> Verdict:
     if done.returncode == PASSED:
         outcome = "survived"
     elif done.returncode == FAILED:
-        passed = [] if without_detectors else tests_without_failure(done.stdout, fault.tests)
+        passed = [] if without_detectors else not_failed(done.stdout, fault.tests)
         outcome = "survived" if passed else "caught"
     return Verdict(fault, outcome, time.monotonic() - began, done.stdout + done.stderr)
 
 
-def tests_without_failure(output: str, tests: Sequence[str]) -> list[str]:
+def not_failed(output: str, tests: Sequence[str]) -> list[str]:
     """Return the tests of which pytest's summary lists no failed case.
 
-    >>> tests_without_failure("FAILED a.py::b[1] - x", ["a.py::b", "a.py::c"])
+    >>> not_failed("FAILED a.py::b[1] - x", ["a.py::b", "a.py::c"])
     ['a.py::c']
     """
     lines = [line.split(" ")[1] for line in output.splitlines() if line[:6] in ("FAILED", "ERROR ")]

@@ -110,7 +110,7 @@ FAST = [
     for name, shape in GRID
     if name == "full" or shape == ("bert-cls" if name == "linear_probe" else "gpt2")
 ]
-"""Every method on a decoder where it can be, one with every loss; make test-full tries all."""
+"""Every method on a decoder where it can be, one with every loss; make test-slow tries all."""
 
 
 def prepared(name: str, shape: str) -> tuple[Method, PreTrainedModel]:

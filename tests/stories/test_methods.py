@@ -81,7 +81,7 @@ def scores_after(folder: Path) -> dict:
 
 
 COUNTED = ("lora",)
-"""A method that adds what it counts; make test-full tries all."""
+"""A method that adds what it counts; make test-slow tries all."""
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Rules 4, 6, 7, 8 and 11 of docs/design.md: a run's private things are in private/ alone.
 
-``here`` is a run in this process; ``processes``, for ``make test-full``, is every command in a
+``here`` is a run in this process; ``processes``, for ``make test-slow``, is every command in a
 process of its own, watched at each file event, with fresh homes, caches and temporary folders.
 """
 

@@ -36,7 +36,7 @@ FAST = (
     *("inside the first line", "inside the ledger's write", "between ledger and update"),
     "inside a checkpoint's write",
 )
-"""Each kind of moment once; those before and after them are tried by make test-full, and some of
+"""Each kind of moment once; those before and after them are tried by make test-slow, and some of
 them here by test_banded_run, of whose noise more is kept."""
 
 

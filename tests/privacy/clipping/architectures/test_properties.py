@@ -17,7 +17,7 @@ from tests.privacy.clipping.oracle import Clipped, clipped_sum, gradients_of, to
 from tests.slowness import slow_but
 
 KINDS = ("gpt2-tied",)
-"""That on which make test draws batches; make test-full does on all."""
+"""That on which make test draws batches; make test-slow does on all."""
 LENGTHS = st.lists(st.integers(2, 9), min_size=2, max_size=5)
 SEEDS = st.integers(0, 2**20)
 DTYPES = st.sampled_from([torch.float32, torch.float64])

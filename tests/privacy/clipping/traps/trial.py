@@ -98,7 +98,7 @@ class Case:
         name: Unique among all cases.
         right: What may come of it.
         build: Makes a new trial.
-        slow: Whether only ``make test-full`` runs it.
+        slow: Whether only ``make test-slow`` runs it.
     """
 
     name: str
