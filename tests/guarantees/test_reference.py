@@ -1,4 +1,4 @@
-"""Draws, noise and epsilon are those of version 0.3 bit by bit, and weights to 1e-4.
+"""Draws, noise and RDP are those of version 0.3 bit by bit, and weights to 1e-4.
 
 See ``reference.py`` for how the values are measured. They change only if an issue says so.
 """
@@ -41,7 +41,12 @@ def test_noise() -> None:
 
 
 def test_epsilon_after_each_step() -> None:
-    assert reference.epsilons() == VALUES["epsilons"]
+    """RDP and GDP are equal to the last digit; the others as far as one CPU rounds like another."""
+    for found, expected in zip(reference.epsilons(), VALUES["epsilons"], strict=True):
+        pld, prv = expected["epsilons"].pop("pld"), expected["epsilons"].pop("prv")
+        assert found["epsilons"].pop("pld") == pytest.approx(pld, rel=1e-9, abs=0)
+        assert found["epsilons"].pop("prv") == pytest.approx(prv, rel=1e-13, abs=0)
+        assert found == expected
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -22,6 +22,7 @@ FAULTS: tuple[Fault, ...] = (
             ),
         ),
         tests=(FULL,),
+        stops_private_runs=True,
     ),
     Fault(
         name="clipping/per-micro-batch",
@@ -36,6 +37,7 @@ FAULTS: tuple[Fault, ...] = (
             ),
         ),
         tests=(FULL,),
+        stops_private_runs=True,
     ),
     Fault(
         name="clipping/after-the-sum",
@@ -150,6 +152,7 @@ FAULTS: tuple[Fault, ...] = (
             ),
         ),
         tests=(FULL,),
+        stops_private_runs=True,
     ),
     Fault(
         name="clipping/non-finite-records-added",
