@@ -90,8 +90,9 @@ LONG = ("train", "tune", "plan", "eval", "generate", "audit", "tokenizer")
 
 @pytest.mark.parametrize("name", slow_but(("train",), LONG))
 def test_help_fits_two_screens_and_names_every_key_that_its_sections_explain(
-    name: str, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "100")  # the default width; test workers may have another one
     command = subcommand(name)
 
     def shown(*words: str) -> str:
