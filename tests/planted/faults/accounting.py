@@ -108,9 +108,8 @@ FAULTS: tuple[Fault, ...] = (
                 "    leader, epsilon = _headline(order, results, warnings)\n"
                 "    if _disagree(results):",
                 "    leader, epsilon = _headline(order, results, warnings)\n"
-                '    estimate = getattr(results["gdp"], "estimate", None)\n'
-                "    if estimate is not None:\n"
-                "        epsilon = min(epsilon, estimate)\n"
+                '    if leader == "prv" and isinstance(results["gdp"], Epsilon):\n'
+                '        epsilon = min(epsilon, results["gdp"].estimate or epsilon)\n'
                 "    if _disagree(results):",
             ),
         ),
