@@ -210,6 +210,8 @@ def test_steps_that_were_taken_twice_cost_twice(
     cost = answer(workspace, "run=again")
     assert cost["steps_taken"] == steps
     assert cost["epsilons"]["pld"] == pytest.approx(pld(DELTA, steps_of(1, RATE, steps)), abs=2e-3)
+    reported = json.loads((workspace.root / "again" / "privacy.json").read_text())
+    assert reported["epsilon"] == pytest.approx(cost["epsilon"], rel=1e-6)
 
 
 def _interrupting(workspace: Workspace, name: str, *, steps: int) -> Callable[[int], None]:
@@ -249,6 +251,7 @@ def test_banded_noise_costs_a_step_of_each_band_at_the_rate_of_a_group(
     assert report["epsilon"] == pytest.approx(pld(1e-5, steps_of(1, 4 * 0.05, 3)), abs=2e-3)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_and_a_training_keep_within_their_total_budget(workspace: Workspace) -> None:
     words = ("low", "wide", "slow", "town", "house", "green", "bridge", "water")
     lines = [f"{' '.join(words[line % 2 :: 2])} by the river\n" for line in range(400)]

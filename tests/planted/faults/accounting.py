@@ -11,6 +11,7 @@ CALIBRATION = f"{ACCOUNTING}::test_noise_that_is_calibrated_keeps_within_epsilon
 BUDGET = f"{ACCOUNTING}::test_a_run_keeps_within_its_budget_whatever_its_micro_batch"
 PHASES = f"{ACCOUNTING}::test_both_phases_of_a_run_keep_within_its_budget"
 UNITS = f"{ACCOUNTING}::test_units_and_not_rows_are_counted_and_drawn"
+TWICE = f"{ACCOUNTING}::test_steps_that_were_taken_twice_cost_twice"
 RUNS = f"{ACCOUNTING}::test_runs_on_the_same_records_add_up"
 BANDED = f"{ACCOUNTING}::test_banded_noise_costs_a_step_of_each_band_at_the_rate_of_a_group"
 TOKENIZER = f"{ACCOUNTING}::test_a_tokenizer_and_a_training_keep_within_their_total_budget"
@@ -174,7 +175,19 @@ FAULTS: tuple[Fault, ...] = (
                 "    for step, entry in enumerate(record.mechanisms[:planned_steps], start=1):\n",
             ),
         ),
-        tests=(f"{ACCOUNTING}::test_steps_that_were_taken_twice_cost_twice",),
+        tests=(TWICE,),
+    ),
+    Fault(
+        name="accounting/planned-steps-reported",
+        breaks="A run's report covers the steps that were taken, and not only the planned ones.",
+        edits=(
+            Edit(
+                "dpft/reports/privacy_record.py",
+                "    streams = ledger.streams or (1,)",
+                "    streams = (plan.steps,)",
+            ),
+        ),
+        tests=(TWICE,),
     ),
     Fault(
         name="accounting/runs-not-added-up",
