@@ -273,4 +273,19 @@ FAULTS: tuple[Fault, ...] = (
         ),
         tests=(f"{ACCOUNTING}::test_a_search_for_hyperparameters_pays_for_all_its_trials",),
     ),
+    Fault(
+        name="accounting/histogram-left-out-of-a-synthesis",
+        breaks="The histogram of a synthesis is part of what its training costs.",
+        edits=(
+            Edit(
+                "dpft/runs/saved_run.py",
+                "        before = {} if counts is None else taken_before(counts, self.folder)\n",
+                "        before = {}\n",
+            ),
+        ),
+        tests=(
+            "tests/fixtures/test_ledgers_of_v0_3.py"
+            "::test_a_ledger_has_the_epsilon_that_0_3_computed[synthesis_training]",
+        ),
+    ),
 )
