@@ -15,11 +15,23 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/reports/run_record.py",
-                "    fresh = [entry.marked(public) for entry in evaluations]\n",
-                "    fresh = [entry.marked(True) for entry in evaluations]\n",
+                "            public.append(shown(entry, rounded=published[split]))\n",
+                "            public.append(entry)\n",
             ),
         ),
         tests=(f"{TESTS}test_private_scores_are_only_in_private", SAME_PUBLIC_FILES),
+    ),
+    Fault(
+        name="files/private-texts-in-public-predictions",
+        breaks="Texts of a split that is not public are only in private/.",
+        edits=(
+            Edit(
+                "dpft/runs/evaluation.py",
+                "    shown = folder if public else private_folder(folder)\n",
+                "    shown = folder\n",
+            ),
+        ),
+        tests=(SAME_PUBLIC_FILES,),
     ),
     Fault(
         name="files/losses-in-a-public-log",
@@ -169,6 +181,11 @@ FAULTS: tuple[Fault, ...] = (
                 "        if is_saved or step == self.first_step:\n",
                 "        if step == self.first_step:\n",
             ),
+            Edit(
+                "dpft/privacy/clipping/clipper.py",
+                "        if guard is not None and error is None:\n            guard.check()\n",
+                "",
+            ),
         ),
         tests=(f"{TESTS}test_a_frozen_weight_that_changed_is_not_released",),
     ),
@@ -180,6 +197,11 @@ FAULTS: tuple[Fault, ...] = (
                 "dpft/privacy/frozen_state.py",
                 "        own = {id(parameter) for parameter in moved}\n",
                 "        own = {id(parameter) for parameter in (*moved, *model.parameters())}\n",
+            ),
+            Edit(
+                "dpft/privacy/clipping/clipper.py",
+                "        if guard is not None and error is None:\n            guard.check()\n",
+                "",
             ),
         ),
         tests=(f"{TESTS}test_a_frozen_weight_that_changed_is_not_released",),
@@ -193,6 +215,11 @@ FAULTS: tuple[Fault, ...] = (
                 "            use_safetensors=True,\n",
                 "            use_safetensors=None,\n",
             ),
+            Edit(
+                "dpft/models/source.py",
+                'WEIGHT_FILES = ("model.safetensors", ',
+                'WEIGHT_FILES = ("pytorch_model.bin", "model.safetensors", ',
+            ),
         ),
         tests=(f"{RECEIVED}test_pickled_weights_are_rejected",),
     ),
@@ -202,8 +229,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/models/source.py",
-                '        return {**source, "trust_remote_code": False}\n',
-                '        return {**source, "trust_remote_code": True}\n',
+                '    return {**source, "trust_remote_code": False}\n',
+                '    return {**source, "trust_remote_code": True}\n',
             ),
         ),
         tests=(f"{RECEIVED}test_code_in_a_models_folder_does_not_run",),
