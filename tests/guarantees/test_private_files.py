@@ -25,7 +25,7 @@ from tests.stories.tiny import MARKER, make_workspace
 RECORDS = 60
 HELD_OUT = (
     "train", "task=custom", "task.data_dir=rows.csv", 'task.prompt="{question} "',
-    'task.target="{answer}"', "task.max_length=32", "task.metrics=[perplexity]",
+    'task.target="{answer}"', "task.max_length=32", "task.metrics=[bleu,perplexity]",
     "model=tiny", "model.path=model", "eval.held_out=0.5", "decode.max_new_tokens=1",
     "decode.num_beams=1", "privacy.noise_multiplier=1", "privacy.num_examples=100",
     "privacy.accountant=rdp", "train.expected_batch_size=10", "train.steps=5",
@@ -181,7 +181,8 @@ def test_private_scores_are_only_in_private(scored: Scored) -> None:
     numbers = numbers_in(scored.folder / "private" / "metrics.json")
     assert len(numbers) >= 2
     printed = {"printed": scored.printed().encode()}
-    assert texts_with(numbers, public_files(scored.folder) | printed) == {}
+    for texts in (*scored.public, public_files(scored.folder) | printed):
+        assert texts_with(numbers, texts) == {}
 
 
 def test_a_traceback_on_the_terminal_quotes_no_record(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/reports/run_record.py",
-                "            public.append(shown(entry, rounded=published[split]))\n",
-                "            public.append(entry)\n",
+                "    if not entry.is_private:\n        return entry\n    rounded = ",
+                "    if not entry.is_private or not rounded:\n"
+                "        return entry\n"
+                "    rounded = ",
             ),
         ),
         tests=(f"{TESTS}test_private_scores_are_only_in_private", SAME_PUBLIC_FILES),
