@@ -16,9 +16,7 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 "dpft/reports/run_record.py",
                 "    if not entry.is_private:\n        return entry\n    rounded = ",
-                "    if not entry.is_private or not rounded:\n"
-                "        return entry\n"
-                "    rounded = ",
+                "    if not entry.is_private or not rounded:\n        return entry\n    rounded = ",
             ),
         ),
         tests=(f"{TESTS}test_private_scores_are_only_in_private", SAME_PUBLIC_FILES),
