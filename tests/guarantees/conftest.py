@@ -1,8 +1,8 @@
-"""What all stories share."""
+"""Fixtures that every file of this folder uses."""
 
 import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _shared(shared_accounting: None, self_check_once: None) -> None:
-    """Every command shares running accountants and self-checks of one shape."""
+    """Share the accountants' answers and the self-checks between the runs of a file."""
