@@ -115,6 +115,20 @@ FAULTS: tuple[Fault, ...] = (
         tests=(MASKED,),
     ),
     Fault(
+        name="text/label-words-of-another-tokenizer",
+        breaks="The ids of label words come from the tokenizer that reads the records.",
+        edits=(
+            Edit(
+                "dpft/data/classification_rows.py",
+                "        return spelled[0]\n",
+                """        other = sorted(tokenizer.get_vocab())  # the same words in another order
+        return other.index(tokenizer.convert_ids_to_tokens(spelled[0]))
+""",
+            ),
+        ),
+        tests=(LABEL_WORDS, MASKED),
+    ),
+    Fault(
         name="text/label-words-without-the-blank",
         breaks="A label word is the token that the tokenizer reads at its place in the template.",
         edits=(
