@@ -32,8 +32,8 @@ COPIED = ("dpft", "conf", "tests", "pyproject.toml")
 CONTROL = "tests/planted/test_control.py"
 STOPPED = "DPFT_PLANTED_STOPS_PRIVATE_RUNS"
 """Environment variable that tells the control run that dpft must stop a private run."""
-SECONDS = 240
-"""Limit for the tests of one fault."""
+SECONDS, ALL_SECONDS = 240, 1800
+"""Limits for the tests of one fault, and for those of all faults."""
 PASSED, FAILED = 0, 1
 """Exit codes of pytest."""
 
@@ -91,12 +91,12 @@ def _drop_bytecode(path: Path) -> None:
 
 
 def run_tests(
-    copy: Path, tests: Sequence[str], *, stopped: bool = False
+    copy: Path, tests: Sequence[str], *, stopped: bool = False, seconds: float = SECONDS
 ) -> subprocess.CompletedProcess[str]:
     """Run some tests in a copy of the repository.
 
     Raises:
-        subprocess.TimeoutExpired: They took longer than ``SECONDS``.
+        subprocess.TimeoutExpired: They took longer than ``seconds``.
     """
     environment = os.environ | {
         "PYTHONPATH": str(copy),
@@ -110,7 +110,7 @@ def run_tests(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=seconds,
         check=False,
     )
 
@@ -158,7 +158,7 @@ def detectors_pass(copies: Copies, faults: Sequence[Fault], workers: int) -> boo
 
     def run(group: list[str]) -> subprocess.CompletedProcess[str]:
         with copies.one() as copy:
-            return run_tests(copy, group)
+            return run_tests(copy, group, seconds=ALL_SECONDS)
 
     with ThreadPoolExecutor(workers) as pool:
         results = list(pool.map(run, filter(None, groups)))
