@@ -36,7 +36,7 @@ demo: setup ## Fine-tune the embedded model privately on the embedded sample (mi
 test: setup ## Run the test suite without the slow tests (minutes).
 	$(PYTEST) -m "not slow"
 
-test-slow: setup ## Run the slow tests without the exhaustive ones (half an hour).
+test-slow: setup ## Run the slow tests without the exhaustive ones (a quarter of an hour).
 	$(PYTEST) -m "slow and not exhaustive"
 
 mutants: setup ## Plant each fault of tests/planted in a copy and run the tests that must detect it.

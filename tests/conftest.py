@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import pickle
+import signal
 import socket
 import sys
 from collections import defaultdict
@@ -70,7 +71,13 @@ _attempts: list[str] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before any file of tests is imported: no slow case is made where none is asked for."""
+    """Before any file of tests is imported: no slow case is made where none is asked for.
+
+    Processes that a shell starts in the background ignore interrupts, and so would the commands
+    that tests start and interrupt.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     slowness.LEFT_OUT = config.option.markexpr == "not slow"
     pages.epsilon_plot = drawn_once(pages.epsilon_plot)
     pages.draw_svg = drawn_in_one_pass(pages.draw_svg)
