@@ -52,7 +52,7 @@ recipes: setup ## Train, score and report every recipe of conf/experiment in sma
 fuzz: setup ## Try 10,000 crafted models with and without a fused head against the clipper (10 minutes).
 	DPFT_FUZZ_MODELS=10000 $(PYTEST) --dist load tests/privacy/clipping/test_heads.py
 
-test-exhaustive: setup ## Run the tests that are too slow for CI (hours).
+test-exhaustive: setup ## Run the tests that are too slow for CI (less than an hour).
 	$(PYTEST) -m exhaustive
 
 test-full: setup ## Run all tests that CI runs: the fast and the slow ones.

@@ -71,11 +71,9 @@ _attempts: list[str] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before any file of tests is imported: no slow case is made where none is asked for.
-
-    Processes that a shell starts in the background ignore interrupts, and so would the commands
-    that tests start and interrupt.
-    """
+    """Before any file of tests is imported: no slow case is made where none is asked for."""
+    # A shell starts background processes with interrupts ignored, and the commands that tests
+    # start and interrupt would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     slowness.LEFT_OUT = config.option.markexpr == "not slow"

@@ -1,8 +1,8 @@
 """Which tests run in ``make test``, which in ``make test-slow`` and which in neither.
 
 ``make test`` runs what is not marked as slow. CI runs ``make test-slow`` as well. The slow tests
-of the files in ``ONE_IN`` would take hours. CI runs a sample of them, and ``make test-exhaustive``
-runs the others.
+of the files in ``ONE_IN`` take too long for CI. It runs a sample of them, and
+``make test-exhaustive`` runs the others.
 """
 
 from collections import Counter

@@ -1,15 +1,15 @@
 """Private files: what epsilon does not cover stays in ``private/``, for the owner only."""
 
-import contextlib
 import json
-import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from random import Random
+from unittest.mock import patch
 
 import pytest
+import torch
 from transformers import GPT2LMHeadModel
 
 from tests.guarantees.watched_runs import (
@@ -20,7 +20,7 @@ from tests.guarantees.watched_runs import (
     public_files,
     secret_keys,
 )
-from tests.stories.tiny import MARKER, make_workspace
+from tests.stories.tiny import MARKER, make_workspace, umask_zero
 
 RECORDS = 60
 HELD_OUT = (
@@ -40,7 +40,9 @@ class Scored:
     """A finished run with private scores, and what was observed of it."""
 
     def __init__(self, root: Path, answer: str, model: Path | None = None) -> None:
-        self.workspace = make_workspace(root)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.workspace = make_workspace(root)
         if model is not None:
             for file in model.iterdir():
                 (root / "model" / file.name).write_bytes(file.read_bytes())
@@ -51,7 +53,8 @@ class Scored:
         """Files and folders below private/ that others could read at any update, with modes."""
         self.public: list[dict[str, bytes]] = []
         """Public files, standard output and standard error before each update."""
-        with umask_zero(), before_updates(self._look):
+        keys = Random(answer).randbytes  # fixed, so that no number is equal to another by chance
+        with patch("secrets.token_bytes", keys), umask_zero(), before_updates(self._look):
             self.outcome = self.workspace.run(*HELD_OUT)
         assert self.outcome.code == 0, self.outcome.err
         self.open_to_others |= open_to_others(self.folder)
@@ -66,16 +69,6 @@ class Scored:
         """Return all that the command printed, without the folder of this workspace."""
         text = self.outcome.out + self.outcome.err
         return text.replace(str(self.workspace.root), "")
-
-
-@contextlib.contextmanager
-def umask_zero() -> Iterator[None]:
-    """Remove the mask that could hide a file with too many permissions."""
-    before = os.umask(0)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def open_to_others(folder: Path) -> set[str]:

@@ -3,12 +3,10 @@
 Told in this process in seconds, or in subprocesses with every library's folders their own.
 """
 
-import contextlib
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from dpft.privacy.accounting.mechanism import AccountantError, Epsilon
 from dpft.training import loop
 from tests.stories.observed import open_to_others, quoting_error
 from tests.stories.planted import TRAINING, make_planted
-from tests.stories.tiny import Workspace
+from tests.stories.tiny import Workspace, umask_zero
 
 RUN = ("train", *TRAINING, "train.steps=3", "hydra.run.dir=run")
 REFUSED = ("resume=run", "train.expected_batch_size=4")
@@ -134,16 +132,6 @@ def tell_the_end(story: Story, run: Any) -> None:
     run("refused records", "train", "resume=run")
     (story.root / "qa" / "train.csv").write_text(whole, encoding="utf-8", newline="")
     run("resume", "train", "resume=run")
-
-
-@contextlib.contextmanager
-def umask_zero() -> Iterator[None]:
-    """Takes away what would hide a file that is made for everybody."""
-    before = os.umask(0)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def _in_this_process(_: Accountants, name: str, mechanism: Any, **__: float) -> Epsilon:

@@ -186,6 +186,16 @@ def scored_plainly() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def umask_zero() -> Iterator[None]:
+    """Remove the mask that could hide a file with too many permissions."""
+    before = os.umask(0)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextlib.contextmanager
 def logging_restored() -> Iterator[None]:
     """Takes away what Hydra's logging configuration installs."""
     root = logging.getLogger()
