@@ -26,7 +26,8 @@ def signature(language: str | None) -> str:
 
 @metric(
     TEXTS,
-    description="Corpus BLEU, sacrebleu's tokens, case-insensitive, all references; 0..100.",
+    description="Corpus BLEU, mteval-13a tokens or those of task.language, case-insensitive, all"
+    " references; 0..100.",
     citation="Papineni et al. 2002 (ACL); Post 2018 (arXiv 1804.08771).",
     reads_language=True,
     signature=signature,

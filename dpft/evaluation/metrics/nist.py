@@ -22,7 +22,8 @@ Ngram = tuple[str, ...]
 
 @metric(
     TEXTS,
-    description="Corpus NIST-5, sacrebleu's tokens, case-insensitive, all references; from 0.",
+    description="Corpus NIST-5, mteval-13a tokens or those of task.language, case-insensitive, all"
+    " references; from 0.",
     citation="Doddington 2002 (HLT).",
     reads_language=True,
 )
