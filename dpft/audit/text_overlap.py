@@ -15,7 +15,6 @@
 """
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -23,25 +22,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 
 from dpft.audit.base import import_extra
+from dpft.evaluation.words import spaced
 from dpft.files import CANARIES
 from dpft.records import audits
 from dpft.records.audits import CanariesInTexts, KeptCanaries
 from dpft.records.form import read_record
 from dpft.tasks.base import Example
 
-_WORD = re.compile(r"\w+|[^\w\s]")
+_WORD = regex.compile(r"\w+|[^\w\s]")
 
 
 def words_of(text: str) -> list[str]:
     """Returns the words of a text and its marks, each mark a word of its own.
 
+    Each character of a script that is written without blanks is a word, too.
+
     >>> words_of("The Eagle, a pub.")
     ['The', 'Eagle', ',', 'a', 'pub', '.']
     """
-    return _WORD.findall(text)
+    words: list[str] = _WORD.findall(spaced(text))
+    return words
 
 
 def whole_text(record: Example) -> str:

@@ -31,6 +31,7 @@ from dpft.evaluation.metrics.base import (
     metric_specs,
 )
 from dpft.evaluation.predictions import sample_records
+from dpft.evaluation.words import ENGLISH
 from dpft.generation.decoding import DecodeConfig
 from dpft.records.scores import STAGES, ConfusedClasses, Prediction, ScoreEntry, Stage, split_note
 from dpft.tasks.base import (
@@ -41,6 +42,7 @@ from dpft.tasks.base import (
     Record,
     Task,
     TextTask,
+    TextualTask,
     are_texts,
 )
 from dpft.tasks.images import ImageTask
@@ -63,7 +65,10 @@ _WHY_MISSING = {
 
 
 def compute_metrics(
-    names: Sequence[str], columns: Mapping[str, Columns], settings: MetricsConfig | None = None
+    names: Sequence[str],
+    columns: Mapping[str, Columns],
+    settings: MetricsConfig | None = None,
+    language: str | None = None,
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Returns the metrics' values, and the reason of each that has none.
 
@@ -71,6 +76,7 @@ def compute_metrics(
         names: Names of metrics of ``dpft.evaluation.metrics``.
         columns: Kind of columns (texts, likelihoods, labels) to the columns; a kind may be absent.
         settings: Models of the metrics' own; None: no models.
+        language: ISO 639-1 code of the texts' language; None: not known.
 
     Returns:
         Finite values by key, and reasons by key; every metric is in one of the two.
@@ -82,20 +88,27 @@ def compute_metrics(
     not_computed: dict[str, str] = {}
     for spec in metric_specs(names):
         try:
-            values[spec.reported_as] = _value(spec, columns, settings or MetricsConfig())
+            values[spec.reported_as] = _value(spec, columns, settings or MetricsConfig(), language)
         except NotComputed as reason:
             not_computed[spec.reported_as] = str(reason)
     return values, not_computed
 
 
-def _value(spec: MetricSpec, columns: Mapping[str, Columns], settings: MetricsConfig) -> float:
+def _value(
+    spec: MetricSpec,
+    columns: Mapping[str, Columns],
+    settings: MetricsConfig,
+    language: str | None,
+) -> float:
     """Returns a metric's finite value."""
     from dpft.evaluation.local_metric import compute
 
+    if spec.english_only and language not in (None, ENGLISH):
+        raise NotComputed(f"is defined for English texts only, got task.language={language}")
     reason = spec.missing(settings) if spec.inputs in columns else _WHY_MISSING[spec.inputs]
     if reason is not None:
         raise NotComputed(reason)
-    value = compute(spec, columns[spec.inputs], settings)
+    value = compute(spec, columns[spec.inputs], settings, language)
     if not math.isfinite(value):
         raise NotComputed(f"not a finite number ({value})")
     return value
@@ -405,6 +418,8 @@ class Evaluation:
     """Metric name to value, on the scales of metrics.json (docs/design.md, the run's folder)."""
     not_computed: dict[str, str]
     """Metric name to why it has no value."""
+    signatures: Mapping[str, str] = field(default_factory=dict)
+    """Metric name to the settings that reproduce its value, such as sacrebleu's signature."""
     confusion: ConfusedClasses | None = field(default=None, repr=False)
     """Which class was taken for which; it may be private."""
     picture: bytes | None = field(default=None, repr=False)
@@ -422,6 +437,7 @@ class Evaluation:
             split_is_public=public,
             metrics=self.metrics,
             not_computed=self.not_computed,
+            signatures=self.signatures or None,
             note=None if public else split_note(self.split),
             samples=(sample_records(self.predictions) or None) if public else None,
             confusion=self.confusion if public else None,
@@ -504,6 +520,7 @@ def mean_of(evaluations: Sequence[Evaluation], split: str) -> Evaluation:
             for name in named
         },
         not_computed={},
+        signatures=first.signatures,
         predictions=(),
     )
 
@@ -557,7 +574,8 @@ def _evaluation(
 ) -> Evaluation:
     if stage not in STAGES:
         raise ValueError(f"stage must be one of {', '.join(STAGES)}, got {stage!r}.")
-    values, not_computed = compute_metrics(task.metrics, scored.columns, metrics)
+    language = task.language if isinstance(task, TextualTask) else None
+    values, not_computed = compute_metrics(task.metrics, scored.columns, metrics, language)
     return Evaluation(
         task=task.name,
         split=split,
@@ -571,5 +589,10 @@ def _evaluation(
         if scored.confusion
         else None,
         picture=scored.picture,
+        signatures={
+            spec.reported_as: spec.signature(language)
+            for spec in metric_specs(task.metrics)
+            if spec.signature is not None
+        },
         predictions=scored.predictions,
     )

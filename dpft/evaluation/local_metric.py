@@ -78,9 +78,12 @@ class LocalMetric(evaluate.Metric):  # type: ignore[misc]
 
 
 def compute(
-    spec: MetricSpec, columns: Mapping[str, Sequence[Any]], settings: MetricsConfig = NO_SETTINGS
+    spec: MetricSpec,
+    columns: Mapping[str, Sequence[Any]],
+    settings: MetricsConfig = NO_SETTINGS,
+    language: str | None = None,
 ) -> float:
-    """Returns the metric's value on the columns.
+    """Returns the metric's value on the columns, of texts in ``language``.
 
     Guarantees:
         No text touches the disk: ``evaluate`` would else write the columns to its cache, and the
@@ -89,6 +92,8 @@ def compute(
     Raises:
         NotComputed: The metric has no value on these columns.
     """
-    more = {"settings": settings} if spec.reads_settings else {}
+    more: dict[str, Any] = {"settings": settings} if spec.reads_settings else {}
+    if spec.reads_language:
+        more["language"] = language
     metric = LocalMetric(spec, keep_in_memory=True)
     return float(metric.compute(**columns, **more)[spec.name])

@@ -99,6 +99,8 @@ class ScoreEntry(Ruled):
     them."""
     not_computed: Mapping[str, str]
     """Key of a metric to why it has no value."""
+    signatures: Mapping[str, str] | None = None
+    """Key of a metric to sacrebleu's signature, which names the tokenizer and the version."""
     note: str | None = None
     """That epsilon does not cover these scores, and where they are; of a private split alone."""
     samples: tuple[Sample, ...] | None = None

@@ -435,6 +435,18 @@ class Member:
     """Most rows, the first ones; None: all."""
 
 
+_LANGUAGES = """
+    aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de
+    dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia
+    id ie ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo
+    lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl
+    ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st su sv sw ta te tg th ti tk
+    tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
+"""
+LANGUAGES = frozenset(_LANGUAGES.split())
+"""The codes of ISO 639-1."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextualTask(Task):
     """A task whose records are made of text."""
@@ -442,6 +454,10 @@ class TextualTask(Task):
     max_length: int | None = None
     """Longest tokenized example; the prompt is cut, never the target's end; null takes 512, or what
     the model has positions for where that is less."""
+
+    language: str | None = None
+    """Language of the texts as an ISO 639-1 code such as zh, which chooses the words that metrics
+    compare; null splits texts by script."""
 
     typical_length: int | None = None
     """Tokens of a typical example, a public number for the estimate of time alone; null takes
@@ -456,6 +472,11 @@ class TextualTask(Task):
             raise InputError(
                 "task.typical_length must be at least 1, or null for three quarters of"
                 f" task.max_length, got {self.typical_length}."
+            )
+        if self.language is not None and self.language not in LANGUAGES:
+            raise InputError(
+                "task.language must be an ISO 639-1 code such as en, zh, ja or ko, got"
+                f" {self.language!r}; null is for any other language."
             )
         if self.max_length is not None and self.max_length < 2:
             raise InputError(f"task.max_length must be at least 2, got {self.max_length}.")

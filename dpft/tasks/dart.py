@@ -34,6 +34,7 @@ class DartTask(TextTask):
     """Text between the linearized tripleset and the target."""
     lower_predicates: bool = False
     """Whether predicates are written in lower case, as in Li et al. 2022, Table 12."""
+    language: str | None = "en"
     metrics: tuple[str, ...] = (
         "bleu",
         "meteor_plain",

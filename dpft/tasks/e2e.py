@@ -36,6 +36,7 @@ class E2ETask(TextTask):
 
     separator: str = "\n"
     """Text between the linearized record and the target."""
+    language: str | None = "en"
     metrics: tuple[str, ...] = (
         "bleu",
         "nist",

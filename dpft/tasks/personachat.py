@@ -32,6 +32,7 @@ class PersonaChatTask(TextTask):
     use_persona: bool = True
     """Whether the model reads the persona."""
     eval_split: str = "validation"
+    language: str | None = "en"
     metrics: tuple[str, ...] = ("token_f1", "perplexity", "distinct_1", "distinct_2", "mean_length")
 
     published_hub_name: ClassVar[str | None] = "AlekseyKorshuk/persona-chat"

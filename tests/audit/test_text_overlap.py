@@ -23,6 +23,7 @@ from dpft.audit.text_overlap import (
     longest_runs,
     most_found,
     prompt_sets,
+    words_of,
 )
 from dpft.errors import InputError, StateError
 from dpft.files import CANARIES, private_audit_path
@@ -252,3 +253,10 @@ def test_a_damaged_file_is_said(tmp_path: Path, content: object) -> None:
     plant(tmp_path, content)
     with pytest.raises(StateError, match=r"canaries\.json is damaged"):
         canaries_found(tmp_path, ["text"])
+
+
+def test_texts_in_scripts_without_blanks_are_compared_by_characters():
+    text = "这家餐厅在河边的市中心，有一个花园，价格低廉，适合所有人。"
+    (length,) = longest_runs([words_of(text)], [words_of(text.replace("价格低廉", "价格很高"))])
+    assert length == len("这家餐厅在河边的市中心，有一个花园，价格")
+    assert words_of("हिन्दी भाषा।") == ["हिन्दी", "भाषा", "।"]

@@ -249,3 +249,25 @@ def test_a_run_that_another_process_writes_is_refused(workspace: Workspace) -> N
     sentence = workspace.refusal("eval", RUN)
     os.close(descriptor)
     assert "in use by another dpft process" in sentence
+
+
+def test_the_language_of_a_task_chooses_the_words_and_is_recorded(workspace: Workspace) -> None:
+    data = workspace.root / "chinese"
+    data.mkdir()
+    rows = [{"问题": f"{n}号餐厅好吗？", "回答": f"{n}号餐厅很好吃。"} for n in "一二三四"]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (data / "test.jsonl").write_text(text, encoding="utf-8")
+    (data / "outputs.txt").write_text("".join(row["回答"] + "\n" for row in rows))
+    form = ('task.prompt="{问题}"', 'task.target="{回答}"')
+    common = ("task=custom", "task.data_dir=chinese", *form, "predictions=chinese/outputs.txt")
+    asked = (*common, "task.metrics=[bleu,chrf,rouge_l]", "output=json")
+    for language, tokenizer in (("zh", "zh"), ("null", "13a+char")):
+        named = ("eval.split_is_public=true", f"task.language={language}")
+        outcome = workspace.run("eval", *asked, *named, f"hydra.run.dir=by-{language}")
+        assert outcome.code == 0, outcome.err
+        (entry,) = json.loads(outcome.out)["evaluations"]
+        best = {"bleu": 100.0, "chrf": 100.0, "rouge_l": 1.0}
+        assert entry["metrics"] == pytest.approx(best)
+        assert f"|tok:{tokenizer}|" in entry["signatures"]["bleu"]
+    sentence = workspace.refusal("eval", *asked, "task.language=jp")
+    assert "ISO 639-1" in sentence and "'jp'" in sentence

@@ -47,19 +47,19 @@ def test_private_text_is_not_written_to_a_cache(tmp_path, monkeypatch):
         seen.extend(path for path in tmp_path.rglob("*") if path.is_file())
         return 0.0
 
-    compute(replace(METRICS.named("bleu"), score=spying_score), COLUMNS["texts"])
+    compute(replace(METRICS.named("chrf"), score=spying_score), COLUMNS["texts"])
     assert seen == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_metric_that_reads_settings_gets_them():
+def test_a_metric_that_reads_settings_and_the_language_gets_them():
     settings = MetricsConfig(bleurt_model="DIR")
     seen = []
 
-    def spying_score(predictions, references, settings):
-        seen.append(settings)
+    def spying_score(predictions, references, settings, language):
+        seen.append((settings, language))
         return 0.0
 
     spec = replace(METRICS.named("bleu"), score=spying_score, reads_settings=True)
-    compute(spec, COLUMNS["texts"], settings)
-    assert seen == [settings]
+    compute(spec, COLUMNS["texts"], settings, "ja")
+    assert seen == [(settings, "ja")]

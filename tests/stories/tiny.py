@@ -174,8 +174,14 @@ def scored_plainly() -> Iterator[None]:
     tests/evaluation/test_local_metric.py has metrics give in that shape what they give here.
     """
 
-    def compute(spec: Any, columns: Mapping[str, Any], settings: object = None) -> float:
+    def compute(
+        spec: Any,
+        columns: Mapping[str, Any],
+        settings: object = None,
+        language: str | None = None,
+    ) -> float:
         more = {"settings": settings} if spec.reads_settings else {}
+        more |= {"language": language} if spec.reads_language else {}
         return float(spec.score(**columns, **more))
 
     stand_in = ModuleType("dpft.evaluation.local_metric")

@@ -46,6 +46,13 @@ def test_a_task_that_says_nothing_of_delta_is_of_own_data_and_another_rule_is_re
         built(values | {"default_delta": "papers"})
 
 
+@pytest.mark.parametrize("name", ["e2e", "dart", "personachat"])
+def test_published_tasks_are_scored_as_english_ones_even_by_a_saved_run_without_the_key(name):
+    values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
+    assert values.pop("language") == "en"
+    assert built(values).language == "en"
+
+
 def test_e2e_trains_on_the_published_number_of_examples():
     assert OmegaConf.load(CONF / "e2e.yaml").num_train_examples == 42061
 

@@ -50,7 +50,7 @@ def _metric(spec: MetricSpec) -> str:
     lines = [
         f"## {spec.name}\n",
         *(about if first == spec.name else [f"As [{first}](#{first}) says.\n"]),
-        f"- Reads: {INPUTS[spec.inputs]}.",
+        f"- Reads: {INPUTS[spec.inputs]}{', in English only' * spec.english_only}.",
         f"- Defined in: {prose(spec.citation)}",
         f"- Needs: {_needs(spec)}.",
         f"- Scores: {_tasks(spec)}.",

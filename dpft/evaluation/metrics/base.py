@@ -20,8 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import regex
+
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import MetricsConfig
+from dpft.evaluation.words import ENGLISH, without_marks
 from dpft.kinds import Registry
 
 TEXTS = "texts"
@@ -71,6 +74,12 @@ class MetricSpec:
     """Why the metric cannot be computed here and how to mend that; None where it can."""
     reads_settings: bool = False
     """Whether ``score`` also takes ``settings``, a ``MetricsConfig``."""
+    reads_language: bool = False
+    """Whether ``score`` also takes ``language``, the code of ``task.language`` or None."""
+    english_only: bool = False
+    """Whether the metric is defined only for English texts."""
+    signature: Callable[[str | None], str] | None = None
+    """Returns the settings that reproduce a score, such as sacrebleu's signature, by language."""
     better: str | None = HIGHER
     """``HIGHER`` or ``LOWER``; None: neither is better, so no run can be chosen by it."""
 
@@ -163,8 +172,7 @@ def missing_folder(key: str, folder: str | None, example: str) -> str | None:
     return None
 
 
-_TOKEN = re.compile(
-    r"""
+_TOKEN = r"""
       \w+?(?=n't\b)                             # the verb in "don't"
     | n't\b | '(?:s|m|d|re|ve|ll)\b             # what it contracts with
     | \w+(?:(?:[-./&]                           # "family-friendly", "4.5", "and/or"
@@ -172,19 +180,24 @@ _TOKEN = re.compile(
              | '(?!(?:s|m|d|re|ve|ll|t)\b)      # "d'oeuvres"
             )\w+)*
     | [^\w\s]
-    """,
-    re.VERBOSE,
-)
+    """
+_ENGLISH_TOKEN = re.compile(_TOKEN, re.VERBOSE)
+_UNICODE_TOKEN = regex.compile(_TOKEN, regex.VERBOSE)
+"""Here a word includes its combining marks, such as the vowel signs of Hindi."""
 _PUNCTUATION = frozenset(".?!,:;-`'\"")
 
 
-def ptb_tokens(text: str) -> list[str]:
+def ptb_tokens(text: str, language: str | None = None) -> list[str]:
     """Returns the text's lower-cased tokens without punctuation.
+
+    Unless the language is English, each character of a script without blanks is a token.
 
     >>> ptb_tokens("It isn't The Punter's family-friendly pub, (£20-25).")
     ['it', 'is', "n't", 'the', 'punter', "'s", 'family-friendly', 'pub', '(', '£', '20-25', ')']
     """
-    return [token for token in _TOKEN.findall(text.lower()) if token not in _PUNCTUATION]
+    pattern = _ENGLISH_TOKEN if language == ENGLISH else _UNICODE_TOKEN
+    tokens = pattern.findall(without_marks(text.lower(), language))
+    return [token for token in tokens if token not in _PUNCTUATION]
 
 
 def ngrams(tokens: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:

@@ -1,8 +1,12 @@
-"""BLEU as the E2E NLG Challenge computes it: NIST's mteval-13a, case-insensitive.
+"""BLEU by sacrebleu, case-insensitive, with sacrebleu's tokenizer for the task's language.
 
-The challenge's own scorer (tuetschek/e2e-metrics) runs mteval-v13a-sig.pl, which lower-cases.
+For English this is BLEU as the E2E NLG Challenge computes it (NIST's mteval-13a). The challenge's
+own scorer (tuetschek/e2e-metrics) runs mteval-v13a-sig.pl, which lower-cases.
 sacrebleu gives the same number: 65.93 for TGen on the test set, as published. Cased BLEU does not
 (0.30 in place of 0.59 for one system of the challenge).
+
+If no language is set, each character of a script without blanks is separated before 13a splits the
+text. The signature names this tokenizer ``13a+char``, since sacrebleu does not have it.
 """
 
 from collections.abc import Sequence
@@ -10,19 +14,46 @@ from itertools import zip_longest
 from typing import Any
 
 from dpft.evaluation.metrics.base import TEXTS, metric
+from dpft.evaluation.words import sacrebleu_tokenizer, spaced
+
+
+def signature(language: str | None) -> str:
+    """Return sacrebleu's signature, without the number of references, which depends on records."""
+    scorer = bleu_scorer(language)
+    scorer.num_refs = None
+    return str(scorer.get_signature())
 
 
 @metric(
     TEXTS,
-    description="Corpus BLEU, mteval-13a tokens, case-insensitive, all references; 0..100.",
+    description="Corpus BLEU, mteval-13a tokens or those of task.language, case-insensitive, all"
+    " references; 0..100.",
     citation="Papineni et al. 2002 (ACL); Post 2018 (arXiv 1804.08771).",
+    reads_language=True,
+    signature=signature,
 )
-def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+def bleu(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
+) -> float:
     """Returns the corpus BLEU with up to 4-grams, 0..100."""
+    score = bleu_scorer(language).corpus_score(list(predictions), reference_streams(references))
+    return float(score.score)
+
+
+def bleu_scorer(language: str | None) -> Any:
+    """Return sacrebleu's ``BLEU`` with the language's tokenizer."""
     from sacrebleu.metrics.bleu import BLEU
 
-    # None, never "": an empty reference would be the closest in length to a short prediction
-    streams: list[Any] = list(zip_longest(*references, fillvalue=None))
     # force: outputs that come tokenised are scored as they are, without a warning
-    scorer = BLEU(tokenize="13a", lowercase=True, force=True)
-    return float(scorer.corpus_score(list(predictions), streams).score)
+    scorer: Any = BLEU(tokenize=sacrebleu_tokenizer(language), lowercase=True, force=True)
+    if language is None:
+        tokenize = scorer.tokenizer
+        scorer.tokenizer = lambda text: tokenize(spaced(text))
+        scorer.tokenizer_signature += "+char"
+    return scorer
+
+
+def reference_streams(references: Sequence[Sequence[str]]) -> list[Any]:
+    """Return sacrebleu's form of references: the first one of each input, then the second ones."""
+    # None, never "": an empty reference would be the closest in length to a short prediction
+    return list(zip_longest(*references, fillvalue=None))

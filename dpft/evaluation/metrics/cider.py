@@ -15,8 +15,11 @@ from dpft.evaluation.metrics.base import TEXTS, NotComputed, metric, missing_mod
     description="Mean CIDEr, coco-caption's, all references; 0..10.",
     citation="Vedantam et al. 2015 (arXiv 1411.5726).",
     missing=lambda settings: missing_modules("pycocoevalcap.cider.cider"),
+    reads_language=True,
 )
-def cider(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+def cider(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
+) -> float:
     """Returns the mean CIDEr of the predictions, 0..10; 0 for a single input.
 
     Raises:
@@ -24,9 +27,9 @@ def cider(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> fl
     """
     from pycocoevalcap.cider.cider import Cider
 
-    compared = [[" ".join(ptb_tokens(text)) for text in texts] for texts in references]
+    compared = [[" ".join(ptb_tokens(text, language)) for text in texts] for texts in references]
     if not any(map(any, compared)):
         raise NotComputed("no reference has a word")
-    written = [[" ".join(ptb_tokens(text))] for text in predictions]
+    written = [[" ".join(ptb_tokens(text, language))] for text in predictions]
     score, _ = Cider().compute_score(dict(enumerate(compared)), dict(enumerate(written)))
     return float(score)

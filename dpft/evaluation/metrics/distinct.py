@@ -9,31 +9,37 @@ from dpft.evaluation.metrics.base import TEXTS, NotComputed, metric, ngrams, ptb
     TEXTS,
     description="Distinct words over words of all predictions, lower case; 0..1.",
     citation="Li et al. 2016 (arXiv 1510.03055), section 5.",
+    reads_language=True,
 )
-def distinct_1(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+def distinct_1(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
+) -> float:
     """Returns distinct unigrams over unigrams of all predictions together, 0..1.
 
     Raises:
         NotComputed: No prediction has a word.
     """
-    return distinct_share(predictions, 1)
+    return distinct_share(predictions, 1, language)
 
 
 @metric(
     TEXTS,
     description="Distinct bigrams over bigrams of all predictions, lower case; 0..1.",
     citation="Li et al. 2016 (arXiv 1510.03055), section 5.",
+    reads_language=True,
 )
-def distinct_2(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+def distinct_2(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
+) -> float:
     """Returns distinct bigrams over bigrams of all predictions together, 0..1.
 
     Raises:
         NotComputed: No prediction has two words.
     """
-    return distinct_share(predictions, 2)
+    return distinct_share(predictions, 2, language)
 
 
-def distinct_share(predictions: Sequence[str], n: int) -> float:
+def distinct_share(predictions: Sequence[str], n: int, language: str | None = None) -> float:
     """Returns distinct n-grams over n-grams, each counted over all predictions, 0..1.
 
     Tokens are lower-cased, without punctuation.
@@ -41,7 +47,7 @@ def distinct_share(predictions: Sequence[str], n: int) -> float:
     Raises:
         NotComputed: No prediction has n tokens.
     """
-    found = [ngram for text in predictions for ngram in ngrams(ptb_tokens(text), n)]
+    found = [ngram for text in predictions for ngram in ngrams(ptb_tokens(text, language), n)]
     if not found:
         raise NotComputed(f"no prediction is {n} word{'s' * (n > 1)} long")
     return len(set(found)) / len(found)

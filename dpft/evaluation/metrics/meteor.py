@@ -23,6 +23,7 @@ from dpft.evaluation.metrics.base import (
     missing_modules,
     ptb_tokens,
 )
+from dpft.evaluation.words import ENGLISH
 
 SEPARATOR = " ||| "
 # A crash report or a performance file could hold texts; the encoding must not be the machine's.
@@ -34,6 +35,7 @@ _METEOR = ("-", "-", "-stdio", "-l", "en", "-norm")
     TEXTS,
     description="METEOR 1.5 of the corpus, English, all references; 0..1.",
     citation="Denkowski and Lavie 2014 (WMT).",
+    english_only=True,
     missing=lambda settings: missing_java() or missing_modules("pycocoevalcap.meteor.meteor"),
 )
 def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
@@ -51,6 +53,7 @@ def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> f
     description="METEOR 1.5 of the corpus on plain text, English, all references; 0..1.",
     citation="Denkowski and Lavie 2014 (WMT).",
     key="meteor",
+    english_only=True,
     missing=lambda settings: missing_java() or missing_modules("pycocoevalcap.meteor.meteor"),
 )
 def meteor_plain(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
@@ -92,7 +95,7 @@ def score_line(prediction: str, references: Sequence[str]) -> str:
     >>> score_line("A pub|||bar.", ["A pub."])
     'SCORE ||| a pub ||| a pub | | | bar'
     """
-    return joined([" ".join(ptb_tokens(text)) for text in (*references, prediction)])
+    return joined([" ".join(ptb_tokens(text, ENGLISH)) for text in (*references, prediction)])
 
 
 def plain_line(prediction: str, references: Sequence[str]) -> str:

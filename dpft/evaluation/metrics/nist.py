@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from dpft.evaluation.metrics.base import TEXTS, metric, ngrams
+from dpft.evaluation.metrics.bleu import bleu_scorer
 
 MAX_N = 5
 BETA = math.log(2) / math.log(1.5) ** 2
@@ -21,14 +22,16 @@ Ngram = tuple[str, ...]
 
 @metric(
     TEXTS,
-    description="Corpus NIST-5, mteval-13a tokens, case-insensitive, all references; from 0.",
+    description="Corpus NIST-5, mteval-13a tokens or those of task.language, case-insensitive, all"
+    " references; from 0.",
     citation="Doddington 2002 (HLT).",
+    reads_language=True,
 )
-def nist(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+def nist(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
+) -> float:
     """Returns the corpus NIST with up to 5-grams, from 0 upwards."""
-    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
-
-    tokenize: Callable[[str], str] = Tokenizer13a()
+    tokenize: Callable[[str], str] = bleu_scorer(language).tokenizer
     written = [tokenize(text.lower()).split() for text in predictions]
     compared = [[tokenize(text.lower()).split() for text in texts] for texts in references]
     orders = range(1, MAX_N + 1)

@@ -16,7 +16,10 @@ pycocoevalcap with Java to 3e-5, 18 of them to 1e-6: TGen 0.68502 (published 0.6
 
 from collections.abc import Sequence
 
+import regex
+
 from dpft.evaluation.metrics.base import TEXTS, metric, missing_modules, ptb_tokens
+from dpft.evaluation.words import ENGLISH, spaced
 
 BETA = 1.2
 """Weight of recall against precision in ``rouge_l``, coco-caption's."""
@@ -24,63 +27,110 @@ BETA = 1.2
 
 @metric(
     TEXTS,
-    description="Mean ROUGE-1 F-measure by rouge-score, stemmed, best reference; 0..1.",
+    description="Mean ROUGE-1 F-measure by rouge-score, English is stemmed, best reference; 0..1.",
     citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
     missing=lambda settings: missing_modules("rouge_score.rouge_scorer"),
+    reads_language=True,
 )
-def rouge_1(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+def rouge_1(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
+) -> float:
     """Returns the mean F-measure of unigrams, 0..1."""
-    return best_rouge("rouge1", predictions, references)
+    return best_rouge("rouge1", predictions, references, language)
 
 
 @metric(
     TEXTS,
-    description="Mean ROUGE-2 F-measure by rouge-score, stemmed, best reference; 0..1.",
+    description="Mean ROUGE-2 F-measure by rouge-score, English is stemmed, best reference; 0..1.",
     citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
     missing=lambda settings: missing_modules("rouge_score.rouge_scorer"),
+    reads_language=True,
 )
-def rouge_2(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+def rouge_2(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
+) -> float:
     """Returns the mean F-measure of bigrams, 0..1."""
-    return best_rouge("rouge2", predictions, references)
+    return best_rouge("rouge2", predictions, references, language)
 
 
 @metric(
     TEXTS,
-    description="Mean ROUGE-L F-measure by rouge-score, stemmed, best reference; 0..1.",
+    description="Mean ROUGE-L F-measure by rouge-score, English is stemmed, best reference; 0..1.",
     citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
     key="rouge_l",
     missing=lambda settings: missing_modules("rouge_score.rouge_scorer"),
+    reads_language=True,
 )
-def rouge_score_l(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+def rouge_score_l(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
+) -> float:
     """Returns the mean F-measure of the longest common subsequence, with beta 1, 0..1."""
-    return best_rouge("rougeL", predictions, references)
+    return best_rouge("rougeL", predictions, references, language)
 
 
 @metric(
     TEXTS,
     description="Mean ROUGE-L F-measure, beta 1.2, maximum over references; 0..1.",
     citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
+    reads_language=True,
 )
-def rouge_l(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+def rouge_l(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
+) -> float:
     """Returns the mean ROUGE-L of the predictions, 0..1."""
     scores = [
-        segment_rouge_l(ptb_tokens(prediction), [ptb_tokens(text) for text in texts])
+        segment_rouge_l(
+            ptb_tokens(prediction, language), [ptb_tokens(text, language) for text in texts]
+        )
         for prediction, texts in zip(predictions, references, strict=True)
     ]
     return sum(scores) / len(scores)
 
 
-def best_rouge(kind: str, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+def best_rouge(
+    kind: str,
+    predictions: Sequence[str],
+    references: Sequence[Sequence[str]],
+    language: str | None = None,
+) -> float:
     """Returns the mean over inputs of the best reference's F-measure, 0..1."""
     from rouge_score.rouge_scorer import RougeScorer
     from rouge_score.tokenizers import DefaultTokenizer
 
-    scorer = RougeScorer([kind], tokenizer=DefaultTokenizer(use_stemmer=True))
+    english = DefaultTokenizer(use_stemmer=True)
+    tokenizer = english if language == ENGLISH else UnicodeTokenizer(language)
+    scorer = RougeScorer([kind], tokenizer=tokenizer)
     scores = [
         scorer.score_multi(texts, prediction)[kind].fmeasure
         for prediction, texts in zip(predictions, references, strict=True)
     ]
     return float(sum(scores) / len(scores))
+
+
+class UnicodeTokenizer:
+    """A tokenizer for rouge-score: words of letters and digits of any script, in lower case.
+
+    If no language is set, words of ASCII are stemmed, as rouge-score's own tokenizer stems them.
+    """
+
+    def __init__(self, language: str | None) -> None:
+        """Choose whether ASCII words are stemmed."""
+        from rouge_score.tokenizers import DefaultTokenizer
+
+        self._language = language
+        self._english = DefaultTokenizer(use_stemmer=language is None)
+
+    def tokenize(self, text: str) -> list[str]:
+        """Return the words of the text; of a script without blanks, its characters."""
+        words = _WORD.findall(spaced(text.lower(), self._language))
+        return [
+            token
+            for word in words
+            for token in (self._english.tokenize(word) if word.isascii() else (word,))
+        ]
+
+
+_WORD = regex.compile(r"[^\W_]+")
 
 
 def segment_rouge_l(prediction: Sequence[str], references: Sequence[Sequence[str]]) -> float:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dpft.evaluation.metrics.base import TEXTS, metric
+from dpft.evaluation.words import ENGLISH, without_marks
 
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = re.compile(r"[!\"#$%&()*+,\-./:;<=>?@\[\]\\^`{|}~_']")
@@ -19,23 +20,31 @@ _PUNCTUATION = re.compile(r"[!\"#$%&()*+,\-./:;<=>?@\[\]\\^`{|}~_']")
     description="Mean F1 of words, ParlAI's normalization, best reference; 0..1.",
     citation="Miller et al. 2017 (ParlAI, arXiv 1705.06476), parlai/core/metrics.py.",
     key="f1",
+    reads_language=True,
 )
-def token_f1(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+def token_f1(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
+) -> float:
     """Returns the mean over inputs of the best reference's F1, 0..1."""
     scores = [
-        max(pair_f1(words(prediction), words(text)) for text in texts)
+        max(pair_f1(words(prediction, language), words(text, language)) for text in texts)
         for prediction, texts in zip(predictions, references, strict=True)
     ]
     return sum(scores) / len(scores)
 
 
-def words(text: str) -> list[str]:
+def words(text: str, language: str | None = None) -> list[str]:
     """Returns the words that ParlAI compares.
+
+    Articles are dropped for English, and if no language is set.
 
     >>> words("The end of an era, isn't it?")
     ['end', 'of', 'era', 'isn', 't', 'it']
     """
-    return _ARTICLE.sub(" ", _PUNCTUATION.sub(" ", text.lower())).split()
+    text = _PUNCTUATION.sub(" ", without_marks(text.lower(), language))
+    if language in (None, ENGLISH):
+        text = _ARTICLE.sub(" ", text)
+    return text.split()
 
 
 def pair_f1(prediction: Sequence[str], reference: Sequence[str]) -> float:

@@ -33,9 +33,11 @@ def test_a_metric_is_a_function_of_its_own_name(name):
     spec = METRICS.named(name)
     assert spec.name == name
     assert spec.score.__name__ == name
-    assert list(inspect.signature(spec.score).parameters) == COLUMNS[spec.inputs] + (
-        ["settings"] if spec.reads_settings else []
-    )
+    assert list(inspect.signature(spec.score).parameters) == [
+        *COLUMNS[spec.inputs],
+        *(["settings"] if spec.reads_settings else []),
+        *(["language"] if spec.reads_language else []),
+    ]
     assert spec.description and spec.citation
 
 
