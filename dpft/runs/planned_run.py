@@ -23,6 +23,7 @@ from dpft.errors import InputError
 from dpft.head_losses import losses_added_up
 from dpft.kinds import Head
 from dpft.methods.base import count_parameters
+from dpft.methods.lora import Lora
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.privacy.accounting.accountants import Accountants
 from dpft.privacy.accounting.batch_sizes import (
@@ -283,15 +284,16 @@ def describe_run(config: PlanConfig, *, is_shown: bool = False) -> PlannedRun:
         estimated = estimated_cost(
             config, plan, architecture, head, peak_memory_bytes=peak, typical_length=length
         )
-    counts = count_parameters(*planned_model(config, architecture, head))
+    model, new = planned_model(config, architecture, head)
     costs = joined(
         RunCosts,
-        parameters_of(counts),
+        parameters_of(count_parameters(model, new)),
         **ranks,
         num_examples_source=plan.size.source,
         micro_batch_size=config.train.most_rows,
         measured=measured,
         estimated=estimated,
+        lora=config.method.planned(model) if isinstance(config.method, Lora) else None,
     )
     accounting = account_for_plan(config, plan)
     record = describe(config, plan, accounting, costs, tokens_per_example=length)
