@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 from dpft.errors import InputError
 from dpft.methods.base import METHODS, original_name
 from dpft.methods.peft_method import PeftMethod
-from dpft.records.plans import PlannedLora
 
 if TYPE_CHECKING:
     from peft import PeftConfig, TaskType
@@ -126,16 +125,6 @@ class Lora(PeftMethod):
                 )
         adapted: Any = model
         return cast("PreTrainedModel", adapted.merge_and_unload())
-
-    def planned(self, model: "nn.Module") -> PlannedLora:
-        """Return what ``dpft plan`` shows of the changes of a prepared model."""
-        layers = changed_layers(model)
-        return PlannedLora(
-            rank=self.rank,
-            scale=self._alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank),
-            layers=len(layers),
-            targets=tuple(sorted({name.rpartition(".")[2] for name in layers})),
-        )
 
     @property
     def _alpha(self) -> float:
