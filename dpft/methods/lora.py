@@ -2,7 +2,7 @@
 
 A frozen weight W acts as ``W + alpha / rank * B A``; A (rank, d) is random, B (p, rank) is zero, so
 training starts at the base model. Rank-stabilized LoRA divides alpha by the square root of the rank
-(Kalajdzievski 2023, arXiv 2312.03732, equation 8).
+(Kalajdzievski 2023, arXiv 2312.03732).
 """
 
 import math
@@ -143,7 +143,7 @@ class Lora(PeftMethod):
         modules = {
             name: module
             for name, module in _text_modules(model).items()
-            # peft takes pre_classifier for a classifier
+            # peft matches the heads that it keeps by endings, so pre_classifier is one of them
             if not _is_inside(name, saved_whole) and not name.endswith(tuple(saved_whole))
         }
         if self.targets == ALL_LINEAR:
@@ -216,7 +216,7 @@ def _default_targets(
     """
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
-    names = {name.rpartition(".")[2] for name, module in modules.items() if _can_change(module)}
+    names = {name.rpartition(".")[2] for name, module in modules.items() if _is_linear(module)}
     kind = model.config.model_type
     # peft has a regular expression for a few multimodal models
     published = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(kind)
@@ -238,23 +238,18 @@ def _all_linear(
     Of a state-space mixer it is only the first one: fused kernels read the weights of the others
     without calling them, so that a change beside them would have no effect.
     """
-    from torch import nn
-
     head = model.get_output_embeddings()
-    layers = {
-        name: module
-        for name, module in modules.items()
-        if _can_change(module) and not isinstance(module, nn.Embedding) and module is not head
-    }
     mixers = [
         name
         for name, module in modules.items()
-        if {"A_log", "D"} <= {name for name, _ in module.named_parameters(recurse=False)}
+        if {"A_log", "D"} <= {own for own, _ in module.named_parameters(recurse=False)}
     ]
     return {
-        name: layer
-        for name, layer in layers.items()
-        if not _is_inside(name, mixers) or name.endswith(".in_proj")
+        name: module
+        for name, module in modules.items()
+        if _is_linear(module)
+        and module is not head
+        and (name.endswith(".in_proj") or not _is_inside(name, mixers))
     }
 
 
@@ -270,11 +265,17 @@ def _is_inside(name: str, modules: Iterable[str]) -> bool:
     return any(f".{module}." in f".{name}." for module in modules)
 
 
-def _can_change(layer: "nn.Module") -> bool:
+def _is_linear(layer: "nn.Module") -> bool:
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
-    return isinstance(layer, nn.Linear | nn.Embedding | Conv1D)
+    return isinstance(layer, nn.Linear | Conv1D)
+
+
+def _can_change(layer: "nn.Module") -> bool:
+    from torch import nn
+
+    return isinstance(layer, nn.Embedding) or _is_linear(layer)
 
 
 def _sides(layer: "nn.Module") -> "Sequence[int]":

@@ -377,7 +377,7 @@ def test_rank_stabilized_lora_divides_alpha_by_the_root_of_the_rank(rank, alpha,
     method = lora(rank=rank, alpha=alpha, use_rslora=True, targets=("q_proj",))
     model = shaken(method.prepare(base)).eval()
     layer = changed_layers(model)["model.layers.0.self_attn.q_proj"]
-    # Kalajdzievski 2023, equation 8, which peft computes
+    # Kalajdzievski 2023
     assert layer.scaling["default"] == pytest.approx(scale)
     change = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
     merged = method.merge(model).model.layers[0].self_attn.q_proj.weight
