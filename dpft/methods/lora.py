@@ -5,13 +5,14 @@ training starts at the base model.
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from dpft.errors import InputError
-from dpft.methods.base import METHODS, original_name
+from dpft.methods.base import METHODS, idle_modules, is_inside, original_name
 from dpft.methods.peft_method import PeftMethod
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Lora(PeftMethod):
             # Conv1D keeps its weight as (in, out)
             fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
             modules_to_save=new_modules or None,
+            exclude_modules=_pattern(idle_modules(model)),
         )
 
     def merge(self, model: "PreTrainedModel") -> "PreTrainedModel":
@@ -115,12 +117,14 @@ class Lora(PeftMethod):
     def _layers(self, model: "PreTrainedModel", saved_whole: list[str]) -> "dict[str, nn.Module]":
         """Returns the targeted layers by name, each fit for this rank."""
         found: dict[str, nn.Module] = {}
+        idle = idle_modules(model)
         for target in self._targets(model):
             matches = {
                 name: module
                 for name, module in model.named_modules()
                 if f".{name}".endswith(f".{target}")
                 and not any(f".{whole}." in f".{name}." for whole in saved_whole)
+                and not is_inside(name, idle)
             }
             if not matches or not all(map(_can_change, matches.values())):
                 raise InputError(
@@ -143,6 +147,11 @@ def _can_change(layer: "nn.Module") -> bool:
     from transformers.pytorch_utils import Conv1D
 
     return isinstance(layer, nn.Linear | nn.Embedding | Conv1D)
+
+
+def _pattern(modules: "Sequence[str]") -> str | None:
+    """Return peft's regular expression of modules and everything within; None for no module."""
+    return rf"({'|'.join(map(re.escape, modules))})(\..*)?" if modules else None
 
 
 def _sides(layer: "nn.Module") -> "Sequence[int]":

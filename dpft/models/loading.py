@@ -28,9 +28,9 @@ from dpft.batch_mixing import check_model
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, IMAGE_CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
 from dpft.models.architecture import (
-    AUTO_CLASSES,
     Architecture,
     PooledClassifier,
+    auto_class,
     describe,
     fresh_model,
     language_kind,
@@ -223,7 +223,7 @@ def _pretrained(
             settings.quantization
         )
         quantized["device_map"] = {"": "cpu"}  # where bits are the same for every device
-    loaded_class: Any = AUTO_CLASSES[head.kind]
+    loaded_class: Any = auto_class(config, head)
     pooled = head.kind == CLASSIFIER and architecture.pooling is not None
     if pooled:
         loaded_class = PooledClassifier if architecture.is_pooled else AutoModel
@@ -239,7 +239,8 @@ def _pretrained(
             **quantized,
         )
     else:
-        loaded = _with_stand_ins(settings, type(meta_model(architecture, head)), config, rows)
+        shape = meta_model(architecture, head)
+        loaded = _with_stand_ins(settings, type(shape), shape.config, rows)
     others = loaded[1].get("mismatched_keys", ())
     mismatched = [each if isinstance(each, str) else each[0] for each in others]
     missing = sorted({*loaded[1]["missing_keys"], *mismatched} - new)
