@@ -41,6 +41,7 @@ class Lora(PeftMethod):
     """Names, or last parts of names, of the layers to change; null takes peft's for the model."""
 
     own_parts: ClassVar[str] = "lora_"
+    remedy: ClassVar[str] = "choose other layers with method.targets"
 
     def __post_init__(self) -> None:
         if self.rank < 1:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from dpft.errors import InputError
 from dpft.methods.base import METHODS
-from dpft.methods.peft_method import PeftMethod, refuse, task_type
+from dpft.methods.peft_method import PeftMethod, check_attends_alone, refuse, task_type
 
 if TYPE_CHECKING:
     from peft import PeftConfig, TaskType
@@ -53,6 +53,7 @@ class Prompt(PeftMethod):
         """
         from peft import PromptTuningConfig, TaskType
 
+        check_attends_alone(self.name, model)
         text: Any = model.config.get_text_config()
         if task is None or (task == TaskType.SEQ_CLS and not _is_encoder(model)):
             raise refuse(self.name, model, "a language model or a classifier on an encoder")
