@@ -218,8 +218,9 @@ def idle_modules(model: "PreTrainedModel") -> tuple[str, ...]:
     They encode images and sound and project them to the text model's width. They stay as they are:
     a record's gradient with respect to them is zero, so a private step would only add noise.
     """
-    body = model.base_model
-    if body.config.is_encoder_decoder or body.config.get_text_config() is body.config:
+    body: Any = model.base_model
+    config: Any = model.config
+    if config.is_encoder_decoder or config.get_text_config() is config:
         return ()
     text = set(body.get_decoder().parameters()) | input_embeddings(body)
     head = output_embeddings(model)

@@ -259,14 +259,14 @@ def new_parameters(
         if isinstance(wanted, PooledClassifier):  # its encoder is loaded, and its head is new
             loaded, prefix = cast(PreTrainedModel, wanted.backbone), "backbone."
         # transformers renames weights when it saves and loads them, so it is asked what is missing
-        _, info = type(loaded).from_pretrained(
+        with_info: Any = type(loaded).from_pretrained(
             None,
             config=loaded.config,
             state_dict=revert_weight_conversion(saved, saved.state_dict()),
             device_map={"": "meta"},
             output_loading_info=True,
         )
-    names = {name for name, _ in loaded.named_parameters()} - info["missing_keys"]
+    names = {name for name, _ in loaded.named_parameters()} - with_info[1]["missing_keys"]
     read = {f"{prefix}{name}" for name in names}
     return frozenset(name for name, _ in wanted.named_parameters() if name not in read)
 
@@ -348,10 +348,21 @@ class Architecture:
 
     @property
     def pooling(self) -> str | None:
-        """How a classification head pools: as configured, else as the checkpoint's own does."""
+        """How a classification head pools: as configured, else as the checkpoint's own does.
+
+        A multimodal model without a text classifier in transformers is read by the mean.
+        """
         if self.model.pooling is not None:
             return self.model.pooling
-        return MEAN if self.is_pooled or _is_read_by_mean(self.model.folder) else None
+        if self.is_pooled or _is_read_by_mean(self.model.folder) or self._has_no_classifier:
+            return MEAN
+        return None
+
+    @property
+    def _has_no_classifier(self) -> bool:
+        """Whether the model is multimodal and transformers has no text classifier for it."""
+        names = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+        return len(parts(self.read)) > 1 and self.read.model_type not in names
 
     @property
     def vocabulary_size(self) -> int:

@@ -37,6 +37,7 @@ from dpft.models.architecture import (
     load_own_tokenizer,
     new_parameters,
     own_tokenizer_folder,
+    parts,
     without_storage,
 )
 from dpft.models.batch_norm import replace_batch_norm, standardize_weights
@@ -102,6 +103,8 @@ def new_names(architecture: Architecture, head: Head = CAUSAL_HEAD) -> frozenset
             architecture.pooling,
             num_labels=architecture.read.num_labels,
         )
+    if head.kind != IMAGE_CLASSIFIER:
+        _check_reads_texts(architecture)
     if new and head.kind in LANGUAGE_KINDS and model.init == "pretrained":
         raise InputError(
             f"{origin(model)} has no trained head of a {head.kind} language model"
@@ -109,6 +112,36 @@ def new_names(architecture: Architecture, head: Head = CAUSAL_HEAD) -> frozenset
             " choose a model that has, or a classification head with task.objective=cls."
         )
     return new
+
+
+def _check_reads_texts(architecture: Architecture) -> None:
+    """Check that a multimodal causal model reads a text without an image, and trains on it.
+
+    Raises:
+        InputError: It needs an image, or has layers in its text model that only an image reaches.
+    """
+    config, model = architecture.config(CAUSAL_HEAD), architecture.model
+    if len(parts(config)) == 1 or language_kind(config) != CAUSAL:
+        return
+    with loading_errors(model, describe(CAUSAL_HEAD)), without_storage():
+        shape = fresh_model(config, CAUSAL_HEAD, None)
+    try:
+        tokens = torch.zeros(1, 2, dtype=torch.long, device="meta")
+        shape(input_ids=tokens).logits.sum().backward()
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{origin(model)} must read texts without images, and {type(shape).__name__} does not;"
+            " choose another model."
+        ) from error
+    except (NotImplementedError, RuntimeError):  # an operation needs values: the self-check decides
+        return
+    text = set(cast(Any, shape).get_decoder().parameters())
+    idle = [name for name, p in shape.named_parameters() if p in text and p.grad is None]
+    if idle:
+        raise InputError(
+            f"{origin(model)} has layers in its text model that only images reach, such as"
+            f" {idle[0]}, which would train on noise; choose another model."
+        )
 
 
 def load_model(
