@@ -91,6 +91,8 @@ def task_type(model: "PreTrainedModel") -> "TaskType | None":
         TaskType.SEQ_2_SEQ_LM: modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         TaskType.SEQ_CLS: modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     }
+    if not model.config.is_encoder_decoder:  # as Qwen2-Audio, which transformers lists with them
+        del classes_of_task[TaskType.SEQ_2_SEQ_LM]
     for task, classes in classes_of_task.items():
         known = classes.get(model.config.model_type, ())
         if type(model).__name__ in ((known,) if isinstance(known, str) else known):

@@ -7,7 +7,7 @@ import pytest
 import sklearn  # noqa: F401  # sets environment variables once; a run must set none
 import torch
 import transformers
-from peft import AutoPeftModel
+from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
@@ -91,7 +91,7 @@ def test_an_adapter_loads_on_the_multimodal_base_and_merges(workspace) -> None:
     targets = f"method.targets={LAYERS.get(family, '[q_proj,v_proj]')}"
     settings = ("method=lora", targets, "eval.enabled=false", f"model.path={here.root}/model")
     succeed(here, "train", *TEXTS, *QUICK, *settings, "hydra.run.dir=lora")
-    adapted = AutoPeftModel.from_pretrained(here.root / "lora" / "model")
+    adapted = AutoPeftModelForCausalLM.from_pretrained(here.root / "lora" / "model")
     names = [name for name, _ in adapted.named_parameters() if "lora_" in name]
     assert names
     assert not [name for name in names if any(word in name for word in IMAGES)]
