@@ -165,7 +165,12 @@ def _sides(layer: "nn.Module") -> "Sequence[int]":
     return shape
 
 
-def _last_parts(model: "nn.Module") -> str:
+def _last_parts(model: "PreTrainedModel") -> str:
     """Returns the last parts of the names of the layers that LoRA can change."""
-    names = (name for name, module in model.named_modules() if _can_change(module))
+    idle = idle_modules(model)
+    names = (
+        name
+        for name, module in model.named_modules()
+        if _can_change(module) and not is_inside(name, idle)
+    )
     return ", ".join(sorted({name.rpartition(".")[2] for name in names}))

@@ -21,6 +21,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
@@ -198,6 +199,10 @@ def load_tokenizer(
     """
     tokenizer = _tokenizer_of(architecture.model)
     place, rows = origin(architecture.model), architecture.vocabulary_size
+    if _own_size(tokenizer, added) > rows and tokenizer.is_fast:
+        # AutoTokenizer took the class of the architecture (Qwen3.5), which adds special tokens
+        # that the files do not have; the generic class adds none.
+        tokenizer = _tokenizer_of(architecture.model, PreTrainedTokenizerFast)
     writes = kind in (CAUSAL, SEQ2SEQ)
     if kind == MASKED and tokenizer.mask_token_id is None:
         raise InputError(f"The tokenizer of {place} has no mask token; give it one.")
@@ -205,7 +210,7 @@ def load_tokenizer(
         raise InputError(
             f"The tokenizer of {place} has no end-of-text token; give it an eos_token."
         )
-    own = len(tokenizer) - len(tokenizer.get_vocab().keys() & set(added))
+    own = _own_size(tokenizer, added)
     if own > rows:
         raise InputError(
             f"The tokenizer of {place} has {own} tokens where the model has"
@@ -216,14 +221,19 @@ def load_tokenizer(
     return tokenizer
 
 
-def _tokenizer_of(model: ModelConfig) -> PreTrainedTokenizerBase:
+def _own_size(tokenizer: PreTrainedTokenizerBase, added: Sequence[str]) -> int:
+    """Return the number of tokens that a task did not add."""
+    return len(tokenizer) - len(tokenizer.get_vocab().keys() & set(added))
+
+
+def _tokenizer_of(model: ModelConfig, kind: Any = AutoTokenizer) -> PreTrainedTokenizerBase:
     own = own_tokenizer_folder(model)
     if own is not None:
         return load_own_tokenizer(own)
     if model.folder is not None:
         check_tokenizer_files(model, model.folder)
     with loading_errors(model):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**source(model))
+        tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(**source(model))
     return tokenizer
 
 

@@ -1,16 +1,26 @@
 """Multimodal checkpoints on texts: which class loads, what trains, and which are rejected."""
 
+import copy
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextModel
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextModel,
+)
 
 from dpft.kinds import CLASSIFIER, Head
 from dpft.methods.base import METHODS, idle_modules
 from dpft.models.architecture import padding_id, read_architecture
-from dpft.models.loading import load_model, new_names
+from dpft.models.loading import load_model, load_tokenizer, new_names
 from dpft.models.source import MEAN, ModelConfig
 from tests.models import multimodal
 from tests.refused import refusal
@@ -31,6 +41,16 @@ def test_a_text_only_class_takes_the_weights_of_a_multimodal_checkpoint(tmp_path
     expected = AutoModelForCausalLM.from_pretrained(tmp_path)
     for name, parameter in expected.named_parameters():
         assert torch.equal(loaded.get_parameter(name), parameter), name
+
+
+def test_a_tokenizer_has_only_the_tokens_of_its_files(tmp_path: Path) -> None:
+    architecture = local(multimodal.save("qwen3_5", tmp_path))
+    words = Tokenizer(WordLevel({"a": 0, "<end>": 1}))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(tmp_path)
+    rows = replace(architecture, read=copy.deepcopy(architecture.read))
+    rows.read.get_text_config().vocab_size = 2
+    assert len(AutoTokenizer.from_pretrained(tmp_path)) > 2  # of the class of Qwen3.5
+    assert len(load_tokenizer(rows)) == 2
 
 
 def test_a_checkpoint_without_a_head_is_rejected_though_its_keys_have_other_names(
