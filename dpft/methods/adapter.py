@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from dpft.errors import InputError
-from dpft.methods.base import METHODS, Method, is_new, norm_parameters, train_only
+from dpft.methods.base import (
+    METHODS,
+    Method,
+    idle_modules,
+    is_inside,
+    is_new,
+    norm_parameters,
+    train_only,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -139,7 +147,12 @@ class BottleneckMethod(Method):
         from dpft.methods.layers import Projection
 
         suffixes = self.targets or PLACES.get(model.config.model_type)
-        linear = {n: m for n, m in model.named_modules() if isinstance(m, Projection)}
+        idle = idle_modules(model)
+        linear = {
+            n: m
+            for n, m in model.named_modules()
+            if isinstance(m, Projection) and not is_inside(n, idle)
+        }
         if suffixes is None:
             raise InputError(
                 f"method.targets must be given for model type {model.config.model_type!r}, got"

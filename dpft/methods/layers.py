@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from dpft.errors import InputError
-from dpft.methods.base import input_embeddings
+from dpft.methods.base import idle_modules, input_embeddings, is_inside
 from dpft.parallel.cutting import cut_like, whole
 
 INITIAL_STD = 1e-2
@@ -226,12 +226,13 @@ def dense_layers(model: PreTrainedModel, new: frozenset[str]) -> dict[str, nn.Li
     head: nn.Module | None = model.get_output_embeddings()
     if head is not None:
         left_out |= set(head.parameters())
+    idle = idle_modules(model)
     layers: dict[str, nn.Linear | Conv1D] = {}
     seen: set[nn.Parameter] = set()
     for name, module in model.named_modules():
         if type(module) not in (nn.Linear, Conv1D):
             continue
-        if module.weight in left_out or f"{name}.weight" in new:
+        if module.weight in left_out or f"{name}.weight" in new or is_inside(name, idle):
             continue
         if module.weight in seen:
             raise InputError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from dpft.errors import InputError
-from dpft.methods.base import METHODS, original_name
+from dpft.methods.base import METHODS, idle_modules, original_name
 from dpft.methods.peft_method import PeftMethod
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Lora(PeftMethod):
     null takes queries and values."""
 
     own_parts: ClassVar[str] = "lora_"
+    remedy: ClassVar[str] = "choose other layers with method.targets"
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -140,11 +141,12 @@ class Lora(PeftMethod):
         Raises:
             InputError: A target is no layer that LoRA changes, or the rank is larger than one.
         """
+        unchanged = [*saved_whole, *idle_modules(model)]
         modules = {
             name: module
-            for name, module in _text_modules(model).items()
+            for name, module in model.named_modules()
             # peft matches the heads that it keeps by endings, so pre_classifier is one of them
-            if not _is_inside(name, saved_whole) and not name.endswith(tuple(saved_whole))
+            if not _is_inside(name, unchanged) and not name.endswith(tuple(saved_whole))
         }
         if self.targets == ALL_LINEAR:
             layers = _all_linear(model, modules)
@@ -186,24 +188,6 @@ def changed_layers(model: "nn.Module") -> "dict[str, LoraLayer]":
         for name, module in model.named_modules()
         if isinstance(module, LoraLayer)
     }
-
-
-def _text_modules(model: "PreTrainedModel") -> "dict[str, nn.Module]":
-    """Return the modules by name; of a multimodal model, only those of its text model."""
-    from transformers import PreTrainedModel
-
-    config = model.config
-    has_text_model = config.get_text_config() is not config and not config.is_encoder_decoder
-    text = model.get_decoder() if has_text_model else model
-    towers = [
-        module
-        for module in text.modules()
-        if isinstance(module, PreTrainedModel) and "text" not in module.input_modalities
-    ]
-    if model in towers:  # an image classifier
-        towers = []
-    inside = set(text.modules()) - {inner for tower in towers for inner in tower.modules()}
-    return {name: module for name, module in model.named_modules() if module in inside}
 
 
 def _default_targets(

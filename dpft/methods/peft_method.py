@@ -23,6 +23,8 @@ class PeftMethod(Method):
     trains_beside: ClassVar[bool] = True
     own_parts: ClassVar[str]
     """Part of the names of the parameters that the method itself adds."""
+    remedy: ClassVar[str] = "choose another method"
+    """What to do if peft does not support the model with these settings."""
 
     @abstractmethod
     def configure(
@@ -48,7 +50,7 @@ class PeftMethod(Method):
         except ValueError as error:
             raise InputError(
                 f"method={self.name} must fit the model, got {type(model).__name__}, which peft"
-                f" refuses ({str(error).splitlines()[0].rstrip('.')}); choose another method."
+                f" refuses ({str(error).splitlines()[0].rstrip('.')}); {self.remedy}."
             ) from error
         for name, parameter in prepared.named_parameters():
             parameter.requires_grad_(self.own_parts in name)
@@ -89,6 +91,8 @@ def task_type(model: "PreTrainedModel") -> "TaskType | None":
         TaskType.SEQ_2_SEQ_LM: modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         TaskType.SEQ_CLS: modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     }
+    if not model.config.is_encoder_decoder:  # as Qwen2-Audio, which transformers lists with them
+        del classes_of_task[TaskType.SEQ_2_SEQ_LM]
     for task, classes in classes_of_task.items():
         known = classes.get(model.config.model_type, ())
         if type(model).__name__ in ((known,) if isinstance(known, str) else known):
@@ -111,6 +115,28 @@ def new_modules(model: "nn.Module", new: frozenset[str]) -> list[str]:
         and new.issuperset(own)
     }
     return sorted(name for name in whole if name.rpartition(".")[0] not in whole)
+
+
+def check_attends_alone(name: str, model: "PreTrainedModel") -> None:
+    """Check that a model knows of earlier tokens only through attention.
+
+    A layer with a convolution or a recurrent state takes no prefix, and reads the padding between a
+    prompt and a text, so that a text would depend on the longest one of its batch.
+
+    Raises:
+        InputError: A layer keeps another state.
+    """
+    from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, LinearAttentionCacheLayerMixin
+
+    layers: Any = DYNAMIC_LAYER_TYPE_MAPPING
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    keeps_state = any(
+        issubclass(layers.get(kind, object), LinearAttentionCacheLayerMixin) for kind in kinds
+    )
+    if keeps_state or model._is_stateful:
+        raise refuse(
+            name, model, "a model whose layers keep only keys and values of earlier tokens"
+        )
 
 
 def refuse(name: str, model: "PreTrainedModel", expected: str) -> InputError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpft.errors import InputError
 from dpft.methods.base import METHODS
-from dpft.methods.peft_method import PeftMethod, refuse
+from dpft.methods.peft_method import PeftMethod, check_attends_alone, refuse
 
 if TYPE_CHECKING:
     from peft import PeftConfig, TaskType
@@ -57,13 +57,14 @@ class Prefix(PeftMethod):
             prefix_projection=True,
             encoder_hidden_size=self.hidden,
             modules_to_save=new_modules or None,
-            **_sizes(model),
+            **_sizes(self.name, model),
         )
 
     def _check(self, model: "PreTrainedModel", task: "TaskType | None") -> None:
         from peft import TaskType
 
         config: Any = model.config
+        check_attends_alone(self.name, model)
         backbone = inspect.signature(model.base_model.forward).parameters
         classifies_encoder_decoder = task == TaskType.SEQ_CLS and config.is_encoder_decoder
         if task is None or classifies_encoder_decoder or "past_key_values" not in backbone:
@@ -78,15 +79,48 @@ class Prefix(PeftMethod):
             )
 
 
-def _sizes(model: "PreTrainedModel") -> dict[str, Any]:
-    """Returns sizes of the keys and values where peft would read others from the config."""
+def _sizes(name: str, model: "PreTrainedModel") -> dict[str, Any]:
+    """Return sizes of the keys and values where peft would read others from the config.
+
+    Raises:
+        InputError: Keys and values have different widths, as with latent attention (MLA).
+    """
     config: Any = model.config
     # peft counts T5's encoder layers and takes heads to fill d_model, but the prefix is the
     # decoder's and T5's heads may be wider or narrower (Flan-T5 small: 6 heads of 64, d_model 512)
-    if "num_decoder_layers" not in config.to_dict():
+    if "num_decoder_layers" in config.to_dict():
+        return {
+            "num_layers": config.num_decoder_layers,
+            "num_attention_heads": config.num_heads,
+            "token_dim": config.num_heads * config.d_kv,
+        }
+    shapes = _cached_shapes(model)
+    if len(shapes) != 1:  # of several, peft takes the widest and skips the other layers (Gemma 4)
         return {}
-    return {
-        "num_layers": config.num_decoder_layers,
-        "num_attention_heads": config.num_heads,
-        "token_dim": config.num_heads * config.d_kv,
-    }
+    (heads, key_width, value_width) = shapes.pop()
+    if key_width != value_width:
+        raise refuse(name, model, "a model whose keys and values have the same width")
+    return {"num_attention_heads": heads, "token_dim": heads * key_width}
+
+
+def _cached_shapes(model: "PreTrainedModel") -> set[tuple[int, int, int]]:
+    """Return heads, width of keys and width of values in the layers' caches, by shapes alone.
+
+    The set is empty for an encoder, and for a model that cannot run without values.
+    """
+    import torch
+    from torch.func import functional_call
+
+    if model.config.is_encoder_decoder:
+        return set()
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    shapes = {name: torch.empty_like(value, device="meta") for name, value in tensors.items()}
+    inputs = {"input_ids": torch.zeros(1, 1, dtype=torch.long, device="meta"), "use_cache": True}
+    try:
+        with torch.no_grad():
+            outputs = functional_call(model, shapes, kwargs=inputs)
+    except (RuntimeError, NotImplementedError):  # an operation that needs values
+        return set()
+    cache = outputs.get("past_key_values")  # an encoder fills none
+    layers = [] if cache is None else [layer for layer in cache.layers if layer.keys is not None]
+    return {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers}

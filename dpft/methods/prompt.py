@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from dpft.errors import InputError
 from dpft.methods.base import METHODS
-from dpft.methods.peft_method import PeftMethod, refuse, task_type
+from dpft.methods.peft_method import PeftMethod, check_attends_alone, refuse, task_type
 
 if TYPE_CHECKING:
     from peft import PeftConfig, TaskType
@@ -53,7 +53,8 @@ class Prompt(PeftMethod):
         """
         from peft import PromptTuningConfig, TaskType
 
-        config: Any = model.config
+        check_attends_alone(self.name, model)
+        text: Any = model.config.get_text_config()
         if task is None or (task == TaskType.SEQ_CLS and not _is_encoder(model)):
             raise refuse(self.name, model, "a language model or a classifier on an encoder")
         return PromptTuningConfig(
@@ -62,8 +63,8 @@ class Prompt(PeftMethod):
             token_dim=cast(Any, model.get_input_embeddings()).embedding_dim,
             # 1: peft would double the prompt of an encoder-decoder and leave half of it unused
             num_transformer_submodules=1,
-            num_layers=config.num_hidden_layers,
-            num_attention_heads=config.num_attention_heads,
+            num_layers=text.num_hidden_layers,
+            num_attention_heads=text.num_attention_heads,
             modules_to_save=new_modules or None,
         )
 

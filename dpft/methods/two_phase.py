@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from dpft.errors import InputError
-from dpft.methods.base import METHODS, Method, MethodPhase
+from dpft.methods.base import METHODS, Method, MethodPhase, idle_modules, is_inside
 from dpft.methods.bitfit import bias_names
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ class _Run:
     """First step, counted from 0, of the second phase; None before ``phases``."""
     second: frozenset[str] = frozenset()
     """Names of the parameters that train in it."""
+    idle: tuple[str, ...] = ()
+    """Names of the modules that never train; see ``idle_modules``."""
 
 
 @METHODS.register("two_phase")
@@ -85,7 +87,12 @@ class TwoPhase(Method):
             InputError: It has nothing to train in the second phase.
         """
         biases, added = bias_names(model), set(self._also_trained(model, new))
-        names = frozenset(n for n, p in model.named_parameters() if n in biases or p in added)
+        self._run.idle = idle_modules(model)
+        names = frozenset(
+            n
+            for n, p in model.named_parameters()
+            if (n in biases or p in added) and not is_inside(n, self._run.idle)
+        )
         if not names:
             raise InputError(
                 f"method={self.name} must have a bias to train in its second phase, got none in"
@@ -128,7 +135,8 @@ class TwoPhase(Method):
             raise RuntimeError("begin_step must follow phases and prepare.")
         full = step < self._run.switch
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(full or name in self._run.second)
+            trains_first = full and not is_inside(name, self._run.idle)
+            parameter.requires_grad_(trains_first or name in self._run.second)
 
     def begin_update(self, optimizer: "Optimizer", step: int) -> None:
         """Forgets, where it is to, what the optimizer knows when the second phase begins."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -30,6 +30,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
+    AutoModelForMultimodalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -37,6 +38,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.auto import modeling_auto
 
@@ -77,7 +79,9 @@ class PooledClassifier(PreTrainedModel):
         if "pooler" in self.backbone._modules:
             self.backbone.pooler = None
         self.dropout = nn.Dropout(float(getattr(config, "hidden_dropout_prob", 0.0)))
-        self.classifier = nn.Linear(config.hidden_size, int(config.num_labels or 1))
+        self.classifier = nn.Linear(
+            config.get_text_config().hidden_size, int(config.num_labels or 1)
+        )
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -114,6 +118,29 @@ AUTO_CLASSES: dict[str, Any] = {
 }
 
 
+_CAUSAL_NAMES = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+_MULTIMODAL_NAMES = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+
+
+def auto_class(config: PretrainedConfig, head: Head) -> Any:
+    """Return the auto class that builds a model with a head.
+
+    Some multimodal architectures have a class for text only (Qwen3.5), for others
+    `AutoModelForCausalLM` builds the multimodal class (Gemma 3), and others only have a multimodal
+    class (Mistral 3, Qwen2.5-VL). The choice follows `AutoModelForCausalLM` wherever possible,
+    because peft loads the base of an adapter with it.
+    """
+    if head.kind == CAUSAL and config.model_type not in _CAUSAL_NAMES:
+        return AutoModelForMultimodalLM
+    return AUTO_CLASSES[head.kind]
+
+
+def parts(config: PretrainedConfig) -> list[PretrainedConfig]:
+    """Return a configuration and, for a multimodal model, the one of its text model."""
+    text = config.get_text_config()
+    return [config] if text is config else [config, text]
+
+
 def language_kind(config: PretrainedConfig) -> str:
     """Returns which kind of language model an architecture is.
 
@@ -124,7 +151,7 @@ def language_kind(config: PretrainedConfig) -> str:
         return SEQ2SEQ
     if config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         return MASKED
-    if config.model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if config.model_type in _CAUSAL_NAMES or config.model_type in _MULTIMODAL_NAMES:
         return CAUSAL
     raise InputError(
         f"the model must be a causal, masked or seq2seq language model, got model type"
@@ -143,21 +170,23 @@ def configure(config: PretrainedConfig, head: Head) -> None:
     """Writes a classifier's classes into the architecture, where config.json will carry them."""
     if head.kind in LANGUAGE_KINDS:
         return
-    config.num_labels = head.num_outputs
-    if head.kind == CLASSIFIER:
-        # A causal classifier answers at a row's last token, known from padding by this id.
-        config.pad_token_id = padding_id(config)
-    if head.labels:
-        config.id2label = dict(enumerate(head.labels))
-        config.label2id = {name: number for number, name in enumerate(head.labels)}
+    padding = padding_id(config) if head.kind == CLASSIFIER else None
+    for part in parts(config):
+        part.num_labels = head.num_outputs
+        if head.kind == CLASSIFIER:
+            # A causal classifier answers at a row's last token, known from padding by this id.
+            part.pad_token_id = padding
+        if head.labels:
+            part.id2label = dict(enumerate(head.labels))
+            part.label2id = {name: number for number, name in enumerate(head.labels)}
 
 
 def padding_id(config: PretrainedConfig) -> int:
     """Returns the token that fills rows up: padding, end-of-text without it, 0 without both."""
-    pad = config.pad_token_id
-    if pad is not None and pad >= 0:
-        return int(pad)
-    end = config.eos_token_id
+    text = config.get_text_config()
+    if text.pad_token_id is not None and text.pad_token_id >= 0:
+        return int(text.pad_token_id)
+    end = text.eos_token_id
     return int((end[0] if isinstance(end, list) else end) or 0)
 
 
@@ -189,7 +218,7 @@ def fresh_model(config: PretrainedConfig, head: Head, pooling: str | None) -> Pr
     if head.kind == CLASSIFIER and pooling is not None:
         model = PooledClassifier(config)
     else:
-        model = AUTO_CLASSES[head.kind].from_config(config, dtype=torch.float32)
+        model = auto_class(config, head).from_config(config, dtype=torch.float32)
     # Its weights have no address, though its configuration has one: an adapter would name it.
     model.name_or_path = model.config._name_or_path = ""
     return model
@@ -225,8 +254,21 @@ def new_parameters(
             known = fresh_model(theirs, head, pooling)
             shapes = {name: p.shape for name, p in known.named_parameters()}
             return frozenset(n for n, p in wanted.named_parameters() if shapes[n] != p.shape)
-        own = set(_bare_names(known(config)).values())
-    return frozenset(name for name, bare in _bare_names(wanted).items() if bare not in own)
+        saved = known(copy.deepcopy(config))
+        loaded, prefix = wanted, ""
+        if isinstance(wanted, PooledClassifier):  # its encoder is loaded, and its head is new
+            loaded, prefix = cast(PreTrainedModel, wanted.backbone), "backbone."
+        # transformers renames weights when it saves and loads them, so it is asked what is missing
+        with_info: Any = type(loaded).from_pretrained(
+            None,
+            config=loaded.config,
+            state_dict=revert_weight_conversion(saved, saved.state_dict()),
+            device_map={"": "meta"},
+            output_loading_info=True,
+        )
+    names = {name for name, _ in loaded.named_parameters()} - with_info[1]["missing_keys"]
+    read = {f"{prefix}{name}" for name in names}
+    return frozenset(name for name, _ in wanted.named_parameters() if name not in read)
 
 
 def _checkpoint_class(config: PretrainedConfig, head: Head) -> Any:
@@ -240,12 +282,6 @@ def _checkpoint_class(config: PretrainedConfig, head: Head) -> Any:
     if head.kind in (CAUSAL, SEQ2SEQ):
         return None
     return type(AutoModel.from_config(config))
-
-
-def _bare_names(model: PreTrainedModel) -> dict[str, str]:
-    """Returns each parameter's name, and what it is called in the bare encoder."""
-    prefix = f"{model.base_model_prefix}."
-    return {name: name.removeprefix(prefix) for name, _ in model.named_parameters()}
 
 
 def own_tokenizer_folder(model: ModelConfig) -> Path | None:
@@ -312,10 +348,21 @@ class Architecture:
 
     @property
     def pooling(self) -> str | None:
-        """How a classification head pools: as configured, else as the checkpoint's own does."""
+        """How a classification head pools: as configured, else as the checkpoint's own does.
+
+        A multimodal model without a text classifier in transformers is read by the mean.
+        """
         if self.model.pooling is not None:
             return self.model.pooling
-        return MEAN if self.is_pooled or _is_read_by_mean(self.model.folder) else None
+        if self.is_pooled or _is_read_by_mean(self.model.folder) or self._has_no_classifier:
+            return MEAN
+        return None
+
+    @property
+    def _has_no_classifier(self) -> bool:
+        """Whether the model is multimodal and transformers has no text classifier for it."""
+        names = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+        return len(parts(self.read)) > 1 and self.read.model_type not in names
 
     @property
     def vocabulary_size(self) -> int:
@@ -350,7 +397,7 @@ def read_architecture(model: ModelConfig) -> Architecture:
         end = tokenizer.eos_token_id
         pad = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-        for each in {id(part): part for part in (read, read.get_text_config())}.values():
+        for each in parts(read):
             each.vocab_size = len(tokenizer)
             each.pad_token_id, each.eos_token_id, each.bos_token_id = pad, end, begin
             if getattr(each, "is_encoder_decoder", False):
@@ -429,7 +476,7 @@ def takes_token_types(config: PretrainedConfig) -> bool:
 
     Not every model takes what a generic tokenizer writes, and GPT-2 would add a word's embedding.
     """
-    return (getattr(config, "type_vocab_size", None) or 0) > 1
+    return (getattr(config.get_text_config(), "type_vocab_size", None) or 0) > 1
 
 
 def max_positions(config: PretrainedConfig) -> int | None:

@@ -21,6 +21,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
@@ -28,15 +29,16 @@ from dpft.batch_mixing import check_model
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, IMAGE_CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
 from dpft.models.architecture import (
-    AUTO_CLASSES,
     Architecture,
     PooledClassifier,
+    auto_class,
     describe,
     fresh_model,
     language_kind,
     load_own_tokenizer,
     new_parameters,
     own_tokenizer_folder,
+    parts,
     without_storage,
 )
 from dpft.models.batch_norm import replace_batch_norm, standardize_weights
@@ -102,6 +104,8 @@ def new_names(architecture: Architecture, head: Head = CAUSAL_HEAD) -> frozenset
             architecture.pooling,
             num_labels=architecture.read.num_labels,
         )
+    if head.kind != IMAGE_CLASSIFIER:
+        _check_reads_texts(architecture)
     if new and head.kind in LANGUAGE_KINDS and model.init == "pretrained":
         raise InputError(
             f"{origin(model)} has no trained head of a {head.kind} language model"
@@ -109,6 +113,36 @@ def new_names(architecture: Architecture, head: Head = CAUSAL_HEAD) -> frozenset
             " choose a model that has, or a classification head with task.objective=cls."
         )
     return new
+
+
+def _check_reads_texts(architecture: Architecture) -> None:
+    """Check that a multimodal causal model reads a text without an image, and trains on it.
+
+    Raises:
+        InputError: It needs an image, or has layers in its text model that only an image reaches.
+    """
+    config, model = architecture.config(CAUSAL_HEAD), architecture.model
+    if len(parts(config)) == 1 or language_kind(config) != CAUSAL:
+        return
+    with loading_errors(model, describe(CAUSAL_HEAD)), without_storage():
+        shape = fresh_model(config, CAUSAL_HEAD, None)
+    try:
+        tokens = torch.zeros(1, 2, dtype=torch.long, device="meta")
+        shape(input_ids=tokens).logits.sum().backward()
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{origin(model)} must read texts without images, and {type(shape).__name__} does not;"
+            " choose another model."
+        ) from error
+    except (NotImplementedError, RuntimeError):  # an operation needs values: the self-check decides
+        return
+    text = set(cast(Any, shape).get_decoder().parameters())
+    idle = [name for name, p in shape.named_parameters() if p in text and p.grad is None]
+    if idle:
+        raise InputError(
+            f"{origin(model)} has layers in its text model that only images reach, such as"
+            f" {idle[0]}, which would train on noise; choose another model."
+        )
 
 
 def load_model(
@@ -165,6 +199,10 @@ def load_tokenizer(
     """
     tokenizer = _tokenizer_of(architecture.model)
     place, rows = origin(architecture.model), architecture.vocabulary_size
+    if _own_size(tokenizer, added) > rows and tokenizer.is_fast:
+        # AutoTokenizer took the class of the architecture (Qwen3.5), which adds special tokens
+        # that the files do not have; the generic class adds none.
+        tokenizer = _tokenizer_of(architecture.model, PreTrainedTokenizerFast)
     writes = kind in (CAUSAL, SEQ2SEQ)
     if kind == MASKED and tokenizer.mask_token_id is None:
         raise InputError(f"The tokenizer of {place} has no mask token; give it one.")
@@ -172,7 +210,7 @@ def load_tokenizer(
         raise InputError(
             f"The tokenizer of {place} has no end-of-text token; give it an eos_token."
         )
-    own = len(tokenizer) - len(tokenizer.get_vocab().keys() & set(added))
+    own = _own_size(tokenizer, added)
     if own > rows:
         raise InputError(
             f"The tokenizer of {place} has {own} tokens where the model has"
@@ -183,14 +221,19 @@ def load_tokenizer(
     return tokenizer
 
 
-def _tokenizer_of(model: ModelConfig) -> PreTrainedTokenizerBase:
+def _own_size(tokenizer: PreTrainedTokenizerBase, added: Sequence[str]) -> int:
+    """Return the number of tokens that a task did not add."""
+    return len(tokenizer) - len(tokenizer.get_vocab().keys() & set(added))
+
+
+def _tokenizer_of(model: ModelConfig, kind: Any = AutoTokenizer) -> PreTrainedTokenizerBase:
     own = own_tokenizer_folder(model)
     if own is not None:
         return load_own_tokenizer(own)
     if model.folder is not None:
         check_tokenizer_files(model, model.folder)
     with loading_errors(model):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**source(model))
+        tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(**source(model))
     return tokenizer
 
 
@@ -223,7 +266,7 @@ def _pretrained(
             settings.quantization
         )
         quantized["device_map"] = {"": "cpu"}  # where bits are the same for every device
-    loaded_class: Any = AUTO_CLASSES[head.kind]
+    loaded_class: Any = auto_class(config, head)
     pooled = head.kind == CLASSIFIER and architecture.pooling is not None
     if pooled:
         loaded_class = PooledClassifier if architecture.is_pooled else AutoModel
@@ -239,7 +282,8 @@ def _pretrained(
             **quantized,
         )
     else:
-        loaded = _with_stand_ins(settings, type(meta_model(architecture, head)), config, rows)
+        shape = meta_model(architecture, head)
+        loaded = _with_stand_ins(settings, type(shape), shape.config, rows)
     others = loaded[1].get("mismatched_keys", ())
     mismatched = [each if isinstance(each, str) else each[0] for each in others]
     missing = sorted({*loaded[1]["missing_keys"], *mismatched} - new)

@@ -170,7 +170,7 @@ def loading_errors(config: ModelConfig, wanted: str = "language model") -> Itera
         raise
     except (OSError, ValueError, RuntimeError, SafetensorError, ImportError) as error:
         if isinstance(error, ImportError) and "timm" in str(error).lower():
-            raise InputError(f"{origin(config)} is a model of timm, {_lack_of_timm()}.") from error
+            raise InputError(f"{origin(config)} needs timm, {_lack_of_timm()}.") from error
         raise InputError(
             f"{origin(config)} could not be loaded as a {wanted}"
             f" ({_first_line(error)}); {_way_out(config, error)}."

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
+from dpft.batch_mixing import check_model
 from dpft.config.schema import PlanConfig, TrainConfig
 from dpft.data.batches import Layout
 from dpft.data.encoding import TokenRows
@@ -125,6 +126,7 @@ def planned_model(
     """Returns the shapes of the model that would be trained, without weights, and what is new."""
     new = new_names(architecture, head)
     model = meta_model(architecture, head)
+    check_model(model, as_it_trains=True)
     grow_as_planned(model, architecture, head, config.task.special_tokens)
     prepared = config.method.prepare(model, new)
     return with_fused_head(prepared, config, architecture, head), new

@@ -12,6 +12,8 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     GPT2Config,
     GPT2LMHeadModel,
+    MambaConfig,
+    MambaForCausalLM,
 )
 
 from dpft.errors import InputError
@@ -269,6 +271,13 @@ def test_settings_that_do_not_fit_are_refused_in_one_sentence(settings, sentence
 def test_a_head_that_is_saved_whole_is_no_target() -> None:
     with pytest.raises(InputError, match="got 'classifier'"):
         lora(targets=("classifier",)).prepare(fresh("bert-classification"), CLASSIFIER)
+
+
+def test_layers_that_peft_does_not_change_are_refused_with_other_targets_as_advice() -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 1}
+    model = MambaForCausalLM(MambaConfig(**sizes))
+    with pytest.raises(InputError, match="choose other layers with method.targets"):
+        Lora(name="lora", targets=("out_proj",)).prepare(model)
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,19 @@ import pytest
 import torch
 from peft import PeftModel
 from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
     DistilBertConfig,
     DistilBertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
-    MptConfig,
-    MptForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
     T5ForSequenceClassification,
 )
 
 from dpft.errors import InputError
-from dpft.methods.base import count_parameters
+from dpft.methods.base import METHODS, count_parameters
 from dpft.methods.prefix import Prefix
 from tests.methods.shapes import (
     case,
@@ -112,10 +112,52 @@ def test_a_model_without_room_for_a_prefix_is_refused(kind) -> None:
         prefix().prepare(unfit()[kind])
 
 
-def test_what_peft_refuses_is_refused_in_one_sentence() -> None:
-    model = MptForCausalLM(MptConfig(vocab_size=40, d_model=16, n_layers=1, n_heads=2))
-    with pytest.raises(InputError, match=r"^method=prefix must fit the model, got MptForCausalLM"):
-        prefix().prepare(model)
+WIDE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 40}
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4}
+DECODERS: dict[str, dict] = {
+    "mpt": {"vocab_size": 40, "d_model": 16, "n_layers": 2, "n_heads": 2},
+    "falcon": {"multi_query": True, **WIDE, "num_attention_heads": 4},
+    "qwen3": {"head_dim": 16, **WIDE, "num_attention_heads": 4, "num_key_value_heads": 2},
+}
+"""Heads whose number or width peft does not read from the configuration as the layers do."""
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_prefix_fits_the_heads_of_the_layers(kind) -> None:
+    config = CONFIG_MAPPING[kind](**DECODERS[kind])
+    model = shaken(prefix().prepare(AutoModelForCausalLM.from_config(config))).eval()
+    tokens = torch.arange(5, 11).view(1, 6)
+    padded = torch.cat([tokens, tokens.flip(1)]).index_fill(1, torch.tensor([4, 5]), 2)
+    mask = torch.ones_like(padded).index_fill(1, torch.tensor([4, 5]), 0)
+    with torch.no_grad():
+        alone = model(input_ids=tokens[:, :4], attention_mask=mask[:1, :4]).logits
+        among = model(input_ids=padded, attention_mask=mask).logits
+    assert torch.allclose(among[:1, :4], alone, atol=TOLERANCE)
+
+
+STATES: dict[str, dict] = {
+    "lfm2": {"layer_types": ["conv", "full_attention"], **WIDE, "num_attention_heads": 2},
+    "mamba": {"state_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 40},
+    "rwkv": {"attention_hidden_size": 16, **WIDE},
+    "recurrent_gemma": {"lru_width": 16, **WIDE, "num_attention_heads": 2},
+}
+"""Models whose layers keep more than keys and values of earlier tokens."""
+
+
+@pytest.mark.parametrize("method", ["prefix", "prompt"])
+@pytest.mark.parametrize("kind", STATES)
+def test_a_recurrent_state_takes_neither_a_prefix_nor_a_prompt(kind, method) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**STATES[kind]))
+    with pytest.raises(InputError, match=f"^method={method} needs .* keys and values"):
+        METHODS.named(method)(name=method).prepare(model)
+
+
+def test_keys_of_another_width_than_values_are_refused() -> None:
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "v_head_dim": 6}
+    config = CONFIG_MAPPING["minicpm3"](**WIDE, **LATENT, **heads)
+    with pytest.raises(InputError, match="keys and values have the same width"):
+        prefix().prepare(AutoModelForCausalLM.from_config(config))
 
 
 def test_gradient_checkpointing_is_refused() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.grad import conv1d_input, conv2d_input
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
@@ -378,6 +379,82 @@ def rms_norm_forward(layer: nn.RMSNorm, recorder: Recorder) -> Callable[[Tensor]
     return forward
 
 
+def scale_forward(layer: nn.Module, recorder: Recorder) -> Callable[[Tensor], Tensor]:
+    """Return the layer's own forward over a row of its vectors for each example.
+
+    For layers that only multiply or add their parameters to features, such as transformers' many
+    RMSNorms; see `scales_features`.
+    """
+    own = _OwnForward(layer)
+
+    def forward(inputs: Tensor) -> Tensor:
+        rows = {
+            f"layer.{name}": _as_rows(
+                expanded(vector, len(inputs), partial(recorder.record, layer, name)), inputs.dim()
+            )
+            for name, vector in layer._parameters.items()
+            if vector is not None
+        }
+        outputs: Tensor = functional_call(own, rows, (inputs,))
+        return outputs
+
+    return forward
+
+
+class _OwnForward(nn.Module):
+    """Runs the forward of a layer's class, whatever takes its place in the layer itself."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, inputs: Tensor) -> Any:
+        """Return what the layer's class computes of ``inputs``."""
+        return type(self.layer).forward(self.layer, inputs)
+
+
+def _as_rows(vectors: Tensor, dimensions: int) -> Tensor:
+    """Return vectors of shape (b, d) as (b, 1, …, d), with so many dimensions."""
+    return vectors.view(len(vectors), *[1] * (dimensions - 2), -1)
+
+
+_scales: dict[type[nn.Module], bool] = {}
+"""Answers of `scales_features`, by class."""
+
+
+def scales_features(layer: nn.Module) -> bool:
+    """Return whether a layer of transformers only multiplies or adds vectors to its features.
+
+    The layer's class is run once on a small batch with different vectors for each example, and
+    must give what it gives for each example by itself.
+    """
+    kind, vectors = type(layer), dict(layer.named_parameters(recurse=False))
+    if not kind.__module__.startswith("transformers.") or not vectors:
+        return False
+    if layer._modules or layer._buffers or any(vector.dim() != 1 for vector in vectors.values()):
+        return False
+    if kind not in _scales:
+        width = max(map(len, vectors.values()))
+        inputs = torch.arange(6.0 * width, dtype=torch.float64).view(2, 3, width).sin()
+        rows = {f"layer.{name}": inputs[:, 0] + at for at, name in enumerate(vectors, 2)}
+        own = _OwnForward(layer)
+        try:
+            with torch.no_grad():
+                together = functional_call(
+                    own, {name: _as_rows(row, 3) for name, row in rows.items()}, (inputs,)
+                )
+                alone = [
+                    functional_call(
+                        own, {name: row[at] for name, row in rows.items()}, (inputs[at],)
+                    )
+                    for at in range(2)
+                ]
+            _scales[kind] = torch.allclose(together, torch.stack(alone), atol=1e-5)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            _scales[kind] = False  # it takes other arguments or shapes
+    return _scales[kind]
+
+
 def group_norm_forward(layer: nn.GroupNorm, recorder: Recorder) -> Callable[[Tensor], Tensor]:
     """Returns ``y = weight * normalized(x) + bias`` over channels, recording its uses."""
 
@@ -537,9 +614,9 @@ def find_rule(module: nn.Module) -> Rule | None:
     something else must not be treated as what it inherits from. Of an embedding's subclass the
     look-up is intercepted. A layer with trainable weights that its kind does not have has none.
     """
-    # Asked of every module of a model: of most of them, the first line says no.
+    # Asked of every module of a model: of most of them, the first lines say no.
     if not isinstance(module, _KINDS):
-        return None
+        return scale_forward if scales_features(module) else None
     own = {name for name, p in module.named_parameters(recurse=False) if p.requires_grad}
     if not own <= {"weight", "bias"} or is_parametrized(module):
         return None

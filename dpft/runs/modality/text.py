@@ -225,7 +225,9 @@ def text_layout(
         pad_token_id=padding_id(config),
         takes_position_ids=takes_position_ids(meta_model(architecture, head)),
         takes_token_types=takes_token_types(config),
-        decoder_start_token_id=(config.pad_token_id or 0) if start is None else start,
+        decoder_start_token_id=(config.get_text_config().pad_token_id or 0)
+        if start is None
+        else start,
         words=words,
         outputs=head.num_outputs,
     )

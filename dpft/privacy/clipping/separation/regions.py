@@ -1,7 +1,7 @@
 """Regions: the smallest modules that must run example by example for gradients to be told apart.
 
 Most weights belong to a layer with a rule and meet inputs that carry the batch. The others (a
-class token, an RMSNorm's weight, a position embedding looked up once for all examples, a weight
+class token, a position embedding looked up once for all examples, a weight
 used behind its layer's back) get their per-example gradients by running the smallest enclosing
 module through which the batch can be followed once per example, over an expanded weight.
 

@@ -3,8 +3,15 @@
 import pytest
 import torch
 from torch import nn
+from transformers import Dinov2Config
+from transformers.models.dinov2.modeling_dinov2 import Dinov2LayerScale
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
+from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.clipping.rules import find_rule, scale_forward
 from tests.privacy.clipping.rules.oracle import (
     assert_equals_the_loop,
     assert_forward_and_input_gradient_are_the_layers_own,
@@ -20,6 +27,11 @@ OTHERS = [
     (nn.RMSNorm(6), (4, 6)),
     (nn.RMSNorm(6), (4, 5, 6)),
     (nn.RMSNorm((5, 6), eps=0.1), (4, 3, 5, 6)),
+    (LlamaRMSNorm(6), (4, 6)),
+    (LlamaRMSNorm(6), (4, 5, 6)),
+    (LlamaRMSNorm(6), (4, 3, 5, 6)),
+    (T5LayerNorm(6), (4, 5, 6)),
+    (Dinov2LayerScale(Dinov2Config(hidden_size=6)), (4, 5, 6)),
     (nn.GroupNorm(2, 6), (4, 6)),
     (nn.GroupNorm(3, 6, eps=0.1), (4, 6, 5)),
     (nn.GroupNorm(1, 6), (4, 6, 3, 5)),
@@ -48,6 +60,15 @@ def test_a_frozen_weight_with_a_trainable_bias(layer, shape):
     layer.weight.requires_grad = False
     inputs = torch.randn(shape, dtype=torch.float64)
     assert_equals_the_loop(layer, lambda: layer(inputs))
+
+
+@pytest.mark.parametrize("kind", [LlamaRMSNorm, Gemma3RMSNorm, T5LayerNorm])
+def test_norms_of_transformers_have_a_rule(kind):
+    assert find_rule(kind(6)) is scale_forward
+
+
+def test_a_norm_that_takes_more_than_features_has_none():
+    assert find_rule(Qwen3_5RMSNormGated(6)) is None
 
 
 @pytest.mark.parametrize(("layer", "shape"), OTHERS)
