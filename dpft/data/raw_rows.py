@@ -448,4 +448,6 @@ def _mappings(table: Any) -> Iterator[Any]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):  # a list, as pandas reads it from .parquet
+        return value.tolist()
     return value.item() if isinstance(value, np.generic) else value

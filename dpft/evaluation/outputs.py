@@ -110,8 +110,9 @@ class ModelOutputs:
                 on_batch=self._of_all(on_batch),
                 draws=own,
                 sentinels=encoding.asked_sentinels,
+                answer_ids=encoding.answer_ids,
             )
-        return put_together(texts, self.ranks)
+        return put_together([encoding.answer(text) for text in texts], self.ranks)
 
     def likelihoods(
         self, examples: Sequence[Example], on_batch: Callable[[int], None]

@@ -441,6 +441,9 @@ def finish(
 ) -> None:
     """Runs the trials that have not ended and publishes the best."""
     spec = score_metric(command)
+    if (date := read_begun(folder).date) is not None:
+        # The day of a trial would reveal how many trials preceded it.
+        command = replace(command, task=command.task.begun(date))
     with hint_of_resume(folder):
         count = command.tune.count
         logger.info(

@@ -109,7 +109,7 @@ def test_no_conversation_gives_no_row():
     [
         (None, "has none; choose an instruction-tuned model"),
         ("{{ messages[-1].content }}", "writes a conversation and then its answer"),
-        ("{{ raise_exception('no') }}", "refuses a conversation"),
+        ("{{ raise_exception('no') }}", "does not accept"),
     ],
 )
 def test_a_template_that_does_not_fit_is_refused_before_any_record_is_read(template, reason):
@@ -119,7 +119,7 @@ def test_a_template_that_does_not_fit_is_refused_before_any_record_is_read(templ
 
 def test_a_conversation_that_the_template_refuses_is_not_quoted():
     strict = CHATML + "{% if messages[0].role == 'system' %}{{ raise_exception(messages[0].content) }}{% endif %}"  # noqa: E501  # fmt: skip
-    with pytest.raises(InputError, match="refuses a conversation") as caught:
+    with pytest.raises(InputError, match="does not accept") as caught:
         encoding(tokenizer(strict)).rows([example()])
     assert "kind" not in str(caught.value)
     assert caught.value.__cause__ is None
@@ -128,7 +128,7 @@ def test_a_conversation_that_the_template_refuses_is_not_quoted():
 def test_a_conversation_that_a_call_in_the_template_fails_on_is_not_quoted():
     """``str.format`` raises KeyError with what stands between the braces."""
     calls = CHATML.replace("{{ m.content }}", "{{ m.content.format() }}")
-    with pytest.raises(InputError, match="refuses a conversation") as caught:
+    with pytest.raises(InputError, match="does not accept") as caught:
         encoding(tokenizer(calls)).rows([example((("user", "{secret}"), ("assistant", "Yes.")))])
     assert "secret" not in str(caught.value)
     assert caught.value.__cause__ is None

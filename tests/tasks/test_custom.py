@@ -276,7 +276,7 @@ def test_a_conversation_without_its_answer_is_a_prompt():
         ([], "must hold a list of messages"),
         (None, "must hold a list of messages"),
         ([SECRET], "messages of the form {role, content}"),
-        ([{"role": SECRET, "content": "x"}], "a role of system, user, assistant"),
+        ([{"role": SECRET, "content": "x"}], "a role of system, developer, user, assistant"),
         ([{"role": "user", "content": [SECRET]}], "a text as its content"),
         ([{"role": "user"}], "a text as its content"),
         ([{"role": "user", "content": "x\ud800"}], "a text as its content"),
