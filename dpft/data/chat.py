@@ -142,9 +142,9 @@ class ChatEncoding(TextEncoding):
         if not any(mark in closing for mark in self._marks):
             return ids
         end = self._ids([closing])[0]
-        place = next((at for at in range(len(ids)) if ids[at : at + len(end)] == end), None)
-        if place is not None:
-            return ids[place + len(end) :]
+        places = [at for at in range(len(ids)) if ids[at : at + len(end)] == end]
+        if places:
+            return ids[places[0 if opening is None else -1] + len(end) :]
         begin = self._ids([opening])[0] if opening is not None else None
         return [] if begin is not None and ids[: len(begin)] == begin else ids
 
@@ -158,10 +158,19 @@ class ChatEncoding(TextEncoding):
         if opening is None:
             content = text.removeprefix(closing)
         else:
-            thoughts, found, content = text.partition(closing)
-            if not found:
-                content = "" if opening and thoughts.startswith(opening) else text
+            # After the last one, as the templates of such models divide a message.
+            content = text.rpartition(closing)[2]
+            if opening and content.startswith(opening):
+                content = ""
         return content.strip().removesuffix(self._around.tail.strip()).rstrip()
+
+    def reference(self, example: Example) -> str:
+        """See ``TextEncoding.reference``: as the template writes the answer.
+
+        A template may trim an answer, or remove its thinking.
+        """
+        written = self._written(example)
+        return self.answer((written.lead + written.content).strip())
 
     @cached_property
     def _lead_marks(self) -> tuple[str | None, str]:

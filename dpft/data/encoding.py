@@ -481,6 +481,10 @@ class TextEncoding(TokenEncoding):
     asked_sentinels: ClassVar[tuple[int, ...]] = ()
     """Tokens that stand for gaps of a prompt: none."""
 
+    def reference(self, example: Example) -> str:
+        """Return the text that a generated answer is compared with."""
+        return example.target
+
     def rows(self, examples: Sequence[Example]) -> list[TokenizedExample]:
         """See ``Encoding.rows``; for a seq2seq model prompt and target are cut apart."""
         if self.layout.kind != SEQ2SEQ:

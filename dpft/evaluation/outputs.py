@@ -114,6 +114,11 @@ class ModelOutputs:
             )
         return put_together([encoding.answer(text) for text in texts], self.ranks)
 
+    def reference(self, example: Example) -> str:
+        """Return the text that ``texts`` would return if the model had learned the example."""
+        encoding = self.encoding
+        return encoding.reference(example) if isinstance(encoding, TextEncoding) else example.target
+
     def likelihoods(
         self, examples: Sequence[Example], on_batch: Callable[[int], None]
     ) -> Likelihoods:

@@ -570,7 +570,7 @@ def _message(value: Any) -> Message:
     if role not in ROLES:
         raise InputError(f"must give each message a role of {', '.join(ROLES)}.")
     if others.get("tool_calls"):
-        others["tool_calls"] = [_tool_call(call) for call in others["tool_calls"]]
+        others["tool_calls"] = _tool_calls(others["tool_calls"])
         content = "" if content is None else content
     text = _text(content)
     if text is None or not is_unicode(text):
@@ -597,13 +597,25 @@ def _text(content: Any) -> str | None:
     return "".join(texts)
 
 
-def _tool_call(call: Any) -> Any:
-    """Return a call of a tool as chat templates read it: its arguments as values, not as JSON."""
-    function = call.get("function", call) if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+def _tool_calls(calls: Any) -> list[Any]:
+    """Return calls of tools as chat templates read them: their arguments as values, not as JSON."""
+    if not isinstance(calls, list):
+        raise InputError("must give a message's tool_calls as a list.")
+    functions = [
+        call.get("function", call) if isinstance(call, Mapping) else None for call in calls
+    ]
+    if not all(
+        isinstance(each, Mapping) and isinstance(each.get("name"), str) for each in functions
+    ):
         raise InputError("must give each of a message's tool_calls the name of a function.")
-    arguments = _json(function.get("arguments"))
-    return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return [
+        {
+            "type": "function",
+            "function": {"name": each["name"], "arguments": _json(each.get("arguments"))},
+        }
+        for each in functions
+        if each is not None
+    ]
 
 
 def _json(value: Any) -> Any:
