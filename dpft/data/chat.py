@@ -160,7 +160,7 @@ class ChatEncoding(TextEncoding):
         else:
             # After the last one, as the templates of such models divide a message.
             content = text.rpartition(closing)[2]
-            if opening and content.startswith(opening):
+            if content.startswith(opening) if opening else closing not in text:
                 content = ""
         return content.strip().removesuffix(self._around.tail.strip()).rstrip()
 
@@ -238,7 +238,7 @@ class ChatEncoding(TextEncoding):
             whole = prompt
         else:
             whole = self._rendered([*messages, _answer(example.target)], asks=False)
-        if not (asked.endswith(dropped) and whole.startswith(prompt)):
+        if not whole.startswith(prompt):
             raise InputError(
                 "the model's chat template does not write this conversation and then its answer;"
                 " a template may require that the user's message comes last before the answer."

@@ -601,21 +601,16 @@ def _tool_calls(calls: Any) -> list[Any]:
     """Return calls of tools as chat templates read them: their arguments as values, not as JSON."""
     if not isinstance(calls, list):
         raise InputError("must give a message's tool_calls as a list.")
-    functions = [
-        call.get("function", call) if isinstance(call, Mapping) else None for call in calls
-    ]
-    if not all(
-        isinstance(each, Mapping) and isinstance(each.get("name"), str) for each in functions
-    ):
-        raise InputError("must give each of a message's tool_calls the name of a function.")
-    return [
-        {
-            "type": "function",
-            "function": {"name": each["name"], "arguments": _json(each.get("arguments"))},
-        }
-        for each in functions
-        if each is not None
-    ]
+    read = []
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise InputError("must give each of a message's tool_calls the name of a function.")
+        arguments = _json(function.get("arguments"))
+        identity = {"id": call["id"]} if call.get("id") is not None else {}
+        named = {"name": function["name"], "arguments": arguments}
+        read.append({**identity, "type": "function", "function": named})
+    return read
 
 
 def _json(value: Any) -> Any:

@@ -201,6 +201,8 @@ def test_a_text_that_ends_inside_of_a_thinking_block_has_no_answer():
     made = encoding(tokenizer(chatml("<think>\n\n</think>\n\n")))
     assert made.answer("<think>\nA pub is") == ""
     assert made.answer("It is near.") == "It is near."
+    opened_by_the_prompt = chatml("<think>\n\n</think>\n\n", asks="<think>\n")
+    assert encoding(tokenizer(opened_by_the_prompt)).answer("A pub is") == ""
 
 
 def test_a_generation_prompt_that_no_finished_conversation_has_is_left_out_of_the_prompt():
