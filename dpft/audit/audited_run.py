@@ -22,7 +22,7 @@ from dpft.config.schema import TrainConfig
 from dpft.data.batches import EncodedRows
 from dpft.data.canaries import Canary, copies_of
 from dpft.data.encoding import Encoding, fingerprint
-from dpft.data.rows import Check
+from dpft.data.rows import Check, accept_all
 from dpft.data.sources import has_training_split_alone, load_examples
 from dpft.data.training_records import split_held_out
 from dpft.errors import DpftError, InputError, StateError
@@ -205,7 +205,7 @@ def check_writes_texts(config: TrainConfig) -> TextTask:
     return config.task
 
 
-def unseen_records(config: TrainConfig, check: Check) -> Unseen | str:
+def unseen_records(config: TrainConfig, check: Check = accept_all) -> Unseen | str:
     """Returns the split that a run's task is scored on, or why there is none, in words."""
     if has_training_split_alone(config.task):
         return "the data are a training split alone, of which nothing was held out"
