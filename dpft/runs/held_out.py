@@ -71,14 +71,15 @@ def read_early(config: TrainConfig) -> Iterator[None]:
 
     Args:
         config: Of a run that begins. Of one with several processes nothing is read: each of them
-            reads for itself, and only the first one speaks. Nor is anything read of a task whose
-            rows only the model can check.
+            reads for itself, and only the first one speaks.
     """
-    is_local = config.task.effective_source == "local"
-    if config.parallel.name != "none" or not is_local or config.task.is_checked_by_model:
+    if config.parallel.name != "none" or config.task.effective_source != "local":
         yield
         return
-    token = _early.set([(config, load_training_data(config))])
+    early = [(config, load_training_data(config))]
+    if config.task.is_checked_by_model:
+        early.clear()  # These rows are read again once the model can check them.
+    token = _early.set(early)
     try:
         yield
     finally:

@@ -402,6 +402,11 @@ class Message:
     more: str = ""
     """Other fields that a chat template reads, such as tool_calls, as JSON; empty: none."""
 
+    @property
+    def calls_tool(self) -> bool:
+        """Whether the message is a call of a tool."""
+        return bool(self.more) and "tool_calls" in json.loads(self.more)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChatExample(Example):
@@ -469,7 +474,7 @@ class CustomChats(CustomFields, TextTask):
             raise InputError(
                 f"{what} must end with a message of the assistant, which is what is learned."
             )
-        if "tool_calls" in last.more:
+        if last.calls_tool:
             raise InputError(
                 f"{what} must end with a text of the assistant, got a message that calls a tool;"
                 " only text is learned."
@@ -479,7 +484,7 @@ class CustomChats(CustomFields, TextTask):
 
     def prompt(self, row: Mapping[str, Any]) -> ChatExample:
         """Returns the messages before an answer; an assistant's last message is left out."""
-        return self._example(self._messages(row, self.columns[0])[: len(self._asked(row))])
+        return self._example(self._asked(row))
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> ChatExample:
         """See ``Task.canary``."""
@@ -487,27 +492,26 @@ class CustomChats(CustomFields, TextTask):
             {"role": USER, "content": " ".join(read)},
             {"role": ASSISTANT, "content": " ".join(learned)},
         ]
-        if self.completion_column is not None:
-            row = {self.columns[0]: said[:1], self.completion_column: said[1:]}
-            return self.examples(row)[0]
-        return self.examples({self.columns[0]: said})[0]
+        if self.completion_column is None:
+            return self.examples({self.columns[0]: said})[0]
+        return self.examples({self.columns[0]: said[:1], self.completion_column: said[1:]})[0]
 
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any]:
         """Returns the conversation with the text as the assistant's answer."""
-        asked = [*self._asked(row)]
-        in_share_gpt = "role" not in asked[0]
-        answer = {"from": "gpt", "value": text} if in_share_gpt else _answer(text)
+        given = zip(row[self.columns[0]], self._asked(row), strict=False)
+        asked = [_in_form_of(form, message) for form, message in given]
+        answer = {"role": ASSISTANT, "content": text}
+        if "role" not in asked[0]:
+            answer = {"from": "gpt", "value": text}
         if self.completion_column is not None:
             return {self.columns[0]: asked, self.completion_column: [answer]}
         return {self.columns[0]: [*asked, answer]}
 
-    def _asked(self, row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Returns the messages that a model answers, as the row has them."""
-        column = self.columns[0]
-        messages = self._messages(row, column)
+    def _asked(self, row: Mapping[str, Any]) -> list[Message]:
+        """Returns the messages that a model answers."""
+        messages = self._messages(row, self.columns[0])
         has_answer = messages[-1].role == ASSISTANT and self.completion_column is None
-        asked: Sequence[Mapping[str, Any]] = row[column]
-        return asked[:-1] if has_answer else asked
+        return messages[:-1] if has_answer else messages
 
     def _example(self, messages: Sequence[Message]) -> ChatExample:
         """Returns the example of the messages before an answer."""
@@ -544,8 +548,16 @@ def is_day(text: str) -> bool:
         return False
 
 
-def _answer(text: str) -> dict[str, Any]:
-    return {"role": ASSISTANT, "content": text}
+def _in_form_of(given: Mapping[str, Any], message: Message) -> dict[str, Any]:
+    """Return a message as {from, value} if ``given`` has this form, else as {role, content}."""
+    if given.get("role"):
+        return {
+            "role": message.role,
+            "content": message.content,
+            **json.loads(message.more or "{}"),
+        }
+    value = given.get("value")
+    return {"from": given["from"], "value": value if isinstance(value, str) else message.content}
 
 
 def _shown(message: Message) -> str:
@@ -564,7 +576,7 @@ def _message(value: Any) -> Message:
     name = value.get("role") or value.get("from")
     role = SAME_AS.get(name, name) if isinstance(name, str) else None
     content = value.get("value") if value.get("content") is None else value["content"]
-    others = {key: value[key] for key in OF_TEMPLATES if value.get(key) is not None}
+    others = {key: value[key] for key in OF_TEMPLATES if value.get(key)}
     if role == FUNCTION_CALL:
         role, others, content = ASSISTANT, {"tool_calls": [_json(content)]}, None
     if role not in ROLES:
