@@ -139,7 +139,7 @@ class ChatEncoding(TextEncoding):
         They are not part of the decoded text, so `answer` cannot find them.
         """
         opening, closing = self._lead_marks
-        if not any(mark in closing for mark in self._marks):
+        if not self._has_mark(closing):
             return ids
         end = self._ids([closing])[0]
         places = [at for at in range(len(ids)) if ids[at : at + len(end)] == end]
@@ -157,12 +157,16 @@ class ChatEncoding(TextEncoding):
         opening, closing = self._lead_marks
         if opening is None:
             content = text.removeprefix(closing)
-        else:
+        elif closing in text:
             # After the last one, as the templates of such models divide a message.
             content = text.rpartition(closing)[2]
-            if content.startswith(opening) if opening else closing not in text:
-                content = ""
-        return content.strip().removesuffix(self._around.tail.strip()).rstrip()
+        else:
+            is_inside = not self._has_mark(closing) and text.startswith(opening)
+            content = "" if is_inside else text
+        tail = self._around.tail
+        for mark in self._marks:
+            tail = tail.replace(mark, "")
+        return content.strip().removesuffix(tail.strip()).rstrip()
 
     def reference(self, example: Example) -> str:
         """See ``TextEncoding.reference``: as the template writes the answer.
@@ -212,8 +216,7 @@ class ChatEncoding(TextEncoding):
             prompts, written, together, leads, contents, strict=True
         ):
             ids = prompt.start + prompt.record + prompt.separator
-            follows = whole[: len(ids)] == ids
-            follows &= not any(mark in each.content for mark in self._marks)
+            follows = whole[: len(ids)] == ids and not self._has_mark(each.content)
             answers.append(whole[len(ids) :] if follows else lead + content)
         return answers
 
@@ -255,17 +258,11 @@ class ChatEncoding(TextEncoding):
         whole = self._rendered([*question, _answer(PLACE)], asks=False)
         before, has_answer, tail = whole.rpartition(PLACE)
         prompt = commonprefix([asked, before])
-        if prompt not in (
-            asked,
-            before,
-        ):  # They part inside of a mark, such as <think> and </think>
-            marks = [
-                "\n",
-                *(token.content for token in self.tokenizer.added_tokens_decoder.values()),
-            ]
-            prompt = prompt[
-                : max(prompt.rfind(mark) + len(mark) for mark in marks if mark in prompt)
-            ]
+        if prompt not in (asked, before):
+            # They part inside of a mark, such as <think> and </think>.
+            added = (token.content for token in self.tokenizer.added_tokens_decoder.values())
+            ends = (prompt.rfind(mark) + len(mark) for mark in ("\n", *added) if mark in prompt)
+            prompt = prompt[: max(ends, default=0)]
         silent = self._rendered(question, asks=False)
         if not has_answer or len(prompt) < len(commonprefix([silent, asked])):
             raise InputError(
@@ -316,6 +313,10 @@ class ChatEncoding(TextEncoding):
         """The tokenizer's special tokens, and their ids."""
         added = self.tokenizer.added_tokens_decoder.items()
         return {token.content: number for number, token in added if token.special}
+
+    def _has_mark(self, text: str) -> bool:
+        """Returns whether a text spells one of the tokenizer's special tokens."""
+        return any(mark in text for mark in self._marks)
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

@@ -159,6 +159,21 @@ def chatml(before: str = "", after: str = "<|im_end|>\n", asks: str = "") -> str
             "\n</think>\n\nIt is near.<|im_end|>",
             "A pub?\n</think>\n\nIt is near.",
         ),
+        (  # The prompt and the lead-in part inside of a mark.
+            chatml("</think>\n", asks="<think>\n"),
+            "</think>\nIt is near.<|im_end|>",
+            None,
+        ),
+        (
+            chatml("[THINK][/THINK]", "##<|im_end|>"),
+            "[THINK][/THINK]It is near.##<|im_end|>",
+            "[THINK]A pub?[/THINK]It is near.##",
+        ),
+        (
+            chatml("[THINK][/THINK]", "<|im_end|>", asks="[THINK]"),
+            "[/THINK]It is near.<|im_end|>",
+            "A pub?[/THINK]It is near.",
+        ),
         (chatml("Answer: ", "\n###"), "Answer: It is near.\n###", None),
         (
             chatml("<|channel|>final<|message|>"),
@@ -171,13 +186,24 @@ def chatml(before: str = "", after: str = "<|im_end|>\n", asks: str = "") -> str
             None,
         ),
     ],
-    ids=["think", "filled", "open", "answer", "channel", "marks"],
+    ids=[
+        "think",
+        "filled",
+        "open",
+        "apart",
+        "special",
+        "open special",
+        "answer",
+        "channel",
+        "marks",
+    ],
 )
 def test_text_around_an_answer_is_learned_and_removed_from_what_is_generated(
     template, learned_text, generated
 ):
     tokens = tokenizer(template)
-    tokens.add_special_tokens({"additional_special_tokens": [*MARKS, "<|channel|>", "<|message|>"]})
+    marks = [*MARKS, "<|channel|>", "<|message|>", "[THINK]", "[/THINK]"]
+    tokens.add_special_tokens({"additional_special_tokens": marks})
     tokens.add_tokens(["<think>", "</think>"])
     made = encoding(tokens)
     (row,) = made.rows([example()])
