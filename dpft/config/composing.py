@@ -27,6 +27,7 @@ import yaml
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import (
@@ -89,6 +90,34 @@ def given_text(overrides: Sequence[str], key: str) -> str | None:
     except HydraException:
         return written
     return written if override.is_sweep_override() else str(override.value())
+
+
+def check_groups(overrides: Sequence[str]) -> None:
+    """Reject arguments that set a group of keys to a value other than the name of an option.
+
+    Raises:
+        InputError: Such as train=null, train=3 or train=[a]; Hydra raises a bare ValueError.
+    """
+    faults = []
+    for word in overrides:
+        try:
+            override = _parser().parse_override(word)
+        except HydraException:  # Hydra names the argument later
+            continue
+        group = override.key_or_group
+        folder = config_directory() / group
+        if override.is_delete() or not (folder.is_dir() or "/" in group):
+            continue
+        given = override.value()
+        values = given.list if isinstance(given, ChoiceSweep) else [given]
+        if not all(isinstance(value, str | QuotedString | Glob | dict) for value in values):
+            options = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+            faults.append(
+                f"{word} must name an option of the group {group}; leave it out, or choose"
+                f" {'one of ' * bool(options)}{options or 'an option'}."
+            )
+    if faults:
+        raise InputError(*faults)
 
 
 @cache
@@ -344,6 +373,7 @@ def compose(name: str, overrides: Sequence[str], root: type, load: Load | None =
             words cannot be composed.
     """
     register_resolver()
+    check_groups(overrides)
     try:
         with hydra_of_our_own():
             composed = hydra.compose(name, overrides=list(overrides), return_hydra_config=True)

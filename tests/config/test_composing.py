@@ -36,6 +36,12 @@ def test_hydras_own_node_is_apart(composed: Composed) -> None:
     assert composed.words.job == tuple(WORDS)
 
 
+@pytest.mark.parametrize("word", ["train=null", "privacy=3", "task=[e2e]", "tracking=true"])
+def test_a_group_needs_a_name_from_python_as_well(word: str) -> None:
+    with pytest.raises(InputError, match="must name an option"):
+        compose("train", [*WORDS, word], TrainCommand)
+
+
 def test_settings_of_hydra_are_no_words_of_the_job(tmp_path: Path) -> None:
     folder = f"hydra.run.dir={tmp_path / 'run'}"
     composed = compose("train", [*WORDS, folder], TrainCommand)
