@@ -37,6 +37,7 @@ from dpft.config.composing import (
     NOT_COMPOSED,
     all_faults,
     as_input_error,
+    check_groups,
     full_errors,
     given_text,
     register_resolver,
@@ -72,6 +73,7 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
         return 0
     if not subcommand.takes_bare_words:
         refuse_bare_words(name, overrides, keys)
+    check_groups(overrides)
     refuse_shared_sweep(name, overrides, flags)
     words = subcommand.expand(overrides)
     if is_other_rank():

@@ -14,6 +14,7 @@ A YAML begins with a line of what it is and where it is from; ``listed`` gives t
 
 import itertools
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ import yaml
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import (
@@ -40,11 +42,13 @@ from yaml import YAMLError
 from dpft.config.account import check_output
 from dpft.config.keys import (
     WITNESS,
+    in_shell,
     join_key,
     key_of,
     known_keys,
     nearest,
     nearest_keys,
+    quoted,
     unknown_key,
 )
 from dpft.config.load import config_directory
@@ -91,6 +95,34 @@ def given_text(overrides: Sequence[str], key: str) -> str | None:
     return written if override.is_sweep_override() else str(override.value())
 
 
+def check_groups(overrides: Sequence[str]) -> None:
+    """Reject arguments that set a group of keys to a value other than the name of an option.
+
+    Raises:
+        InputError: Such as train=null, train=3 or train=[a]; Hydra raises a bare ValueError.
+    """
+    faults = []
+    for word in overrides:
+        try:
+            override = _parser().parse_override(word)
+        except HydraException:  # Hydra names the argument later
+            continue
+        group = override.key_or_group
+        folder = config_directory() / group
+        if override.is_delete() or not (folder.is_dir() or "/" in group):
+            continue
+        given = override.value()
+        values = given.list if isinstance(given, ChoiceSweep) else [given]
+        if not all(isinstance(value, str | QuotedString | Glob | dict) for value in values):
+            options = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+            faults.append(
+                f"{word} must name an option of the group {group}; leave it out, or choose"
+                f" {'one of ' * bool(options)}{options or 'an option'}."
+            )
+    if faults:
+        raise InputError(*faults)
+
+
 @cache
 def _parser() -> OverridesParser:
     return OverridesParser.create()
@@ -111,11 +143,10 @@ def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
     if isinstance(error, MissingConfigException):
         return InputError(_unknown_option(error))
     if isinstance(error, OverrideParseException):
-        reason = " ".join(error.message.split("\n")[0].split())
         return InputError(
-            f"cannot read the argument {error.override!r} ({reason}); "
-            "write key=value, with both kinds of quotes, as in 'key=\"VALUE\"', around values that "
-            "hold spaces, commas, brackets or braces."
+            f"cannot read the argument {error.override!r}, because only ASCII letters, digits and"
+            r" $%*+-./:?@\_| may stand in a value without quotes; quote it for the shell and for"
+            f" Hydra: {_quoted_override(str(error.override))}"
         )
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
         if isinstance(cause.parent_node, DictConfig) and not cause.parent_node:
@@ -130,6 +161,25 @@ def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
     said = [" ".join(str(part).split()) for part in (error, cause) if part is not None]
     reasons = "; ".join(dict.fromkeys(part for part in said if part))
     return InputError(f"the configuration cannot be composed: {reasons}")
+
+
+def _quoted_override(override: str) -> str:
+    """Return an unreadable argument quoted for a shell and for Hydra, or else an example.
+
+    The entries of a list are quoted one by one.
+    """
+    key, _, value = override.partition("=")
+    if value[:1] in ("'", '"'):
+        value = value.strip("'\"")
+    word, mark = in_shell(key, value), '"'
+    if value[:1] == "[" and value[-1:] == "]":
+        entries = (entry.strip().strip("'\"") for entry in value[1:-1].split(","))
+        word = shlex.quote(f"{key}=[{','.join(quoted(entry, mark) for entry in entries)}]")
+    try:
+        _parser().parse_override(shlex.split(word)[0])
+    except (HydraException, ValueError):
+        return "'key=\"VALUE\"'"
+    return word
 
 
 def suggested_keys(error: Exception, known: Iterable[str]) -> list[str]:
@@ -344,6 +394,7 @@ def compose(name: str, overrides: Sequence[str], root: type, load: Load | None =
             words cannot be composed.
     """
     register_resolver()
+    check_groups(overrides)
     try:
         with hydra_of_our_own():
             composed = hydra.compose(name, overrides=list(overrides), return_hydra_config=True)

@@ -180,22 +180,27 @@ def leaves(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
     return found
 
 
-def quoted(word: str) -> str:
-    """Returns a word as a value of Hydra's grammar that means just that word."""
-    # Hydra reads a backslash as itself but before a quote or at the value's end.
-    return "'" + word.replace("'", "\\'") + "'"
+def quoted(word: str, mark: str = "'") -> str:
+    """Return a word as a value of Hydra's grammar that means just that word.
+
+    Args:
+        word: Any text.
+        mark: The quote around it, single or double.
+    """
+    # Hydra reads a backslash as itself, except before a quote or at the value's end.
+    escaped = re.sub(rf"(\\*){mark}", rf"\1\1\\{mark}", word)
+    return mark + re.sub(r"\\+\Z", r"\g<0>\g<0>", escaped) + mark
 
 
-READ_AS_IT_IS = re.compile(r"[\w./ -]+", re.ASCII)
+READ_AS_IT_IS = re.compile(r"[\w./-](?:[\w./ -]*[\w./-])?", re.ASCII)
 """Values that Hydra needs no quotes around."""
 
 
 def in_shell(key: str, value: object) -> str:
     """Returns KEY=VALUE as one word of a shell, which Hydra reads as just that value."""
-    if READ_AS_IT_IS.fullmatch(str(value)):
-        return shlex.quote(f"{key}={value}")
-    word = f"{key}={quoted(str(value))}"
-    return shlex.quote(word) if set(word) & set('"$`\\!') else f'"{word}"'
+    text = str(value)
+    word = text if READ_AS_IT_IS.fullmatch(text) else quoted(text, '"')
+    return shlex.quote(f"{key}={word}")
 
 
 @cache

@@ -11,7 +11,9 @@ same.
 """
 
 import dataclasses
+import json
 import math
+import shlex
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -34,6 +36,7 @@ from dpft.config.keys import (
     known_keys,
     nearest,
     plain,
+    quoted,
     type_hints,
     unknown_key,
 )
@@ -145,7 +148,21 @@ def convert(value: Any, hint: Any, *, key: str, schema: Schema) -> Any:
         converted = _convert_member(value, member, key, schema)
         if converted is not _NO_MATCH:
             return converted
-    raise InputError(f"{key} must be {describe(hint)}, got {value!r}.")
+    is_word = isinstance(value, bool) and str in union_members(hint)
+    advice = f"; {_in_quotes(key, value)}" if is_word else "."
+    raise InputError(f"{key} must be {describe(hint)}, got {value!r}{advice}")
+
+
+def _in_quotes(key: str, value: Any) -> str:
+    """Return how to write texts that YAML or Hydra reads as true, false or null."""
+    entries = value if isinstance(value, list | tuple) else [value]
+    texts = (each if isinstance(each, str) else json.dumps(each) for each in entries)
+    words = [quoted(text, '"') for text in texts]
+    text = f"[{','.join(words)}]" if entries is value else words[0]
+    return (
+        f"put texts in quotes, as in {shlex.quote(f'{key}={text}')}, and in YAML also the words no,"
+        " yes, on and off."
+    )
 
 
 def describe(hint: Any) -> str:
@@ -191,6 +208,12 @@ def _convert_member(value: Any, hint: Any, key: str, schema: Schema) -> Any:
     if get_origin(hint) is Literal:
         return value if value in get_args(hint) else _NO_MATCH
     if isinstance(value, list | tuple) and _is_list(hint):
+        if _entry_hint(hint) is str:
+            for index, each in enumerate(value):
+                if each is None or isinstance(each, bool):
+                    raise InputError(
+                        f"{key}[{index}] must be text, got {each!r}; {_in_quotes(key, value)}"
+                    )
         entries = [
             convert(each, _entry_hint(hint), key=f"{key}[{index}]", schema=schema)
             for index, each in enumerate(value)

@@ -35,10 +35,11 @@ from dpft.data.raw_rows import (
     line_place,
     packed,
 )
+from dpft.data.split_files import SHARD, in_order, split_of
 from dpft.data.tokenization import TokenizedExample, special_ids, start_id, token_ids
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, GAP, IGNORED_LABEL, MASKED
-from dpft.tasks.base import SPLITS, Example, Task
+from dpft.tasks.base import Example, Task
 
 ENDINGS = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet", ".csv")
 """Endings of a file's name, all of formats that are read as a stream."""
@@ -50,7 +51,8 @@ def corpus_files(task: Task) -> dict[str, list[Path]]:
 
     A file alone is the training split, and so is a folder, with all that is in it and in its
     folders, unless it holds files or folders that have the name of a split: train.txt,
-    train.1.jsonl.gz, train/. Then nothing else may lie beside these.
+    train.1.jsonl.gz, train-00000-of-00002.parquet, train/. Then nothing else may lie beside these.
+    The splits may be in a subfolder ``data``.
 
     Raises:
         InputError: There is no such place, or it holds no files, or a file that cannot be one of a
@@ -67,7 +69,7 @@ def corpus_files(task: Task) -> dict[str, list[Path]]:
             f"task.data_dir must be a file that ends with {KNOWN}, or a folder of such files, got"
             f" {task.data_dir!r}, which {fault}."
         )
-    splits = _by_split(place, [part for split in SPLITS for part in task.parts(split)])
+    splits = _by_split(place, task.all_parts)
     files = {split: list(_files(entries)) for split, entries in splits.items()}
     for split, found in files.items():
         if not found:
@@ -115,11 +117,15 @@ def _by_split(place: Path, parts: Sequence[str]) -> dict[str, list[Path]]:
     entries = _entries(place)
     found: dict[str, list[Path]] = {}
     for entry in entries:
-        name = entry.name if entry.is_dir() else entry.name.partition(".")[0]
+        name = entry.name if entry.is_dir() else split_of(entry.name)
         if name in parts:
             found.setdefault(name, []).append(entry)
     if not found:
-        return {TRAIN: entries}
+        is_hub_folder = [entry.name for entry in entries] == ["data"] and entries[0].is_dir()
+        return _by_split(entries[0], parts) if is_hub_folder else {TRAIN: entries}
+    for some in found.values():
+        if shards := [entry for entry in some if SHARD.search(entry.name)]:
+            in_order(shards)
     named = {entry for some in found.values() for entry in some}
     others = [entry.name for entry in entries if entry not in named]
     if others:

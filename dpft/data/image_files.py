@@ -20,16 +20,14 @@ from typing import Any
 import numpy as np
 
 from dpft.data.raw_rows import FORMATS, TRAIN, LocalForm, Row, file_rows, line_place
+from dpft.data.split_files import files_by_split, in_order
 from dpft.errors import InputError
 from dpft.tasks.base import SPLITS, ImagePlace
 
 
 def parquet_files(folder: Path, split: str) -> list[Path]:
-    """Returns a split's Parquet files: train.parquet, or data/train-00000-of-00002.parquet."""
-    found = [folder / f"{split}.parquet"]
-    for place in (folder, folder / "data"):
-        found += sorted(place.glob(f"{split}-*.parquet"))
-    return [file for file in found if file.is_file()]
+    """Return a split's Parquet files, unchecked: see ``split_files``."""
+    return files_by_split(folder, SPLITS, (".parquet",)).get(split, [])
 
 
 def parquet_rows(file: Path, names: Mapping[str, str]) -> Iterator[Row]:
@@ -54,9 +52,10 @@ def image_rows(task: Any, split: str) -> Iterator[Row]:
             leads elsewhere.
     """
     place = Path(task.data_dir or "").expanduser()
-    table = _table(place, split)
-    if table is not None:
-        yield from _table_rows(table, task.image_column)
+    tables = _tables(place, split)
+    if tables:
+        for table in in_order(tables):
+            yield from _table_rows(table, task.image_column)
         return
     folder = _folders(place).get(split)
     if folder is None:
@@ -70,18 +69,17 @@ def image_rows(task: Any, split: str) -> Iterator[Row]:
 def image_splits(task: Any) -> set[str]:
     """Returns the splits that are there."""
     place = Path(task.data_dir or "").expanduser()
-    tables = {split for split in SPLITS if _table(place, split) is not None}
+    tables = {split for split in SPLITS if _tables(place, split)}
     return tables or set(_folders(place))
 
 
 IMAGES_FORM = LocalForm(rows=image_rows, splits=image_splits)
 
 
-def _table(place: Path, split: str) -> Path | None:
+def _tables(place: Path, split: str) -> list[Path]:
     if place.is_file():
-        return place if split == TRAIN else None
-    found = [place / f"{split}{ending}" for ending in FORMATS]
-    return next((file for file in found if file.is_file()), None)
+        return [place] if split == TRAIN else []
+    return files_by_split(place, SPLITS, FORMATS).get(split, [])
 
 
 def _folders(place: Path) -> dict[str, Path]:
@@ -157,7 +155,7 @@ def celeba_rows(task: Any, split: str) -> Iterator[Row]:
     folder = Path(task.data_dir or "").expanduser()
     tables = parquet_files(folder, split)
     if tables:
-        for file in tables:
+        for file in in_order(tables):
             yield from parquet_rows(file, task.column_names)
         return
     lines = _lines(folder / ATTRIBUTES)
@@ -234,7 +232,7 @@ def cifar_rows(task: Any, split: str) -> Iterator[Row]:
     tables = parquet_files(folder, split)
     if not tables:
         raise InputError(_what_is_missing(folder, split))
-    for file in tables:
+    for file in in_order(tables):
         yield from parquet_rows(file, task.column_names)
 
 

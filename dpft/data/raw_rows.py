@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias, Union
 
@@ -100,9 +101,21 @@ def read_rows(
     return known[ending](stream, file)
 
 
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+"""Characters between the cells of a .csv file, and their names in messages."""
+
+
 def csv_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
-    """Yields the rows of a .csv file, whose first line is its header."""
-    reader = csv.reader(decoded_lines(stream, file), strict=True)
+    """Yields the rows of a .csv file, whose first line is its header.
+
+    If the header has a single column with commas and several with exactly one other of
+    ``SEPARATORS``, then that one separates the cells. Only the header decides, so that no record
+    changes how other records are read.
+    """
+    lines = decoded_lines(_csv_lines(stream), file)
+    separator, head = _separator(lines)
+    advice = f"quote a cell that holds {SEPARATORS[separator]}"
+    reader = csv.reader(chain(head, lines), delimiter=separator, strict=True)
     header: list[str] | None = None
     while True:
         place = line_place(file, reader.line_num + 1)
@@ -110,7 +123,8 @@ def csv_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
             cells = next(reader, None)
         except csv.Error:
             raise InputError(
-                f"{place}: not valid CSV; quote a cell that holds commas, quotes or line breaks."
+                f"{place}: not valid CSV; {advice}, quotes or line breaks, and end each line with"
+                " the same line break."
             ) from None
         if cells is None:
             return
@@ -122,10 +136,40 @@ def csv_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
             continue
         if len(cells) > len(header):
             fault = f"{len(cells)} cells where the header has {len(header)}"
-            yield Row(place, {}, fault=f"{fault}; quote a cell that holds commas.")
+            yield Row(place, {}, fault=f"{fault}; {advice}.")
             continue
         short_of = len(header) if len(cells) < len(header) else None
         yield Row(place, dict(zip(header, cells, strict=False)), short_of=short_of)
+
+
+def _csv_lines(stream: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a file; a carriage return ends a line if it ends the first one."""
+    ends_lines = False
+    for number, line in enumerate(stream):
+        if number == 0:
+            ends_lines = b"\r" in line.rstrip(b"\r\n") or line.endswith(b"\r")
+        yield from line.splitlines(keepends=True) if ends_lines else [line]
+
+
+def _separator(lines: Iterator[str]) -> tuple[str, list[str]]:
+    """Return the separator that a file's header shows, and the lines that were read for it."""
+    head: list[str] = []
+
+    def recorded() -> Iterator[str]:
+        for line in lines:
+            head.append(line)
+            yield line
+
+    def has_columns(separator: str) -> bool:
+        reader = csv.reader(chain([*head], recorded()), delimiter=separator, strict=True)
+        try:
+            return len(next(filter(None, reader), ())) > 1
+        except csv.Error:
+            return False
+
+    comma, *others = SEPARATORS
+    shown = [] if has_columns(comma) else list(filter(has_columns, others))
+    return (shown[0] if len(shown) == 1 else comma), head
 
 
 def _refuse_twice(names: Sequence[str], place: str) -> None:

@@ -24,8 +24,9 @@ from dpft.data.raw_rows import (
     file_rows,
     memory_rows,
 )
+from dpft.data.split_files import files_by_split
 from dpft.errors import InputError
-from dpft.tasks.base import SKIPPED, SPLITS, Example, Record, Task, TextTask, is_unicode
+from dpft.tasks.base import SKIPPED, Example, Record, Task, TextTask, is_unicode
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -219,7 +220,7 @@ def _named_by(key: str, row: Row, column: str) -> str:
         hint = f"did you mean {f'{{{near[0]}}}' if is_template else near[0]}?" if near else hint
     return (
         f", which {key} names; the row has {names}: {hint} (the first line of a .csv file is its"
-        " header)."
+        " header, separated by commas, or by semicolons, tabs or | if it has no comma)."
     )
 
 
@@ -336,6 +337,5 @@ def split_files(task: Task) -> list[Path]:
     if task.corpus_form is not None:
         files = [place, *place.rglob("*")]
     else:
-        parts = [part for split in SPLITS for part in task.parts(split)]
-        files = [place, *(place / (part + ending) for part in parts for ending in FORMATS)]
+        files = [place, *chain(*files_by_split(place, task.all_parts, FORMATS).values())]
     return [path for path in files if path.is_file()]

@@ -14,7 +14,7 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -42,9 +42,10 @@ from dpft.data.rows import (
     unit_of,
     with_unique_groups,
 )
+from dpft.data.split_files import files_by_split, in_order
 from dpft.errors import InputError, note_records_read
 from dpft.machine import hub_is_reachable
-from dpft.tasks.base import MISSING, REFUSED, SPLITS, OwnRows, Record, Task, shortened
+from dpft.tasks.base import MISSING, REFUSED, OwnRows, Record, Task, shortened
 
 TIMEOUT_SECONDS = 20
 OFFLINE_WAYS_OUT = (
@@ -182,9 +183,8 @@ def read_examples(
         InputError: As ``load_examples``, or a row has no value in the column, or one that is
             neither text nor a whole number.
     """
-    known = [part for name in SPLITS for part in task.parts(name)]
-    if split not in known:
-        raise InputError(f"A split is one of {', '.join(known)}, got {split!r}.")
+    if split not in task.all_parts:
+        raise InputError(f"A split is one of {', '.join(task.all_parts)}, got {split!r}.")
     taken: set[str] = set()
     faulty = FaultyRows()
     letters = LETTERS_PER_TOKEN * task.longest * task.most_rows
@@ -263,7 +263,7 @@ def _local_rows(task: Task, split: str) -> Iterator[Row]:
             f"task.data_dir must be a folder{file}, got {task.data_dir!r}, which {fault};"
             f" give the folder that holds {_file_names(split)}."
         )
-    return file_rows(_split_file(folder, split))
+    return _split_rows(folder, task, split)
 
 
 def _places(task: Task) -> str:
@@ -292,9 +292,8 @@ def has_split(task: Task, split: str) -> bool:
         return any(has_split(member, split) for member in members)
     if task.local_form is not None:
         return not local_form(task.local_form).splits(task).isdisjoint(task.parts(split))
-    folder = Path(task.data_dir).expanduser()
-    names = [part + ending for part in task.parts(split) for ending in FORMATS]
-    return any((folder / name).exists() for name in names)
+    files = files_by_split(Path(task.data_dir).expanduser(), task.all_parts, FORMATS)
+    return not files.keys().isdisjoint(task.parts(split))
 
 
 def _only_file(file: Path, split: str) -> Path:
@@ -319,19 +318,18 @@ def _embedded_rows(task: Task, split: str) -> Iterator[Row]:
     if task.local_form is not None:
         yield from local_form(task.local_form).rows(task, split)
         return
-    yield from file_rows(_split_file(EMBEDDED_SAMPLE, split))
+    yield from _split_rows(EMBEDDED_SAMPLE, task, split)
 
 
-def _split_file(folder: Path, split: str) -> Path:
-    found = [path for path in (folder / f"{split}{ending}" for ending in FORMATS) if path.exists()]
-    if not found:
+def _split_rows(folder: Path, task: Task, split: str) -> Iterator[Row]:
+    """Return the rows of a split's file, or of its shards one after the other."""
+    files = files_by_split(folder, task.all_parts, FORMATS).get(split)
+    if not files:
         raise InputError(
-            f"task.data_dir={folder} holds no {split} split; it must be {_file_names(split)}."
+            f"task.data_dir={folder} holds no {split} split; it must be {_file_names(split)}, or"
+            f" shards such as {split}-00000-of-00002.parquet."
         )
-    if len(found) > 1:
-        names = " and ".join(path.name for path in found)
-        raise InputError(f"task.data_dir={folder} holds {names}; keep one {split} split.")
-    return found[0]
+    return chain.from_iterable(map(file_rows, in_order(files)))
 
 
 def _file_names(split: str) -> str:

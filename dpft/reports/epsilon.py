@@ -18,6 +18,7 @@ from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, Budget, Division
 from dpft.privacy.accounting.curve import failures
 from dpft.privacy.accounting.summary import (
     DECIMALS,
+    LARGEST_WRITTEN_OUT,
     AccountingReport,
     delta_text,
     eps_text,
@@ -199,7 +200,8 @@ def _cells(name: str, answer: float | Interval) -> tuple[str, str, str]:
         lower = abs(round_up(-answer.lower, DECIMALS))
         return f"{lower:.{DECIMALS}f}", f"{answer.estimate:.{DECIMALS}f}", eps_text(answer.upper)
     if name == "gdp":
-        return "", f"{answer:.{DECIMALS}f}", ""
+        is_written_out = answer < LARGEST_WRITTEN_OUT
+        return "", f"{answer:.{DECIMALS}f}" if is_written_out else f"{answer:.{DECIMALS}g}", ""
     return "", "", eps_text(answer)
 
 

@@ -415,6 +415,15 @@ class Number(Ranged):
         """See ``Ranged.value_of``."""
         return number_of(cell)
 
+    def read_present(self, cell: object) -> Value:
+        """See ``Column.read_present``."""
+        if isinstance(cell, str) and re.match(r"\s*[+-]?0\d", cell):
+            raise Misfit(
+                "has a leading zero, which a number would lose (make the column a category or a"
+                " text)"
+            )
+        return super().read_present(cell)
+
     def nearest(self, value: Any) -> Value:
         """See ``Ranged.nearest``: a step."""
         steps = (self.offset(value) / self.step).quantize(Decimal(1), ROUND_HALF_EVEN)
@@ -456,6 +465,26 @@ def number_of(cell: object) -> Decimal:
     if not is_text_or_number or not found.is_finite() or "_" in str(cell):
         raise Misfit("must be a number")
     return found
+
+
+_PLAIN_NUMBER = re.compile(
+    r"-?(?:0|[1-9]\d{0,14}|(?=\.\d))(?:\.\d*(?:[eE][+-]?\d+)?|[eE][+-]\d+)?", re.ASCII
+)
+"""At most 15 digits before the point: float64 holds these exactly. An exponent has a sign or
+follows a point, as programs write it; 1e5 is rather the beginning of a hash."""
+
+
+def is_identifier(cell: object) -> bool:
+    """Return whether a cell that ``number_of`` reads is rather a postcode, a phone number or an id.
+
+    Such a cell would lose a leading zero, a plus sign or its last digits if it became a number.
+
+    >>> [is_identifier(cell) for cell in ("02116", "+49301234", "1e5", 4111111111111111)]
+    [True, True, True, True]
+    >>> [is_identifier(cell) for cell in ("0", "-0.50", "1e-05", "2.5E6", 82)]
+    [False, False, False, False, False]
+    """
+    return not _PLAIN_NUMBER.fullmatch(str(cell).strip())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,7 @@ from dpft.synthesis.columns import (
     Value,
     column_of,
     day_of,
+    is_identifier,
     number_of,
 )
 from dpft.tasks.templates import spelled
@@ -191,7 +192,7 @@ def read_schema(path: Path) -> Schema:
                 f"{path} is a draft, made of the private records; go through it, and take its"
                 " comment away when everybody may know what it says."
             )
-        content = json.loads(text) if path.suffix == ".json" else yaml.load(text, _OnceEach)
+        content = json.loads(text) if path.suffix == ".json" else yaml.load(text, _SchemaLoader)
     except InputError:
         raise
     except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError, RecursionError) as error:
@@ -205,8 +206,17 @@ def read_schema(path: Path) -> Schema:
         raise InputError(*(f"{path}: {fault}" for fault in error.faults)) from None
 
 
-class _OnceEach(yaml.SafeLoader):  # type: ignore[misc]
-    """Refuses a key that stands twice: which of the two was meant would be a guess."""
+class _SchemaLoader(yaml.SafeLoader):  # type: ignore[misc]
+    """Rejects a key that is given twice, and keeps numbers as they are written.
+
+    YAML 1.1 reads 00501 as the octal number 321 and 12:30 as 750, and 1.10 would become 1.1.
+    """
+
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        """Return the number of a scalar, or its text if the number would be written otherwise."""
+        tag = node.tag.rpartition(":")[2]
+        number = getattr(super(), f"construct_yaml_{tag}")(node)
+        return number if str(number) == node.value else node.value
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         """Returns the mapping; see yaml."""
@@ -216,6 +226,10 @@ class _OnceEach(yaml.SafeLoader):  # type: ignore[misc]
                 raise yaml.YAMLError(f"{key!r} stands twice")
         found: dict[Hashable, Any] = super().construct_mapping(node, deep)
         return found
+
+
+for _tag in ("int", "float"):
+    _SchemaLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _SchemaLoader.construct_number)
 
 
 def schema_of(content: Mapping[str, Any]) -> Schema:
@@ -428,7 +442,8 @@ def _guess(name: str, cells: Sequence[object]) -> tuple[dict[str, Any], str]:
     distinct = {spelled(cell) for cell in there}
     if {str(each).lower() for each in distinct} <= set(Flag.WORDS) - {"0", "1"}:
         return {"type": "boolean", **missing}, "two values"
-    if numbers := _all_read(number_of, there):
+    numbers = _all_read(number_of, there)
+    if numbers and not any(map(is_identifier, there)):
         return _numeric(numbers, missing)
     if days := _all_read(day_of, there):
         ends = {"minimum": min(days), "maximum": max(days)}
@@ -439,9 +454,14 @@ def _guess(name: str, cells: Sequence[object]) -> tuple[dict[str, Any], str]:
         values = sorted(str(each) for each in distinct)
         says = {"type": "category", "values": values, **missing}
         return says, f"{len(values)} values; a rare one may name somebody"
-    longest = max(len(str(cell)) for cell in there)
-    room = math.ceil(longest / LETTERS_OF_A_TOKEN)
+    room = max(_num_tokens(str(cell)) for cell in there)
     return {"type": "text", "max_tokens": room, **missing}, "the longest text has about so many"
+
+
+def _num_tokens(text: str) -> int:
+    """Return about how many tokens a text has; digits and other scripts have a token each."""
+    others = len(re.sub(r"[A-Za-z\s]", "", text))
+    return math.ceil((len(text) - others) / LETTERS_OF_A_TOKEN) + others
 
 
 def _all_read(read: Callable[[object], Any], cells: Sequence[object]) -> list[Any]:

@@ -366,6 +366,11 @@ class Task(ABC):
         return self.split_parts.get(split, (split,))
 
     @property
+    def all_parts(self) -> list[str]:
+        """The names under which any split is stored."""
+        return [part for split in SPLITS for part in self.parts(split)]
+
+    @property
     def effective_source(self) -> str:
         """The source rows are read from: ``data_dir`` means local, whatever ``source`` says."""
         return "local" if self.data_dir is not None else self.source

@@ -76,6 +76,22 @@ def test_bad_configuration_is_one_sentence_code_2_and_leaves_nothing(
     assert list(Path().iterdir()) == []
 
 
+GROUPS = ["method=null", "method=3", "method=true", "method=[lora]", "+method=null"]
+
+
+@pytest.mark.parametrize(
+    "words", [*([word] for word in GROUPS), ["method=null,lora", "-m"], ["hydra/launcher=null"]]
+)
+def test_a_group_that_is_given_no_name_is_one_sentence_code_2(
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert main(["fake", "privacy.eps=3", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"dpft: error: {words[0]} must name an option of the group")
+    assert captured.err.count("\n") == 1 and captured.out == ""
+    assert ("full, lora" in captured.err) == ("method" in words[0])
+
+
 def test_flags_that_exclude_each_other_are_one_sentence_code_2(
     fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:

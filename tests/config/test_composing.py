@@ -1,6 +1,7 @@
 """Which words set which keys, and that they compose to the same on a command line and in Python."""
 
 import copy
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import pytest
 import yaml
 from hydra import initialize_config_dir
 from hydra._internal import config_loader_impl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from dpft.config.composing import (
     Composed,
     Words,
+    as_input_error,
     compose,
     given_overrides,
     given_text,
@@ -34,6 +38,34 @@ def test_hydras_own_node_is_apart(composed: Composed) -> None:
     assert composed.values.privacy.eps == 3
     assert "hydra" not in composed.values
     assert composed.words.job == tuple(WORDS)
+
+
+@pytest.mark.parametrize("word", ["train=null", "privacy=3", "task=[e2e]", "tracking=true"])
+def test_a_group_needs_a_name_from_python_as_well(word: str) -> None:
+    with pytest.raises(InputError, match="must name an option"):
+        compose("train", [*WORDS, word], TrainCommand)
+
+
+SIGNS = "=#;&!<>^~`é中’"
+UNREADABLE = {
+    **{f"a{sign}b c": f"a{sign}b c" for sign in SIGNS + "'\"(){}[]"},
+    **{f"[x{sign},y]": [f"x{sign}", "y"] for sign in SIGNS},
+    "'unfinished": "unfinished",
+}
+
+
+@pytest.mark.parametrize("written, meant", UNREADABLE.items())
+def test_an_argument_that_hydra_cannot_read_is_suggested_in_quotes(
+    written: str, meant: str | list[str]
+) -> None:
+    """A shell reads the suggestion first, and then Hydra."""
+    parser = OverridesParser.create()
+    with pytest.raises(HydraException) as error:
+        parser.parse_override(f"task.text={written}")
+    unreadable = OverrideParseException(f"task.text={written}", str(error.value))
+    suggested = str(as_input_error(unreadable, [])).partition("for Hydra: ")[2]
+    printed = subprocess.run(["bash", "-c", f"printf %s {suggested}"], capture_output=True)
+    assert parser.parse_override(printed.stdout.decode()).value() == meant
 
 
 def test_settings_of_hydra_are_no_words_of_the_job(tmp_path: Path) -> None:

@@ -114,7 +114,22 @@ def test_a_command_says_keys_where_the_library_says_arguments(message: str, expe
     assert in_keys(message) == expected
 
 
-@pytest.mark.parametrize("folder", ["outputs/a", "a b", "läuf", "it's", "x,y=[1]", "a:b", "~/$a"])
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "outputs/a",
+        "a b",
+        "läuf",
+        "it's",
+        "x,y=[1]",
+        "a:b",
+        "~/$a",
+        "a#b;c&d!",
+        "C:\\",
+        "\\'\"`",
+        "a ",
+    ],
+)
 def test_a_folder_in_a_hint_is_read_back_as_it_is(folder: str) -> None:
     """By a shell, then by Hydra."""
     (word,) = shlex.split(in_shell("run", folder))

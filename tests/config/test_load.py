@@ -1,12 +1,15 @@
 """A configuration is read strictly, and saved so that it reads back equal."""
 
 import dataclasses
+import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 import dpft
@@ -227,8 +230,8 @@ def test_a_number_is_taken_for_a_name_where_a_text_belongs() -> None:
         ),
         ({"steps": 1.5}, "steps must be a whole number or null, got 1.5."),
         ({"betas": [0.9, "x"]}, "betas[1] must be a number, got 'x'."),
-        ({"labels": [True]}, "labels[0] must be text, got True."),
-        ({"urls": {"train": True}}, "urls.train must be text, got True."),
+        ({"labels": [[]]}, "labels[0] must be text, got []."),
+        ({"urls": {"train": []}}, "urls.train must be text, got []."),
         (
             {"privacy": {"eps": 1, "self_check": "no"}},
             "privacy.self_check must be true or false, got 'no'.",
@@ -244,6 +247,20 @@ def test_a_value_of_another_type_is_refused_with_key_value_and_type(
     changes: dict[str, object], sentence: str
 ) -> None:
     assert refusal(**changes) == sentence
+
+
+@pytest.mark.parametrize("values", ["[true,false]", "[null,good]", "[good,TRUE,3]"])
+def test_words_of_yaml_among_texts_are_suggested_in_quotes(values: str) -> None:
+    parser = OverridesParser.create()
+    given = parser.parse_override(f"labels={values}").value()
+    sentence = refusal(labels=given)
+    (suggested,) = shlex.split(sentence.partition(" as in ")[2].partition(", and")[0])
+    texts = [each if isinstance(each, str) else json.dumps(each) for each in given]
+    assert parser.parse_override(suggested).value() == texts
+
+
+def test_a_word_of_yaml_in_place_of_a_text_is_suggested_in_quotes() -> None:
+    assert "'path=\"true\"'" in refusal(path=True)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

@@ -37,7 +37,7 @@ from dpft.data.tokenization import TokenizedExample
 from dpft.data.training_records import PackedRecords
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, IGNORED_LABEL, MASKED, SEQ2SEQ
-from dpft.tasks.base import Example
+from dpft.tasks.base import SPLITS, Example
 from dpft.tasks.corpus import CorpusTask
 from dpft.tokenizers import Pieces, save_tokenizer
 from tests.data.conftest import load_with_units
@@ -135,7 +135,7 @@ def test_files_and_folders_with_a_splits_name_are_that_split(tmp_path):
     assert texts(tmp_path) == ["one", "two"]
     assert texts(tmp_path, "validation") == ["three"]
     task = corpus(tmp_path)
-    assert [has_split(task, split) for split in sources.SPLITS] == [True, True, False]
+    assert [has_split(task, split) for split in SPLITS] == [True, True, False]
     assert not has_training_split_alone(task)
     sentence = refusal(tmp_path, "test")
     assert "holds no test split, only train and validation" in sentence
@@ -147,7 +147,7 @@ def test_without_other_splits_all_is_the_training_split(tmp_path, name):
     for place in (tmp_path, tmp_path / name):
         task = corpus(place)
         assert has_training_split_alone(task)
-        assert [has_split(task, split) for split in sources.SPLITS] == [True, False, False]
+        assert [has_split(task, split) for split in SPLITS] == [True, False, False]
         assert "eval.held_out=0.1" in refusal(place, "validation")
 
 

@@ -140,6 +140,46 @@ def test_a_csv_cell_may_hold_quotes_line_breaks_and_a_long_document():
     assert row.values == {"a": 'say "hi"\n, there', "b": long}
 
 
+SEPARATED = {
+    "semicolons": (b"text;price\nsoup, hot;3,5\n", {"text": "soup, hot", "price": "3,5"}),
+    "tabs": (b"text\tprice\nsoup; hot\t3|5\n", {"text": "soup; hot", "price": "3|5"}),
+    "vertical bars": (b"text|price\r\nsoup|3\r\n", {"text": "soup", "price": "3"}),
+    "a quoted header": (b'"the text";"price"\n"a;b";"3,5"\n', {"the text": "a;b", "price": "3,5"}),
+    "a comma in a name": (b'"text, long";price\nsoup;3\n', {"text, long": "soup", "price": "3"}),
+    "a name of two lines": (b'id;"long\nname"\n1;2\n', {"id": "1", "long\nname": "2"}),
+    "a byte-order mark": (b"\xef\xbb\xbf\na;b\n1;2\n", {"a": "1", "b": "2"}),
+    "a semicolon in a name": (b"a;b,c\n1;2,3\n", {"a;b": "1;2", "c": "3"}),
+    "one column of texts": (b"text\nsoup; hot | cold\n", {"text": "soup; hot | cold"}),
+    "two candidates": (b"a;b|c\n1;2|3\n", {"a;b|c": "1;2|3"}),
+}
+
+
+@pytest.mark.parametrize("content, values", SEPARATED.values(), ids=SEPARATED)
+def test_the_header_of_a_csv_file_shows_its_separator(content, values):
+    (row,) = read_rows(io.BytesIO(content), "x.csv")
+    assert row.values == values
+
+
+def test_a_row_with_too_many_cells_is_told_its_separator():
+    (row,) = read_rows(io.BytesIO(b"a;b\n1;2;secret\n"), "x.csv")
+    assert row.place == "x.csv, line 2" and "semicolons" in row.fault and "secret" not in row.fault
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b'a,b\r1,"x\ry"\r2,z\r', b'a;b\r\r1;"x\ry"\r2;z', b'\xef\xbb\xbfa\tb\r1\t"x\ry"\r2\tz\n'],
+)
+def test_bare_carriage_returns_end_the_lines_of_a_csv_file(content):
+    rows = list(read_rows(io.BytesIO(content), "x.csv"))
+    assert [row.values for row in rows] == [{"a": "1", "b": "x\ry"}, {"a": "2", "b": "z"}]
+
+
+def test_a_carriage_return_among_other_line_breaks_is_named_by_its_line():
+    with pytest.raises(InputError, match=r"line 3: .*line break") as caught:
+        list(read_rows(io.BytesIO(b"a,b\n1,2\n3,sec\rret\n"), "x.csv"))
+    assert "sec" not in str(caught.value)
+
+
 def test_bytes_that_are_no_utf_8_are_refused_by_file_and_line():
     content = "a\nfine\nsecret caf\u00e9\n".encode("latin-1")
     with pytest.raises(InputError, match=r"x\.csv, line 3: not UTF-8 text") as caught:

@@ -23,7 +23,7 @@ from dpft.data.sources import (
     read_examples,
 )
 from dpft.errors import InputError
-from dpft.tasks.base import LabeledExample
+from dpft.tasks.base import SPLITS, LabeledExample
 from dpft.tasks.custom import CustomLabels, CustomTexts
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
@@ -234,7 +234,7 @@ def test_a_source_without_its_setting_names_the_key(settings, key):
 
 def test_the_embedded_sample_has_every_split_and_its_public_number_of_rows():
     task = E2ETask(name="e2e", source="embedded")
-    rows = {split: len(load_examples(task, split)) for split in sources.SPLITS}
+    rows = {split: len(load_examples(task, split)) for split in SPLITS}
     yaml = OmegaConf.load(Path(sources.__file__).parents[2] / "conf/task/e2e.yaml")
     assert rows["train"] == yaml.embedded_num_train_examples
     assert min(rows.values()) > 0

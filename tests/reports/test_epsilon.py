@@ -55,6 +55,16 @@ def test_the_table_fits_a_pipe_of_80_columns(table):
     assert "\x1b" not in table
 
 
+def test_huge_epsilons_are_printed_as_powers_of_ten(report):
+    huge = replace(report, epsilon=1234567890.5, epsilons={"rdp": 1234567890.5, "gdp": 4.951e35})
+    table = accounting_table(
+        huge, num_examples=42061, expected_batch_size=1024, calibration=CALIBRATION
+    )
+    assert "1.235e+09\n" in table and "4.951e+35" in table
+    assert "epsilon = 1.235e+09 " in table
+    assert max(map(len, table.splitlines())) <= 80
+
+
 def test_upper_bounds_are_rounded_up_and_lower_bounds_down(table):
     assert "prv                 2.9769        2.9871        2.9974" in table
 

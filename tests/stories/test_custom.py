@@ -181,7 +181,7 @@ def test_the_readmes_command_takes_a_messy_file(workspace: Workspace) -> None:
     [
         (["task=custom", "task.data_dir=qa.csv"], ["one of task.prompt and task.target", "none"]),
         ([*QA, 'task.target="{reply}"'], ["lacks the column reply", "3 columns under other names"]),
-        ([*QA, "task.target={answer}"], ["cannot read the argument", "key=\"VALUE\""]),
+        ([*QA, "task.target={answer}"], ["cannot read the argument", "'task.target=\"{answer}\"'"]),
         ([*QA, "task.data_dir=model", HELD_OUT], ["holds no train split"]),
         (["task=custom", "task.data_dir=qa.csv", "task.messages=question"],
          ["must hold a list of messages"]),

@@ -11,6 +11,7 @@ import yaml
 
 from dpft.data.raw_rows import Row
 from dpft.errors import InputError
+from dpft.synthesis.columns import Text
 from dpft.synthesis.schema import (
     FaultyCell,
     Schema,
@@ -256,3 +257,71 @@ def test_a_draft_guesses_texts_decimals_days_and_what_is_missing() -> None:
     }  # fmt: skip
     assert schema.named["m"].missing
     assert all(schema.row(c) for c in cells)
+
+
+IDENTIFIERS = {
+    "a postcode": "02116",
+    "a phone number": "+493012345678",
+    "a card number": "4111111111111111",
+    "the beginning of a hash": "1e5",
+    "a version with a leading zero": "007.50",
+    "digits of another script": "٠١٢٣",
+}
+
+
+@pytest.mark.parametrize("cell", IDENTIFIERS.values(), ids=IDENTIFIERS)
+@pytest.mark.parametrize("num_others, kind", [(1, "category"), (90, "text")])
+def test_a_number_that_would_change_is_drafted_as_text_and_kept(
+    cell: str, num_others: int, kind: str
+) -> None:
+    cells = [cell, *(str(10000 + n % num_others) for n in range(90))]
+    text = draft_schema([Row("row", {"code": each}) for each in cells], unit="example")
+    column = schema_of(yaml.safe_load(text)).named["code"]
+    assert column.kind == kind
+    for each in cells:
+        assert column.cell(column.parse(json.loads(column.spell(column.read(each))))) == each
+    if isinstance(column, Text):
+        assert column.room >= len(cell)
+
+
+def test_a_long_number_of_a_jsonl_file_is_drafted_as_text() -> None:
+    rows = [Row("row", {"code": 1234567890123456789 + n}) for n in range(90)]
+    text = draft_schema(rows, unit="example")
+    assert schema_of(yaml.safe_load(text)).named["code"].kind == "text"
+
+
+NUMBERS = {
+    "zero": ("0", "integer"),
+    "a fraction": ("0.50", "decimal"),
+    "below zero": ("-0.5", "decimal"),
+    "an exponent": ("1e-05", "decimal"),
+    "an exponent after a point": ("2.5E3", "integer"),
+    "fifteen digits": ("123456789012345", "integer"),
+}
+
+
+@pytest.mark.parametrize("cell, kind", NUMBERS.values(), ids=NUMBERS)
+def test_a_plain_number_is_drafted_as_a_number(cell: str, kind: str) -> None:
+    text = draft_schema([Row("row", {"code": each}) for each in (cell, "7")], unit="example")
+    assert schema_of(yaml.safe_load(text)).named["code"].kind == kind
+
+
+@pytest.mark.parametrize("cell", ["00501", " 08028", "-01.5"])
+def test_a_column_of_numbers_rejects_a_leading_zero(cell: str) -> None:
+    schema = schema_of(columns(x={"type": "decimal", "minimum": -9, "maximum": 99999}))
+    assert schema.row({"x": "501"})
+    with pytest.raises(FaultyCell, match="leading zero") as rejected:
+        schema.row({"x": cell})
+    assert cell.strip() not in str(rejected.value)
+
+
+def test_values_of_a_schema_stay_as_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.schema.yaml"
+    path.write_text(
+        "columns:\n"
+        "  code: {type: category, values: [00501, 08028, +49, 12:30, 1.10, 7]}\n"
+        "  price: {type: decimal, minimum: 0.50, maximum: 9, step: 0.1}\n"
+    )
+    schema = read_schema(path)
+    assert schema.named["code"].options == ("00501", "08028", "+49", "12:30", "1.10", 7)
+    assert schema.row({"code": "00501", "price": "0.6"})["code"] == "00501"

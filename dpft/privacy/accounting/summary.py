@@ -29,6 +29,8 @@ SIGNIFICANT = 4
 """Digits of a printed delta."""
 DECIMALS = 4
 """Decimals of a printed epsilon."""
+LARGEST_WRITTEN_OUT = 1e7
+"""The epsilon from which on it is printed as a power of ten."""
 SMALLEST_WRITTEN_OUT = -3
 """The power of ten from which on a figure is written without one."""
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -47,11 +49,13 @@ def round_up(value: float, digits: int) -> float:
 
 
 def eps_text(epsilon: float) -> str:
-    """Returns an epsilon as it is printed.
+    """Return an epsilon as it is printed, rounded up.
 
-    >>> eps_text(2.99991)
-    '3.0000'
+    >>> eps_text(2.99991), eps_text(4.9510473e35)
+    ('3.0000', '4.952e+35')
     """
+    if LARGEST_WRITTEN_OUT <= epsilon < math.inf:
+        return delta_text(epsilon)
     return f"{round_up(epsilon, DECIMALS):.{DECIMALS}f}"
 
 

@@ -1,0 +1,101 @@
+"""The files of each split in a folder: one file, or the shards of a data set from the Hub.
+
+    DIR/train.csv                             DIR/test.csv
+    DIR/train-00000-of-00002.parquet          DIR/train-00001-of-00002.parquet
+    DIR/data/train-00000-of-00001.jsonl       a folder as the Hub has it
+
+Shards are separate from the readers of rows because tables, images and corpora name splits alike.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from dpft.errors import InputError
+
+SHARD = re.compile(r"-(?P<number>\d+)-of-(?P<total>\d+)(?:-[0-9a-f]+)?(?=\.|$)")
+"""The end of a shard's name; the Hub once appended a hash to it."""
+
+
+def split_of(name: str) -> str:
+    """Return the name of a file without its ending and without the number of a shard.
+
+    >>> split_of("train-00000-of-00002.jsonl.gz"), split_of("test.csv"), split_of("train-old.csv")
+    ('train', 'test', 'train-old')
+    """
+    return SHARD.sub("", name, count=1).partition(".")[0]
+
+
+def files_by_split(
+    folder: Path, splits: Collection[str], endings: Iterable[str]
+) -> dict[str, list[Path]]:
+    """Return the files of each split that a folder has, in the order of their names.
+
+    The files are in the folder itself, or in its subfolder ``data`` if none are there.
+
+    Args:
+        folder: May be missing; then there are no files.
+        splits: Names of the splits, or of their parts.
+        endings: Endings of the files' names, such as ``.csv``.
+
+    Raises:
+        InputError: The folder cannot be read.
+    """
+    for place in (folder, folder / "data"):
+        found: dict[str, list[Path]] = {}
+        for path in _entries(place):
+            split = split_of(path.name)
+            _, dot, ending = path.name.partition(".")
+            if split in splits and dot + ending in endings:
+                found.setdefault(split, []).append(path)
+        if found:
+            return found
+    return {}
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        raise InputError(f"{folder} cannot be read: {error.strerror}.") from error
+
+
+def in_order(files: Sequence[Path]) -> list[Path]:
+    """Return the files of one split in the order of their shards.
+
+    A file without a number counts as the only shard. Shards are numbered from 0 or from 1.
+
+    Args:
+        files: At least one.
+
+    Raises:
+        InputError: Two files are the same shard or are of different sets, or a shard is missing.
+    """
+    shards: dict[int, Path] = {}
+    total = _number_and_total(files[0])[1]
+    for path in files:
+        number, of_total = _number_and_total(path)
+        other = shards.setdefault(number, path if of_total == total else files[0])
+        if other is not path:
+            raise InputError(
+                f"{path.parent} holds {other.name} and {path.name}, which are not shards of one"
+                f" set; keep one {split_of(path.name)} split."
+            )
+    start = int(0 not in shards and total in shards)
+    missing = next((number for number in range(start, start + total) if number not in shards), None)
+    if missing is not None:
+        raise InputError(
+            f"{files[0].parent} lacks the shard {_renumbered(files[0].name, missing)}, and the"
+            f" {split_of(files[0].name)} split is all {total} shards; add it."
+        )
+    return [shards[number] for number in sorted(shards)]
+
+
+def _number_and_total(path: Path) -> tuple[int, int]:
+    shard = SHARD.search(path.name)
+    return (int(shard["number"]), int(shard["total"])) if shard else (0, 1)
+
+
+def _renumbered(name: str, number: int) -> str:
+    """Return the name of another shard of the same set, without a hash."""
+    return SHARD.sub(lambda m: f"-{number:0{len(m['number'])}d}-of-{m['total']}", name)
