@@ -304,27 +304,10 @@ def _file_rows(file: str) -> Iterator[Row]:
     return file_rows(path)
 
 
-def refuse_records(task: Task, file: str) -> bool:
-    """Refuses a file that a run's own records were read from, under whatever name.
-
-    Returns:
-        Whether it was known where the run's own records are: ``task.data_dir`` may be relative to
-        another folder, or have moved, and rows in memory are nowhere.
-
-    Raises:
-        InputError: It is the file of a split.
-    """
+def are_records(task: Task, file: str) -> bool:
+    """Return whether a run's own records were read from a file, under whatever name."""
     path = Path(file).expanduser()
-    for own in split_files(task):
-        if path.exists() and path.samefile(own):
-            raise InputError(
-                f"prompts must hold no record that the run was trained or evaluated on, got"
-                f" {file!r}, which is the run's own {own.name}; epsilon does not cover what a model"
-                " writes after such a record. Give prompts from elsewhere."
-            )
-    if MEMORY in (file, task.effective_source):
-        return False
-    return task.data_dir is None or Path(task.data_dir).expanduser().exists()
+    return path.exists() and any(path.samefile(split) for split in split_files(task))
 
 
 def split_files(task: Task) -> list[Path]:

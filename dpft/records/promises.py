@@ -56,6 +56,8 @@ class Phase:
 
 
 Phases = Annotated[tuple[Phase, ...], Limits(min_items=1)]
+OWN_RECORDS: Literal["the run's own records"] = "the run's own records"
+Prompts = Literal["the user's", "the run's own records", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,8 +380,8 @@ class Generated(Versioned):
     """Records that were asked for."""
     unparsed: Count | None = None
     """Texts among them that are no rows."""
-    prompts: Literal["the user's", "none"]
-    """Whether the model continued a user's prompts."""
+    prompts: Prompts
+    """Whether the model continued a user's prompts, or the run's own records."""
     notes: tuple[str, ...]
     """What the records cost and what epsilon does not cover, a sentence each."""
 

@@ -38,12 +38,14 @@ from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.configuration import RunConfiguration, TaskSection
 from dpft.records.form import joined, keys_of
 from dpft.records.promises import (
+    OWN_RECORDS,
     GeneratedOpenly,
     GeneratedPrivately,
     OpenRun,
     OpenVocabulary,
     PrivateRun,
     PrivateVocabulary,
+    Prompts,
     RunPrivacy,
     guarantee,
     has_noise,
@@ -276,8 +278,12 @@ def _parts(record: RunRecord) -> dict[str, Any]:
 
 
 PROMPTS_NOT_COVERED = (
-    "epsilon does not cover the prompts: they stand in the records as they were given, and dpft"
-    " refused the run's own files alone, so only the user knows whether one was trained on"
+    "epsilon does not cover the prompts: the generated records contain them as they were given, and"
+    " only the user knows whether the model was trained on one of them"
+)
+RECORDS_AS_PROMPTS = (
+    "NOT PRIVATE: the prompts are the run's own training or evaluation records, and epsilon does"
+    " not cover what is generated from them"
 )
 NON_PRIVATE_RUN = (
     "NOT PRIVATE: the model was trained without differential privacy (privacy=none), so its texts"
@@ -298,7 +304,7 @@ def statement(
     retries: int,
     records: int,
     unparsed: int | None,
-    prompted: bool,
+    prompts: Prompts,
 ) -> GeneratedPrivately | GeneratedOpenly:
     """Returns the content of the file beside synthetic records.
 
@@ -311,7 +317,7 @@ def statement(
         records: How many were asked for.
         unparsed: How many of them are texts that the task's template does not read as rows; None
             where none does, or where it would say something of a user's prompts.
-        prompted: Whether the model continued a user's prompts.
+        prompts: What the model continued.
     """
     openly = GeneratedOpenly(
         steps=privacy.steps,
@@ -322,14 +328,21 @@ def statement(
         retries=retries,
         records=records,
         unparsed=unparsed,
-        prompts="the user's" if prompted else "none",
-        notes=(cost(privacy), *([PROMPTS_NOT_COVERED] if prompted else [])),
+        prompts=prompts,
+        notes=notes_on(privacy, prompts),
     )
-    if isinstance(privacy, OpenRun):
+    if isinstance(privacy, OpenRun) or prompts == OWN_RECORDS:
         return openly
     shared = {key.field for key in keys_of(GeneratedPrivately)} - vars(openly).keys() | {"private"}
     promised = {name: getattr(privacy, name) for name in shared}
     return joined(GeneratedPrivately, openly, **promised)
+
+
+def notes_on(privacy: RunPrivacy, prompts: Prompts) -> tuple[str, ...]:
+    """Return what generated records cost, and what of them epsilon does not cover."""
+    if prompts == OWN_RECORDS and privacy.private:
+        return (RECORDS_AS_PROMPTS,)
+    return (cost(privacy), *([PROMPTS_NOT_COVERED] if prompts == "the user's" else []))
 
 
 def cost(privacy: RunPrivacy) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dpft.config.schema import GenerateConfig, TrainConfig
 from dpft.data.raw_rows import MEMORY, WRITERS, write_rows
-from dpft.data.rows import Check, accept_all, load_prompts, refuse_records
+from dpft.data.rows import Check, accept_all, are_records, load_prompts
 from dpft.errors import InputError, RunError
 from dpft.evaluation.evaluate import counter
 from dpft.files import GENERATED, PRIVACY, hold_run
@@ -25,9 +25,9 @@ from dpft.parallel.processes import own_device, started
 from dpft.parallel.rank_environment import without_logging
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.records.form import write_record
-from dpft.records.promises import RunPrivacy, run_privacy
+from dpft.records.promises import OWN_RECORDS, Prompts, RunPrivacy, run_privacy
 from dpft.records.scores import SheetDecoding
-from dpft.reports.report import cost, statement
+from dpft.reports.report import notes_on, statement
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.run_cost import cut, loading_device
 from dpft.runs.saved_run import saved_run
@@ -158,13 +158,14 @@ def write(
     task: TextTask,
     written: Written,
     prompts: Sequence[Prompt],
+    source: Prompts,
 ) -> None:
     """Writes the files, the statement first: no records lie there without it.
 
     Records are no more open to other users than the prompts that stand in them, and how many of
     a user's prompts have become rows the statement does not say.
     """
-    unparsed, prompted = written.unparsed(prompts), config.prompts is not None
+    unparsed = written.unparsed(prompts)
     said = statement(
         privacy,
         run=_name_of(Path(config.run)),
@@ -172,25 +173,33 @@ def write(
         decode=SheetDecoding(**asdict(config.decode)),
         retries=config.retries,
         records=len(prompts),
-        unparsed=len(unparsed) if task.written_columns and not prompted else None,
-        prompted=prompted,
+        unparsed=len(unparsed) if task.written_columns and source == "none" else None,
+        prompts=source,
     )
     target.records.parent.mkdir(parents=True, exist_ok=True)
     write_record(target.statement, said)
     try:
         for path, rows in ((target.unparsed, unparsed), (target.records, written.rows)):
             if rows:
-                write_rows(path, rows, mode=_mode(config))
+                write_rows(path, rows, mode=_mode(config, source))
     except OSError:
         target.unparsed.unlink(missing_ok=True)
         target.statement.unlink()
         raise
 
 
-def _mode(config: GenerateConfig) -> int:
+def source_of_prompts(config: GenerateConfig, trained: Task) -> Prompts:
+    """Return where prompts come from; the run's own files are recognized if they have not moved."""
+    if config.prompts is None:
+        return "none"
+    is_own = config.prompts != MEMORY and are_records(trained, config.prompts)
+    return OWN_RECORDS if is_own else "the user's"
+
+
+def _mode(config: GenerateConfig, source: Prompts) -> int:
     if config.prompts is None:
         return 0o644
-    if config.prompts == MEMORY:
+    if config.prompts == MEMORY or source == OWN_RECORDS:
         return 0o600
     return 0o600 | (0o644 & Path(config.prompts).expanduser().stat().st_mode)
 
@@ -236,19 +245,27 @@ def generate(config: GenerateConfig) -> Target:
             trained_model, config, trained = _with_model(config, saved)
             task = written_task(config, trained)
             encoding = trained_model.encoding(task, max_new_tokens=config.decode.max_new_tokens)
-            prompts = prompts_of(config, task, trained, encoding.check)
+            prompts = prompts_of(config, task, encoding.check)
+            source = source_of_prompts(config, trained)
 
         def open_files() -> list[str]:
             held.enter_context(hold_run(folder))
             paths = new_files(folder, config.to, task)
-            if not privacy.private:
-                logger.warning(cost(privacy))
+            if not privacy.private or source == OWN_RECORDS:
+                logger.warning(notes_on(privacy, source)[0])
             return [str(path) for path in paths]
 
         target = Target(*map(Path, ranks.first_to_all(open_files)))
         written = write_records(config, task, trained_model, prompts, ranks)
         ranks.first(
-            write, config, target, privacy=privacy, task=task, written=written, prompts=prompts
+            write,
+            config,
+            target,
+            privacy=privacy,
+            task=task,
+            written=written,
+            prompts=prompts,
+            source=source,
         )
         ranks.first(_tell, task, target, written)
     return target
@@ -317,16 +334,14 @@ def written_task(config: GenerateConfig, trained: Task) -> TextTask:
     return task.from_nothing
 
 
-def prompts_of(
-    config: GenerateConfig, task: TextTask, trained: Task, check: Check = accept_all
-) -> list[Prompt]:
+def prompts_of(config: GenerateConfig, task: TextTask, check: Check = accept_all) -> list[Prompt]:
     """Returns what the model goes on from: the user's prompts, or nothing ``num`` times.
 
     ``check`` raises ``InputError`` for a prompt that the model cannot read.
 
     Raises:
-        InputError: Prompts are given and the task's records have none; or the prompts are the
-            run's own records, or not of the task's form.
+        InputError: Prompts are given and the task's records have none, or they are not of the
+            task's form.
     """
     if config.num is not None:
         return [({}, task.prompt({}))] * config.num
@@ -335,13 +350,7 @@ def prompts_of(
             f"prompts needs a task whose records have a prompt, got task={task.name}, whose whole"
             " record was trained on; give num=N instead."
         )
-    file = str(config.prompts)
-    if not refuse_records(trained, file):
-        logger.warning(
-            "the run's own records are not here, so whether the prompts are among them was not"
-            " checked"
-        )
-    return list(load_prompts(task, file, check))
+    return list(load_prompts(task, str(config.prompts), check))
 
 
 def _tell(task: TextTask, target: Target, written: Written) -> None:

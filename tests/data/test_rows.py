@@ -11,9 +11,9 @@ import pytest
 
 from dpft.data.raw_rows import Row
 from dpft.data.rows import (
+    are_records,
     examples_of,
     load_prompts,
-    refuse_records,
     row_values,
     split_files,
     unit_of,
@@ -192,23 +192,22 @@ def data(tmp_path):
 
 
 @pytest.mark.parametrize("split", ["train.jsonl", "test.csv"])
-def test_a_file_of_a_split_is_no_prompt_under_any_name(data, split):
+def test_a_file_of_a_split_holds_records_under_any_name(data, split):
     task = E2ETask(name="e2e", data_dir=str(data))
     (data / "link").symlink_to(data / split)
     os.link(data / split, data / "copy")
     for name in (split, "link", "copy", f"../data/{split}"):
-        with pytest.raises(InputError, match=f"the run's own {split}"):
-            refuse_records(task, str(data / name))
+        assert are_records(task, str(data / name))
 
 
-def test_another_file_of_the_same_folder_may_be_a_prompt(data):
-    assert refuse_records(E2ETask(name="e2e", data_dir=str(data)), str(data / "mine.jsonl"))
+def test_another_file_of_the_same_folder_holds_no_records(data):
+    assert not are_records(E2ETask(name="e2e", data_dir=str(data)), str(data / "mine.jsonl"))
+    assert not are_records(E2ETask(name="e2e"), str(data / "mine.jsonl"))
 
 
-def test_a_task_of_one_file_refuses_that_file(data):
+def test_a_task_of_one_file_has_its_records_there(data):
     task = E2ETask(name="e2e", data_dir=str(data / "mine.jsonl"))
-    with pytest.raises(InputError, match="the run's own mine.jsonl"):
-        refuse_records(task, str(data / "mine.jsonl"))
+    assert are_records(task, str(data / "mine.jsonl"))
 
 
 def test_parts_of_a_split_are_its_files(data):
@@ -216,15 +215,8 @@ def test_parts_of_a_split_are_its_files(data):
     assert {path.name for path in split_files(task)} == {"train.jsonl", "test.csv", "mine.jsonl"}
 
 
-def test_the_embedded_sample_is_no_prompt():
+def test_the_bundled_sample_holds_records():
     task = E2ETask(name="e2e", source="embedded")
     names = {path.name.partition(".")[0]: path for path in split_files(task)}
     assert set(names) == {"train", "validation", "test"}
-    with pytest.raises(InputError, match="the run's own train.jsonl.gz"):
-        refuse_records(task, str(names["train"]))
-
-
-def test_a_folder_that_has_gone_is_told_from_one_without_the_file(tmp_path, data):
-    own = str(data / "mine.jsonl")
-    assert not refuse_records(E2ETask(name="e2e", data_dir=str(tmp_path / "gone")), own)
-    assert refuse_records(E2ETask(name="e2e"), own)
+    assert are_records(task, str(names["train"]))

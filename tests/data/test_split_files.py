@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpft.data.rows import refuse_records
+from dpft.data.rows import are_records
 from dpft.data.sources import has_split, has_training_split_alone, load_examples
 from dpft.errors import InputError
 from dpft.tasks.base import SPLITS, Task
@@ -99,7 +99,6 @@ def test_an_invalid_row_is_named_by_its_shard(tmp_path: Path) -> None:
     assert "train-00001-of-00002.jsonl, line 2:" in refusal(custom(tmp_path))
 
 
-def test_a_shard_is_no_file_of_prompts(tmp_path: Path) -> None:
+def test_a_shard_holds_records(tmp_path: Path) -> None:
     write(tmp_path / "data" / "test-00000-of-00001.jsonl", "text")
-    with pytest.raises(InputError, match="the run's own test-00000-of-00001.jsonl"):
-        refuse_records(custom(tmp_path), str(tmp_path / "data" / "test-00000-of-00001.jsonl"))
+    assert are_records(custom(tmp_path), str(tmp_path / "data" / "test-00000-of-00001.jsonl"))

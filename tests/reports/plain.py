@@ -67,7 +67,7 @@ def stated(privacy: Any, **given: Any) -> dict[str, Any]:
     """Returns what stands beside synthetic records of a run."""
     asked = {"run": "outputs/x", "task": "e2e", "retries": 2, "records": 3, "unparsed": None}
     decode = parse(DECODE, SheetDecoding)
-    said = statement(privacy_of(privacy), decode=decode, **{**asked, "prompted": False, **given})
+    said = statement(privacy_of(privacy), decode=decode, **{**asked, "prompts": "none", **given})
     return as_json(said)
 
 

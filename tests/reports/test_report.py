@@ -347,9 +347,9 @@ SEEDED = {**PRIVATE, "private": False, "reproducible": True}
 ORDINARY = without_privacy(num_examples=9, expected_batch_size=3, steps=9)
 
 
-def beside(privacy: dict, *, prompted: bool = True, unparsed: int | None = None) -> dict:
+def beside(privacy: dict, *, prompts: str = "the user's", unparsed: int | None = None) -> dict:
     """What stands beside synthetic records."""
-    return stated(privacy, prompted=prompted, unparsed=unparsed)
+    return stated(privacy, prompts=prompts, unparsed=unparsed)
 
 
 def test_a_private_runs_records_cost_what_the_run_cost() -> None:
@@ -367,14 +367,21 @@ def test_a_private_runs_records_cost_what_the_run_cost() -> None:
 
 
 def test_texts_that_are_no_rows_are_counted_where_they_may_be() -> None:
-    found = beside(PRIVATE, prompted=False, unparsed=0)
+    found = beside(PRIVATE, prompts="none", unparsed=0)
     assert (found["retries"], found["records"], found["unparsed"]) == (2, 3, 0)
     assert "unparsed" not in beside(PRIVATE)
 
 
 def test_prompts_are_said_not_to_be_covered_where_there_are_any() -> None:
     assert "epsilon does not cover the prompts" in beside(PRIVATE)["notes"][1]
-    assert len(beside(PRIVATE, prompted=False)["notes"]) == 1
+    assert len(beside(PRIVATE, prompts="none")["notes"]) == 1
+
+
+def test_records_generated_from_the_runs_own_records_are_not_private() -> None:
+    found = beside(PRIVATE, prompts="the run's own records")
+    assert found["private"] is False
+    assert not {"epsilon", "delta"} & set(found)
+    assert [note[:11] for note in found["notes"]] == ["NOT PRIVATE"]
 
 
 @pytest.mark.parametrize(("privacy", "why"), [(SEEDED, "noise_seed"), (ORDINARY, "privacy=none")])

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from transformers import PretrainedConfig, ViTConfig
 
 from dpft.cli.commands import subcommand
 from dpft.config.composing import compose
-from dpft.config.keys import quoted
 from dpft.config.load import config_directory, dump
 from dpft.errors import InputError
 from dpft.evaluation.metrics.base import metric_specs
@@ -204,7 +204,9 @@ def test_data_on_this_machine_is_named_by_no_path(folder: Path) -> None:
 def test_next_commands_are_quoted_for_a_shell_and_for_hydra(folder: Path) -> None:
     odd = folder.with_name("two words, it's")
     commands = [shlex.split(command) for command in lines(write_run(odd))["next"]]
-    assert commands[0] == ["dpft", "eval", "run=" + quoted("outputs/two words, it's")]
+    assert commands[0][:2] == ["dpft", "eval"]
+    override = OverridesParser.create().parse_override(commands[0][2])
+    assert override.value() == "outputs/two words, it's"
     spaced = folder.with_name("two words")
     assert shlex.split(lines(write_run(spaced))["next"][0])[2] == "run=outputs/two words"
 
@@ -289,7 +291,7 @@ def test_every_command_that_a_run_advises_takes_that_run_of_every_task_and_objec
                 row = {column: ROWS.get(column, "a ____ b") for column in task.given_columns}
                 Path(f"{run}.jsonl").write_text(json.dumps(row) + "\n")
                 _, asked, of_run = _with_model(made, saved_run(str(run)))
-                assert prompts_of(asked, written_task(asked, of_run), of_run)
+                assert prompts_of(asked, written_task(asked, of_run))
         check_others_refused(task.written_from, str(run))
     assert done
 
@@ -311,4 +313,4 @@ def check_others_refused(written_from: str | None, run: str) -> None:
         if getattr(of_run, "learn_prompt", False):
             continue  # It writes both.
         with pytest.raises(InputError, match="num|prompts|run must name a model that writes"):
-            prompts_of(config, written_task(config, of_run), of_run)
+            prompts_of(config, written_task(config, of_run))

@@ -9,7 +9,8 @@ import pytest
 from dpft.config.schema import GenerateConfig
 from dpft.errors import InputError, StateError
 from dpft.generation.decoding import DecodeConfig
-from dpft.runs.generation import privacy_of, prompts_of, written_task
+from dpft.records.promises import OWN_RECORDS
+from dpft.runs.generation import privacy_of, prompts_of, source_of_prompts, written_task
 from dpft.tasks.custom import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
@@ -62,12 +63,12 @@ def test_a_task_of_labels_is_refused() -> None:
 
 def test_prompts_are_the_rows_of_the_file_in_its_order(data: Path) -> None:
     config = asked(prompts="prompts.jsonl")
-    rows = [row for row, _ in prompts_of(config, E2E, E2E)]
+    rows = [row for row, _ in prompts_of(config, E2E)]
     assert [list(row.values()) for row in rows] == [[record] for record, _ in ROWS]
 
 
 def test_where_whole_records_were_trained_on_the_model_goes_on_from_nothing() -> None:
-    prompts = prompts_of(asked(task=WHOLE, num=3), WHOLE, WHOLE)
+    prompts = prompts_of(asked(task=WHOLE, num=3), WHOLE)
     assert [(row, example.prompt) for row, example in prompts] == [({}, "")] * 3
 
 
@@ -77,7 +78,7 @@ def test_the_other_way_to_ask_is_refused_by_task(data: Path) -> None:
     with pytest.raises(InputError, match=r"from q; .* or train with task\.learn_prompt=true,"):
         written_task(asked(task=PAIRS, num=3), PAIRS)
     with pytest.raises(InputError, match="task=custom, whose whole record .* give num=N"):
-        prompts_of(asked(prompts="prompts.jsonl"), WHOLE, WHOLE)
+        prompts_of(asked(prompts="prompts.jsonl"), WHOLE)
 
 
 def test_a_learned_prompt_is_written_from_nothing_or_given() -> None:
@@ -94,18 +95,9 @@ def test_whether_a_prompt_was_learned_cannot_be_said_afterwards(task: Any, train
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_the_runs_own_records_are_no_prompts(data: Path, split: str) -> None:
+def test_prompts_that_are_the_runs_own_records_are_recognized(data: Path, split: str) -> None:
     (data / "link.jsonl").symlink_to(data / "data" / f"{split}.jsonl")
     for file in (f"data/{split}.jsonl", "link.jsonl"):
-        with pytest.raises(InputError, match=rf"trained or evaluated on.* own {split}\.jsonl"):
-            prompts_of(asked(prompts=file), E2E, E2E)
-
-
-def test_where_the_runs_data_has_gone_that_is_said(
-    data: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = asked(prompts="prompts.jsonl")
-    prompts_of(config, E2E, E2E)
-    assert caplog.text == ""
-    prompts_of(config, E2E, replace(E2E, data_dir="gone"))
-    assert "the run's own records are not here" in caplog.text
+        assert source_of_prompts(asked(prompts=file), E2E) == OWN_RECORDS
+    assert source_of_prompts(asked(prompts="prompts.jsonl"), E2E) == "the user's"
+    assert source_of_prompts(asked(num=3), E2E) == "none"

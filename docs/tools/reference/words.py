@@ -69,7 +69,8 @@ are marked, since ε does not cover them.
 `dpft generate` writes synthetic records with a run's model, at no further ε, since what is made
 of a private model is post-processing. Give `prompts=FILE` for a record after each prompt, or
 `num=N` where whole records were trained on. Beside the records it writes what they cost,
-`NUMBER.privacy.json`. The run's own training and evaluation files are refused as prompts.
+`NUMBER.privacy.json`. If the prompts are the run's own training or evaluation files, it states that
+the records are not private.
 """,
         examples=(
             "dpft generate run=outputs/DATE/TIME prompts=FILE",
