@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from dpft.errors import InputError
-from dpft.methods.base import METHODS, idle_modules, original_name
+from dpft.methods.base import METHODS, original_name
 from dpft.methods.peft_method import PeftMethod
+from dpft.text_parts import idle_modules
 
 if TYPE_CHECKING:
     from peft import PeftConfig, TaskType
