@@ -46,7 +46,6 @@ QWEN_VISION = {
 }
 IMAGES = {"image_token_id": 6, "video_token_id": 7}
 CLIP = {"model_type": "clip_vision_model", **VISION}
-SIGLIP = {"model_type": "siglip_vision_model", **VISION}
 
 
 def _linear_attention(ids: dict[str, Any]) -> dict[str, Any]:
