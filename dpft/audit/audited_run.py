@@ -22,6 +22,7 @@ from dpft.config.schema import TrainConfig
 from dpft.data.batches import EncodedRows
 from dpft.data.canaries import Canary, copies_of
 from dpft.data.encoding import Encoding, fingerprint
+from dpft.data.rows import Check, accept_all
 from dpft.data.sources import has_training_split_alone, load_examples
 from dpft.data.training_records import split_held_out
 from dpft.errors import DpftError, InputError, StateError
@@ -161,12 +162,12 @@ def read_run_records(run: Path, config: TrainConfig, encoding: Encoding) -> RunR
             are is not known for want of a key in private/.
         StateError: A file in private/ is damaged.
     """
-    read = load_training_data(config)
+    read = load_training_data(config, encoding.check)
     data = replace(read, examples=list(read.examples))
     kept: Sequence[int] = range(len(data.examples))
     unseen: Unseen | str
     if config.eval.held_out is None:
-        unseen = unseen_records(config)
+        unseen = unseen_records(config, encoding.check)
     else:
         kept, held = _kept_and_held_out(run, config, data)
         records = data.only(held).examples
@@ -189,7 +190,8 @@ def records_and_unseen(
         records = read_run_records(run, config, encoding)
     except InputError as error:
         why = str(error)
-        return why, unseen_records(config) if config.eval.held_out is None else why
+        is_split = config.eval.held_out is None
+        return why, unseen_records(config, encoding.check) if is_split else why
     return records, records.unseen
 
 
@@ -203,7 +205,7 @@ def check_writes_texts(config: TrainConfig) -> TextTask:
     return config.task
 
 
-def unseen_records(config: TrainConfig) -> Unseen | str:
+def unseen_records(config: TrainConfig, check: Check = accept_all) -> Unseen | str:
     """Returns the split that a run's task is scored on, or why there is none, in words."""
     if has_training_split_alone(config.task):
         return "the data are a training split alone, of which nothing was held out"
@@ -212,7 +214,7 @@ def unseen_records(config: TrainConfig) -> Unseen | str:
     records: list[Record] = []
     try:
         for part in config.task.parts(config.eval.split):
-            records += load_examples(config.task, part)
+            records += load_examples(config.task, part, check)
     except InputError as error:
         return str(error)
     public = eval_split_is_public(config.task, config.eval)

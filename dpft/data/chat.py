@@ -1,17 +1,32 @@
 """Conversations to token ids by the model's own chat template.
 
-The template says where an answer begins and what ends it, so that a model tuned on conversations
-reads them as it did before. A prompt's tokens are the same at training, where an answer follows,
-and at generation: an answer whose first letters would join the prompt's last token, or that spells
-one of the template's marks, is tokenised by itself, as text.
+The template determines where an answer begins and what ends it, so that a model tuned on
+conversations reads them as it did before. A template may add text around an answer: a lead-in, such
+as the empty thinking block of Qwen3, or a tail, such as ``<|im_end|>``. The model learns both, and
+`ChatEncoding.answer` removes both from what a model generates.
+
+A prompt's tokens are the same at training, where an answer follows, and at generation: an answer
+whose first letters would join the prompt's last token, or that spells one of the template's marks,
+is tokenized by itself, as text. A template's generation prompt may contain text that a finished
+conversation does not have before its answer, such as the ``<think>`` of DeepSeek-R1; that text is
+left out of the prompt.
+
+Templates are rendered here rather than by ``apply_chat_template`` because that always inserts the
+current date, and a run that resumes on a later day must read the same records.
 """
 
+import json
+import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
-from typing import Any, cast
+from os.path import commonprefix
+from typing import Any, NamedTuple, cast
 
+from jinja2 import Template
 from jinja2.exceptions import TemplateError
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from dpft.data.encoding import TextEncoding, TokenRows
 from dpft.data.tokenization import Prompt, TokenizedExample, joined, start_id, token_ids
@@ -19,12 +34,44 @@ from dpft.errors import InputError
 from dpft.tasks.base import Example
 
 PLACE = "dpftplaceholder"
-"""Stands for a message while the template's own words around it are looked up."""
+"""Stands for a message while the template's own text around it is looked up."""
+BLOCK = re.compile(r"(<\w+>|\[\w+\])?\s*(</\w+>|\[/\w+\])")
+"""An empty block of a lead-in, such as ``<think></think>``; its start may be in the prompt."""
+PARTS = ("prompt", "opening", "turns")
+"""The fields of `Written` by which a prompt is cut."""
+
+
+class Around(NamedTuple):
+    """The text that a template adds around an answer."""
+
+    dropped: str
+    """The end of the generation prompt that a finished conversation does not contain."""
+    lead: str
+    """Between the prompt and the answer."""
+    tail: str
+    """After the answer."""
+
+
+class Written(NamedTuple):
+    """A conversation as the template writes it."""
+
+    prompt: str
+    opening: str
+    """The template's text before the first message that is not the system's."""
+    turns: str
+    """The messages before the answer, nothing after them that asks for an answer."""
+    lead: str = ""
+    """The template's lead-in; empty if the template writes this answer without it."""
+    content: str = ""
+    """The answer without lead-in and tail; empty if there is no answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatEncoding(TextEncoding):
     """Conversations, for causal models whose tokenizer has a chat template."""
+
+    date: str | None = None
+    """The day that the template takes for today, such as 2026-11-29; None: today."""
 
     def __post_init__(self) -> None:
         if self.tokenizer.chat_template is None:
@@ -33,24 +80,43 @@ class ChatEncoding(TextEncoding):
                 " none; choose an instruction-tuned model, put a chat_template.jinja into"
                 " model.path, or make texts by task.prompt and task.target."
             )
-        assert self.ending  # looked up here: a template that does not fit is refused early
+        assert self.ending  # looked up here: a template that does not fit is rejected early
 
     @cached_property
     def ending(self) -> list[int]:
-        """Tokens that end an answer: the template's mark, and another end-of-text token.
+        """Tokens that end an answer: the template's tail, and the end-of-text token after it.
 
-        Generation stops at the end-of-text token alone.
+        Generation stops only at the end-of-text token.
         """
-        mark = self._ids([self._tail])[0]
-        known = set(self._marks.values())
-        last = max((at for at, token in enumerate(mark, 1) if token in known), default=0)
+        tail = self._ids([self._around.tail.rstrip()])[0]
         end = cast(int, self.tokenizer.eos_token_id)
-        return [*mark[:last], *([] if mark[:last][-1:] == [end] else [end])]
+        return [*tail, *([] if tail[-1:] == [end] else [end])]
+
+    def check(self, example: Any) -> None:
+        """See ``Encoding.check``: whether the template accepts the conversation."""
+        try:
+            self._written(example)
+        except InputError:
+            merged = example.with_system_merged()
+            if merged is not example and self._accepts(merged):
+                raise InputError(
+                    "the model's chat template does not accept a system message; set"
+                    " task.merge_system=true to put its text before the user's first message."
+                ) from None
+            raise
+
+    def _accepts(self, example: Any) -> bool:
+        try:
+            self._written(example)
+        except InputError:
+            return False
+        return True
 
     def rows(self, examples: Sequence[Example]) -> list[TokenizedExample]:
         """See ``Encoding.rows``; a long history loses its beginning, a system message stays."""
-        prompts = self._cuttable(examples)
-        answers = self._answers(examples, prompts)
+        written = [self._written(example) for example in examples]
+        prompts = self._in_parts(written)
+        answers = self._answers(written, prompts)
         end, start = [self.ending[-1]], start_id(self.tokenizer)
         return [
             joined(
@@ -67,16 +133,69 @@ class ChatEncoding(TextEncoding):
         """See ``Encoding.rows_together``."""
         return TokenRows(self.rows(examples) if examples else ())
 
+    def answer_ids(self, ids: list[int]) -> list[int]:
+        """See ``TokenEncoding.answer_ids``: special tokens of the lead-in end here.
+
+        They are not part of the decoded text, so `answer` cannot find them.
+        """
+        opening, closing = self._lead_marks
+        if not self._has_mark(closing):
+            return ids
+        end = self._ids([closing])[0]
+        places = [at for at in range(len(ids)) if ids[at : at + len(end)] == end]
+        if places:
+            return ids[places[0 if opening is None else -1] + len(end) :]
+        begin = self._ids([opening])[0] if opening is not None else None
+        return [] if begin is not None and ids[: len(begin)] == begin else ids
+
+    def answer(self, text: str) -> str:
+        """See ``TokenEncoding.answer``: the text without the template's lead-in and tail.
+
+        If the lead-in is an empty thinking block, a thinking block that the model has filled is
+        removed as well; a text that ends inside of the block has no answer.
+        """
+        opening, closing = self._lead_marks
+        if opening is None:
+            content = text.removeprefix(closing)
+        elif closing in text:
+            # After the last one, as the templates of such models divide a message.
+            content = text.rpartition(closing)[2]
+        else:
+            is_inside = not self._has_mark(closing) and text.startswith(opening)
+            content = "" if is_inside else text
+        tail = self._around.tail
+        for mark in self._marks:
+            tail = tail.replace(mark, "")
+        return content.strip().removesuffix(tail.strip()).rstrip()
+
+    def reference(self, example: Example) -> str:
+        """See ``TextEncoding.reference``: as the template writes the answer.
+
+        A template may trim an answer, or remove its thinking.
+        """
+        written = self._written(example)
+        return self.answer((written.lead + written.content).strip())
+
+    @cached_property
+    def _lead_marks(self) -> tuple[str | None, str]:
+        """The text that opens the block that the lead-in is, and the text that ends the lead-in.
+
+        The first is None if the lead-in is not a block, and empty if the prompt opens the block.
+        """
+        lead = self._around.lead.strip()
+        block = BLOCK.fullmatch(lead)
+        return (None, lead) if block is None else (block[1] or "", block[2])
+
     def _cuttable(self, examples: Sequence[Example]) -> list[Prompt]:
         """Returns each prompt in three parts: up to the first turn's text, history, what asks."""
-        texts = [self._written(_messages(each), asks=True) for each in examples]
-        silent = [self._written(_messages(each), asks=False) for each in examples]
-        opening = [self._opening(each) for each in examples]
-        ids, without, leads = (self._ids(column) for column in (texts, silent, opening))
+        return self._in_parts([self._written(replace(each, target="")) for each in examples])
+
+    def _in_parts(self, written: Sequence[Written]) -> list[Prompt]:
+        columns = ([getattr(each, name) for each in written] for name in PARTS)
         prompts = []
-        for whole, turns, lead in zip(ids, without, leads, strict=True):
-            start, end = common_prefix(whole, lead), common_prefix(whole, turns)
-            start = min(start, end)
+        for whole, opening, turns in zip(*map(self._ids, columns), strict=True):
+            end = common_prefix(whole, turns)
+            start = min(common_prefix(whole, opening), end)
             prompts.append(
                 Prompt(
                     start=whole[:start],
@@ -87,62 +206,100 @@ class ChatEncoding(TextEncoding):
             )
         return prompts
 
-    def _opening(self, example: Example) -> str:
-        """Returns the template's text before the first message that is not the system's."""
-        messages = _messages(example)
-        system = [message for message in messages[:1] if message["role"] == "system"]
-        turn = {"role": "user", "content": PLACE}
-        return self._written([*system, turn], asks=False).partition(PLACE)[0]
-
-    def _answers(self, examples: Sequence[Example], prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Returns the ids of each answer, up to where its ending begins."""
-        texts = [self._answer(example) for example in examples]
-        read = [self._written(_messages(example), asks=True) for example in examples]
-        together = self._ids([before + text for before, text in zip(read, texts, strict=True)])
-        alone = token_ids(texts, self.tokenizer)
+    def _answers(self, written: Sequence[Written], prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Returns the ids of each answer, lead-in included, up to where its ending begins."""
+        together = self._ids([each.prompt + each.lead + each.content for each in written])
+        leads = self._ids([each.lead for each in written])
+        contents = token_ids([each.content for each in written], self.tokenizer)
         answers = []
-        for prompt, text, whole, own in zip(prompts, texts, together, alone, strict=True):
+        for prompt, each, whole, lead, content in zip(
+            prompts, written, together, leads, contents, strict=True
+        ):
             ids = prompt.start + prompt.record + prompt.separator
-            follows = whole[: len(ids)] == ids and not any(mark in text for mark in self._marks)
-            answers.append(whole[len(ids) :] if follows else own)
+            follows = whole[: len(ids)] == ids and not self._has_mark(each.content)
+            answers.append(whole[len(ids) :] if follows else lead + content)
         return answers
 
-    def _answer(self, example: Example) -> str:
-        """Returns the template's text between the prompt and an answer's end."""
+    def _written(self, example: Any) -> Written:
+        """Returns a conversation as the template writes it.
+
+        Raises:
+            InputError: The template does not accept it; the message does not quote it.
+        """
+        messages = _messages(example)
+        dropped, usual_lead, tail = self._around
+        asked = self._rendered(messages, asks=True)
+        prompt = asked.removesuffix(dropped)
+        system = [message for message in messages[:1] if message["role"] in ("system", "developer")]
+        first = {"role": "user", "content": PLACE}
+        parts = Written(
+            prompt=prompt,
+            opening=self._rendered([*system, first], asks=False).partition(PLACE)[0],
+            turns=self._rendered(messages, asks=False),
+        )
         if not example.target:
-            return ""
-        return self._continuation(_messages(example), example.target).removesuffix(self._tail)
+            whole = prompt
+        else:
+            whole = self._rendered([*messages, _answer(example.target)], asks=False)
+        if not whole.startswith(prompt):
+            raise InputError(
+                "the model's chat template does not write this conversation and then its answer;"
+                " a template may require that the user's message comes last before the answer."
+            )
+        answer = whole[len(prompt) :].removesuffix(tail)
+        lead = usual_lead if answer.startswith(usual_lead) else ""
+        return parts._replace(lead=lead, content=answer.removeprefix(lead))
 
     @cached_property
-    def _tail(self) -> str:
-        """The template's text after an answer."""
+    def _around(self) -> Around:
+        """The text around an answer, looked up in a conversation of one question."""
         question = [{"role": "user", "content": "What?"}]
-        return self._continuation(question, PLACE).rpartition(PLACE)[2]
-
-    def _continuation(self, messages: list[dict[str, str]], answer: str) -> str:
-        prompt = self._written(messages, asks=True)
-        whole = self._written([*messages, {"role": "assistant", "content": answer}], asks=False)
-        if not whole.startswith(prompt):
+        asked = self._rendered(question, asks=True)
+        whole = self._rendered([*question, _answer(PLACE)], asks=False)
+        before, has_answer, tail = whole.rpartition(PLACE)
+        prompt = commonprefix([asked, before])
+        if prompt not in (asked, before):
+            # They part inside of a mark, such as <think> and </think>.
+            added = (token.content for token in self.tokenizer.added_tokens_decoder.values())
+            ends = (prompt.rfind(mark) + len(mark) for mark in ("\n", *added) if mark in prompt)
+            prompt = prompt[: max(ends, default=0)]
+        silent = self._rendered(question, asks=False)
+        if not has_answer or len(prompt) < len(commonprefix([silent, asked])):
             raise InputError(
                 "task.messages needs a chat template that writes a conversation and then its"
                 " answer, and the model's does not; choose another model, or make texts by"
                 " task.prompt and task.target."
             )
-        return whole[len(prompt) :]
+        return Around(dropped=asked[len(prompt) :], lead=before[len(prompt) :], tail=tail)
 
-    def _written(self, messages: list[dict[str, str]], *, asks: bool) -> str:
+    def _rendered(self, messages: list[dict[str, Any]], *, asks: bool) -> str:
         """Returns the messages as the template writes them."""
         try:
-            written = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=asks
+            return self._template.render(
+                **self.tokenizer.special_tokens_map,
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=asks,
+                strftime_now=self._now.strftime,
             )
         # What a template calls on a message raises Python's own errors; they may quote it.
-        except (TemplateError, ValueError, TypeError, LookupError, ArithmeticError):
+        except (
+            *(TemplateError, ValueError, TypeError, LookupError, ArithmeticError),
+            *(AttributeError, RecursionError),
+        ):
             raise InputError(
-                "the model's chat template refuses a conversation of task.messages; most want user"
-                " and assistant in turn, and some no system message."
+                "the model's chat template does not accept the conversation; most templates require"
+                " that user and assistant take turns, and some accept no system or tool messages."
             ) from None
-        return str(written)
+
+    @cached_property
+    def _template(self) -> Template:
+        return cast(Template, _compile_jinja_template(self.tokenizer.get_chat_template()))
+
+    @cached_property
+    def _now(self) -> datetime:
+        return datetime.now() if self.date is None else datetime.fromisoformat(self.date)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of texts, the template's marks read as the tokens they are."""
@@ -157,6 +314,10 @@ class ChatEncoding(TextEncoding):
         added = self.tokenizer.added_tokens_decoder.items()
         return {token.content: number for number, token in added if token.special}
 
+    def _has_mark(self, text: str) -> bool:
+        """Returns whether a text spells one of the tokenizer's special tokens."""
+        return any(mark in text for mark in self._marks)
+
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Returns how many ids the two begin with in common."""
@@ -164,6 +325,13 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def _messages(example: Any) -> list[dict[str, str]]:
+def _messages(example: Any) -> list[dict[str, Any]]:
     """Returns a chat example's messages as chat templates take them."""
-    return [asdict(message) for message in example.messages]
+    return [
+        {"role": message.role, "content": message.content, **json.loads(message.more or "{}")}
+        for message in example.messages
+    ]
+
+
+def _answer(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}

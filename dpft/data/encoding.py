@@ -426,6 +426,9 @@ class Encoding(ABC):
         """Returns whether a part of a record would have no room."""
         return False
 
+    def check(self, example: Any) -> None:  # noqa: B027 -- by default a model reads every record
+        """Raise an ``InputError``, which does not quote the record, if the model cannot read it."""
+
     @property
     def view(self) -> View | None:
         """Makes what a model reads of a row of ``rows_together``, drawn anew each time.
@@ -460,6 +463,14 @@ class TokenEncoding(Encoding):
         """See ``Encoding.cuts``."""
         return self.rows([example])[0].truncated
 
+    def answer_ids(self, ids: list[int]) -> list[int]:
+        """Return the tokens to decode of those that a model has generated after a prompt."""
+        return ids
+
+    def answer(self, text: str) -> str:
+        """Return the answer that a decoded text contains; by default, all of it."""
+        return text
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextEncoding(TokenEncoding):
@@ -469,6 +480,10 @@ class TextEncoding(TokenEncoding):
     """Tokens that prompts spell, known to the tokenizer; any other is read as text."""
     asked_sentinels: ClassVar[tuple[int, ...]] = ()
     """Tokens that stand for gaps of a prompt: none."""
+
+    def reference(self, example: Example) -> str:
+        """Return the text that a generated answer is compared with."""
+        return example.target
 
     def rows(self, examples: Sequence[Example]) -> list[TokenizedExample]:
         """See ``Encoding.rows``; for a seq2seq model prompt and target are cut apart."""

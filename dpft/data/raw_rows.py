@@ -448,4 +448,9 @@ def _mappings(table: Any) -> Iterator[Any]:
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+    """Return a value without numpy's types: pandas reads lists of .parquet files as arrays."""
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.dtype == object):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value

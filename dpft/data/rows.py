@@ -9,11 +9,11 @@ on, so the run's own files are refused as prompts.
 import difflib
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from dpft.data.raw_rows import (
     EMBEDDED_SAMPLE,
@@ -27,23 +27,33 @@ from dpft.data.raw_rows import (
 from dpft.errors import InputError
 from dpft.tasks.base import SKIPPED, SPLITS, Example, Record, Task, TextTask, is_unicode
 
+Given = TypeVar("Given")
 Made = TypeVar("Made")
+Check: TypeAlias = Callable[[Any], None]
+"""Raises ``InputError`` for an example that the model cannot read, such as ``Encoding.check``."""
 TEMPLATES = ("text", "prompt", "target")
 """Last parts of the keys whose values name columns in braces."""
 LONGEST_NAME = 40
 """Letters of a column's name that a message shows."""
 
 
-def examples_of(task: Task, row: Row, *, blank: bool = False) -> Sequence[Record]:
+def accept_all(record: Record) -> None:
+    """Accept a record: no model restricts which records it can read."""
+
+
+def examples_of(
+    task: Task, row: Row, *, blank: bool = False, check: Check = accept_all
+) -> Sequence[Record]:
     """Returns the examples a row stands for.
 
     Args:
         task: Says what a row means.
         row: Of its data.
         blank: Whether a value that is missing or faulty is read as an empty text.
+        check: Raises ``InputError`` for an example that the model cannot read.
 
     Raises:
-        FaultyRow: A column is missing or faulty; names file and line.
+        FaultyRow: A column is missing or faulty, or ``check`` fails; names file and line.
     """
     row.sound()
     optional = [column for column in task.optional_columns if _present(task, row, column)]
@@ -53,12 +63,13 @@ def examples_of(task: Task, row: Row, *, blank: bool = False) -> Sequence[Record
         }
     else:
         values = row_values(task, row, task.columns) | row_values(task, row, optional)
-    return make_from_row(row, task.examples, values)
+    examples = make_from_row(row, task.examples, values)
+    for example in examples:
+        make_from_row(row, check, example)
+    return examples
 
 
-def make_from_row(
-    row: Row, make: Callable[[Mapping[str, Any]], Made], values: Mapping[str, Any]
-) -> Made:
+def make_from_row(row: Row, make: Callable[[Given], Made], values: Given) -> Made:
     """Returns ``make`` of a row's values; a refusal names the row."""
     try:
         return make(values)
@@ -252,17 +263,32 @@ PROMPTS = "prompts"
 """Name under which a table of prompts is held in memory."""
 
 
-def load_prompts(task: TextTask, file: str) -> list[tuple[dict[str, Any], Example]]:
+def load_prompts(
+    task: TextTask, file: str, check: Check = accept_all
+) -> list[tuple[dict[str, Any], Example]]:
     """Returns each row's prompt columns, and the prompt that the task makes of them.
 
+    ``check`` is as in ``examples_of``.
+
     Raises:
-        InputError: The file is missing, empty or of another format, or has a faulty row; the
-            message names file and line and never quotes the row.
+        InputError: The file is missing, empty or of another format, or has faulty rows; the
+            message names file and lines and never quotes a row.
     """
     prompts = []
+    faulty = FaultyRows()
     for row in memory_rows(PROMPTS) if file == MEMORY else _file_rows(file):
-        values = row_values(task, row, task.given_columns)
-        prompts.append((values, make_from_row(row, task.prompt, values)))
+        try:
+            values = row_values(task, row, task.given_columns)
+            prompt = make_from_row(row, task.prompt, values)
+            make_from_row(row, check, prompt)
+        except FaultyRow as error:
+            faulty.add(error)
+            if faulty.are_enough:
+                break
+        else:
+            prompts.append((values, prompt))
+    if faulty.are_any:
+        raise faulty.refused(may_skip=False)
     if not prompts:
         raise InputError(f"prompts must hold at least one row, got none in {file!r}.")
     return prompts

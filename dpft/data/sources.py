@@ -34,7 +34,14 @@ from dpft.data.raw_rows import (
     memory_rows,
     read_rows,
 )
-from dpft.data.rows import FaultyRows, examples_of, unit_of, with_unique_groups
+from dpft.data.rows import (
+    Check,
+    FaultyRows,
+    accept_all,
+    examples_of,
+    unit_of,
+    with_unique_groups,
+)
 from dpft.errors import InputError, note_records_read
 from dpft.machine import hub_is_reachable
 from dpft.tasks.base import MISSING, REFUSED, SPLITS, OwnRows, Record, Task, shortened
@@ -126,12 +133,13 @@ def local_form(name: str) -> LocalForm:
     return form
 
 
-def load_examples(task: Task, split: str) -> list[Record]:
+def load_examples(task: Task, split: str, check: Check = accept_all) -> list[Record]:
     """Returns every example of a split, or of one of its parts, in the order of its source.
 
     Args:
         task: Says where the rows are and what one of them means.
         split: train, validation or test, or one of the task's ``parts`` of them.
+        check: Raises ``InputError`` for an example that the model cannot read.
 
     Returns:
         What ``task.examples`` makes of the rows: ``Example`` or ``LabeledExample``.
@@ -139,7 +147,7 @@ def load_examples(task: Task, split: str) -> list[Record]:
     Raises:
         InputError: The source or the split is missing, unreachable, empty, or has a faulty row.
     """
-    read = read_examples(task, split, None)
+    read = read_examples(task, split, None, check)
     return [each.record for each in read if each.record is not None]
 
 
@@ -154,7 +162,9 @@ class ReadRecord(NamedTuple):
     """Whether its texts were cut to ``LETTERS_PER_TOKEN`` before any tokenizer reads them."""
 
 
-def read_examples(task: Task, split: str, column: str | None) -> Iterator[ReadRecord]:
+def read_examples(
+    task: Task, split: str, column: str | None, check: Check = accept_all
+) -> Iterator[ReadRecord]:
     """Yields every example of a split and whose it is, as the rows are read.
 
     A faulty row is refused, with others of the split, or left out, as ``task.on_invalid`` has it;
@@ -166,6 +176,7 @@ def read_examples(task: Task, split: str, column: str | None) -> Iterator[ReadRe
         column: The column, such as customer_id, whose value says whose record a row is. Values
             are compared as text, without the blanks around them: 7 and " 7" are one unit. None:
             that is not asked, and the unit is empty.
+        check: As ``load_examples``; a row whose example fails is faulty.
 
     Raises:
         InputError: As ``load_examples``, or a row has no value in the column, or one that is
@@ -178,12 +189,17 @@ def read_examples(task: Task, split: str, column: str | None) -> Iterator[ReadRe
     faulty = FaultyRows()
     letters = LETTERS_PER_TOKEN * task.longest * task.most_rows
     is_empty, is_sound = True, False
+
+    def check_cut(example: Record) -> None:
+        if task.is_checked_by_model:
+            check(shortened(example, letters))
+
     try:
         for member, row in _rows_of_members(task, split):
             unit: str | None = None
             try:
                 unit = "" if column is None else unit_of(row, column)
-                examples = examples_of(member, row)
+                examples = examples_of(member, row, check=check_cut)
                 is_sound = True
             except FaultyRow as error:
                 faulty.add(error)
@@ -191,7 +207,7 @@ def read_examples(task: Task, split: str, column: str | None) -> Iterator[ReadRe
                     if faulty.are_enough:
                         break
                     continue
-                examples = () if unit is None else _read_with_blanks(task, member, row)
+                examples = () if unit is None else _read_with_blanks(task, member, row, check_cut)
                 if unit is None or not examples:
                     yield ReadRecord(None, row.place if unit is None else unit, False)
                     continue
@@ -213,12 +229,12 @@ def read_examples(task: Task, split: str, column: str | None) -> Iterator[ReadRe
         )
 
 
-def _read_with_blanks(task: Task, member: Task, row: Row) -> Sequence[Record]:
+def _read_with_blanks(task: Task, member: Task, row: Row, check: Check) -> Sequence[Record]:
     """Returns a faulty row's examples where what it lacks may be read as empty; else none."""
     if task.on_invalid != MISSING:
         return ()
     try:
-        return examples_of(member, row, blank=True)
+        return examples_of(member, row, blank=True, check=check)
     except FaultyRow:
         return ()
 

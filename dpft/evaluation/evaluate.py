@@ -154,6 +154,12 @@ def group_examples(examples: Sequence[Example], *, limit: int | None = None) -> 
     return groups[:limit]
 
 
+def _as_read(group: Group, outputs: "ModelOutputs") -> Group:
+    """Return the group with the references that a perfect model would generate."""
+    examples = (replace(each, target=outputs.reference(each)) for each in group.examples)
+    return replace(group, examples=tuple(examples))
+
+
 class Answers(ABC):
     """Answers of one kind."""
 
@@ -224,7 +230,8 @@ class TextAnswers(Answers):
         if kinds & {TEXTS, LABELS}:
             firsts = [group.examples[0] for group in chosen]
             count = counter("predictions", len(chosen), on_progress)
-            scored = self.of_file(task, chosen, outputs.texts(firsts, decode, count))
+            texts = outputs.texts(firsts, decode, count)
+            scored = self.of_file(task, [_as_read(group, outputs) for group in chosen], texts)
         columns = dict(scored.columns)
         examples = [example for group in chosen for example in group.examples]
         if LIKELIHOODS in kinds:

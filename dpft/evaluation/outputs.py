@@ -110,8 +110,14 @@ class ModelOutputs:
                 on_batch=self._of_all(on_batch),
                 draws=own,
                 sentinels=encoding.asked_sentinels,
+                answer_ids=encoding.answer_ids,
             )
-        return put_together(texts, self.ranks)
+        return put_together([encoding.answer(text) for text in texts], self.ranks)
+
+    def reference(self, example: Example) -> str:
+        """Return the text that ``texts`` would return if the model had learned the example."""
+        encoding = self.encoding
+        return encoding.reference(example) if isinstance(encoding, TextEncoding) else example.target
 
     def likelihoods(
         self, examples: Sequence[Example], on_batch: Callable[[int], None]

@@ -170,6 +170,7 @@ def generate_texts(
     draws: Draws | None = None,
     sentinels: Sequence[int] = (),
     processors: "Processors | None" = None,
+    answer_ids: Callable[[list[int]], list[int]] = list,
 ) -> list[str]:
     """Returns the text the model writes after each prompt, up to its end-of-text token.
 
@@ -187,6 +188,7 @@ def generate_texts(
         sentinels: Tokens that stand for the gaps of a prompt, in order. Each that it has is
             written before the words that fill its gap, and its name stands in the text.
         processors: What chooses among the logits, in place of what the strategy says.
+        answer_ids: Selects the tokens to decode of those that the model has generated.
 
     Returns:
         Texts in the order of the prompts, blanks around them stripped.
@@ -215,7 +217,7 @@ def generate_texts(
             before = 1 if model.config.is_encoder_decoder else max(map(len, batch))
             rows = _generate(model, batch, settings, processors(indices, before))
             for index, row in zip(indices, rows, strict=True):
-                texts[index] = _text(row, tokenizer, sentinels)
+                texts[index] = _text(answer_ids(row), tokenizer, sentinels)
             if on_batch is not None:
                 on_batch(len(indices))
     return texts

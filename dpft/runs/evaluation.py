@@ -199,7 +199,7 @@ def evaluate_saved(config: EvaluateConfig, ranks: Ranks = ALONE) -> list[Evaluat
             logger.warning(
                 "the checkpoint has no trained classification head: a random one is scored"
             )
-        scored = records_to_score(config)
+        scored = records_to_score(config, encoding.check)
         device = own_device(config.train.prepare(), ranks)
         model = trained_model.on_device(config.task, loading_device(config.parallel, device))
     check_same_model(model, scored, ranks)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dpft.config.schema import GenerateConfig, TrainConfig
 from dpft.data.raw_rows import MEMORY, WRITERS, write_rows
-from dpft.data.rows import load_prompts, refuse_records
+from dpft.data.rows import Check, accept_all, load_prompts, refuse_records
 from dpft.errors import InputError, RunError
 from dpft.evaluation.evaluate import counter
 from dpft.files import GENERATED, PRIVACY, hold_run
@@ -235,7 +235,8 @@ def generate(config: GenerateConfig) -> Target:
             saved, privacy = saved_run(config.run), privacy_of(folder)
             trained_model, config, trained = _with_model(config, saved)
             task = written_task(config, trained)
-            prompts = prompts_of(config, task, trained)
+            encoding = trained_model.encoding(task, max_new_tokens=config.decode.max_new_tokens)
+            prompts = prompts_of(config, task, trained, encoding.check)
 
         def open_files() -> list[str]:
             held.enter_context(hold_run(folder))
@@ -316,8 +317,12 @@ def written_task(config: GenerateConfig, trained: Task) -> TextTask:
     return task.from_nothing
 
 
-def prompts_of(config: GenerateConfig, task: TextTask, trained: Task) -> list[Prompt]:
+def prompts_of(
+    config: GenerateConfig, task: TextTask, trained: Task, check: Check = accept_all
+) -> list[Prompt]:
     """Returns what the model goes on from: the user's prompts, or nothing ``num`` times.
+
+    ``check`` raises ``InputError`` for a prompt that the model cannot read.
 
     Raises:
         InputError: Prompts are given and the task's records have none; or the prompts are the
@@ -336,7 +341,7 @@ def prompts_of(config: GenerateConfig, task: TextTask, trained: Task) -> list[Pr
             "the run's own records are not here, so whether the prompts are among them was not"
             " checked"
         )
-    return list(load_prompts(task, file))
+    return list(load_prompts(task, file, check))
 
 
 def _tell(task: TextTask, target: Target, written: Written) -> None:

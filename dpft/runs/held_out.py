@@ -20,6 +20,7 @@ from pathlib import Path
 
 from dpft.config.schema import EvaluateConfig, TrainConfig
 from dpft.data.canaries import Canary
+from dpft.data.rows import Check, accept_all
 from dpft.data.sources import has_split, has_training_split_alone, load_examples, read_examples
 from dpft.data.training_records import PackedRecords, new_key, records_fingerprint, split_held_out
 from dpft.errors import InputError
@@ -75,15 +76,22 @@ def read_early(config: TrainConfig) -> Iterator[None]:
     if config.parallel.name != "none" or config.task.effective_source != "local":
         yield
         return
-    token = _early.set([(config, load_training_data(config))])
+    early = [(config, load_training_data(config))]
+    if config.task.is_checked_by_model:
+        early.clear()  # These rows are read again once the model can check them.
+    token = _early.set(early)
     try:
         yield
     finally:
         _early.reset(token)
 
 
-def load_training_data(config: TrainConfig) -> TrainingData:
-    """Returns the training records, and whose they are where ``privacy.unit`` is a column."""
+def load_training_data(config: TrainConfig, check: Check = accept_all) -> TrainingData:
+    """Returns the training records, and whose they are where ``privacy.unit`` is a column.
+
+    ``check`` is ``Encoding.check`` of the model; without it, rows that the model cannot read count
+    as records.
+    """
     early = _early.get()
     if early and _reads_the_same(early[0][0], config):
         return early.pop()[1]
@@ -96,7 +104,7 @@ def load_training_data(config: TrainConfig) -> TrainingData:
     def records() -> Iterator[Record]:
         nonlocal blank, cut
         known: dict[str, str] = {}  # Equal units are one text.
-        for record, unit, is_cut in read_examples(config.task, "train", column):
+        for record, unit, is_cut in read_examples(config.task, "train", column, check):
             if record is None:
                 faulty.append(unit)
                 continue
@@ -188,11 +196,16 @@ class Division:
         return None if self.key is None else f"{self.key.hex()}\n{self.fingerprint}\n"
 
 
-def divide(config: TrainConfig, data: TrainingData, key: bytes | None = None) -> Division:
+def divide(
+    config: TrainConfig,
+    data: TrainingData,
+    key: bytes | None = None,
+    check: Check = accept_all,
+) -> Division:
     """Returns the training records without those held out, and those to score.
 
     The data are every record of the training split, in its order; the key is of a run that goes on,
-    None: a fresh one is drawn.
+    None: a fresh one is drawn. ``check`` is as in ``load_training_data``.
 
     Raises:
         InputError: Records are to be held out and there are others to score, or one side is empty;
@@ -204,7 +217,7 @@ def divide(config: TrainConfig, data: TrainingData, key: bytes | None = None) ->
             logger.warning("not evaluated: %s", NOT_EVALUATED)
         elif config.eval.enabled:
             parts = config.task.parts(config.eval.split)
-            scored = {part: load_examples(config.task, part) for part in parts}
+            scored = {part: load_examples(config.task, part, check) for part in parts}
         return Division(kept=range(len(data.examples)), scored=scored)
     if has_split(config.task, config.eval.split):
         raise InputError(
@@ -217,8 +230,8 @@ def divide(config: TrainConfig, data: TrainingData, key: bytes | None = None) ->
     return Division(kept=kept, scored=scored, key=key, fingerprint=known_by(data, key))
 
 
-def records_to_score(config: EvaluateConfig) -> dict[str, list[Record]]:
-    """Returns the records to score, by part of the split.
+def records_to_score(config: EvaluateConfig, check: Check = accept_all) -> dict[str, list[Record]]:
+    """Returns the records to score, by part of the split; ``check`` as in ``load_training_data``.
 
     Raises:
         InputError: They cannot be read, or were held out otherwise, or by a key that is not there,
@@ -226,7 +239,7 @@ def records_to_score(config: EvaluateConfig) -> dict[str, list[Record]]:
     """
     if config.eval.held_out is None:
         parts = config.task.parts(config.eval.split)
-        return {part: load_examples(config.task, part) for part in parts}
+        return {part: load_examples(config.task, part, check) for part in parts}
     if config.run is None:
         raise InputError(
             "eval.held_out needs run=RUN, the run that held the records out; other records are"
@@ -238,7 +251,7 @@ def records_to_score(config: EvaluateConfig) -> dict[str, list[Record]]:
             f"eval.held_out must stay as the run had it, {trained.eval.held_out}, got"
             f" {config.eval.held_out}: other records were trained on; drop it."
         )
-    data = load_training_data(replace(trained, task=config.task))
+    data = load_training_data(replace(trained, task=config.task), check)
     key, before = held_out_key(Path(config.run))
     if not hmac.compare_digest(known_by(data, key), before):
         raise InputError(

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from dpft.config.schema import EvaluateConfig
+from dpft.data.rows import Check
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
 from dpft.evaluation.evaluate import Group, group_examples
@@ -64,12 +65,13 @@ def write_sheet(runs: Sequence[EvaluateConfig]) -> None:
     place = folder if public else folder / PRIVATE
     _check_runs(runs, systems, place)
     decode = replace(first.decode, strategy=first.human_eval_strategy)
-    trained_models = []
+    trained_models, checks = [], []
     for config in runs:
         trained = trained_model_of_run(Path(str(config.run)), saved_run(str(config.run)))
-        trained.check_lengths(config.task, max_new_tokens=decode.max_new_tokens)
+        encoding = trained.encoding(config.task, max_new_tokens=decode.max_new_tokens)
+        checks.append(encoding.check)
         trained_models.append(trained)
-    groups = _chosen_groups(runs)
+    groups = _chosen_groups(runs, checks)
     with hold_run(folder):
         answers = [
             _responses(config, trained_model, chosen, decode)
@@ -136,10 +138,13 @@ def _check_runs(runs: Sequence[EvaluateConfig], systems: Sequence[str], place: P
             )
 
 
-def _chosen_groups(runs: Sequence[EvaluateConfig]) -> list[list[Group]]:
-    """Returns the inputs of the sheet as each run knows them."""
+def _chosen_groups(runs: Sequence[EvaluateConfig], checks: Sequence[Check]) -> list[list[Group]]:
+    """Returns the inputs of the sheet as each run knows them; each run's model has a check."""
     first = runs[0]
-    splits = [_groups(config, limit=first.eval.limit) for config in runs]
+    splits = [
+        _groups(config, check, limit=first.eval.limit)
+        for config, check in zip(runs, checks, strict=True)
+    ]
     names = [group.input for group in splits[0]]
     for config, groups in zip(runs, splits, strict=True):
         if [group.input for group in groups] != names:
@@ -152,8 +157,8 @@ def _chosen_groups(runs: Sequence[EvaluateConfig]) -> list[list[Group]]:
     return [[groups[index] for index in chosen] for groups in splits]
 
 
-def _groups(config: EvaluateConfig, *, limit: int | None) -> list[Group]:
-    records = [record for part in records_to_score(config).values() for record in part]
+def _groups(config: EvaluateConfig, check: Check, *, limit: int | None) -> list[Group]:
+    records = [record for part in records_to_score(config, check).values() for record in part]
     assert are_texts(records)
     return group_examples(records, limit=limit)
 

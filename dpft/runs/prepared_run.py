@@ -298,8 +298,8 @@ def prepare(
     processor = modality_of(task).processor(task, architecture, head, tokens=task.special_tokens)
     encoding = encoding_of(task, architecture, head, processor)
     check_micro_batch_tokens(config)
-    data = load_training_data(config)
-    division = divide(config, data, secrets.held_out_key)
+    data = load_training_data(config, encoding.check)
+    division = divide(config, data, secrets.held_out_key, encoding.check)
     config = with_batch_size(config, lambda: data.num_units)
     config = with_micro_batch_size(config, architecture, head, device)
     if config.train.compile and config.privacy.clips is not None:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from dpft.config.load import dump
@@ -190,8 +191,10 @@ def begin(
 
     ranks.first(refuse_folder)
     secrets = share_secrets(fresh_secrets(config), ranks)
+    today = ranks.first_to_all(lambda: datetime.now(UTC).date().isoformat())
     with ranks.settled():
-        prepared = prepare(config, secrets, None, planner, ranks)
+        begun = replace(config, task=config.task.begun(today))
+        prepared = prepare(begun, secrets, None, planner, ranks)
     prepared = sharded(agreed(prepared, ranks), ranks)
     with ExitStack() as held:
 

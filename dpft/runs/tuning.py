@@ -51,6 +51,7 @@ from dpft.files import (
     what_lacks,
     write_text,
 )
+from dpft.models.architecture import read_architecture
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.parallel_config import ParallelConfig, check_start
 from dpft.privacy.accounting.selection import (
@@ -79,11 +80,11 @@ from dpft.runs.folder import (
     start_anew,
     write_begun,
 )
-from dpft.runs.held_out import divide, known_by, load_training_data
+from dpft.runs.held_out import TrainingData, divide, known_by, load_training_data
 from dpft.runs.run import begin, go_on
 from dpft.runs.run_plan import RunPlan, plan_run, warn_of_delta, with_batch_size
 from dpft.runs.saved_run import read_spent
-from dpft.runs.task_model import check_fit
+from dpft.runs.task_model import TrainedModel, check_fit
 from dpft.training.checkpoint import checkpoints, delete_generator_states
 
 
@@ -134,7 +135,7 @@ def draw_search(command: TuneCommand) -> Search:
     config = command.settings()
     score_metric(command)
     check_fit(config)
-    data = load_training_data(config)
+    data = _training_data(config)
     divide(config, data)
     settings = command.tuning.settings()
     plans = [_uncalibrated(command, setting, data.num_units) for setting in settings]
@@ -171,12 +172,20 @@ def read_search(folder: Path) -> Search | None:
 
 def same_records(command: TuneCommand, search: Search) -> None:
     """Refuses to go on with other training records than the search began with."""
-    data = load_training_data(command.settings())
+    data = _training_data(command.settings())
     if not hmac.compare_digest(known_by(data, bytes.fromhex(search.key)), search.fingerprint):
         raise InputError(
             "resume must go on with the training records that the search began with, got others;"
             " put them back as they were, or begin a new search."
         )
+
+
+def _training_data(config: TrainConfig) -> TrainingData:
+    """Return the training records as each trial reads them."""
+    if not config.task.is_checked_by_model:
+        return load_training_data(config)
+    model = TrainedModel(architecture=read_architecture(config.model))
+    return load_training_data(config, model.encoding(config.task, max_new_tokens=None).check)
 
 
 def _uncalibrated(command: TuneCommand, setting: Mapping[str, Any], num_units: int) -> PrivacyPlan:
@@ -441,6 +450,9 @@ def finish(
 ) -> None:
     """Runs the trials that have not ended and publishes the best."""
     spec = score_metric(command)
+    if (date := read_begun(folder).date) is not None:
+        # The day of a trial would reveal how many trials preceded it.
+        command = replace(command, task=command.task.begun(date))
     with hint_of_resume(folder):
         count = command.tune.count
         logger.info(

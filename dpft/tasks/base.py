@@ -250,6 +250,8 @@ class Task(ABC):
     """Whether the mean of the scores of a split's parts is a score, too."""
     own_defaults: ClassVar[bool] = False
     """Whether a batch is chosen for few records of a user's own, where none is configured."""
+    is_checked_by_model: ClassVar[bool] = False
+    """Whether only a model can tell which rows are valid, such as by its chat template."""
     scores_rows: ClassVar[bool] = False
     """Whether every row is scored apart, though another has the same input."""
 
@@ -387,6 +389,10 @@ class Task(ABC):
     def special_tokens(self) -> tuple[str, ...]:
         """Tokens that the task adds to the tokenizer and writes into prompts, in order."""
         return ()
+
+    def begun(self, date: str) -> Self:
+        """Returns the task as a run that begins on a day, such as 2026-11-29, keeps it."""
+        return self
 
     @property
     def unit_definition(self) -> str:

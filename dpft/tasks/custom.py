@@ -5,11 +5,13 @@ template of a plain text, a text and the column of its class, or messages, of wh
 last one is learned and those before it are read.
 """
 
+import datetime
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from dpft.errors import InputError
 from dpft.tasks.base import (
@@ -57,7 +59,14 @@ class CustomFields(OwnRows):
     text_template: str | None = field(default=None, metadata={"key": "text"})
     """Template of a text to learn as a whole, or, with ``task.label``, to classify."""
     messages_column: str | None = field(default=None, metadata={"key": "messages"})
-    """The column that holds a list of {role, content}."""
+    """The column that holds a list of {role, content}, or of {from, value}."""
+    completion_column: str | None = field(default=None, metadata={"key": "completion"})
+    """The column that holds the messages after those of ``task.messages``, the answer last."""
+    merge_system: bool = False
+    """Whether a system message becomes the beginning of the user's first message."""
+    date: str | None = None
+    """The day that a chat template takes for today, YYYY-MM-DD; null: the day on which the run
+    begins, in UTC."""
     label_column: str | None = field(default=None, metadata={"key": "label"})
     """The column that holds the class."""
     labels: tuple[str, ...] = ()
@@ -91,6 +100,13 @@ class CustomFields(OwnRows):
                 "task.json_weights is for task.prompt and task.target without task.learn_prompt,"
                 " got it with another form; drop it."
             )
+        if (self.completion_column or self.merge_system or self.date) and form not in (CHAT, None):
+            raise InputError(
+                "task.completion, task.merge_system and task.date are for task.messages, got them"
+                " with another form; drop them."
+            )
+        if self.date is not None and not is_day(self.date):
+            raise InputError(f"task.date must be a day such as 2026-11-29, got {self.date!r}.")
         if not all(0 < weight < math.inf for weight in self.json_weights):
             raise InputError(
                 f"task.json_weights must be above 0 and finite, got {list(self.json_weights)}."
@@ -362,8 +378,18 @@ class WholeRows(CustomTexts):
         return prompt.followed_by(target)
 
 
-ASSISTANT = "assistant"
-ROLES = ("system", "user", ASSISTANT)
+SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
+ROLES = (SYSTEM, "developer", USER, ASSISTANT, TOOL)
+SAME_AS = {
+    **dict.fromkeys(("human",), USER),
+    **dict.fromkeys(("gpt", "chatgpt", "model", "bing", "bard"), ASSISTANT),
+    **dict.fromkeys(("function", "observation", "function_response"), TOOL),
+}
+"""Names of roles in data sets of other programs, such as ShareGPT's, and the role of each."""
+FUNCTION_CALL = "function_call"
+"""ShareGPT's role of an assistant's message whose text is a call: {"name": …, "arguments": …}."""
+OF_TEMPLATES = ("tool_calls", "tool_call_id", "name", "reasoning_content")
+"""Other fields of a message that chat templates read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,6 +399,13 @@ class Message:
     role: str
     """One of ``ROLES``."""
     content: str
+    more: str = ""
+    """Other fields that a chat template reads, such as tool_calls, as JSON; empty: none."""
+
+    @property
+    def calls_tool(self) -> bool:
+        """Whether the message is a call of a tool."""
+        return bool(self.more) and "tool_calls" in json.loads(self.more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,12 +415,27 @@ class ChatExample(Example):
     messages: tuple[Message, ...]
     """Those before the assistant's last one, which is ``target``; at least one."""
 
+    def with_system_merged(self) -> "ChatExample":
+        """Return the example with its system message as the beginning of the user's first message.
+
+        An example without one of the two is returned as it is.
+        """
+        system = self.messages[0]
+        place = next((at for at, each in enumerate(self.messages) if each.role == USER), None)
+        if system.role not in (SYSTEM, "developer") or place is None:
+            return self
+        first = self.messages[place]
+        merged = replace(first, content=f"{system.content}\n\n{first.content}")
+        messages = (*self.messages[1:place], merged, *self.messages[place + 1 :])
+        return replace(self, messages=messages)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CustomChats(CustomFields, TextTask):
-    """``task.messages``."""
+    """``task.messages``, and ``task.completion``."""
 
     holds_lists: ClassVar[bool] = True
+    is_checked_by_model: ClassVar[bool] = True
     unit_definition: ClassVar[str] = (
         "conversation (row of the data); equal ones are records of their own"
     )
@@ -398,78 +446,191 @@ class CustomChats(CustomFields, TextTask):
             object.__setattr__(self, "metrics", TEXT_METRICS)
         super().__post_init__()
 
+    def begun(self, date: str) -> Self:
+        """See ``Task.begun``: chat templates insert the date."""
+        return replace(self, date=self.date or date)
+
     @property
     def columns(self) -> tuple[str, ...]:
-        """The column of the conversation."""
-        return (self._column,)
+        """The columns of the conversation."""
+        return (*self.prompt_columns, *filter(None, [self.completion_column]))
 
     @property
     def prompt_columns(self) -> tuple[str, ...]:
         """The column of the conversation, of which a prompt leaves out the answer."""
-        return self.columns
+        return (self.messages_column or "",)
 
     def column_key(self, column: str) -> str | None:
         """See ``Task.column_key``."""
-        return "task.messages"
+        return "task.messages" if column == self.messages_column else "task.completion"
 
     def examples(self, row: Mapping[str, Any]) -> tuple[ChatExample, ...]:
         """Returns the row's one conversation; see ``Task.examples``."""
-        messages = self._messages(row)
-        if messages[-1].role != ASSISTANT:
+        *before, last = (
+            message for column in self.columns for message in self._messages(row, column)
+        )
+        what = self._what(self.columns[-1])
+        if last.role != ASSISTANT:
             raise InputError(
-                f"{self._what} must end with a message of the assistant, which is what is learned."
+                f"{what} must end with a message of the assistant, which is what is learned."
             )
-        answer = messages[-1].content
-        return (replace(self.prompt(row), target=answer if answer.strip() else ""),)
+        if last.calls_tool:
+            raise InputError(
+                f"{what} must end with a text of the assistant, got a message that calls a tool;"
+                " only text is learned."
+            )
+        target = last.content if last.content.strip() else ""
+        return (replace(self._example(before), target=target),)
 
     def prompt(self, row: Mapping[str, Any]) -> ChatExample:
         """Returns the messages before an answer; an assistant's last message is left out."""
-        messages = self._messages(row)
-        before = messages[:-1] if messages[-1].role == ASSISTANT else messages
-        if not before:
-            raise InputError(f"{self._what} must hold a message before the assistant's answer.")
-        shown = "\n".join(f"{message.role}: {message.content}" for message in before)
-        return ChatExample(prompt=shown, target="", group=shown, cut_start=True, messages=before)
+        return self._example(self._asked(row))
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> ChatExample:
         """See ``Task.canary``."""
         said = [
-            {"role": "user", "content": " ".join(read)},
+            {"role": USER, "content": " ".join(read)},
             {"role": ASSISTANT, "content": " ".join(learned)},
         ]
-        return self.examples({self._column: said})[0]
+        if self.completion_column is None:
+            return self.examples({self.columns[0]: said})[0]
+        return self.examples({self.columns[0]: said[:1], self.completion_column: said[1:]})[0]
 
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any]:
         """Returns the conversation with the text as the assistant's answer."""
-        said = [*self.prompt(row).messages, Message(role=ASSISTANT, content=text)]
-        return {self._column: [{"role": m.role, "content": m.content} for m in said]}
+        given = zip(row[self.columns[0]], self._asked(row), strict=False)
+        asked = [_in_form_of(form, message) for form, message in given]
+        answer = {"role": ASSISTANT, "content": text}
+        if "role" not in asked[0]:
+            answer = {"from": "gpt", "value": text}
+        if self.completion_column is not None:
+            return {self.columns[0]: asked, self.completion_column: [answer]}
+        return {self.columns[0]: [*asked, answer]}
 
-    def _messages(self, row: Mapping[str, Any]) -> tuple[Message, ...]:
-        value = row[self._column]
+    def _asked(self, row: Mapping[str, Any]) -> list[Message]:
+        """Returns the messages that a model answers."""
+        messages = self._messages(row, self.columns[0])
+        has_answer = messages[-1].role == ASSISTANT and self.completion_column is None
+        return messages[:-1] if has_answer else messages
+
+    def _example(self, messages: Sequence[Message]) -> ChatExample:
+        """Returns the example of the messages before an answer."""
+        if not messages:
+            what = self._what(self.columns[0])
+            raise InputError(f"{what} must hold a message before the assistant's answer.")
+        shown = "\n".join(map(_shown, messages))
+        example = ChatExample(
+            prompt=shown, target="", group=shown, cut_start=True, messages=tuple(messages)
+        )
+        return example.with_system_merged() if self.merge_system else example
+
+    def _messages(self, row: Mapping[str, Any], column: str) -> list[Message]:
+        value = row[column]
         if not isinstance(value, Sequence) or isinstance(value, str) or not value:
             raise InputError(
-                f"{self._what} must hold a list of messages, each {{role, content}}; .csv holds no"
-                " lists, .jsonl and .parquet do."
+                f"{self._what(column)} must hold a list of messages, each {{role, content}}; .csv"
+                " holds no lists, .jsonl and .parquet do."
             )
-        return tuple(self._message(one) for one in value)
+        try:
+            return [_message(each) for each in value]
+        except InputError as error:
+            raise InputError(f"{self._what(column)} {error}") from None
 
-    def _message(self, value: Any) -> Message:
-        if not isinstance(value, Mapping):
-            raise InputError(f"{self._what} must hold messages of the form {{role, content}}.")
-        role, content = value.get("role"), value.get("content")
-        if role not in ROLES:
-            raise InputError(f"{self._what} must give each message a role of {', '.join(ROLES)}.")
-        if not isinstance(content, str) or not is_unicode(content):
-            raise InputError(f"{self._what} must give each message a text as its content.")
-        return Message(role=role, content=content)
+    def _what(self, column: str) -> str:
+        return f"the column {column}, which {self.column_key(column)} names,"
 
-    @property
-    def _column(self) -> str:
-        return self.messages_column or ""
 
-    @property
-    def _what(self) -> str:
-        return f"the column {self._column}, which task.messages names,"
+def is_day(text: str) -> bool:
+    """Return whether a text is a day in ISO 8601, such as 2026-11-29."""
+    try:
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except (TypeError, ValueError):
+        return False
+
+
+def _in_form_of(given: Mapping[str, Any], message: Message) -> dict[str, Any]:
+    """Return a message as {from, value} if ``given`` has this form, else as {role, content}."""
+    if given.get("role"):
+        return {
+            "role": message.role,
+            "content": message.content,
+            **json.loads(message.more or "{}"),
+        }
+    value = given.get("value")
+    return {"from": given["from"], "value": value if isinstance(value, str) else message.content}
+
+
+def _shown(message: Message) -> str:
+    """Return a message in words; a record's fingerprint and its group are made of them."""
+    return f"{message.role}: {message.content}" + (f" {message.more}" if message.more else "")
+
+
+def _message(value: Any) -> Message:
+    """Return a message of {role, content} or of ShareGPT's {from, value}.
+
+    Raises:
+        InputError: It has another form; the message does not quote it.
+    """
+    if not isinstance(value, Mapping):
+        raise InputError("must hold messages of the form {role, content}.")
+    name = value.get("role") or value.get("from")
+    role = SAME_AS.get(name, name) if isinstance(name, str) else None
+    content = value.get("value") if value.get("content") is None else value["content"]
+    others = {key: value[key] for key in OF_TEMPLATES if value.get(key)}
+    if role == FUNCTION_CALL:
+        role, others, content = ASSISTANT, {"tool_calls": [_json(content)]}, None
+    if role not in ROLES:
+        raise InputError(f"must give each message a role of {', '.join(ROLES)}.")
+    if others.get("tool_calls"):
+        others["tool_calls"] = _tool_calls(others["tool_calls"])
+        content = "" if content is None else content
+    text = _text(content)
+    if text is None or not is_unicode(text):
+        raise InputError("must give each message a text as its content, and no image or sound.")
+    try:
+        more = json.dumps(others, ensure_ascii=False) if others else ""
+    except (TypeError, ValueError, RecursionError):
+        more = None
+    if more is None or not is_unicode(more):
+        raise InputError(f"must hold values of JSON under {', '.join(OF_TEMPLATES)}.")
+    return Message(role=role, content=text, more=more)
+
+
+def _text(content: Any) -> str | None:
+    """Return the text of a message, whose parts are joined; None if a part is not text."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else None
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if not isinstance(text, str) or part.get("type") != "text":
+            return None
+        texts.append(text)
+    return "".join(texts)
+
+
+def _tool_calls(calls: Any) -> list[Any]:
+    """Return calls of tools as chat templates read them: their arguments as values, not as JSON."""
+    if not isinstance(calls, list):
+        raise InputError("must give a message's tool_calls as a list.")
+    read = []
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise InputError("must give each of a message's tool_calls the name of a function.")
+        arguments = _json(function.get("arguments"))
+        identity = {"id": call["id"]} if call.get("id") is not None else {}
+        named = {"name": function["name"], "arguments": arguments}
+        read.append({**identity, "type": "function", "function": named})
+    return read
+
+
+def _json(value: Any) -> Any:
+    """Return what a JSON text stands for; any other value is returned as it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
 
 
 @TASKS.register("custom")

@@ -244,6 +244,15 @@ def test_what_a_frame_lacks_is_none_as_in_a_file() -> None:
     assert read[0]["when"] is None
 
 
+def test_lists_that_pandas_read_from_parquet_are_lists(tmp_path: Path) -> None:
+    call = {"function": {"name": "look"}}
+    messages = [{"role": "user", "tool_calls": [call, call]}]
+    pd.DataFrame({"messages": [messages]}).to_parquet(tmp_path / "talk.parquet")
+    with rows_in_memory(pd.read_parquet(tmp_path / "talk.parquet")):
+        (row,) = memory_rows("train")
+    assert row.values == {"messages": messages}
+
+
 def test_rows_in_memory_are_private_and_of_no_published_number() -> None:
     values = {"name": "e2e", "source": "memory", "num_train_examples": 42061}
     task = from_values(values, chosen_task_class(values))

@@ -243,6 +243,9 @@ class Answering:
     def texts(self, examples: Sequence[Example], decode: DecodeConfig, count: Any) -> list[str]:
         return [f"{example.group}!" for example in examples]
 
+    def reference(self, example: Example) -> str:
+        return example.target
+
     def likelihoods(self, examples: Sequence[Any], count: Any) -> Likelihoods:
         return Likelihoods([-1.0] * len(examples))
 

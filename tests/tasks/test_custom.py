@@ -1,3 +1,4 @@
+import json
 import math
 from dataclasses import fields, replace
 from functools import partial
@@ -276,9 +277,23 @@ def test_a_conversation_without_its_answer_is_a_prompt():
         ([], "must hold a list of messages"),
         (None, "must hold a list of messages"),
         ([SECRET], "messages of the form {role, content}"),
-        ([{"role": SECRET, "content": "x"}], "a role of system, user, assistant"),
+        ([{"role": SECRET, "content": "x"}], "a role of system, developer, user, assistant"),
         ([{"role": "user", "content": [SECRET]}], "a text as its content"),
         ([{"role": "user"}], "a text as its content"),
+        (
+            [{"role": "user", "content": [{"type": "image", "text": SECRET}]}],
+            "a text as its content",
+        ),
+        ([{"role": "user", "content": "x", "name": "\ud800"}], "values of JSON"),
+        ([{"role": "user", "content": "x", "tool_calls": [SECRET]}], "the name of a function"),
+        ([{"role": "user", "content": "x", "tool_calls": 5}], "tool_calls as a list"),
+        (
+            [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "tool_calls": [{"function": {"name": SECRET}}]},
+            ],
+            "a message that calls a tool",
+        ),
         ([{"role": "user", "content": "x\ud800"}], "a text as its content"),
         ([{"role": "user", "content": SECRET}], "must end with a message of the assistant"),
         ([{"role": "assistant", "content": SECRET}], "a message before the assistant's answer"),
@@ -301,3 +316,86 @@ def test_infilling_needs_the_template_of_its_kind_of_model_alone():
     assert causal.blank_before_mask(causal=True)
     assert "masked model needs task.template" in refusal(causal.blank_before_mask, causal=False)
     assert "got neither" in refusal(labels, objective="infilling", label_words=words)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So."}],
+        [{"from": "user", "value": "Why?"}, {"from": "chatgpt", "value": "So."}],
+        [{"role": "human", "content": "Why?"}, {"role": "model", "content": "So."}],
+        [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "Wh"}, {"type": "text", "text": "y?"}],
+            },  # noqa: E501
+            {"role": "assistant", "content": [{"type": "text", "text": "So."}], "tool_calls": None},
+        ],
+    ],
+    ids=["sharegpt", "other roles", "roles", "parts"],
+)
+def test_other_forms_of_messages_are_the_same_conversation(messages):
+    (made,) = chats().examples({"talk": messages})
+    assert (made.messages, made.target) == ((Message(role="user", content="Why?"),), "So.")
+
+
+def test_a_generated_row_has_the_form_of_the_prompt():
+    asked = [{"from": "system", "value": "Be kind."}, {"from": "human", "value": "Why?"}]
+    expected = {"talk": [*asked, {"from": "gpt", "value": "So."}]}
+    assert chats().record({"talk": asked}, "So.") == expected
+    assert replace(chats(), merge_system=True).record({"talk": asked}, "So.") == expected
+
+
+def test_prompt_and_completion_may_be_two_columns():
+    task = CustomChats(name="custom", messages_column="prompt", completion_column="completion")
+    row = {
+        "prompt": [{"role": "user", "content": "Why?"}],
+        "completion": [{"role": "assistant", "content": "So."}],
+    }
+    (made,) = task.examples(row)
+    assert (made.messages, made.target) == ((Message(role="user", content="Why?"),), "So.")
+    assert task.given_columns == ("prompt",)
+    assert task.prompt({"prompt": row["prompt"]}) == replace(made, target="")
+    assert task.record({"prompt": row["prompt"]}, "So.") == row
+    assert task.canary(["a"], ["b"], number=0).target == "b"
+
+
+def test_turns_of_tools_are_context():
+    call = {"function": {"name": "look", "arguments": '{"place": "shelf"}'}, "id": "1"}
+    messages = [
+        {"role": "user", "content": "Is it there?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "yes", "tool_call_id": "1"},
+        {"role": "assistant", "content": "It is."},
+    ]
+    (made,) = chats().examples({"talk": messages})
+    assert made.target == "It is."
+    assert [message.role for message in made.messages] == ["user", "assistant", "tool"]
+    assert "shelf" in made.messages[1].more and "shelf" in made.prompt
+    share_gpt = [
+        {"from": "human", "value": "Is it there?"},
+        {"from": "function_call", "value": '{"name": "look", "arguments": {"place": "shelf"}}'},
+        {"from": "observation", "value": "yes"},
+        {"from": "gpt", "value": "It is."},
+    ]
+    (same,) = chats().examples({"talk": share_gpt})
+    calls = [json.loads(each.messages[1].more)["tool_calls"][0] for each in (same, made)]
+    assert calls[1].pop("id") == "1" and calls[0] == calls[1]
+
+
+def test_a_merged_system_message_begins_the_user_s_first_message():
+    task = replace(chats(), merge_system=True)
+    (made,) = task.examples(talk("system", "user", "assistant"))
+    assert made.messages == (Message(role="user", content="system 0\n\nuser 1"),)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"completion_column": "c"}, {"merge_system": True}, {"date": "2026-11-29"}]
+)
+def test_keys_of_conversations_are_refused_with_another_form(keys):
+    assert "task.messages" in refusal(CustomTexts, name="custom", text_template="{a}", **keys)
+
+
+@pytest.mark.parametrize("day", ["today", "20261129", "2026-13-01"])
+def test_a_date_is_a_day(day):
+    assert "task.date" in refusal(CustomChats, name="custom", messages_column="m", date=day)

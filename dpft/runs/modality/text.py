@@ -185,8 +185,11 @@ class TextModality(Modality):
             if isinstance(task, CustomTexts) and task.json_weights:
                 weights = JsonWeights(weights=task.json_weights, tokenizer=processor)
                 layout = replace(layout, token_weights=weights)
-            kind = ChatEncoding if isinstance(task, CustomChats) else TextEncoding
-            return kind(
+            if isinstance(task, CustomChats):
+                return ChatEncoding(
+                    tokenizer=processor, layout=layout, max_length=task.longest, date=task.date
+                )
+            return TextEncoding(
                 tokenizer=processor,
                 layout=layout,
                 max_length=task.longest,
