@@ -1,29 +1,53 @@
 """LoRA: a low-rank change beside chosen weight matrices (Hu et al. 2021, arXiv 2106.09685).
 
 A frozen weight W acts as ``W + alpha / rank * B A``; A (rank, d) is random, B (p, rank) is zero, so
-training starts at the base model.
+training starts at the base model. Rank-stabilized LoRA divides alpha by the square root of the rank
+(Kalajdzievski 2023, arXiv 2312.03732).
 """
 
 import math
-import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from dpft.errors import InputError
-from dpft.methods.base import METHODS, idle_modules, is_inside, original_name
+from dpft.methods.base import METHODS, original_name
 from dpft.methods.peft_method import PeftMethod
 
 if TYPE_CHECKING:
     from peft import PeftConfig, TaskType
+    from peft.tuners.lora import LoraLayer
     from torch import nn
     from transformers import PreTrainedModel
 
 PUBLISHED_SCALING = 8.0
 """alpha / rank of Hu et al. 2021 for GPT-2 on E2E: alpha 32 at rank 4."""
+STABILIZED_ALPHA = PUBLISHED_SCALING * math.sqrt(4)
+"""Alpha of rank-stabilized LoRA that scales as Hu et al. 2021 do at their rank."""
 HEADS = ("classifier", "score")
 """Modules that peft keeps whole in every sequence classifier, and never changes by LoRA."""
+ALL_LINEAR: Literal["all-linear"] = "all-linear"
+"""peft's name for all linear layers except the output head."""
+DEFAULT_TARGETS = (
+    ("q_proj", "v_proj"),
+    ("query", "value"),
+    ("query_proj", "value_proj"),
+    ("q", "v"),
+    ("q_lin", "v_lin"),
+    ("q_head", "v_head"),
+    ("Wq", "Wv"),
+    ("project_q", "project_v"),
+    ("qkv_proj",),
+    ("query_key_value",),
+    ("Wqkv",),
+    ("c_attn",),
+    ("qkv",),
+    ("q_b_proj", "kv_b_proj"),  # latent attention
+    ("in_proj",),  # state-space mixers
+)
+"""Layers that make queries and values, by their names; the first that a model has are its default
+if peft has no default for its ``model_type``."""
 
 
 @METHODS.register("lora")
@@ -34,14 +58,17 @@ class Lora(PeftMethod):
     rank: int = 4
     """Rank of each change."""
     alpha: float | None = None
-    """Scale of the change, over rank; null takes 8 times rank, Hu et al.'s for GPT-2 on E2E."""
+    """Scale of the change, over rank; null takes 8 times rank, Hu et al.'s for GPT-2 on E2E, or 16
+    with use_rslora."""
+    use_rslora: bool = False
+    """Divide alpha by the square root of rank instead (Kalajdzievski 2023)."""
     dropout: float = 0.0
     """Dropout on the input of the change, in [0, 1)."""
-    targets: tuple[str, ...] | None = None
-    """Names, or last parts of names, of the layers to change; null takes peft's for the model."""
+    targets: tuple[str, ...] | Literal["all-linear"] | None = None
+    """Names, or last parts of names, of the layers to change; all-linear takes all but the head;
+    null takes queries and values."""
 
     own_parts: ClassVar[str] = "lora_"
-    remedy: ClassVar[str] = "choose other layers with method.targets"
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -65,18 +92,17 @@ class Lora(PeftMethod):
         from transformers.pytorch_utils import Conv1D
 
         saved_whole = [*new_modules, *(HEADS if task == TaskType.SEQ_CLS else ())]
-        layers = self._layers(model, saved_whole)
-        alpha = PUBLISHED_SCALING * self.rank if self.alpha is None else self.alpha
+        targets, layers = self._targeted(model, saved_whole)
         return LoraConfig(
             task_type=task,
             r=self.rank,
-            lora_alpha=cast(int, alpha),
+            lora_alpha=cast(int, self._alpha),
             lora_dropout=self.dropout,
-            target_modules=sorted(self._targets(model)),
+            use_rslora=self.use_rslora,
+            target_modules=targets,
             # Conv1D keeps its weight as (in, out)
             fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
             modules_to_save=new_modules or None,
-            exclude_modules=_pattern(idle_modules(model)),
         )
 
     def merge(self, model: "PreTrainedModel") -> "PreTrainedModel":
@@ -85,74 +111,171 @@ class Lora(PeftMethod):
         Raises:
             InputError: A changed weight is another layer's too, which the sum would change.
         """
-        from peft.tuners.lora import LoraLayer
-
         owned = [
             parameter
             for module in model.modules()
             for _, parameter in module.named_parameters(recurse=False)
         ]
         shared = {parameter for parameter, uses in Counter(owned).items() if uses > 1}
-        for name, layer in model.named_modules():
-            if isinstance(layer, LoraLayer) and layer.get_base_layer().weight in shared:
+        for name, layer in changed_layers(model).items():
+            if layer.get_base_layer().weight in shared:
                 raise InputError(
                     "merge=true needs LoRA on weights that no other layer shares, got"
-                    f" {original_name(name)}; keep the adapter as it is."
+                    f" {name}; keep the adapter as it is."
                 )
         adapted: Any = model
         return cast("PreTrainedModel", adapted.merge_and_unload())
 
-    def _targets(self, model: "PreTrainedModel") -> tuple[str, ...]:
-        if self.targets is not None:
-            return self.targets
-        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULT_TARGETS
+    @property
+    def _alpha(self) -> float:
+        if self.alpha is not None:
+            return self.alpha
+        return STABILIZED_ALPHA if self.use_rslora else PUBLISHED_SCALING * self.rank
 
-        kind = model.config.model_type
-        if kind not in DEFAULT_TARGETS:
-            raise InputError(
-                f"method.targets has no default for a {kind} model, got null; name some of"
-                f" {_last_parts(model)}."
-            )
-        return tuple(DEFAULT_TARGETS[kind])
+    def _targeted(
+        self, model: "PreTrainedModel", saved_whole: list[str]
+    ) -> "tuple[list[str], dict[str, nn.Module]]":
+        """Return the names by which peft finds the targeted layers, and these layers by name.
 
-    def _layers(self, model: "PreTrainedModel", saved_whole: list[str]) -> "dict[str, nn.Module]":
-        """Returns the targeted layers by name, each fit for this rank."""
-        found: dict[str, nn.Module] = {}
-        idle = idle_modules(model)
-        for target in self._targets(model):
-            matches = {
-                name: module
-                for name, module in model.named_modules()
-                if f".{name}".endswith(f".{target}")
-                and not any(f".{whole}." in f".{name}." for whole in saved_whole)
-                and not is_inside(name, idle)
-            }
-            if not matches or not all(map(_can_change, matches.values())):
+        Raises:
+            InputError: A target is no layer that LoRA changes, or the rank is larger than one.
+        """
+        modules = {
+            name: module
+            for name, module in _text_modules(model).items()
+            # peft matches the heads that it keeps by endings, so pre_classifier is one of them
+            if not _is_inside(name, saved_whole) and not name.endswith(tuple(saved_whole))
+        }
+        if self.targets == ALL_LINEAR:
+            layers = _all_linear(model, modules)
+            if not layers:
                 raise InputError(
-                    f"method.targets must name layers that LoRA can change, got {target!r}; in"
-                    f" {type(model).__name__} they are {_last_parts(model)}."
+                    f"method.targets={ALL_LINEAR} needs a model with linear layers, got none in"
+                    f" {type(model).__name__}; choose another method, such as method=full."
                 )
-            found.update(matches)
-        for name, layer in found.items():
+            targets = {name.rpartition(".")[2] for name in layers}
+        else:
+            targets = set(self.targets or _default_targets(model, modules))
+            layers = _ending_in(targets, modules)
+            for target in sorted(targets):
+                matches = _ending_in([target], layers)
+                if not matches or not all(map(_can_change, matches.values())):
+                    raise InputError(
+                        f"method.targets must name layers that LoRA can change, got {target!r}; in"
+                        f" {type(model).__name__} they are {_last_parts(modules)}."
+                    )
+        for name, layer in layers.items():
             largest = min(_sides(layer))
             if self.rank > largest:
                 raise InputError(
                     f"method.rank must be at most {largest}, the smaller side of {name}, got"
                     f" {self.rank}; lower it, or leave that layer out of method.targets."
                 )
-        return found
+        matches = _ending_in(targets, dict(model.named_modules()))
+        is_exact = layers.keys() == {name for name in matches if not _is_inside(name, saved_whole)}
+        # peft looks for the names in the whole model, its vision tower included
+        return sorted(targets if is_exact else layers), layers
+
+
+def changed_layers(model: "nn.Module") -> "dict[str, LoraLayer]":
+    """Return the layers that LoRA changes, by their names in the model before peft wrapped it."""
+    from peft.tuners.lora import LoraLayer
+
+    return {
+        original_name(name): module
+        for name, module in model.named_modules()
+        if isinstance(module, LoraLayer)
+    }
+
+
+def _text_modules(model: "PreTrainedModel") -> "dict[str, nn.Module]":
+    """Return the modules by name; of a multimodal model, only those of its text model."""
+    from transformers import PreTrainedModel
+
+    config = model.config
+    has_text_model = config.get_text_config() is not config and not config.is_encoder_decoder
+    text = model.get_decoder() if has_text_model else model
+    towers = [
+        module
+        for module in text.modules()
+        if isinstance(module, PreTrainedModel) and "text" not in module.input_modalities
+    ]
+    if model in towers:  # an image classifier
+        towers = []
+    inside = set(text.modules()) - {inner for tower in towers for inner in tower.modules()}
+    return {name: module for name, module in model.named_modules() if module in inside}
+
+
+def _default_targets(
+    model: "PreTrainedModel", modules: "Mapping[str, nn.Module]"
+) -> tuple[str, ...]:
+    """Return the names of the layers that LoRA changes by default.
+
+    Raises:
+        InputError: No layer has one of the names that are known.
+    """
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+
+    names = {name.rpartition(".")[2] for name, module in modules.items() if _is_linear(module)}
+    kind = model.config.model_type
+    # peft has a regular expression for a few multimodal models
+    published = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(kind)
+    candidates = [tuple(published)] if isinstance(published, list) else []
+    for targets in [*candidates, *DEFAULT_TARGETS]:
+        if names.issuperset(targets):
+            return targets
+    raise InputError(
+        f"method.targets has no default for a {kind} model, got null; try"
+        f" method.targets={ALL_LINEAR}, or name some of {_last_parts(modules)}."
+    )
+
+
+def _all_linear(
+    model: "PreTrainedModel", modules: "Mapping[str, nn.Module]"
+) -> "dict[str, nn.Module]":
+    """Return the linear layers except the output head.
+
+    Of a state-space mixer it is only the first one: fused kernels read the weights of the others
+    without calling them, so that a change beside them would have no effect.
+    """
+    head = model.get_output_embeddings()
+    mixers = [
+        name
+        for name, module in modules.items()
+        if {"A_log", "D"} <= {own for own, _ in module.named_parameters(recurse=False)}
+    ]
+    return {
+        name: module
+        for name, module in modules.items()
+        if _is_linear(module)
+        and module is not head
+        and (name.endswith(".in_proj") or not _is_inside(name, mixers))
+    }
+
+
+def _ending_in(
+    targets: Iterable[str], modules: "Mapping[str, nn.Module]"
+) -> "dict[str, nn.Module]":
+    """Return the modules whose names end in a target, as peft matches them."""
+    endings = tuple(f".{target}" for target in targets)
+    return {name: module for name, module in modules.items() if f".{name}".endswith(endings)}
+
+
+def _is_inside(name: str, modules: Iterable[str]) -> bool:
+    return any(f".{module}." in f".{name}." for module in modules)
+
+
+def _is_linear(layer: "nn.Module") -> bool:
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(layer, nn.Linear | Conv1D)
 
 
 def _can_change(layer: "nn.Module") -> bool:
     from torch import nn
-    from transformers.pytorch_utils import Conv1D
 
-    return isinstance(layer, nn.Linear | nn.Embedding | Conv1D)
-
-
-def _pattern(modules: "Sequence[str]") -> str | None:
-    """Return peft's regular expression of modules and everything within; None for no module."""
-    return rf"({'|'.join(map(re.escape, modules))})(\..*)?" if modules else None
+    return isinstance(layer, nn.Embedding) or _is_linear(layer)
 
 
 def _sides(layer: "nn.Module") -> "Sequence[int]":
@@ -165,12 +288,7 @@ def _sides(layer: "nn.Module") -> "Sequence[int]":
     return shape
 
 
-def _last_parts(model: "PreTrainedModel") -> str:
-    """Returns the last parts of the names of the layers that LoRA can change."""
-    idle = idle_modules(model)
-    names = (
-        name
-        for name, module in model.named_modules()
-        if _can_change(module) and not is_inside(name, idle)
-    )
+def _last_parts(modules: "Mapping[str, nn.Module]") -> str:
+    """Return the last parts of the names of the layers that LoRA can change."""
+    names = (name for name, module in modules.items() if _can_change(module))
     return ", ".join(sorted({name.rpartition(".")[2] for name in names}))

@@ -63,7 +63,7 @@ class ModelConfig:
     """How a classification head reads the text: null, as the architecture's own head does; mean,
     the mean over its tokens."""
     lora_targets: tuple[str, ...] | None = None
-    """Names of the modules that method=lora adapts by default; null: peft's choice."""
+    """Names of the modules that method=lora adapts by default; null: found by name."""
 
     tokenizer: str | None = None
     """Folder of a run of dpft tokenizer, whose vocabulary and epsilon it takes, or of any

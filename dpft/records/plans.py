@@ -97,6 +97,20 @@ class MeasuredTime(StepTime):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedLora:
+    """Layers that LoRA changes."""
+
+    rank: AtLeastOne
+    """Of each change."""
+    scale: Positive
+    """Factor of each change."""
+    layers: AtLeastOne
+    """Number of changed layers."""
+    targets: tuple[str, ...]
+    """Last parts of their names."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunCosts(Ruled, Parameters):
     """What a run needs of a machine, and how long it takes there."""
 
@@ -123,6 +137,8 @@ class RunCosts(Ruled, Parameters):
     """Time by a probe of the machine."""
     measured: MeasuredTime | None = None
     """Time by a synthetic micro-batch; with plan.measure=true."""
+    lora: PlannedLora | None = None
+    """With method=lora."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,7 @@
 """The tables that ``dpft plan`` prints: a run's cost, and what each process holds and sends."""
 
+import textwrap
+
 from dpft.privacy.accounting.interpretation import signal_notes
 from dpft.privacy.accounting.summary import AccountingReport, round_up
 from dpft.privacy.plan import PrivacyPlan
@@ -70,6 +72,7 @@ def plan_table(
         f"{'trainable parameters':<22}{record.trainable_parameters:,}",
         f"{'new parameters':<22}{record.new_parameters:,}",
         f"{'total parameters':<22}{record.total_parameters:,}",
+        *_lora_lines(record),
     ]
     if isinstance(record, OpenPlan) or plan is None or accounting is None:
         assert isinstance(record, OpenPlan)
@@ -94,6 +97,17 @@ def plan_table(
     lines += [*_cost_lines(record), *process_lines(record), *_compute_lines(record)]
     lines += ["", summary_line(record)]
     return "\n".join(lines)
+
+
+def _lora_lines(costs: RunCosts) -> list[str]:
+    """Return which layers LoRA changes, and how; no lines for other methods."""
+    lora = costs.lora
+    if lora is None:
+        return []
+    names = ", ".join(lora.targets)
+    settings = f"({lora.layers} layers, rank {lora.rank}, scale {lora.scale:g})"
+    text = _line("LoRA targets", f"{names} {settings}")
+    return textwrap.wrap(text, width=80, subsequent_indent=" " * 22)
 
 
 NOT_FITTED = (

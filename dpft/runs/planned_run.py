@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from dpft.config.schema import PlanConfig
 from dpft.data.batches import Layout
@@ -23,6 +24,7 @@ from dpft.errors import InputError
 from dpft.head_losses import losses_added_up
 from dpft.kinds import Head
 from dpft.methods.base import count_parameters
+from dpft.methods.lora import Lora, changed_layers
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.privacy.accounting.accountants import Accountants
 from dpft.privacy.accounting.batch_sizes import (
@@ -46,6 +48,7 @@ from dpft.records.plans import (
     OpenPlan,
     PlannedCompute,
     PlannedDivision,
+    PlannedLora,
     PlannedSaturation,
     PrivatePlan,
     RankMemory,
@@ -283,19 +286,31 @@ def describe_run(config: PlanConfig, *, is_shown: bool = False) -> PlannedRun:
         estimated = estimated_cost(
             config, plan, architecture, head, peak_memory_bytes=peak, typical_length=length
         )
-    counts = count_parameters(*planned_model(config, architecture, head))
+    model, new = planned_model(config, architecture, head)
     costs = joined(
         RunCosts,
-        parameters_of(counts),
+        parameters_of(count_parameters(model, new)),
         **ranks,
         num_examples_source=plan.size.source,
         micro_batch_size=config.train.most_rows,
         measured=measured,
         estimated=estimated,
+        lora=planned_lora(config.method, model) if isinstance(config.method, Lora) else None,
     )
     accounting = account_for_plan(config, plan)
     record = describe(config, plan, accounting, costs, tokens_per_example=length)
     return PlannedRun(plan=plan, accounting=accounting, record=record)
+
+
+def planned_lora(method: Lora, model: PreTrainedModel) -> PlannedLora:
+    """Return which layers of a prepared model LoRA changes, and how."""
+    layers = changed_layers(model)
+    return PlannedLora(
+        rank=method.rank,
+        scale=next(iter(layers.values())).scaling["default"],
+        layers=len(layers),
+        targets=tuple(sorted({name.rpartition(".")[2] for name in layers})),
+    )
 
 
 def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | None:

@@ -1,21 +1,23 @@
+import copy
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM, PeftModel
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     GPT2Config,
     GPT2LMHeadModel,
-    MambaConfig,
-    MambaForCausalLM,
 )
 
 from dpft.errors import InputError
 from dpft.methods.adapter_files import base_folder
 from dpft.methods.base import count_parameters
-from dpft.methods.lora import Lora
+from dpft.methods.lora import Lora, changed_layers
 from tests.methods.shapes import (
     CLASSIFIER,
     NAMES,
@@ -29,7 +31,94 @@ from tests.methods.shapes import (
     shaken,
     trained_names,
 )
+from tests.privacy.clipping.architectures import batches
+from tests.privacy.clipping.architectures.batches import examples
+from tests.privacy.clipping.architectures.comparison import clipped, difference, one_at_a_time
+from tests.privacy.clipping.architectures.zoo import (
+    CAUSAL,
+    CLASS,
+    EVERY,
+    GROUPED,
+    IDS,
+    LABELS,
+    TEXT,
+    Case,
+)
 from tests.slowness import slow, slow_but
+
+QUERY_AND_VALUE = ("q_proj", "v_proj")
+ATTENTION_LAST = ["linear_attention", "full_attention"]
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_chunk_size": 8}
+
+
+def decoder(config: str, **options) -> Case:
+    return Case(config, CAUSAL, batches.causal, GROUPED | options, (), ("eager",))
+
+
+FAMILIES = {
+    "phi3": (decoder("Phi3Config"), ("qkv_proj",)),
+    "smollm3": (decoder("SmolLM3Config"), QUERY_AND_VALUE),
+    "cohere": (decoder("CohereConfig"), QUERY_AND_VALUE),
+    "olmo2": (decoder("Olmo2Config"), QUERY_AND_VALUE),
+    "glm": (decoder("GlmConfig"), QUERY_AND_VALUE),
+    "starcoder2": (decoder("Starcoder2Config"), QUERY_AND_VALUE),
+    "vaultgemma": (
+        decoder("VaultGemmaConfig", layer_types=["sliding_attention", "full_attention"]),
+        QUERY_AND_VALUE,
+    ),
+    "lfm2": (
+        decoder("Lfm2Config", layer_types=["conv", "full_attention"], block_multiple_of=8),
+        QUERY_AND_VALUE,
+    ),
+    "qwen3_5": (
+        decoder(
+            "Qwen3_5TextConfig",
+            layer_types=ATTENTION_LAST,
+            linear_num_key_heads=2,
+            linear_num_value_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+        ),
+        QUERY_AND_VALUE,
+    ),
+    "falcon_h1": (
+        decoder("FalconH1Config", mamba_d_ssm=32, mamba_n_groups=1, **MAMBA),
+        QUERY_AND_VALUE,
+    ),
+    "mamba": (EVERY["mamba"], ("in_proj",)),
+    "mamba2": (
+        Case(
+            "Mamba2Config",
+            CAUSAL,
+            batches.causal_without_mask,
+            IDS
+            | {"hidden_size": 16, "num_hidden_layers": 2, "state_size": 4, "n_groups": 1}
+            | {"num_heads": 4, "head_dim": 8, "chunk_size": 8},
+            (),
+            ("eager",),
+        ),
+        ("in_proj",),
+    ),
+    "opt": (EVERY["opt"], QUERY_AND_VALUE),
+    "gpt-neox": (EVERY["gpt-neox"], ("query_key_value",)),
+    "mpt": (EVERY["mpt"], ("Wqkv",)),
+    "modernbert": (
+        Case(
+            "ModernBertConfig",
+            CLASS,
+            batches.classification,
+            TEXT | LABELS | {"cls_token_id": 1, "sep_token_id": 2, "local_attention": 4},
+            (),
+            ("eager",),
+        ),
+        ("Wqkv",),
+    ),
+    "electra": (EVERY["electra"], ("query", "value")),
+    "albert": (EVERY["albert-classification"], ("query", "value")),
+    "distilbert": (EVERY["distilbert-masked-lm"], ("q_lin", "v_lin")),
+    "deberta-v2": (EVERY["deberta-v2-classification"], ("query_proj", "value_proj")),
+}
+"""By family: a small model, and the layers that LoRA changes by default."""
 
 
 def lora(**settings) -> Lora:
@@ -182,15 +271,114 @@ def test_a_head_that_is_saved_whole_is_no_target() -> None:
         lora(targets=("classifier",)).prepare(fresh("bert-classification"), CLASSIFIER)
 
 
-def test_layers_that_peft_does_not_change_are_refused_with_other_targets_as_advice() -> None:
-    sizes = {"vocab_size": 40, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 1}
-    model = MambaForCausalLM(MambaConfig(**sizes))
-    with pytest.raises(InputError, match="choose other layers with method.targets"):
-        Lora(name="lora", targets=("out_proj",)).prepare(model)
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    slow_but(
+        [("phi3", None), ("mamba", None), ("modernbert", "all-linear")],
+        [(family, targets) for family in FAMILIES for targets in (None, "all-linear")],
+    ),
+)
+def test_the_clipped_sum_of_every_family_is_that_of_its_examples_one_at_a_time(
+    family, targets
+) -> None:
+    case, default = FAMILIES[family]
+    model = shaken(lora(rank=2, targets=targets).prepare(case.build(dtype=torch.float32))).eval()
+    assert targets or model.peft_config["default"].target_modules == set(default)
+    alone = one_at_a_time(model, case.kind, examples())
+    assert difference(clipped(model, case.kind, examples()), alone) < 1e-5
+    assert all(float(gradient.abs().max()) > 0 for gradient in alone.gradients.values())
 
 
-def test_a_model_that_peft_has_no_targets_for_must_be_told_them() -> None:
+def test_a_model_type_that_nobody_knows_has_default_targets_by_the_names_of_its_layers() -> None:
     model = fresh("gpt2")
     model.config.model_type = "unheard"
-    with pytest.raises(InputError, match="no default for a unheard model, got null; name some of"):
-        lora().prepare(model)
+    assert lora().prepare(model).peft_config["default"].target_modules == {"c_attn"}
+
+
+def test_a_model_without_known_names_must_be_told_its_targets() -> None:
+    with pytest.raises(InputError, match="no default for a xlnet model.*all-linear.*layer_1"):
+        lora().prepare(fresh("xlnet"))
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("gpt2", "CAUSAL_LM"),
+        ("llama-untied", "CAUSAL_LM"),
+        *slow(("qwen3", "CAUSAL_LM"), ("bert-classification", "SEQ_CLS"), ("t5", "SEQ_2_SEQ_LM")),
+    ],
+)
+def test_all_linear_changes_the_layers_that_peft_changes(name, task) -> None:
+    config = LoraConfig(target_modules="all-linear", task_type=task, fan_in_fan_out=name == "gpt2")
+    expected = changed_layers(get_peft_model(fresh(name), config))
+    assert changed_layers(lora(targets="all-linear").prepare(fresh(name))).keys() == expected.keys()
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("name", slow_but(["llama-tied"], ["llama-tied", "gpt2", "opt"]))
+def test_plain_peft_loads_an_adapter_of_all_linear_layers_and_merges_it(name, tmp_path) -> None:
+    method = lora(targets="all-linear", use_rslora=True)
+    model = prepared(method, name)
+    method.save(model, tmp_path)
+    loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.allclose(logits(loaded, name), logits(model, name), atol=1e-6)
+    merged = method.merge(restored(method, model, name, tmp_path / "merged"))
+    assert torch.allclose(logits(merged, name), logits(model, name), atol=1e-5)
+
+
+def test_new_heads_are_no_linear_layers_to_change() -> None:
+    heads = ("classifier", "pre_classifier")
+    new = frozenset(f"{head}.{part}" for head in heads for part in ("weight", "bias"))
+    for known in (new, frozenset()):
+        model = lora(targets="all-linear").prepare(fresh("distilbert-classification"), known)
+        assert not any("classifier" in name for name in changed_layers(model))
+
+
+def gemma3() -> Gemma3ForConditionalGeneration:
+    """A small Gemma 3 that also sees images; its vision tower has layers named as its text's."""
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    config = Gemma3Config(
+        text_config=GROUPED | {"sliding_window": 4},
+        vision_config=vision | {"num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+    )
+    torch.manual_seed(0)
+    return Gemma3ForConditionalGeneration(config).eval()
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize(
+    ("targets", "layers"), [(None, 4), (("self_attn.q_proj",), 2), ("all-linear", 14)]
+)
+def test_only_the_text_model_of_a_multimodal_model_is_changed(targets, layers, tmp_path) -> None:
+    method, ids = lora(targets=targets), torch.tensor([[5, 6, 7]])
+    gemma3().save_pretrained(tmp_path / "base")
+    base = Gemma3ForConditionalGeneration.from_pretrained(tmp_path / "base").eval()
+    model = shaken(method.prepare(base)).eval()
+    changed = changed_layers(model)
+    assert len(changed) == layers
+    assert all(name.startswith("model.language_model.layers.") for name in changed)
+    method.save(model, tmp_path / "adapter")
+    again = Gemma3ForConditionalGeneration.from_pretrained(tmp_path / "base").eval()
+    loaded = PeftModel.from_pretrained(again, tmp_path / "adapter")
+    with torch.no_grad():
+        assert torch.equal(loaded(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_layers_of_a_vision_tower_are_no_targets() -> None:
+    with pytest.raises(InputError, match="got 'fc1'"):
+        lora(targets=("q_proj", "fc1")).prepare(gemma3())
+
+
+@pytest.mark.parametrize(("rank", "alpha", "scale"), [(4, None, 8), (9, None, 16 / 3), (9, 6, 2)])
+def test_rank_stabilized_lora_divides_alpha_by_the_root_of_the_rank(rank, alpha, scale) -> None:
+    base = fresh("llama-untied")
+    weight = copy.deepcopy(base.model.layers[0].self_attn.q_proj.weight)
+    method = lora(rank=rank, alpha=alpha, use_rslora=True, targets=("q_proj",))
+    model = shaken(method.prepare(base)).eval()
+    layer = changed_layers(model)["model.layers.0.self_attn.q_proj"]
+    # Kalajdzievski 2023
+    assert layer.scaling["default"] == pytest.approx(scale)
+    change = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    merged = method.merge(model).model.layers[0].self_attn.q_proj.weight
+    assert torch.allclose(merged, weight + (alpha or 16) / math.sqrt(rank) * change, atol=1e-5)

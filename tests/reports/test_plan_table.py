@@ -6,6 +6,7 @@ from dpft.records.plans import (
     EstimatedTime,
     MeasuredTime,
     OpenPlan,
+    PlannedLora,
     PlannedProcesses,
     PrivatePlan,
     RankMemory,
@@ -84,6 +85,15 @@ def test_the_table_has_parameters_mechanism_and_headline() -> None:
     assert "noise multiplier    1" in table
     assert "pld         It timed out." in table
     assert "(upper bound by prv)" in table
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_the_layers_that_lora_changes_are_listed() -> None:
+    targets = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
+    lora = PlannedLora(rank=4, scale=8, layers=196, targets=targets)
+    table = plan_table(replace(private(), lora=lora), plan(), accounting())
+    assert "LoRA targets          down_proj, gate_proj" in table
+    assert "(196 layers, rank 4, scale 8)" in " ".join(table.split())
     assert max(map(len, table.splitlines())) <= 80
 
 

@@ -104,6 +104,7 @@ def test_a_run_its_report_and_its_plan_agree_on_the_parameters(
     plan = json.loads(planned.out)
     for key in ("trainable_parameters", "new_parameters", "total_parameters", "phases", "epsilon"):
         assert plan[key] == record[key], key
+    assert plan.get("lora", {}).get("targets") == (["c_attn"] if name == "lora" else None)
 
 
 @pytest.mark.parametrize(
