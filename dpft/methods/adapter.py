@@ -19,12 +19,11 @@ from dpft.errors import InputError
 from dpft.methods.base import (
     METHODS,
     Method,
-    idle_modules,
-    is_inside,
     is_new,
     norm_parameters,
     train_only,
 )
+from dpft.text_parts import idle_modules, is_inside
 
 if TYPE_CHECKING:
     import torch

@@ -12,13 +12,14 @@ The parts of a model that methods train, its norms, blocks and head, are answere
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from dpft.errors import InputError
 from dpft.kinds import Registry
+from dpft.text_parts import idle_modules, is_inside
 
 if TYPE_CHECKING:
     from torch import nn
@@ -210,32 +211,6 @@ def original_name(name: str) -> str:
     for wrapping in WRAPPINGS:
         name = name.replace(wrapping, "")
     return name
-
-
-def idle_modules(model: "PreTrainedModel") -> tuple[str, ...]:
-    """Return the names of the outermost modules of a multimodal model that no text passes through.
-
-    They encode images and sound and project them to the text model's width. They stay as they are:
-    a record's gradient with respect to them is zero, so a private step would only add noise.
-    """
-    body: Any = model.base_model
-    config: Any = model.config
-    if config.is_encoder_decoder or config.get_text_config() is config:
-        return ()
-    text = set(body.get_decoder().parameters()) | input_embeddings(body)
-    head = output_embeddings(model)
-    text |= set() if head is None else set(head.parameters())
-    prefix = "" if body is model else f"{model.base_model_prefix}."
-    return tuple(
-        f"{prefix}{name}"
-        for name, module in body.named_children()
-        if text.isdisjoint(module.parameters())
-    )
-
-
-def is_inside(name: str, modules: Iterable[str]) -> bool:
-    """Return whether a name is one of the modules, or of something within one."""
-    return any(f"{name}.".startswith(f"{module}.") for module in modules)
 
 
 def input_embeddings(model: "nn.Module") -> "set[nn.Parameter]":

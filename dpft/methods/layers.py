@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from dpft.errors import InputError
-from dpft.methods.base import idle_modules, input_embeddings, is_inside
+from dpft.methods.base import input_embeddings
 from dpft.parallel.cutting import cut_like, whole
+from dpft.text_parts import idle_modules, is_inside
 
 INITIAL_STD = 1e-2
 """Houlsby et al. 2019, section 3.6: a normal truncated at two standard deviations; the adapter is

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 from dpft.errors import InputError
 from dpft.methods.base import METHODS, original_name
 from dpft.methods.peft_method import PeftMethod
+from dpft.text_parts import idle_modules, is_inside
 
 if TYPE_CHECKING:
     from peft import PeftConfig, TaskType

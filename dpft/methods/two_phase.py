@@ -12,8 +12,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from dpft.errors import InputError
-from dpft.methods.base import METHODS, Method, MethodPhase, idle_modules, is_inside
+from dpft.methods.base import METHODS, Method, MethodPhase
 from dpft.methods.bitfit import bias_names
+from dpft.text_parts import idle_modules, is_inside
 
 if TYPE_CHECKING:
     from torch import nn

@@ -387,6 +387,7 @@ def read_architecture(model: ModelConfig) -> Architecture:
         check_folder(model, model.folder)
     with loading_errors(model):
         read = _read(model)
+        read.get_text_config()  # fails for a model with several text models
     if getattr(read, "quantization_config", None) is not None:
         raise InputError(
             f"{origin(model)} is quantized already, by arithmetic that an exact clip may not know;"

@@ -40,7 +40,6 @@ from dpft.models.architecture import (
     load_own_tokenizer,
     new_parameters,
     own_tokenizer_folder,
-    parts,
     without_storage,
 )
 from dpft.models.batch_norm import replace_batch_norm, standardize_weights
@@ -53,6 +52,7 @@ from dpft.models.source import (
     origin,
     source,
 )
+from dpft.text_parts import idle_modules, is_inside, is_multimodal
 
 STATISTICS = (".running_mean", ".running_var", ".num_batches_tracked")
 """Names of what a BatchNorm knows of its batches, as they end."""
@@ -118,32 +118,38 @@ def new_names(architecture: Architecture, head: Head = CAUSAL_HEAD) -> frozenset
 
 
 def _check_reads_texts(architecture: Architecture) -> None:
-    """Check that a multimodal causal model reads a text without an image, and trains on it.
+    """Check that a multimodal model reads a text without an image, and trains on it.
 
     Raises:
-        InputError: It needs an image, or has layers in its text model that only an image reaches.
+        InputError: It needs an image, or only an image reaches a layer that would train.
     """
-    config, model = architecture.config(CAUSAL_HEAD), architecture.model
-    if len(parts(config)) == 1 or language_kind(config) != CAUSAL:
+    config, model = architecture.config(), architecture.model
+    if not is_multimodal(config) or (kind := language_kind(config)) == MASKED:
         return
+    if kind == SEQ2SEQ:
+        raise InputError(
+            f"{origin(model)} reads images in its encoder, and {config.model_type} is not"
+            " supported; choose another model."
+        )
     with loading_errors(model, describe(CAUSAL_HEAD)), without_storage():
         shape = fresh_model(config, CAUSAL_HEAD, None)
+    tokens = torch.zeros(1, 2, dtype=torch.long, device="meta")
     try:
-        tokens = torch.zeros(1, 2, dtype=torch.long, device="meta")
         shape(input_ids=tokens).logits.sum().backward()
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"{origin(model)} must read texts without images, and {type(shape).__name__} does not;"
-            " choose another model."
+            f"{origin(model)} must read texts without images, and {type(shape).__name__} does not"
+            f" ({str(error).splitlines()[0].rstrip('.')}); choose another model."
         ) from error
     except (NotImplementedError, RuntimeError):  # an operation needs values: the self-check decides
         return
-    text = set(cast(Any, shape).get_decoder().parameters())
-    idle = [name for name, p in shape.named_parameters() if p in text and p.grad is None]
-    if idle:
+    idle = idle_modules(shape)
+    unreached = (name for name, p in shape.named_parameters() if p.grad is None)
+    noisy = next((name for name in unreached if not is_inside(name, idle)), None)
+    if noisy is not None:
         raise InputError(
-            f"{origin(model)} has layers in its text model that only images reach, such as"
-            f" {idle[0]}, which would train on noise; choose another model."
+            f"{origin(model)} has layers that only images or sounds reach, such as {noisy}, and"
+            " they would train on noise; choose another model."
         )
 
 

@@ -18,10 +18,11 @@ from transformers import (
 )
 
 from dpft.kinds import CLASSIFIER, Head
-from dpft.methods.base import METHODS, idle_modules
+from dpft.methods.base import METHODS
 from dpft.models.architecture import padding_id, read_architecture
 from dpft.models.loading import load_model, load_tokenizer, new_names
 from dpft.models.source import MEAN, ModelConfig
+from dpft.text_parts import idle_modules
 from tests.models import multimodal
 from tests.refused import refusal
 
@@ -78,7 +79,7 @@ def test_a_classifier_has_a_new_head_only(family, new, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("family", "reason"),
-    [("kosmos-2", "without images"), ("blip-2", "without images"), ("mllama", "only images reach")],
+    [("kosmos-2", "without images"), ("blip-2", "without images"), ("mllama", "only images")],
 )
 def test_a_model_that_needs_images_is_rejected_before_its_weights_are_read(
     family, reason, tmp_path: Path

@@ -196,7 +196,7 @@ def test_without_timm_a_model_of_its_is_refused_by_name_with_the_way_out(
     monkeypatch.setattr(source, "find_spec", lambda name: None if name in missing else object())
     config = crossvit().model
     with (
-        pytest.raises(InputError, match="^model=crossvit-base is a model of timm, " + says),
+        pytest.raises(InputError, match="^model=crossvit-base needs timm, " + says),
         source.loading_errors(config, "classifier of images"),
     ):
         raise ImportError("Could not import module 'TimmWrapperConfig'. Are this object's")
@@ -204,5 +204,5 @@ def test_without_timm_a_model_of_its_is_refused_by_name_with_the_way_out(
 
 @pytest.mark.skipif(timm is not None, reason="timm is here")
 def test_what_transformers_says_without_timm_is_that_refusal() -> None:
-    with pytest.raises(InputError, match=r"is a model of timm, .* pip install 'dpft\[vision\]'"):
+    with pytest.raises(InputError, match=r"needs timm, .* pip install 'dpft\[vision\]'"):
         meta_model(crossvit(), THREE)
