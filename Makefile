@@ -1,6 +1,6 @@
 # dpft from a fresh machine: `make demo` trains, `make test` checks. Both set up .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-of test-slow mutants recipes fuzz test-exhaustive test-full audit bench gpu-check capacity glue-table same-epsilon private-t5 synthesis-table digits-table demo-runs docs docs-check docs-outputs tutorials lint wheel-check release clean
+.PHONY: help setup demo test test-of test-slow mutants recipes families fuzz test-exhaustive test-full audit bench gpu-check capacity glue-table same-epsilon private-t5 synthesis-table digits-table demo-runs docs docs-check docs-outputs tutorials lint wheel-check release clean
 
 # The first Python at least 3.11 of those installed; `make setup PYTHON=/path/to/python` overrides.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -48,6 +48,11 @@ test-of: setup ## Run the tests beside one module, or in one folder: make test-o
 
 recipes: setup ## Train, score and report every recipe of conf/experiment in small (at most 20 minutes).
 	$(PYTEST) --dist load tests/stories/test_every_recipe.py
+
+families: setup ## Run every command on a tiny model of each family, and write docs/how-to/model-families.md (minutes).
+	rm -rf build/families
+	DPFT_FAMILIES=$(CURDIR)/build/families $(PYTEST) --dist load tests/zoo -k every_command
+	$(BIN)/python -m docs.tools.families build/families
 
 fuzz: setup ## Try 10,000 crafted models with and without a fused head against the clipper (10 minutes).
 	DPFT_FUZZ_MODELS=10000 $(PYTEST) --dist load tests/privacy/clipping/test_heads.py

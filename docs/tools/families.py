@@ -1,97 +1,92 @@
-"""Writes the table of docs/how-to/model-families.md: what each method is on each model family.
+"""Write the tables of docs/how-to/model-families.md: what works for each model family, and why not.
 
-Run: python -m docs.tools.families. Small models with random weights (benchmarks.architectures); the
-clipper runs on each pair, and its sum is compared with one example at a time.
+Run: make families. The tests in tests/zoo leave the results of each family in a folder. Families
+that are rejected for the same reason share a note below the tables.
 """
 
+import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from benchmarks.architectures import Architecture, Batch, architectures
 from docs.tools.model_size import write
-from dpft.errors import DpftError
-from dpft.methods.base import METHODS
-from dpft.privacy.clipping import PerExampleClipper
+from tests.zoo.families import FAMILIES
+from tests.zoo.features import LACKS
+from tests.zoo.methods import METHOD_SETTINGS
 
 PAGE = Path(__file__).resolve().parents[1] / "how-to" / "model-families.md"
-FAMILIES = (
-    *("llama", "qwen2", "bert", "roberta", "t5", "gpt2", "mistral", "gemma3", "opt", "falcon"),
-    *("deberta-v2", "gpt_neox", "bart", "phi", "bloom"),
-)
-SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "full": {},
-    "lora": {},
-    "bitfit": {},
-    "norms": {},
-    "top2": {},
-    "adapter": {"bottleneck": 8},
-    "prefix": {"length": 3, "hidden": 8},
-    "prompt": {"num_virtual_tokens": 3},
-    "rgp": {},
+FEATURE_HEADS = {name: f"`{name}`" for name in ("train", "eval", "generate", "export")} | {
+    "lora": "LoRA",
+    "classify": "classify",
+    "chat": "chat",
 }
-EXACT, REFUSED, LACKS = "exact", "refused", "–"
-ALLOWED = 1e-5
+METHOD_HEADS = {name: f"`{name}`" for name in METHOD_SETTINGS}
+NEUTRAL = (
+    (r"The model's module \S+ \(\w+\)", "A module of the model"),
+    (r" for model type '[\w-]+', got none; .*", " and name the output projections."),
+    (r", got none in \w+;", ", and the family has none;"),
+    (r", got local, which is seq2seq;", ";"),
+    (r", got \w+For\w+;", ";"),
+)
+"""Patterns of what differs between families in one reason, and what replaces it."""
 
 
-def said_of(architecture: Architecture, method: str) -> str:
-    """Returns what a method is on an architecture: exact, refused, or that it has no such part.
+class Notes:
+    """Reasons in the order in which they are first given."""
 
-    Raises:
-        ValueError: The clipper did not refuse the model, and its sum is another than the loop's.
+    def __init__(self) -> None:
+        """Start without a reason."""
+        self.reasons: list[str] = []
+
+    def cell(self, result: str) -> str:
+        """Return the content of a cell: the result, or the number of the reason."""
+        if " " not in result:
+            return result
+        reason = result
+        for pattern, replacement in NEUTRAL:
+            reason = re.sub(pattern, replacement, reason)
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+        return f"no ({self.reasons.index(reason) + 1})"
+
+
+def table(
+    heads: Mapping[str, str], results: Mapping[str, Mapping[str, str]], notes: Notes
+) -> list[str]:
+    """Return the lines of a table in Markdown, one row for each family.
+
+    Args:
+        heads: Names of the results, and how the table calls them.
+        results: By the family's title, each result.
+        notes: Receives the reasons.
     """
-    torch.manual_seed(0)
-    try:
-        chosen = METHODS.named(method)(name=method, **SETTINGS[method])
-        model = chosen.prepare(architecture.build()).eval()
-    except (DpftError, ValueError, AttributeError, KeyError):
-        return LACKS
-    try:
-        clipped = _sums(model, architecture, "auto")
-    except DpftError:
-        return REFUSED
-    alone = _sums(model, architecture, "loop")
-    scale = max(float(total.abs().max()) for total in alone.values())
-    if scale == 0 or clipped.keys() != alone.keys():
-        raise ValueError(f"{method}: nothing to compare.")
-    off = max(float((clipped[name] - alone[name]).abs().max()) for name in alone) / scale
-    if off > ALLOWED:
-        raise ValueError(f"{method}: the sum differs by {off:.1e}, allowed {ALLOWED:.0e}.")
-    return EXACT
+    lines = [f"| family | {' | '.join(heads.values())} |", f"|---{'|---' * len(heads)}|"]
+    for title, cells in results.items():
+        row = [notes.cell(cells.get(name, LACKS)) for name in heads]
+        lines.append(f"| {title} | {' | '.join(row)} |")
+    return lines
 
 
-def _sums(model: nn.Module, of: Architecture, engine: str) -> dict[str, Tensor]:
-    """Returns the clipped sum of a batch, by an engine of the clipper."""
-    model.zero_grad(set_to_none=True)
-    batch = _batch()
-    with PerExampleClipper(model, max_grad_norm=0.1, engine=engine) as clipper:
-        clipper.accumulate(lambda: of.losses(model, batch))
-    named = model.named_parameters()
-    return {name: p.grad.clone() for name, p in named if p.requires_grad and p.grad is not None}
+def page(folder: Path) -> list[str]:
+    """Return the generated part of the page.
 
-
-def _batch() -> Batch:
-    ids = torch.randint(3, 8192, (3, 12), generator=torch.Generator().manual_seed(1))
-    mask = (torch.arange(12) < torch.tensor([12, 9, 5])[:, None]).long()
-    return Batch(ids.masked_fill(mask == 0, 0), mask, torch.tensor([0, 1, 1]))
-
-
-def rows(families: tuple[str, ...] = FAMILIES) -> list[str]:
-    """Returns the rows of the table."""
-    known = architectures()
-    made = []
-    for family in families:
-        cells = [said_of(known[family], method) for method in SETTINGS]
-        made.append(f"| {family} | {' | '.join(cells)} |")
-        print(made[-1], flush=True)
-    return made
+    Args:
+        folder: Results of the tests, one file for each family.
+    """
+    features: dict[str, Mapping[str, str]] = {}
+    methods: dict[str, Mapping[str, str]] = {}
+    for name, family in FAMILIES.items():
+        results = json.loads((folder / f"{name}.json").read_text())
+        features[family.title] = results["features"]
+        if results["methods"]:
+            methods[family.title] = results["methods"]
+    notes = Notes()
+    commands = table(FEATURE_HEADS, features, notes)
+    clipped = table(METHOD_HEADS, methods, notes)
+    reasons = [f"{number}. {reason}" for number, reason in enumerate(notes.reasons, 1)]
+    return ["", *commands, "", *clipped, "", "Why not:", "", *reasons, ""]
 
 
 if __name__ == "__main__":
-    families = tuple(sys.argv[1:]) or FAMILIES
-    head = f"| family | {' | '.join(f'`{method}`' for method in SETTINGS)} |"
-    write(PAGE, ["", head, f"|---{'|---' * len(SETTINGS)}|", *rows(families), ""])
+    write(PAGE, page(Path(sys.argv[1])))

@@ -71,11 +71,11 @@ class PooledClassifier(PreTrainedModel):
 
         The encoder loses its pooler: the mean takes its place.
         """
+        if encoder is None:  # before ``config`` gets this class's kind of attention
+            made: Any = AutoModel
+            encoder = made.from_config(config, dtype=torch.float32)
         super().__init__(config)
-        made: Any = AutoModel
-        self.backbone: nn.Module = (
-            made.from_config(config, dtype=torch.float32) if encoder is None else encoder
-        )
+        self.backbone: nn.Module = encoder
         if "pooler" in self.backbone._modules:
             self.backbone.pooler = None
         self.dropout = nn.Dropout(float(getattr(config, "hidden_dropout_prob", 0.0)))
@@ -118,6 +118,7 @@ AUTO_CLASSES: dict[str, Any] = {
 }
 
 
+SEQUENCE_CLASSIFIERS = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 _CAUSAL_NAMES = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 _MULTIMODAL_NAMES = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
@@ -212,11 +213,17 @@ def fresh_model(config: PretrainedConfig, head: Head, pooling: str | None) -> Pr
     """Returns a model of the architecture with that head, in float32, at random weights.
 
     Raises:
-        ValueError: transformers has no such head for the architecture.
+        InputError: transformers has no classifier of the architecture, and ``pooling`` is None.
+        ValueError: transformers has no other such head for the architecture.
     """
     model: PreTrainedModel
     if head.kind == CLASSIFIER and pooling is not None:
         model = PooledClassifier(config)
+    elif head.kind == CLASSIFIER and type(config) not in SEQUENCE_CLASSIFIERS:
+        raise InputError(
+            f"transformers has no classifier of model type {config.model_type}; set"
+            " model.pooling=mean to classify by the mean over a text's tokens."
+        )
     else:
         model = auto_class(config, head).from_config(config, dtype=torch.float32)
     # Its weights have no address, though its configuration has one: an adapter would name it.

@@ -5,6 +5,7 @@ token that a task adds is the mean of the rows of the tokens that its name reads
 ``<speaker1>``), so it follows from the checkpoint alone: no record is read for it.
 """
 
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import (
     AutoModel,
@@ -216,6 +218,8 @@ def load_tokenizer(
         raise InputError(
             f"The tokenizer of {place} has no end-of-text token; give it an eos_token."
         )
+    if _own_size(tokenizer, added) > rows and tokenizer.is_fast:
+        _remove_tokens_without_row(tokenizer, rows)
     own = _own_size(tokenizer, added)
     if own > rows:
         raise InputError(
@@ -225,6 +229,23 @@ def load_tokenizer(
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _remove_tokens_without_row(tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
+    """Remove special tokens for which the model has no row, so that no text is read as one.
+
+    Gemma 3 1B is published with the tokenizer of its multimodal siblings, whose last token stands
+    for an image. Tokens that every tokenizer has, such as padding, stay.
+    """
+    names = PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES
+    needed = {getattr(tokenizer, name) for name in names}
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    content["added_tokens"] = [
+        token
+        for token in content["added_tokens"]
+        if token["id"] < rows or not token["special"] or token["content"] in needed
+    ]
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(content))
 
 
 def _own_size(tokenizer: PreTrainedTokenizerBase, added: Sequence[str]) -> int:

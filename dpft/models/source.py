@@ -27,7 +27,10 @@ QUANTIZATIONS = (UNQUANTIZED, "nf4", "int8")
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 TIMM = "timm_wrapper"
 """transformers' model type of a model of timm, which comes with torchvision or not at all."""
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
+TOKENIZER_FILES = (
+    *("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model"),
+    *("spm.model", "sentencepiece.bpe.model"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from transformers import (
     GPT2LMHeadModel,
     GPT2Model,
     LlamaConfig,
+    MambaConfig,
     PretrainedConfig,
     PreTrainedModel,
     T5Config,
@@ -337,6 +338,17 @@ def new(made: type[PreTrainedModel] | None, config, head: Head, pooling: str | N
 )
 def test_the_kind_of_a_language_model_follows_its_architecture(config, kind):
     assert language_kind(config) == kind
+
+
+def test_a_family_without_a_classifier_is_classified_by_the_mean():
+    sizes = {"vocab_size": 8, "hidden_size": 8, "state_size": 4, "num_hidden_layers": 1}
+    config = MambaConfig(**sizes)
+    configure(config, CLASSES)
+    with pytest.raises(InputError, match="model.pooling=mean"):
+        fresh_model(config, CLASSES, None)
+    ids = torch.tensor([[1, 2, 3]])
+    logits = fresh_model(config, CLASSES, MEAN)(ids, torch.ones_like(ids)).logits
+    assert logits.shape == (1, 3)
 
 
 def test_what_is_no_language_model_is_refused():

@@ -30,7 +30,7 @@ from dpft.models.loading import (
     new_names,
     start_rows,
 )
-from dpft.models.source import EMBEDDED_MODEL, MEAN, ModelConfig
+from dpft.models.source import EMBEDDED_MODEL, MEAN, ModelConfig, check_tokenizer_files
 from tests.models import small
 from tests.refused import refusal
 from tests.slowness import slow
@@ -149,6 +149,29 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_refused(folder):
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, "vocab_size": VOCABULARY - 1}))
     assert "11 tokens where the model has 10" in refusal(load_tokenizer, local(folder))
+
+
+def test_a_special_token_without_a_row_in_the_model_is_read_as_text(folder):
+    tokenizer = load_tokenizer(local(folder))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    tokenizer.save_pretrained(folder)
+    assert len(AutoTokenizer.from_pretrained(folder)) == VOCABULARY + 1
+    loaded = load_tokenizer(local(folder))
+    assert len(loaded) == VOCABULARY
+    assert max(loaded("<image>").input_ids, default=0) < VOCABULARY
+
+
+def test_a_padding_token_without_a_row_in_the_model_is_refused(folder):
+    tokenizer = load_tokenizer(local(folder))
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    tokenizer.save_pretrained(folder)
+    assert f"{VOCABULARY + 1} tokens" in refusal(load_tokenizer, local(folder))
+
+
+@pytest.mark.parametrize("name", ["spm.model", "sentencepiece.bpe.model"])
+def test_a_folder_may_hold_only_a_sentencepiece_model(tmp_path, name):
+    (tmp_path / name).touch()
+    check_tokenizer_files(ModelConfig(name="small", path=str(tmp_path)), tmp_path)
 
 
 CLASSES = Head(kind=CLASSIFIER, labels=("no", "yes"))

@@ -3,6 +3,7 @@
 To add a kind, write its forward and name it in ``LAYER_RULES``.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -432,6 +433,8 @@ def scales_features(layer: nn.Module) -> bool:
     if not kind.__module__.startswith("transformers.") or not vectors:
         return False
     if layer._modules or layer._buffers or any(vector.dim() != 1 for vector in vectors.values()):
+        return False
+    if len(inspect.signature(kind.forward).parameters) != 2:  # Mamba-2 passes a gate, too
         return False
     if kind not in _scales:
         width = max(map(len, vectors.values()))

@@ -7,6 +7,7 @@ from transformers import Dinov2Config
 from transformers.models.dinov2.modeling_dinov2 import Dinov2LayerScale
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
@@ -67,8 +68,9 @@ def test_norms_of_transformers_have_a_rule(kind):
     assert find_rule(kind(6)) is scale_forward
 
 
-def test_a_norm_that_takes_more_than_features_has_none():
-    assert find_rule(Qwen3_5RMSNormGated(6)) is None
+@pytest.mark.parametrize("norm", [Qwen3_5RMSNormGated(6), MambaRMSNormGated(6, 6)])
+def test_a_norm_that_takes_more_than_features_has_none(norm):
+    assert find_rule(norm) is None
 
 
 @pytest.mark.parametrize(("layer", "shape"), OTHERS)
