@@ -154,7 +154,7 @@ def test_trust_rule_1_a_search_is_calibrated_to_its_plans_mechanisms(followed, m
     )  # fmt: skip
     for name in ("score_metric", "check_fit", "divide"):
         monkeypatch.setattr(tuning, name, lambda *_: None)
-    monkeypatch.setattr(tuning, "load_training_data", lambda _: data)
+    monkeypatch.setattr(tuning, "_training_data", lambda _: data)
     monkeypatch.setattr(tuning, "_uncalibrated", lambda *_: followed)
     monkeypatch.setattr(tuning, "calibrate_trials", calibrate)
     with pytest.raises(Asked):

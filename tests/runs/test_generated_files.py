@@ -39,7 +39,16 @@ def put(target: Target, task: Any = WHOLE, written: Written = WRITTEN, **given: 
     config = GenerateConfig(task=task, decode=DecodeConfig(strategy="nucleus"), **asked)
     prompts = [({}, WHOLE.prompt({}))] * 2
     privacy = privacy_of(without_privacy(num_examples=9, expected_batch_size=3, steps=9))
-    write(config, target, privacy=privacy, task=task, written=written, prompts=prompts)
+    source = "the user's" if "prompts" in given else "none"
+    write(
+        config,
+        target,
+        privacy=privacy,
+        task=task,
+        written=written,
+        prompts=prompts,
+        source=source,
+    )
     return json.loads(target.statement.read_text())
 
 
