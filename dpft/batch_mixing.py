@@ -7,6 +7,7 @@ al. 2019, arXiv 1903.10520); models and the clipper share that layer here.
 """
 
 import re
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,8 @@ batch's tokens, and one with a capacity drops tokens by what the other examples 
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 """Kinds of rotary position embedding in transformers that look at the largest position of the
 whole batch: one long example would change what every other one computes."""
+FIXED_ROPE = "default"
+"""The kind whose frequencies transformers does not compute again in a forward pass."""
 
 
 def check_model(model: nn.Module, *, as_it_trains: bool = False) -> None:
@@ -67,6 +70,25 @@ def _mixing_reason(module: nn.Module, *, training: bool) -> str | None:
     if _ROUTING.search(type(module).__name__):
         return "routes tokens among experts by what the whole batch holds"
     return None
+
+
+def fix_rotary_scale(model: nn.Module) -> None:
+    """Give rotary positions the scale of short texts, whatever the longest example of a batch is.
+
+    transformers gives every text this scale that has no more tokens than
+    ``dpft.models.architecture.max_positions``, and dpft reads no longer texts.
+    """
+    for module in model.modules():
+        if not _rope_types(module) & LENGTH_DEPENDENT_ROPE:
+            continue
+        kinds: Any = module.rope_type
+        if isinstance(kinds, str):
+            module.rope_type = FIXED_ROPE  # type: ignore[assignment]
+        else:
+            fixed = {
+                layer: FIXED_ROPE for layer, kind in kinds.items() if kind in LENGTH_DEPENDENT_ROPE
+            }
+            module.rope_type = {**kinds, **fixed}  # type: ignore[assignment]
 
 
 def _rope_types(module: nn.Module) -> set[str]:

@@ -16,8 +16,15 @@ from transformers import (
     SwitchTransformersConfig,
 )
 
-from dpft.batch_mixing import StandardizedConv2d, check_model, pulled_back, standardized
+from dpft.batch_mixing import (
+    StandardizedConv2d,
+    check_model,
+    fix_rotary_scale,
+    pulled_back,
+    standardized,
+)
 from dpft.errors import InputError
+from dpft.models.architecture import max_positions
 
 SMALL = {
     "vocab_size": 20,
@@ -70,25 +77,45 @@ def test_a_mixture_of_experts_is_refused_by_name(
         check_model(model)
 
 
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_type": "dynamic", "factor": 2.0},
-        {
-            "rope_type": "longrope",
+def rotary(name: str) -> LlamaConfig:
+    """A model whose rotary positions change with the longest example, from so many tokens on."""
+    ropes = {
+        "dynamic": {"factor": 2.0},
+        "longrope": {
             "factor": 2.0,
-            "short_factor": [1.0, 1.0],
-            "long_factor": [2.0, 2.0],
+            "short_factor": [1.0, 1.5],
+            "long_factor": [2.0, 3.0],
             "original_max_position_embeddings": 8,
         },
-    ],
-)
-def test_rotary_positions_scaled_by_the_longest_example_are_refused(rope):
-    config = LlamaConfig(
-        **SMALL, max_position_embeddings=16, rope_parameters={"rope_theta": 1e4, **rope}
+    }
+    rope = {"rope_theta": 1e4, "rope_type": name, **ropes[name]}
+    return LlamaConfig(
+        **SMALL, max_position_embeddings=16, rope_parameters=rope, initializer_range=1.0
     )
+
+
+@pytest.mark.parametrize("name", ["dynamic", "longrope"])
+def test_rotary_positions_scaled_by_the_longest_example_are_refused(name):
     with pytest.raises(InputError, match="longest example of the batch"):
-        check_model(LlamaForCausalLM(config))
+        check_model(LlamaForCausalLM(rotary(name)))
+
+
+@pytest.mark.parametrize(("name", "positions"), [("dynamic", 16), ("longrope", 8)])
+def test_texts_within_the_models_positions_keep_their_rotary_scale(name, positions):
+    config = rotary(name)
+    assert max_positions(config) == positions
+    torch.manual_seed(0)
+    plain, fixed = LlamaForCausalLM(config).eval(), LlamaForCausalLM(config).eval()
+    fixed.load_state_dict(plain.state_dict())
+    fix_rotary_scale(fixed)
+    check_model(fixed)
+    tokens = torch.randint(1, 10, (2, positions))
+    assert torch.equal(fixed(tokens).logits, plain(tokens).logits)
+    longer = torch.cat([tokens, tokens], dim=1)
+    with torch.no_grad():
+        alone = fixed(tokens).logits
+        assert torch.allclose(fixed(longer).logits[:, :positions], alone, atol=1e-4)
+        assert not torch.allclose(plain(longer).logits[:, :positions], alone, atol=1e-2)
 
 
 def test_plain_rotary_positions_pass():

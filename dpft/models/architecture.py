@@ -493,6 +493,15 @@ def max_positions(config: PretrainedConfig) -> int | None:
     positions: int | None = getattr(text, "max_position_embeddings", None)
     if positions is None or getattr(text, "position_biased_input", True) is False:
         return None
+    # Beyond these, a text would change the rotary positions of its whole batch.
+    ropes = [rope for rope in _rope_parameters(text) if rope.get("rope_type") == "longrope"]
+    positions = min([positions, *(rope["original_max_position_embeddings"] for rope in ropes)])
     # RoBERTa counts positions from its padding token's id on.
     offset = text.pad_token_id + 1 if text.model_type in COUNTS_FROM_PADDING else 0
     return positions - offset
+
+
+def _rope_parameters(text: PretrainedConfig) -> list[dict[str, Any]]:
+    """Return the settings of rotary positions; one for each layer type, or one."""
+    parameters: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    return [parameters, *(each for each in parameters.values() if isinstance(each, dict))]

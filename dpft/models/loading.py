@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from dpft.batch_mixing import check_model
+from dpft.batch_mixing import check_model, fix_rotary_scale
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, CLASSIFIER, IMAGE_CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
 from dpft.models.architecture import (
@@ -266,6 +266,7 @@ def _tokenizer_of(model: ModelConfig, kind: Any = AutoTokenizer) -> PreTrainedTo
 
 def _changed(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel:
     """Returns the model with what the configuration puts in the place of some of its layers."""
+    fix_rotary_scale(model)
     if settings.replace_batch_norm and not replace_batch_norm(model):
         raise InputError(
             f"model.replace_batch_norm=true needs a model with BatchNorm, got {origin(settings)}"

@@ -501,10 +501,9 @@ def phi3(folder: Path) -> None:
     "Phi-3, long context",
     "microsoft/Phi-3.5-mini-instruct",
     chat=True,
-    limits={"train": "rotary positions by the longest example"},
 )
 def phi3_long(folder: Path) -> None:
-    """Rotary positions that transformers scales by the longest example of a batch."""
+    """Rotary positions that transformers scales by the longest example, from 4,097 tokens on."""
     factors = {"long_factor": [1.0] * 4, "short_factor": [1.0] * 4, "type": "longrope"}
     positions = {
         "max_position_embeddings": 131072, "rope_scaling": factors, "sliding_window": 262144,
