@@ -119,6 +119,8 @@ AUTO_CLASSES: dict[str, Any] = {
 
 
 SEQUENCE_CLASSIFIERS = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+FAULTS_OF_SETTINGS = (TypeError, AttributeError, AssertionError, LookupError, ArithmeticError)
+"""What a model's class raises for settings that it does not know, or that its config.json lacks."""
 _CAUSAL_NAMES = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 _MULTIMODAL_NAMES = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
@@ -214,7 +216,8 @@ def fresh_model(config: PretrainedConfig, head: Head, pooling: str | None) -> Pr
 
     Raises:
         InputError: transformers has no classifier of the architecture, and ``pooling`` is None.
-        ValueError: transformers has no other such head for the architecture.
+        ValueError: transformers has no other such head for the architecture, or cannot make a
+            model of these settings.
     """
     model: PreTrainedModel
     if head.kind == CLASSIFIER and pooling is not None:
@@ -225,7 +228,10 @@ def fresh_model(config: PretrainedConfig, head: Head, pooling: str | None) -> Pr
             " model.pooling=mean to classify by the mean over a text's tokens."
         )
     else:
-        model = auto_class(config, head).from_config(config, dtype=torch.float32)
+        try:
+            model = auto_class(config, head).from_config(config, dtype=torch.float32)
+        except FAULTS_OF_SETTINGS as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
     # Its weights have no address, though its configuration has one: an adapter would name it.
     model.name_or_path = model.config._name_or_path = ""
     return model

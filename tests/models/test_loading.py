@@ -122,6 +122,13 @@ def test_a_config_that_is_no_causal_model_is_refused(folder, content):
     assert f"model.path={folder}" in refusal(lambda: meta_model(local(folder)))
 
 
+@pytest.mark.parametrize("setting", [{"activation_function": "unheard"}, {"n_head": 0}])
+def test_a_setting_that_the_models_class_does_not_know_is_refused(folder, setting):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | setting))
+    assert "could not be loaded" in refusal(lambda: meta_model(local(folder)))
+
+
 def test_a_folder_without_weights_names_the_way_out(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert "model.init=random" in refusal(load_model, local(folder), seed=0)
