@@ -220,8 +220,8 @@ def _all_linear(
 ) -> "dict[str, nn.Module]":
     """Return the linear layers except the output head.
 
-    Of a state-space mixer it is only the first one: fused kernels read the weights of the others
-    without calling them, so that a change beside them would have no effect.
+    In a state-space mixer, only the first linear layer counts. Fused kernels read the weights of
+    the others without calling them, so a change beside those would have no effect.
     """
     head = model.get_output_embeddings()
     mixers = [

@@ -24,7 +24,7 @@ class PeftMethod(Method):
     own_parts: ClassVar[str]
     """Part of the names of the parameters that the method itself adds."""
     remedy: ClassVar[str] = "choose another method"
-    """What to do if peft does not support the model with these settings."""
+    """Advice if peft does not support the model with these settings."""
 
     @abstractmethod
     def configure(

@@ -120,7 +120,7 @@ AUTO_CLASSES: dict[str, Any] = {
 
 SEQUENCE_CLASSIFIERS = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 FAULTS_OF_SETTINGS = (TypeError, AttributeError, AssertionError, LookupError, ArithmeticError)
-"""What a model's class raises for settings that it does not know, or that its config.json lacks."""
+"""Exceptions of a model's class for settings that are unknown or missing in its config.json."""
 _CAUSAL_NAMES = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 _MULTIMODAL_NAMES = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 

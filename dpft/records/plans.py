@@ -101,7 +101,7 @@ class PlannedLora:
     """Layers that LoRA changes."""
 
     rank: AtLeastOne
-    """Of each change."""
+    """Rank of each change."""
     scale: Positive
     """Factor of each change."""
     layers: AtLeastOne
