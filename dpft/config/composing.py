@@ -52,6 +52,7 @@ from dpft.config.keys import (
     unknown_key,
 )
 from dpft.config.load import config_directory
+from dpft.config.removed import removed_key
 from dpft.errors import Faults, InputError
 from dpft.files import CONFIGURATION, HYDRA, OVERRIDES
 
@@ -211,6 +212,9 @@ def _unknown_option(error: MissingConfigException) -> str:
         return f"the configuration cannot be composed: {_first_line(error)}"
     if group == "hydra/launcher" and option in LAUNCHERS:
         return f"{group}={option} needs a plugin of Hydra; pip install {LAUNCHERS[option]}."
+    removed = removed_key(f"{group}={option}")
+    if removed:
+        return removed
     near = nearest(option, error.options)
     hint = f"did you mean {group}={near}? Choose" if near else "choose"
     allowed = ", ".join(sorted(error.options))

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
+from dpft.config.removed import removed_key
 from dpft.errors import InputError
 from dpft.kinds import PUBLISHED
 
@@ -91,10 +92,6 @@ MEANT = {name: key for key, names in _OF_KEY.items() for name in names.split()}
 
 MISSING = "???"
 """OmegaConf's mark of a value that must be given."""
-RETIRED = {
-    "privacy.secure_noise": "noise always comes from a cryptographic stream now; leave it out"
-}
-"""Keys of earlier versions: what to say of each; in a run's saved configuration it is ignored."""
 ADDED = {"task.default_delta": PUBLISHED}
 """Keys that earlier versions had not: what a saved configuration without one stands for."""
 
@@ -277,8 +274,9 @@ def dataclass_in(hint: Any) -> type | None:
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """Returns the sentence that refuses a key and names the known keys nearest to it."""
-    if key in RETIRED:
-        return f"configuration key {key} is gone: {RETIRED[key]}."
+    removed = removed_key(key)
+    if removed:
+        return removed
     known = set(known)
     if key in known:
         return f"configuration key {key} is not part of this composition; set it as ++{key}=VALUE."

@@ -29,7 +29,6 @@ import dpft
 from dpft.config.keys import (
     ADDED,
     MISSING,
-    RETIRED,
     configuration_fields,
     join_key,
     key_name,
@@ -40,6 +39,7 @@ from dpft.config.keys import (
     type_hints,
     unknown_key,
 )
+from dpft.config.removed import REMOVED
 from dpft.errors import Faults, InputError
 from dpft.files import read_yaml, write_text
 
@@ -359,7 +359,7 @@ def _bring_up_to_date(values: Any) -> None:
     """Takes the keys of earlier versions out of a saved configuration, and adds what they meant."""
     if not isinstance(values, dict):
         return
-    for key in RETIRED:
+    for key in REMOVED:
         section, _, name = key.partition(".")
         if isinstance(values.get(section), dict):
             values[section].pop(name, None)

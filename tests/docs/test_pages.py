@@ -20,9 +20,10 @@ from docs.tools.pages import (
     site_markdown,
 )
 from dpft import __version__
+from dpft.config.removed import REMOVED
 
 LEAST_WORDS = 150
-LOOKED_UP = ("reference/python.md", "explanation/glossary.md")
+LOOKED_UP = ("reference/python.md", "explanation/glossary.md", "start/whats-new.md")
 """Pages that are one table, in which a word is looked up."""
 PAGE = """# A page
 
@@ -162,6 +163,11 @@ def test_what_a_page_shows_as_printed_was_printed(page: str) -> None:
 
 def _without_blocks(text: str) -> str:
     return re.sub(r"(?ms)^```.*?^```$", "", text)
+
+
+def test_each_removed_key_and_its_replacement_are_on_the_page_of_the_version() -> None:
+    page = (DOCS / "start" / "whats-new.md").read_text()
+    assert [key for key, advice in REMOVED.items() if f"| `{key}` | {advice} |" not in page] == []
 
 
 def test_the_readme_is_one_page_whose_links_lead_somewhere() -> None:

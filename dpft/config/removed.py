@@ -1,0 +1,15 @@
+"""Removed configuration keys and options, each with one sentence that names its replacement.
+
+This is the only place that knows removed keys. If a user sets one, the error quotes its sentence.
+In the saved configuration of an earlier run, the key is ignored.
+"""
+
+REMOVED = {
+    "privacy.secure_noise": "Noise always comes from a cryptographic generator. Omit the key.",
+}
+"""A dotted key, or ``GROUP=OPTION``, to the sentence that names its replacement."""
+
+
+def removed_key(name: str) -> str | None:
+    """Return the error message for a removed key or ``GROUP=OPTION``, or None for other names."""
+    return f"{name} was removed from dpft. {REMOVED[name]}" if name in REMOVED else None
