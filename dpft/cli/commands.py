@@ -25,7 +25,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from dpft.config.composing import Composed, Words, naming_recipe
+from dpft.config.composing import Composed, Words
 from dpft.config.help_text import command_help, composed_command
 from dpft.config.keys import key_of, known_keys, quoted
 from dpft.config.load import ClassChoice, config_directory, load
@@ -121,16 +121,14 @@ class Subcommand:
         return command_help(name, words, self.config, self.polymorphic, folders=folders)
 
     def _run(self, config: DictConfig) -> None:
-        words = composed_job().words
-        loaded = self.load(config, words)
-        with naming_recipe(words):
-            if not self.reads_records:
-                self.run(loaded)
-                return
-            if not self.reads_rows_alone:
-                note_records_read()
-            with crash_kept(run_folder()):
-                self.run(loaded)
+        loaded = self.load(config, composed_job().words)
+        if not self.reads_records:
+            self.run(loaded)
+            return
+        if not self.reads_rows_alone:
+            note_records_read()
+        with crash_kept(run_folder()):
+            self.run(loaded)
 
 
 def subcommand(name: str) -> Subcommand:

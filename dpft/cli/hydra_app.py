@@ -35,7 +35,6 @@ from dpft.cli.jobs import (
 )
 from dpft.config.composing import (
     NOT_COMPOSED,
-    all_faults,
     as_input_error,
     check_groups,
     full_errors,
@@ -54,10 +53,6 @@ NO_FOLDER = (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.ENAMETOOLONG)
 """What Hydra meets where the folder of a run cannot be made at its path."""
 Keys = Callable[[], Collection[str]]
 """Returns the keys and groups that a subcommand takes, which takes a composition to know."""
-
-
-class NotComposed(InputError):
-    """The words of a command line compose to no configuration; names the first that is wrong."""
 
 
 def run_hydra(name: str, arguments: Sequence[str]) -> int:
@@ -79,12 +74,7 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
     if is_other_rank():
         words = [*words, "hydra.run.dir=."]  # the folder is the first process's
     known = known_keys(subcommand.config)
-    try:
-        return start_hydra(name, [*words, *flags], subcommand.run_job, known=known)
-    except NotComposed as error:
-        if flags or not isinstance(error.__cause__, NOT_COMPOSED):
-            raise
-        raise all_faults(name, words, error.__cause__, known=known, load=subcommand.load) from None
+    return start_hydra(name, [*words, *flags], subcommand.run_job, known=known)
 
 
 def refuse_bare_words(name: str, overrides: Sequence[str], keys: Keys) -> None:
@@ -161,7 +151,7 @@ def start_hydra(
         try:
             job()
         except NOT_COMPOSED as error:
-            raise NotComposed(*as_input_error(error, known).faults) from error
+            raise as_input_error(error, known) from error
         except BrokenExecutor as error:
             raise lost_process(error) from error
         except OSError as error:

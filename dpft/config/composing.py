@@ -4,10 +4,8 @@ The command line proper starts from ``hydra.main``, which runs sweeps too; what 
 same ``Composed`` that ``compose`` gives to a call from Python, so that words mean one thing
 wherever they are written.
 
-A sentence of an error names the key or group, the value, what is allowed, and the nearest known
-name. Hydra ends at the first word that it cannot take. Where it does, the words are composed again
-without that word, until what is left can be composed, and then checked as a job's configuration is:
-all faults are said at once.
+An error message names the key or group, the value, what is allowed, and the nearest known name.
+Hydra stops at the first argument that it cannot compose, so each command reports one such error.
 
 A YAML begins with a line of what it is and where it is from; ``listed`` gives that line of each.
 """
@@ -15,16 +13,15 @@ A YAML begins with a line of what it is and where it is from; ``listed`` gives t
 import itertools
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any
 
 import hydra
-import yaml
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -47,13 +44,12 @@ from dpft.config.keys import (
     key_of,
     known_keys,
     nearest,
-    nearest_keys,
     quoted,
     unknown_key,
 )
 from dpft.config.load import config_directory
 from dpft.config.removed import removed_key
-from dpft.errors import Faults, InputError
+from dpft.errors import InputError
 from dpft.files import CONFIGURATION, HYDRA, OVERRIDES
 
 
@@ -139,7 +135,7 @@ LAUNCHERS = {
 
 
 def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
-    """Returns the error a user can mend that stands behind one of Hydra's."""
+    """Return an error of Hydra as an input error whose message says how to fix it."""
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if isinstance(error, MissingConfigException):
         return InputError(_unknown_option(error))
@@ -181,15 +177,6 @@ def _quoted_override(override: str) -> str:
     except (HydraException, ValueError):
         return "'key=\"VALUE\"'"
     return word
-
-
-def suggested_keys(error: Exception, known: Iterable[str]) -> list[str]:
-    """Returns the keys that an unknown key was probably meant to be; other errors have none."""
-    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
-    if not (isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key):
-        return []
-    near = nearest_keys(cause.full_key, {*known, *_composed_keys(cause)})
-    return [key for key in near if key != cause.full_key]
 
 
 @contextmanager
@@ -278,78 +265,6 @@ def register_resolver() -> None:
 
 NOT_COMPOSED = (HydraException, OmegaConfBaseException, YAMLError)
 """What the composition of a configuration may raise."""
-Load = Callable[[DictConfig, Words], Any]
-"""From what the words of a command compose to, and these words, to its dataclasses."""
-
-
-def all_faults(
-    name: str,
-    overrides: Sequence[str],
-    first: Exception,
-    *,
-    known: Sequence[str],
-    load: Load | None = None,
-) -> InputError:
-    """Returns one error of everything that is wrong with words that Hydra cannot compose.
-
-    Args:
-        name: The subcommand.
-        overrides: Its words.
-        first: What Hydra raised of them.
-        known: Dotted keys of the configuration's dataclasses.
-        load: Makes the dataclasses of what is composed, or refuses it. It is not asked where a
-            word was left out, whose lack it might refuse, nor of a run that is gone on with.
-    """
-    faults, words, complete, error = Faults(), list(overrides), True, first
-    # Twice as many: a misspelt key may become a group that has no such option.
-    for _ in range(2 * len(overrides) + 1):
-        faults.found += as_input_error(error, known).faults
-        mended = _mended(words, error, known)
-        if mended is None:
-            break
-        words, complete = mended.words, complete and mended.complete
-        try:
-            with hydra_of_our_own():
-                config = hydra.compose(name, overrides=words)
-        except NOT_COMPOSED as next_one:
-            error = next_one
-            continue
-        if load and complete and not any(key_of(word) == "resume" for word in words):
-            with faults.gathering():
-                load(config, Words(job=tuple(words), typed=tuple(words)))
-        break
-    return InputError(*dict.fromkeys(faults.found))
-
-
-class _Mended(NamedTuple):
-    words: list[str]
-    complete: bool
-    """Whether every word still says what it was meant to say."""
-
-
-def _mended(words: list[str], error: Exception, known: Sequence[str]) -> _Mended | None:
-    """Returns the words without the one that an error is of, or with the key it was meant to have.
-
-    None where the error is of none of them.
-    """
-    if isinstance(error, OverrideParseException):
-        return _without(words, [word for word in words if word == error.override])
-    if isinstance(error, MissingConfigException):
-        group = (error.missing_cfg_file or "").rpartition("/")[0]
-        return _without(words, [w for w in words if key_of(w).partition(".")[0] == group])
-    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
-    key = cause.full_key or None if isinstance(cause, OmegaConfBaseException) else None
-    wrong = [word for word in words if key_of(word) == key]
-    near = suggested_keys(error, known)
-    if not wrong or len(near) != 1 or near[0] in map(key_of, words):
-        return _without(words, wrong)
-    value = wrong[-1].partition("=")[2]
-    others = [word for word in words if word not in wrong]
-    return _Mended([*others, f"{near[0]}={value}"], True)
-
-
-def _without(words: list[str], wrong: list[str]) -> _Mended | None:
-    return _Mended([word for word in words if word not in wrong], False) if wrong else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,15 +302,16 @@ class Composed:
         return Path(str(self.hydra.run.dir))
 
 
-def compose(name: str, overrides: Sequence[str], root: type, load: Load | None = None) -> Composed:
+def compose(name: str, overrides: Sequence[str], root: type) -> Composed:
     """Returns what the words of a command compose to.
 
     Args:
         name: The command's, whose primary configuration is ``conf/<name>.yaml``.
         overrides: ``key=value`` and ``group=option``, as on the command line.
-        root: The dataclass of the configuration, whose keys a refusal may suggest.
-        load: Makes the dataclasses of what is composed; asked for what else is wrong where the
-            words cannot be composed.
+        root: The dataclass of the configuration, whose keys an error message may suggest.
+
+    Raises:
+        InputError: The first argument that Hydra cannot compose.
     """
     register_resolver()
     check_groups(overrides)
@@ -403,7 +319,7 @@ def compose(name: str, overrides: Sequence[str], root: type, load: Load | None =
         with hydra_of_our_own():
             composed = hydra.compose(name, overrides=list(overrides), return_hydra_config=True)
     except NOT_COMPOSED as error:
-        raise all_faults(name, overrides, error, known=known_keys(root), load=load) from error
+        raise as_input_error(error, known_keys(root)) from error
     own = composed.hydra
     values = composed.copy()
     with open_dict(values):
@@ -457,46 +373,3 @@ def purpose(file: Path) -> str:
     for mark in (" Run: ", ": dpft "):
         first = first.partition(mark)[0]
     return first if first.endswith(".") or not first else f"{first}."
-
-
-@contextmanager
-def naming_recipe(words: Words) -> Iterator[None]:
-    """Has a refusal inside the block say which line of a recipe sets the key that it begins with.
-
-    Args:
-        words: Of which ``experiment`` is a file of conf/experiment; those that it builds on are
-            looked through after it.
-    """
-    try:
-        yield
-    except InputError as error:
-        recipe = given_text(words.job, "experiment")
-        if recipe is None:
-            raise
-        raise InputError(*(_naming_recipe(fault, recipe) for fault in error.faults)) from None
-
-
-def _naming_recipe(fault: str, recipe: str) -> str:
-    key = fault.partition(" ")[0]
-    found = _line_of(key.split("."), recipe) if "." in key else None
-    if found is None:
-        return fault
-    return f"{fault.removesuffix('.')}; {found[0]}, line {found[1]}, sets it to {found[2]}."
-
-
-def _line_of(keys: list[str], recipe: str) -> tuple[str, int, str] | None:
-    """Returns file, line and value of a recipe's own setting of a key; None where it has none."""
-    file = config_directory() / "experiment" / f"{recipe}.yaml"
-    if not file.is_file():
-        return None
-    root = node = yaml.compose(file.read_text(encoding="utf-8"))
-    for key in keys:
-        held = node.value if isinstance(node, yaml.MappingNode) else ()
-        node = next((value for name, value in held if name.value == key), None)
-    if isinstance(node, yaml.ScalarNode):
-        return f"conf/experiment/{recipe}.yaml", node.start_mark.line + 1, node.value
-    bases = next((value for name, value in root.value if name.value == "defaults"), None)
-    for base in () if bases is None else bases.value:
-        if isinstance(base, yaml.ScalarNode) and base.value != "_self_":
-            return _line_of(keys, base.value)
-    return None

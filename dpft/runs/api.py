@@ -17,17 +17,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config.account import POLYMORPHIC, AccountConfig
 from dpft.config.composing import (
     Composed,
-    Load,
+    Words,
     compose,
     given_overrides,
     given_text,
-    naming_recipe,
 )
 from dpft.config.keys import in_keys, quoted
 from dpft.config.load import from_values, load
@@ -144,12 +143,12 @@ class Command:
 
     name: str
     root: type
-    load: Load
+    load: Callable[[DictConfig, Words], Any]
 
     def compose(self, words: Sequence[str], folder: Folder | None = None) -> Composed:
         """Returns what the words compose to, in a folder of the caller's where one is given."""
         place = [] if folder is None else [f"hydra.run.dir={quoted(os.fspath(folder))}"]
-        return compose(self.name, [*words, *place], self.root, self.load)
+        return compose(self.name, [*words, *place], self.root)
 
     def place(self, words: list[str], folder: Folder | None, resumed: str | None) -> Path:
         """Returns the folder of a run: the one given, the one it goes on in, or a new one."""
@@ -348,7 +347,7 @@ def plan(overrides: Sequence[str] = (), *, rows: Rows | Splits | None = None) ->
     words = checked_overrides([*checked_words(overrides, rows), *memory_words(rows)])
     composed = PLAN_COMMAND.compose(words)
     quiet_transformers()
-    with rows_in_memory(rows), naming_recipe(composed.words):
+    with rows_in_memory(rows):
         planned = describe_run(plan_configuration(composed.values, composed.words))
         return Figures(as_json(planned.record))
 
@@ -499,6 +498,6 @@ def _carried_out(
     configuration = command.load(composed.values, composed.words)
     announce(configuration)
     kept = kept_model(model, tokenizer, place)
-    with rows_in_memory(rows), kept, naming_recipe(composed.words):
+    with rows_in_memory(rows), kept:
         run(configuration, place, write_request=composed.write_record)
     return open_run(place)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dpft.config.composing import Words, given_overrides, given_text, naming_recipe
+from dpft.config.composing import Words, given_overrides, given_text
 from dpft.config.keys import (
     WITNESS,
     configuration_fields,
@@ -260,10 +260,9 @@ def plan_configuration(composed: DictConfig, words: Words) -> PlanConfig:
 
 
 def _of_recipe(composed: DictConfig, words: Words, root: type[Config]) -> Config:
-    """Returns what was composed; a refusal says which line of the recipe sets the key."""
+    """Return what was composed, with the recipe's privacy settings that privacy=none keeps."""
     settled = without_recipes_promise(composed, words.job)
-    with naming_recipe(words):
-        return load(settled, root, polymorphic=POLYMORPHIC)
+    return load(settled, root, polymorphic=POLYMORPHIC)
 
 
 def evaluate_overrides(overrides: list[str]) -> list[str]:

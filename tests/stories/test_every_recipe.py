@@ -441,16 +441,6 @@ def test_a_recipe_is_planned_by_its_public_numbers_without_weights(
     assert said or not is_large
 
 
-def test_a_bad_value_of_a_recipes_key_names_the_recipes_line(workspace: Workspace) -> None:
-    words = ("experiment=li2022_figure2", "privacy.eps=3", "train.epochs=abc")
-    for command in ("train", "plan"):
-        said = workspace.refusal(command, *words)
-        file = "conf/experiment/li2022_e2e.yaml"
-        lines = FILES["li2022_e2e"].read_text().splitlines()
-        line = next(n for n, text in enumerate(lines, start=1) if text.strip() == "epochs: 10")
-        assert said.endswith(f"got 'abc'; {file}, line {line}, sets it to 10.")
-
-
 @pytest.mark.parametrize("command", ["train", *slow(("plan",))])
 @pytest.mark.parametrize(
     ("recipe", "words", "said"),
@@ -460,13 +450,12 @@ def test_a_bad_value_of_a_recipes_key_names_the_recipes_line(workspace: Workspac
         ("e2e_tiny", ["train.expected_batch_size=9000", "task.source=embedded"], "must be at most"),
     ],
 )
-def test_a_value_that_cannot_be_names_the_recipes_line_whenever_it_is_found_out(
+def test_a_bad_value_of_a_recipes_key_is_one_sentence(
     workspace: Workspace, command: str, recipe: str, words: list[str], said: str
 ) -> None:
     refused = workspace.refusal(command, f"experiment={recipe}", "privacy.eps=3", *words)
     key = words[0].partition("=")[0]
-    assert refused.startswith(f"{key} {said}")
-    assert re.search(rf"; conf/experiment/{recipe}\.yaml, line \d+, sets it to \S+\.$", refused)
+    assert refused.startswith(f"{key} {said}") and "\n" not in refused
 
 
 @pytest.mark.parametrize("command", ["train", "plan"])
