@@ -12,11 +12,15 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from markupsafe import Markup, escape
 
+import dpft
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import eps_text
 from dpft.records.promises import PrivateRun, RunPrivacy
@@ -36,6 +40,41 @@ def render_markdown(template: str, **values: Any) -> str:
 def render_html(template: str, **values: Any) -> str:
     """Returns a template of HTML filled in; whatever is not ``Markup`` is escaped."""
     return _environment(html=True).get_template(template).render(**values)
+
+
+def render_page(
+    title: str, markdown: str, plots: Mapping[str, Sequence[Markup]] = MappingProxyType({})
+) -> str:
+    """Render a Markdown report as an HTML page that runs no script and fetches nothing.
+
+    HTML in the Markdown is shown as text. Links and images stay text, too: their addresses may come
+    from a file or from a model.
+
+    Args:
+        title: The page's title, as plain text.
+        markdown: The whole report.
+        plots: Figures by the heading that they follow. If the report has no such heading, the
+            heading and its figures are added at the end.
+    """
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    parser.disable(["link", "image", "autolink", "reference"])
+    tokens, left = [], dict(plots)
+    for token in parser.parse(markdown):
+        tokens.append(token)
+        if token.type == "heading_close":
+            tokens += _figures(left.pop(tokens[-2].content, ()))
+    content = str(parser.renderer.render(tokens, parser.options, {}))
+    for heading, figures in left.items():
+        added = parser.renderer.render(_figures(figures), parser.options, {})
+        content += f"<h2>{escape(heading)}</h2>\n{added}"
+    return render_html(
+        "page.html.j2", title=title, content=Markup(content), version=dpft.__version__
+    )
+
+
+def _figures(figures: Sequence[Markup]) -> list[Token]:
+    content = "".join(f"<figure>{figure}</figure>\n" for figure in figures)
+    return [Token("html_block", "", 0, content=content)]
 
 
 def score(value: float, rounded: int | None = None) -> str:

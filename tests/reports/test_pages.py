@@ -8,7 +8,7 @@ from jinja2 import UndefinedError
 from markupsafe import Markup
 
 from dpft.reports import pages
-from dpft.reports.pages import digits, draw_svg, line, score, words
+from dpft.reports.pages import digits, draw_svg, line, render_page, score, words
 
 EVIL = "<script>alert(1)</script>"
 
@@ -91,3 +91,27 @@ def test_two_figures_of_a_page_share_no_name_of_an_element(drawn: Markup) -> Non
     other = draw_svg(draw_line, name="two", label="so much")
     names = [set(re.findall(r'\bid="([^"]+)"', figure)) for figure in (drawn, other)]
     assert all(names) and not names[0] & names[1]
+
+
+CRAFTED = (
+    f"{EVIL} <img src=http://x/y onerror=alert(1)> ![a](http://x/y.png) [b](javascript:alert(1))"
+    " [c](http://x) <http://x> [d]\n\n[d]: http://x\n"
+)
+"""What a model may write."""
+
+
+def test_a_page_runs_no_script_and_fetches_nothing_whatever_its_text_is() -> None:
+    page = render_page(EVIL, f"# {EVIL}\n\n{CRAFTED}\n\n| a |\n|---|\n| {CRAFTED} |\n\n<script>")
+    assert "<script" not in page and "<img" not in page and "<a " not in page
+    assert "default-src 'none'" in page and page.count("&lt;script&gt;") >= 4
+    assert not re.search(r'(src|href)="', page)
+
+
+def test_plots_follow_their_heading_or_the_whole_report(drawn: Markup) -> None:
+    page = render_page(
+        "t", "# T\n\n## First\n\none\n\n## Second\n", {"First": [drawn], "New": [drawn]}
+    )
+    after = page.partition("<h2>First</h2>")[2]
+    assert after.startswith("<figure><svg") or after.startswith("\n<figure><svg")
+    assert page.partition("<h2>Second</h2>")[2].count("<svg") == 1
+    assert "<h2>New</h2>\n<figure><svg" in page
