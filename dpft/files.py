@@ -60,14 +60,13 @@ WRONG_IMAGES = "wrong_images.png"
 """Some images of a public split that were classed wrongly; of a private one there is none."""
 TEXTS_OF_EVALUATIONS = ("predictions*.jsonl", "samples*.md", "wrong_images*.png")
 """Patterns of the files with an evaluation's texts: one each, or one for each part of a split."""
-SHEET, SHEET_KEY = "human_eval.csv", "human_eval_key.json"
 
 # Public: what later commands make of the model.
 GENERATED, EXPORT = "generated", "export"
 AUDIT = "audit"
 """Folder of what an audit found that may be released."""
 SYNTHETIC_AUDIT = f"{AUDIT}/synthetic.html"
-RELEASED = (GENERATED, EXPORT, SHEET, AUDIT)
+RELEASED = (GENERATED, EXPORT, AUDIT)
 """What other commands made in public of a run's model."""
 
 # Private: the owner's alone.

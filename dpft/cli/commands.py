@@ -270,19 +270,11 @@ def _eval() -> Subcommand:
     from dpft.config.schema import TASK, EvaluateConfig
     from dpft.runs.configuring import evaluate_configuration, evaluate_overrides
 
-    def run(configs: Sequence[EvaluateConfig]) -> None:
-        """Scores one of them; with ``human_eval`` writes a sheet of all of them for people."""
+    def run(config: EvaluateConfig) -> None:
         from dpft.models.loading import quiet_transformers
-
-        quiet_transformers()
-        config = configs[0]
-        if config.human_eval is not None:
-            from dpft.runs.human_eval import write_sheet
-
-            write_sheet(configs)
-            return
         from dpft.runs.evaluation import score_and_write
 
+        quiet_transformers()
         folder = _folder(config.run)
         evaluations = score_and_write(config, folder, write_request=write_hydra_record)
         show_scores(config, evaluations, folder)

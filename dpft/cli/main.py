@@ -24,7 +24,7 @@ SUBCOMMANDS = {
     "export": "write a run's model as a folder to hand on, LoRA merged if asked",
     "plan": "say what a training run would cost, without training",
     "audit": "attack a run's model, and set what was found beside what its report promises",
-    "report": "make tables and plots of many runs, or of people's ratings of responses",
+    "report": "make tables and plots of many runs",
     "list": "list tasks, models, methods, recipes or metrics, a line each",
     "doctor": "check what this machine lacks for dpft, and say what that costs",
 }

@@ -1,4 +1,4 @@
-"""``dpft report``: tables and plots of many runs, or what people's ratings say of each system."""
+"""``dpft report``: tables and plots of many runs."""
 
 import json
 import logging
@@ -8,25 +8,12 @@ from pathlib import Path
 
 from dpft.config.account import LATEX, ReportConfig
 from dpft.config.keys import quoted
-from dpft.evaluation.ratings import (
-    INDEPENDENT,
-    Key,
-    Ratings,
-    rating_record,
-    ratings_table,
-    read_key,
-    read_ratings,
-)
-from dpft.files import PAGE, PRIVATE, REPORT, SHEET_KEY, private_folder
-from dpft.records.scores import RatingsReport, split_note
+from dpft.files import PAGE, PRIVATE, REPORT, private_folder
 from dpft.reports.comparison import Comparison, compare
 from dpft.reports.comparison_page import FILES, latex, markdown, record, write_comparison
 from dpft.reports.run_record import RunRecord, with_own_scores
-from dpft.reports.terminal import Answer, show_answer
 from dpft.runs.saved_run import read_finished_runs, rebuild_report
 
-LISTS = ("runs", "ratings")
-"""Keys whose value may be a list, and may be given several times."""
 logger = logging.getLogger(__name__)
 
 
@@ -39,28 +26,18 @@ def expand(overrides: list[str]) -> list[str]:
     words = [
         word if "=" in word or word[:1] in "~+" else f"runs={quoted(word)}" for word in overrides
     ]
-    for key in LISTS:
-        words = _joined(words, key)
-    return words
+    given = [word.partition("=")[2] for word in words if word.startswith("runs=")]
+    if len(given) < 2:
+        return words
+    folders = ",".join(value.removeprefix("[").removesuffix("]") for value in given)
+    return [*(word for word in words if not word.startswith("runs=")), f"runs=[{folders}]"]
 
 
 def run(config: ReportConfig) -> None:
-    """Prints tables, or one JSON object; with ``to`` writes tables and plots into a folder.
+    """Writes or prints the tables of many runs, or writes the report of each anew.
 
     Scores of private splits go to the folder's ``private/``; of what is printed, a terminal's table
     alone has them, rounded to two digits.
-    """
-    if config.folders:
-        report_runs(config)
-        return
-    at = config.sheets[0].with_name(SHEET_KEY) if config.key is None else Path(config.key)
-    key = read_key(at)
-    described = describe(key, read_ratings(config.sheets, key))
-    show_answer(Answer(table=ratings_table(described), record=described), config.output)
-
-
-def report_runs(config: ReportConfig) -> None:
-    """Writes or prints the tables of many runs, or writes the report of each anew.
 
     Raises:
         InputError: A folder holds none, or none of them has a report, or one has a symbolic link.
@@ -108,30 +85,3 @@ def compared(
 ) -> Comparison:
     """Returns the comparison that was asked for of some runs."""
     return compare(records, unfinished=unfinished, over=config.keys, metrics=metrics)
-
-
-def describe(key: Key, ratings: Ratings) -> RatingsReport:
-    """Returns what ``output=json`` prints."""
-    of_system = {
-        system: [(rating.item, rating.value) for rating in ratings.given if rating.system == system]
-        for system in key.systems
-    }
-    return RatingsReport(
-        task=key.task,
-        split=key.split,
-        split_is_public=key.split_is_public,
-        note=None if key.split_is_public else split_note(key.split),
-        ratings=len(ratings.given),
-        raters=len({rating.rater for rating in ratings.given}),
-        not_rated=ratings.not_rated,
-        interval=INDEPENDENT,
-        systems=tuple(rating_record(system, given) for system, given in of_system.items()),
-    )
-
-
-def _joined(words: list[str], key: str) -> list[str]:
-    given = [word.partition("=")[2] for word in words if word.startswith(f"{key}=")]
-    if len(given) < 2:
-        return words
-    values = ",".join(value.removeprefix("[").removesuffix("]") for value in given)
-    return [*(word for word in words if not word.startswith(f"{key}=")), f"{key}=[{values}]"]

@@ -258,29 +258,14 @@ class ReportConfig:
     signal_to_noise: bool = False
     """Whether scores over the first updates' signal-to-noise ratios, which are private, are drawn
     into ``to``'s private folder."""
-    ratings: Names = None
-    """Filled rating sheets of one key: a file or a list of files."""
-    key: str | None = None
-    """The sheets' key; None: the one beside the first sheet."""
     output: str = "table"
     """table for people, or json: one object on stdout."""
 
     def __post_init__(self) -> None:
         check_output(self.output)
-        if bool(self.sheets) == bool(self.folders):
-            given = "both" if self.sheets else "neither"
-            raise InputError(
-                f"exactly one of runs and ratings must be given, got {given}; give runs=FOLDER for"
-                " tables of runs, or ratings=FILE for people's ratings."
-            )
-        if len({path.resolve() for path in self.sheets}) < len(self.sheets):
-            raise InputError("ratings must name different files, got one of them twice.")
+        if not self.folders:
+            raise InputError("runs must name at least one folder, got none; give runs=FOLDER.")
         self._check_tables()
-
-    @property
-    def sheets(self) -> tuple[Path, ...]:
-        """The files that ``ratings`` names."""
-        return tuple(map(Path, _listed(self.ratings)))
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -313,20 +298,16 @@ class ReportConfig:
             raise InputError(
                 "to=latex is for output=table, got output=json; leave one of them out."
             )
-        for name in ("over", "metric", "to"):
-            if self.sheets and getattr(self, name) is not None:
-                raise InputError(f"{name} is for runs, got it with ratings; leave one of them out.")
-        if self.signal_to_noise and (self.sheets or self.folder is None):
-            given = "ratings" if self.sheets else "no to" if self.to is None else "to=latex"
+        if self.signal_to_noise and self.folder is None:
+            given = "no to" if self.to is None else "to=latex"
             raise InputError(
-                "signal_to_noise=true is for runs, and draws into the private folder of to=FOLDER,"
-                f" got {given}; give runs and to, or leave signal_to_noise out."
+                "signal_to_noise=true draws into the private folder of to=FOLDER, got"
+                f" {given}; give to, or leave signal_to_noise out."
             )
-        if self.rebuild and (self.sheets or self.to is not None):
-            given = "ratings" if self.sheets else "to"
+        if self.rebuild and self.to is not None:
             raise InputError(
                 "rebuild=true writes each run's own report into its folder, got it with"
-                f" {given}; leave one of them out."
+                " to; leave one of them out."
             )
         if self.folder is not None and self.folder.is_file():
             raise InputError(f"to must be a folder, got {self.to!r}, which is a file.")

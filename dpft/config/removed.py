@@ -5,6 +5,12 @@ In the saved configuration of an earlier run, the key is ignored.
 """
 
 REMOVED = {
+    "human_eval": "Rate texts from `predictions.jsonl` in a spreadsheet. Omit the key.",
+    "human_eval_runs": "Rate texts from `predictions.jsonl` in a spreadsheet. Omit the key.",
+    "human_eval_seed": "Rate texts from `predictions.jsonl` in a spreadsheet. Omit the key.",
+    "human_eval_strategy": "Rate texts from `predictions.jsonl` in a spreadsheet. Omit the key.",
+    "key": "Compute means of your ratings with a spreadsheet or with pandas. Omit the key.",
+    "ratings": "Compute means of your ratings with a spreadsheet or with pandas. Omit the key.",
     "privacy.secure_noise": "Noise always comes from a cryptographic generator. Omit the key.",
 }
 """A dotted key, or ``GROUP=OPTION``, to the sentence that names its replacement."""

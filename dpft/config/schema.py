@@ -432,33 +432,16 @@ class EvaluateConfig:
     """Folder of a run: its task, and its trained model."""
     predictions: str | None = None
     """File of outputs to score instead of a model."""
-    human_eval: int | None = None
-    """Inputs on a sheet for people to rate responses on, written instead of scores."""
-    human_eval_runs: tuple[str, ...] = ()
-    """Folders of further runs whose responses stand on the sheet."""
-    human_eval_seed: int = 0
-    """Chooses the inputs and shuffles the responses."""
-    human_eval_strategy: str = "nucleus"
-    """How the responses are written: a decode.strategy."""
     output: str = "table"
     """table for people, or json: one object on stdout."""
 
     def __post_init__(self) -> None:
         check_output(self.output)
-        if self.human_eval is None and self.human_eval_runs:
-            raise InputError("human_eval_runs needs human_eval, got none; give human_eval=N.")
-        if self.human_eval is not None and self.human_eval < 1:
-            raise InputError(f"human_eval must be at least 1, or null, got {self.human_eval}.")
-        if self.human_eval is not None and self.run is None:
+        if self.parallel.name != "none" and self.predictions is not None:
             raise InputError(
-                "human_eval needs run, got none; give the folder of a run with run=RUN."
+                f"predictions needs parallel=none, got parallel={self.parallel.name}: one process"
+                " does it."
             )
-        for name in ("predictions", "human_eval"):
-            if self.parallel.name != "none" and getattr(self, name) is not None:
-                raise InputError(
-                    f"{name} needs parallel=none, got parallel={self.parallel.name}: one process"
-                    " does it."
-                )
         if self.run is None:
             check_complete(self.task)
         check_held_out(self.task, self.eval)

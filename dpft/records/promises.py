@@ -36,7 +36,7 @@ from dpft.records.form import (
     read_record,
 )
 from dpft.records.ledger import Handed, HistogramNumbers, LedgerHead
-from dpft.records.scores import SheetDecoding
+from dpft.records.scores import Decoding
 
 Clipping = Annotated[str, Limits(choices=("flat", "automatic", "automatic_v", "per_layer"))]
 
@@ -372,7 +372,7 @@ class Generated(Versioned):
     """Name of the run's folder, not where it lies."""
     task: str
     """The task whose format the records have."""
-    decode: SheetDecoding
+    decode: Decoding
     """How texts were chosen."""
     retries: Count
     """How often a text that was no row was written anew at most."""

@@ -51,7 +51,7 @@ from dpft.records.promises import (
     has_noise,
     read_vocabulary,
 )
-from dpft.records.scores import ScoreEntry, SheetDecoding
+from dpft.records.scores import Decoding, ScoreEntry
 from dpft.reports.epsilon import delta_notes
 from dpft.reports.pages import COLORS, draw_svg, epsilon_plot, render_html, render_markdown
 from dpft.reports.published import PUBLISHED_NOTE, published_table
@@ -300,7 +300,7 @@ def statement(
     *,
     run: str,
     task: str,
-    decode: SheetDecoding,
+    decode: Decoding,
     retries: int,
     records: int,
     unparsed: int | None,

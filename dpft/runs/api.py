@@ -388,9 +388,7 @@ def evaluate(
     given = [*words, *memory_words(rows)]
     composed = EVALUATE_COMMAND.compose(evaluate_overrides(given), folder)
     quiet_transformers()
-    config = evaluate_configuration(composed.values, composed.words)[0]
-    if config.human_eval is not None:
-        raise InputError("human_eval writes a sheet and no scores; run dpft eval human_eval=N.")
+    config = evaluate_configuration(composed.values, composed.words)
     place = composed.folder if config.run is None else Path(config.run)
     split = config.eval.split if config.eval.held_out is None else TRAIN
     with rows_in_memory(rows, split=split):

@@ -182,7 +182,7 @@ def without_recipes_promise(composed: DictConfig, overrides: Sequence[str]) -> D
 OF_RUN = ("task", "model", "eval", "decode", "metrics")
 """Sections that a run decides: ``eval run=`` takes them from it unless a word says otherwise."""
 
-SCORED = {"run", "model", "task", "predictions", "human_eval", "experiment"}
+SCORED = {"run", "model", "task", "predictions", "experiment"}
 """Sections of which one at least says what ``dpft eval`` scores."""
 
 
@@ -293,14 +293,10 @@ def evaluate_overrides(overrides: list[str]) -> list[str]:
     return with_model_of_path(expanded)
 
 
-def evaluate_configuration(composed: DictConfig, words: Words) -> list[EvaluateConfig]:
-    """Returns what is to be scored; for a rating sheet each run that is to be on it."""
+def evaluate_configuration(composed: DictConfig, words: Words) -> EvaluateConfig:
+    """Returns what is to be scored."""
     config = load(composed, EvaluateConfig, polymorphic=TASK)
-    if config.human_eval is not None:
-        from dpft.runs.human_eval import rated_runs
-
-        return [inherit(config, folder, OF_RUN, words) for folder in rated_runs(config)]
-    return [config if config.run is None else inherit(config, config.run, OF_RUN, words)]
+    return config if config.run is None else inherit(config, config.run, OF_RUN, words)
 
 
 def generate_configuration(composed: DictConfig, words: Words) -> GenerateConfig:

@@ -26,7 +26,7 @@ from dpft.parallel.rank_environment import without_logging
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.records.form import write_record
 from dpft.records.promises import OWN_RECORDS, Prompts, RunPrivacy, run_privacy
-from dpft.records.scores import SheetDecoding
+from dpft.records.scores import Decoding
 from dpft.reports.report import notes_on, statement
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.run_cost import cut, loading_device
@@ -170,7 +170,7 @@ def write(
         privacy,
         run=_name_of(Path(config.run)),
         task=config.task.name,
-        decode=SheetDecoding(**asdict(config.decode)),
+        decode=Decoding(**asdict(config.decode)),
         retries=config.retries,
         records=len(prompts),
         unparsed=len(unparsed) if task.written_columns and source == "none" else None,

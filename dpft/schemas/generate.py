@@ -203,7 +203,6 @@ FORMS: dict[str, tuple[Any, str, str]] = {
         "What synthetic records cost, and how their texts were chosen. Without epsilon the run was"
         " not private.",
     ),
-    "human_eval_key": (scores.SheetKey, "human_eval_key.json of a rating sheet", ""),
     "ledger_line": (
         ledger.FirstLine | ledger.ClosingLine | ledger.StepLine,
         "A line of ledger.jsonl",
@@ -225,7 +224,6 @@ FORMS: dict[str, tuple[Any, str, str]] = {
         "What a run of `dpft train` or `dpft tune` promises, by whose accounting, and what it"
         " assumes. With epsilon it is a private run.",
     ),
-    "ratings": (scores.RatingsReport, "Output of `dpft report ratings=… output=json`", ""),
     "report": (costs.RunsReport, "Output of `dpft report runs=… output=json`", ""),
     "scores_by_step": (scores.ScoresByStep, "scores_by_step.json of a run", ""),
     "tokenizer": (

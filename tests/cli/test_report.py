@@ -5,91 +5,10 @@ from pathlib import Path
 import pytest
 
 from dpft.cli.report import expand
-from dpft.evaluation.ratings import REFERENCE, Item, sheet_key, sheet_rows
-from dpft.files import SHEET, SHEET_KEY
-from dpft.records.form import write_record
-from tests.evaluation.test_ratings import ABOUT
 from tests.reports.folders import write_run
 from tests.runs.measured import measure
 from tests.slowness import slow
 from tests.stories.tiny import Workspace
-
-SYSTEMS = ("outputs/a", REFERENCE)
-ROWS = sheet_rows([Item(context="c", responses=dict.fromkeys(SYSTEMS, "x"))] * 3, seed=0)
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    """A folder with a key and two filled sheets: the run gets 1 to 3, then 4; the reference 5."""
-    key = sheet_key(ROWS, SYSTEMS, **ABOUT | {"split_is_public": True})
-    write_record(tmp_path / SHEET_KEY, key)
-    for name, first in ((SHEET, None), ("other.csv", "4")):
-        lines = [
-            f"{row.item},{row.response_id},{5 if row.system == REFERENCE else first or row.item}\n"
-            for row in ROWS
-        ]
-        (tmp_path / name).write_text("item,response_id,rating\n" + "".join(lines))
-    return Workspace(tmp_path)
-
-
-def systems(workspace: Workspace, *arguments: str) -> dict[str, dict]:
-    outcome = workspace.run("report", *arguments, "output=json")
-    assert outcome.code == 0, outcome.err
-    assert outcome.new == frozenset()
-    return {system["system"]: system for system in json.loads(outcome.out)["systems"]}
-
-
-def test_the_key_beside_the_sheet_tells_whose_the_ratings_are(workspace: Workspace) -> None:
-    found = systems(workspace, f"ratings={SHEET}")
-    assert list(found) == list(SYSTEMS)
-    assert (found["outputs/a"]["mean"], found["outputs/a"]["ratings"]) == (2.0, 3)
-    assert found[REFERENCE]["interval"] == [5.0, 5.0]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [[f"ratings=[{SHEET},other.csv]"], [f"ratings={SHEET}", "ratings=other.csv"]],
-)
-def test_several_sheets_are_several_raters(workspace: Workspace, arguments: list[str]) -> None:
-    assert systems(workspace, *arguments)["outputs/a"]["mean"] == 3.0
-
-
-def test_the_table_and_a_key_elsewhere(workspace: Workspace) -> None:
-    (workspace.root / "keys").mkdir()
-    (workspace.root / SHEET_KEY).rename(workspace.root / "keys" / "k.json")
-    outcome = workspace.run("report", f"ratings={SHEET}", "key=keys/k.json")
-    assert outcome.out.startswith("chat, split test: 6 ratings by 1 rater, 0 rows not rated\n")
-    assert "key=FILE" in workspace.refusal("report", f"ratings={SHEET}")
-
-
-def test_only_repeated_sheets_are_joined() -> None:
-    assert expand(["ratings=a", "key=k"]) == ["ratings=a", "key=k"]
-    assert expand(["ratings=a", "key=k", "ratings=[b,c]"]) == ["key=k", "ratings=[a,b,c]"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        ([], "exactly one of runs and ratings must be given, got neither; give runs=FOLDER"),
-        ([f"ratings=[{SHEET},./{SHEET}]"], "one of them twice"),
-        (["ratings=none.csv"], "none.csv: no such file"),
-        *slow(
-            (["ratings=[]"], "exactly one of runs and ratings"),
-            ([f"ratings={SHEET}", "output=xml"], "output must be one of table, json"),
-        ),
-    ],
-)
-def test_bad_input_is_refused_in_one_sentence(
-    workspace: Workspace, arguments: list[str], part: str
-) -> None:
-    assert part in workspace.refusal("report", *arguments)
-
-
-def test_a_rating_off_the_scale_is_refused_by_file_and_line(workspace: Workspace) -> None:
-    path = workspace.root / "other.csv"
-    path.write_text(path.read_text().replace(",4\n", ",44\n", 1))
-    assert "other.csv:" in (sentence := workspace.refusal("report", "ratings=other.csv"))
-    assert sentence.endswith("got 44.")
 
 
 @pytest.fixture
@@ -130,7 +49,8 @@ def test_a_folder_takes_markdown_csv_and_html(runs: Workspace) -> None:
             ["none"],
             "runs must be folders of runs, or of sweeps of them, got 'none', which does not exist",
         ),
-        (["sweep", f"ratings={SHEET}"], "exactly one of runs and ratings must be given, got both"),
+        ([], "runs must name at least one folder, got none; give runs=FOLDER."),
+        (["sweep", "ratings=a.csv"], "ratings was removed from dpft. Compute means"),
         (["sweep", "metric=blue"], "metric must be one that the runs were scored by, got 'blue'"),
         *slow(
             (["sweep", "over=[a,a]"], "over must be one to three different keys"),
@@ -148,9 +68,13 @@ def test_words_alone_are_quoted_for_hydra() -> None:
     assert expand(["a", "output=json", "b's"]) == ["output=json", "runs=['a','b\\'s']"]
 
 
-def test_a_runs_own_report_is_rebuilt_and_no_table_printed(workspace: Workspace) -> None:
-    folder = write_run(workspace.root / "run")
-    outcome = workspace.run("report", "run", "rebuild=true")
+def test_repeated_runs_are_joined() -> None:
+    assert expand(["runs=a", "to=x", "runs=[b,c]"]) == ["to=x", "runs=[a,b,c]"]
+
+
+def test_a_runs_own_report_is_rebuilt_and_no_table_printed(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    outcome = Workspace(tmp_path).run("report", "run", "rebuild=true")
     assert (outcome.code, outcome.out) == (0, "")
     assert outcome.err == "INFO: run: report.md and report.html written anew\n"
     assert "60.0" in (folder / "report.html").read_text()

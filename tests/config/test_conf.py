@@ -62,7 +62,7 @@ NEEDED = {
     "export": ["run=RUN"],
     "audit": ["run=RUN"],
     "account": ["num_examples=9", "expected_batch_size=1", "epochs=1", "eps=3"],
-    "report": ["ratings=FILE"],
+    "report": ["runs=FOLDER"],
     "doctor": [],
     "list": ["what=tasks"],
 }

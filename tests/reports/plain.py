@@ -10,7 +10,7 @@ from typing import Any
 from dpft.records.configuration import RunConfiguration, parse_configuration
 from dpft.records.form import as_json, parse
 from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy
-from dpft.records.scores import ScoreEntry, ScoresByStep, SheetDecoding
+from dpft.records.scores import Decoding, ScoreEntry, ScoresByStep
 from dpft.reports import report
 from dpft.reports.report import statement
 from dpft.reports.run_record import RunRecord, model_name
@@ -66,7 +66,7 @@ def render(*parts: Any, **more: Any) -> str:
 def stated(privacy: Any, **given: Any) -> dict[str, Any]:
     """Returns what stands beside synthetic records of a run."""
     asked = {"run": "outputs/x", "task": "e2e", "retries": 2, "records": 3, "unparsed": None}
-    decode = parse(DECODE, SheetDecoding)
+    decode = parse(DECODE, Decoding)
     said = statement(privacy_of(privacy), decode=decode, **{**asked, "prompts": "none", **given})
     return as_json(said)
 

@@ -366,7 +366,7 @@ def test_a_search_that_breaks_off_keeps_the_model_object(monkeypatch: pytest.Mon
 def test_that_a_split_is_public_is_not_inherited_by_other_rows(by_command: Path) -> None:
     words = ["task=e2e", f"run={by_command}", "eval.split_is_public=true"]
     composed = EVALUATE_COMMAND.compose(words)
-    (said,) = evaluate_configuration(composed.values, composed.words)
+    said = evaluate_configuration(composed.values, composed.words)
     assert said.eval.split_is_public is True
     saved = by_command / "config.yaml"
     before = saved.read_text()
@@ -374,7 +374,7 @@ def test_that_a_split_is_public_is_not_inherited_by_other_rows(by_command: Path)
     try:
         for word, expected in (("eval.limit=1", True), ("task.data_dir=data", None)):
             composed = EVALUATE_COMMAND.compose([*words[:2], word])
-            (config,) = evaluate_configuration(composed.values, composed.words)
+            config = evaluate_configuration(composed.values, composed.words)
             assert config.eval.split_is_public is expected, word
     finally:
         saved.write_text(before)

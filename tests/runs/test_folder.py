@@ -105,7 +105,7 @@ def test_a_folder_that_was_no_run_keeps_its_files(tmp_path: Path) -> None:
     assert (tmp_path / "report.md").exists()
 
 
-@pytest.mark.parametrize("made", ["generated", "export", "human_eval.csv"])
+@pytest.mark.parametrize("made", ["generated", "export"])
 def test_what_was_made_of_another_runs_model_is_not_taken_over(tmp_path: Path, made: str) -> None:
     """A run without privacy has no ledger; its records would lie under a private run's report."""
     (tmp_path / made).mkdir()

@@ -1,7 +1,6 @@
 """Every schema against real files of real runs, and against files that were spoiled."""
 
 import copy
-import csv
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -255,23 +254,6 @@ def test_what_a_report_of_runs_prints(workspace: Workspace, words: tuple[str, ..
     found = printed(workspace, "report", *words)
     assert found["runs"]
     check("report", found)
-
-
-@pytest.mark.parametrize("folder", ["private", "open"])
-def test_a_rating_sheets_key_and_what_ratings_say(workspace: Workspace, folder: str) -> None:
-    words = ("human_eval=2", "eval.limit=null", SHORT)
-    done = workspace.run("eval", f"run={folder}", *words)
-    assert done.code == 0, done.err
-    place = workspace.root / folder / ("" if folder == "private" else "private")
-    check("human_eval_key", read(place / "human_eval_key.json"))
-    text = (place / "human_eval.csv").read_text(encoding="utf-8-sig")
-    rows = list(csv.DictReader(text.splitlines()))
-    with (workspace.root / "filled.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows([{**row, "rating": "3", "rater": "a"} for row in rows])
-    key = f"key={place / 'human_eval_key.json'}"
-    check("ratings", printed(workspace, "report", "ratings=filled.csv", key))
 
 
 @pytest.mark.slow

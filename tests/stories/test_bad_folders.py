@@ -50,7 +50,6 @@ ALL = tuple(COMMANDS)
 WRITERS = {
     **{name: COMMANDS[name] for name in ("resume", "eval", "report", "export", "generate")},
     "begin": ("train", *RUN, "hydra.run.dir={}"),
-    "sheet": ("eval", "run={}", "human_eval=1"),
     "elsewhere": ("eval", *SETTING, *EVALUATION, "hydra.run.dir={}"),
     "tune": ("tune", *SETTING, "privacy.eps=3", "eval.split_is_public=true", "hydra.run.dir={}"),
 }
@@ -349,7 +348,6 @@ def test_what_was_made_to_break_a_reader_is_refused_in_one_sentence(
     [
         ("cut", ("train", "resume=bad"), "model"),
         ("whole", ("eval", "run=bad"), "task"),
-        ("whole", ("eval", "run=bad", "human_eval=1"), "task"),
     ],
 )
 def test_a_received_configuration_reads_no_environment_variable(

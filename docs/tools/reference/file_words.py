@@ -36,11 +36,6 @@ PUBLIC: dict[str, tuple[str, str]] = {
     ),
     "SAMPLES": ("Twenty inputs of a public split with outputs and references, to read.", ""),
     "WRONG_IMAGES": ("Some images of a public split that were classed wrongly.", ""),
-    "SHEET": ("A sheet for people to rate responses on; in `private/` where the split is.", ""),
-    "SHEET_KEY": (
-        "Whose each response on the sheet is. Keep it from the raters.",
-        "human_eval_key",
-    ),
     "GENERATED": (
         "Synthetic records, and beside each file `NUMBER.privacy.json`, what they cost.",
         "generated_privacy",
@@ -124,10 +119,10 @@ SCHEMA_GROUPS: dict[str, tuple[str, ...]] = {
         ),
         *("witness", "witness_line", "tuning_bill", "generated_privacy"),
         *("audit_one_run", "audit_exposure", "audit_membership", "audit_memorization"),
-        *("audit_synthetic", "human_eval_key", "synthesis", "synthesis_measures"),
+        *("audit_synthetic", "synthesis", "synthesis_measures"),
     ),
     "Answers": (
-        *("account", "plan", "doctor", "list", "tokenizer", "report", "ratings"),
+        *("account", "plan", "doctor", "list", "tokenizer", "report"),
         "synthesize",
     ),
 }

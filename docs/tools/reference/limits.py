@@ -37,7 +37,6 @@ SHORTER = {
 CHECKED_LATER = {
     "delta": "in (0, 1)",
     "sample_rate": "in (0, 1]",
-    "human_eval_strategy": "one of beam, greedy, nucleus",
     "task.eval_split": "one of train, validation, test",
     "what": "one of tasks, models, methods, recipes, metrics",
 }

@@ -54,9 +54,8 @@ goes on with `resume=RUN`.
     "eval": CommandWords(
         intro="""
 `dpft eval` scores a run's model, any model folder, or a file of outputs that another system
-wrote. With `run=RUN` it takes the run's own task and replaces its scores of that split. With
-`human_eval=N` it writes a sheet for people to rate, instead of scores. Scores of a private split
-are marked, since ε does not cover them.
+wrote. With `run=RUN` it takes the run's own task and replaces its scores of that split. Scores of a
+private split are marked, since ε does not cover them.
 """,
         examples=(
             "dpft eval run=outputs/DATE/TIME",
@@ -138,10 +137,8 @@ stays in the run's `private/audit/`.
     ),
     "report": CommandWords(
         intro="""
-`dpft report` makes tables and plots of many runs, or of people's ratings of responses. `runs=`
-takes folders of runs or of sweeps; `over=` lays scores out over two keys. With `rebuild=true` it
-writes each run's own report anew. With `ratings=FILE` it reads filled sheets of `dpft eval
-human_eval=N`.
+`dpft report` makes tables and plots of many runs. `runs=` takes folders of runs or of sweeps;
+`over=` lays scores out over two keys. With `rebuild=true` it writes each run's own report anew.
 """,
         examples=(
             "dpft report runs=outputs/multirun/DATE/TIME over=[method.name,privacy.eps] to=tables",
