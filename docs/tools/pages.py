@@ -7,7 +7,7 @@ in their turn, unless a comment above says why not; then they are composed by a 
     <!-- show: last 8 -->        above: what of each output is shown (first N, last N,
                                  matching REGEX, nothing)
     <!-- exit: 2 -->             above: how its last command ends
-    <!-- keep: noise.svg -->     above: a file it makes that the page shows, from figures/
+    <!-- keep: curve.svg -->     above: a file it makes that the page shows, from figures/
     <!-- needs: hours -->        above bash: what running it takes (gpu, network, hours, cluster)
     <!-- fill: DIR, r.csv -->    above bash: what readers put in themselves; it has no copy button
     <!-- check: epsilon 7\.99 -->  below: what must be found in all that its commands printed

@@ -41,12 +41,10 @@ class AccountConfig:
     """Epsilon to find the noise multiplier for; give it or ``noise_multiplier``."""
     noise_multiplier: float | None = None
     """Noise multiplier to find epsilon for; give it or ``eps``."""
-    batch_sizes: tuple[float, ...] | None = None
-    """Batch sizes to compare the noise of, in place of ``expected_batch_size``."""
     curve: bool = False
     """Epsilon over growing numbers of steps."""
     to: str | None = None
-    """File for the plot of ``curve`` or ``batch_sizes``."""
+    """File for the plot of ``curve``."""
     run: str | None = None
     """A run's folder, to account for what its ledger holds."""
     runs: Names = None
@@ -120,35 +118,14 @@ class AccountConfig:
             )
 
     def _check_numbers(self) -> None:
-        if self.batch_sizes is None:
-            check_exactly_one(eps=self.eps, noise_multiplier=self.noise_multiplier)
-            check_exactly_one(epochs=self.epochs, steps=self.steps)
-            check_exactly_one(
-                expected_batch_size=self.expected_batch_size, sample_rate=self.sample_rate
-            )
-        else:
-            batch_sizes = self.batch_sizes
-            for name in ("expected_batch_size", "sample_rate", "noise_multiplier", "curve"):
-                if getattr(self, name) not in (None, False):
-                    raise InputError(f"batch_sizes takes no {name}, got both; drop one of them.")
-            for name, value in (("eps", self.eps), ("num_examples", self.num_examples)):
-                if value is None:
-                    raise InputError(f"{name} must be given with batch_sizes, got none; give it.")
-            if self.epochs is None and self.steps is None:
-                raise InputError(
-                    "epochs or steps must be given with batch_sizes, got neither; give one or both."
-                )
-            if not batch_sizes or len(set(batch_sizes)) < len(batch_sizes):
-                raise InputError(f"batch_sizes must be different ones, got {list(batch_sizes)}.")
-            for batch in batch_sizes:
-                if not 0 < batch <= (self.num_examples or 0):
-                    raise InputError(
-                        "batch_sizes must be above 0 and at most"
-                        f" num_examples={self.num_examples}, got {batch:g}; drop it."
-                    )
+        check_exactly_one(eps=self.eps, noise_multiplier=self.noise_multiplier)
+        check_exactly_one(epochs=self.epochs, steps=self.steps)
+        check_exactly_one(
+            expected_batch_size=self.expected_batch_size, sample_rate=self.sample_rate
+        )
         if self.to is not None:
-            if not self.curve and self.batch_sizes is None:
-                raise InputError("to needs curve=true or batch_sizes=[...], got neither; give one.")
+            if not self.curve:
+                raise InputError("to needs curve=true, got curve=false; give it.")
             check_plot(self.to)
         self._check_mechanism()
         check_positive(
@@ -164,11 +141,9 @@ class AccountConfig:
     def _check_mechanism(self) -> None:
         if not self.mechanism.makes.has_streams:
             return
-        others = [name for name in ("batch_sizes", "curve") if getattr(self, name)]
-        if others:
+        if self.curve:
             raise InputError(
-                f"{others[0]} needs mechanism=dp_sgd, got mechanism={self.mechanism.name}; drop"
-                " one."
+                f"curve needs mechanism=dp_sgd, got mechanism={self.mechanism.name}; drop one."
             )
         if self.num_examples is None:
             raise InputError(
@@ -179,7 +154,7 @@ class AccountConfig:
 
 _NUMBERS = (
     *("num_examples", "expected_batch_size", "sample_rate", "epochs", "steps", "eps"),
-    *("noise_multiplier", "batch_sizes", "curve", "to"),
+    *("noise_multiplier", "curve", "to"),
 )
 
 

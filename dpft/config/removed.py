@@ -11,6 +11,8 @@ REMOVED = {
     "human_eval_strategy": "Rate texts from `predictions.jsonl` in a spreadsheet. Omit the key.",
     "key": "Compute means of your ratings with a spreadsheet or with pandas. Omit the key.",
     "ratings": "Compute means of your ratings with a spreadsheet or with pandas. Omit the key.",
+    "batch_sizes": "Run `dpft account` once per batch size, with `expected_batch_size=SIZE`.",
+    "compute": "Compare plans of several `train.steps` and `train.expected_batch_size`.",
     "privacy.secure_noise": "Noise always comes from a cryptographic generator. Omit the key.",
 }
 """A dotted key, or ``GROUP=OPTION``, to the sentence that names its replacement."""

@@ -4,11 +4,10 @@ Every section is a dataclass of the room that uses it; this file only says which
 subcommand has. ``POLYMORPHIC`` names the sections whose class is chosen by their values.
 """
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from dpft.config.account import check_output, check_plot
+from dpft.config.account import check_output
 from dpft.config.keys import values_of
 from dpft.config.load import ClassChoice, CrossCheck, CrossChecked, by_name
 from dpft.data.canaries import CanaryConfig
@@ -367,44 +366,11 @@ def _refuse_resume(resume: str | None) -> None:
         )
 
 
-def _check_compute(
-    mechanism: MechanismConfig, privacy: PrivacyConfig, compute: float | None, to: str | None
-) -> None:
-    """Refuses a budget that there is nothing to be said of.
-
-    Raises:
-        InputError: There is no epsilon, no number of tokens, or no file to draw into, or the noise
-            is not that of steps by themselves.
-    """
-    if to is not None:
-        if compute is None:
-            raise InputError("to needs compute=TOKENS, got none; give it.")
-        check_plot(to)
-    if compute is None:
-        return
-    if not (compute > 0 and math.isfinite(compute)):
-        raise InputError(f"compute must be a positive number of tokens, got {compute:g}.")
-    if privacy.guarantee is None or privacy.guarantee.eps is None:
-        raise InputError(
-            "compute needs privacy.eps, the budget that noise is found for, got none; give it."
-        )
-    if mechanism.makes.has_streams:
-        raise InputError(
-            f"compute needs mechanism=dp_sgd, got mechanism={mechanism.name}: a budget is divided"
-            " by the noise of steps by themselves; drop one."
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig(TrainCommand):
     """``dpft plan``, conf/plan.yaml, which takes all that train takes."""
 
     plan: PlanSettings = field(default_factory=PlanSettings)
-    compute: float | None = None
-    """Tokens that all steps together may read: the plan also says how they are best divided into
-    steps and batches, whatever ``train`` says of them."""
-    to: str | None = None
-    """File for the plot of ``compute``, .svg or .png."""
     output: str = "table"
     """table for people, or json: one object on stdout."""
 
@@ -412,7 +378,6 @@ class PlanConfig(TrainCommand):
         *TrainCommand.cross_checks,
         (("output",), check_output),
         (("resume",), _refuse_resume),
-        (("mechanism", "privacy", "compute", "to"), _check_compute),
     )
 
 

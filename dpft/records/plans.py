@@ -142,67 +142,6 @@ class RunCosts(Ruled, Parameters):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedDivision:
-    """One way to divide a budget of compute into steps and batches."""
-
-    steps: AtLeastOne
-    """Noisy steps."""
-    expected_batch_size: AtLeastOne
-    """Of each."""
-    noise_multiplier: Positive
-    """The least that keeps within epsilon."""
-    noise_batch_ratio: Positive
-    """Noise multiplier over batch size (McKenna et al. 2025)."""
-    strength: Positive
-    """Length of all clipped gradients over the noise along one direction, at best."""
-    is_measured: bool
-    """Whether steps and ratio lie where McKenna et al. 2025 measured losses."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedSaturation:
-    """Private pre-training where compute is no limit (McKenna et al. 2025, Table 2)."""
-
-    parameters: AtLeastOne
-    """Of the model."""
-    steps: AtLeastOne
-    """Noisy steps."""
-    expected_batch_size: AtLeastOne
-    """Of each."""
-    tokens: Positive
-    """That all steps read together; more are of no use."""
-    is_measured: bool
-    """Whether the number of units and epsilon lie within the table; else its edge is given."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedCompute:
-    """A budget of compute and what to do with it, with compute=."""
-
-    tokens: Positive
-    """That all steps may read together."""
-    tokens_per_example: AtLeastOne
-    """Tokens that an example is taken to have."""
-    model_parameters: AtLeastOne
-    """Of the whole model."""
-    flops: Positive
-    """6 * parameters * tokens."""
-    parameters_without_privacy: AtLeastOne
-    """Of the model that as much compute is best spent on when pre-training without privacy, at 20
-    tokens a parameter (Hoffmann et al. 2022); with privacy a smaller one is."""
-    least_parameters: AtLeastOne
-    """Of the model that the tokens are best spent on in private pre-training, at least."""
-    most_parameters: AtLeastOne
-    """The same, at most: the size where compute is no limit."""
-    saturation: PlannedSaturation
-    """What private pre-training is best spent on where compute is no limit."""
-    divisions: tuple[PlannedDivision, ...]
-    """By steps."""
-    advised: PlannedDivision
-    """The one of most steps whose strength is at least 0.9 of the best."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class PrivatePlan(PlanPromise, WithTokenizer, RunCosts, Versioned):
     """A private run."""
 
@@ -214,8 +153,6 @@ class PrivatePlan(PlanPromise, WithTokenizer, RunCosts, Versioned):
     noise_in_last_weights: Positive | None = None
     """Of noise that hangs together, over that of independent steps at the same epsilon, by RDP and
     under the run's schedule and momentum; where epsilon is asked for."""
-    compute: PlannedCompute | None = None
-    """A budget of compute divided; with compute=."""
 
 
 @dataclass(frozen=True, kw_only=True)

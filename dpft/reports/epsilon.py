@@ -8,13 +8,10 @@ window, no global state.
 import io
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dpft.files import write_bytes
 from dpft.kinds import OWN_DATA, PUBLISHED
-from dpft.privacy.accounting.batch_sizes import BatchSizeNoise, Budget, Division, square_root_rule
 from dpft.privacy.accounting.curve import failures
 from dpft.privacy.accounting.summary import (
     DECIMALS,
@@ -27,20 +24,11 @@ from dpft.privacy.accounting.summary import (
 from dpft.privacy.plan import GIVEN, NEIGHBORING_RELATION, SAMPLER, default_delta
 from dpft.records.costs import (
     Answer,
-    BatchSizePoint,
     CostAtSteps,
-    CostOfBatchSizes,
-    FixedEpochs,
-    FixedSteps,
     Interval,
     NoAnswer,
 )
 from dpft.records.ledger import Calibration
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 WIDTH = 80
 SMALL_SHARE, LARGE_DELTA = 0.1, 1e-3
@@ -209,12 +197,6 @@ def _wrapped(text: str, *, indent: int) -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
-RULE_HOLDS = (
-    "the square-root rule, noise = c * sqrt(sample rate) with c fitted at the largest batch size,"
-    " is stated for fixed epochs and large sample rates (Li et al. 2022, appendix D, Figure 6)"
-)
-
-
 def curve_table(reports: Sequence[AccountingReport]) -> str:
     """Returns every accountant's bound after each number of steps; gdp's is an estimate."""
     names = list(reports[0].epsilons)
@@ -250,80 +232,6 @@ def failure_notes(reports: Sequence[AccountingReport]) -> list[str]:
     ]
 
 
-def noise_table(sweeps: Mapping[str, Sequence[BatchSizeNoise]]) -> str:
-    """Returns noise and effective noise at each batch size, beside the square-root rule."""
-    lines = []
-    for fixed, points in sweeps.items():
-        lines += [f"fixed {fixed}", _NOISE_HEADING]
-        rows = zip(points, square_root_rule(points), strict=True)
-        lines += [_noise_row(point, rule) for point, rule in rows]
-        lines.append("")
-    return "\n".join([*lines, *warning_lines([RULE_HOLDS], label="note")])
-
-
-def noise_record(points: Sequence[BatchSizeNoise]) -> tuple[BatchSizePoint, ...]:
-    """Returns the points as they are printed."""
-    return tuple(
-        BatchSizePoint(
-            **asdict(point),
-            effective_noise_multiplier=point.effective_noise_multiplier,
-            square_root_rule=rule,
-        )
-        for point, rule in zip(points, square_root_rule(points), strict=True)
-    )
-
-
-def batch_sizes_record(
-    sweeps: Mapping[str, Sequence[BatchSizeNoise]],
-    *,
-    fixed: Mapping[str, float | None],
-    eps: float,
-    delta: float,
-    num_examples: int,
-    warnings: Sequence[str],
-) -> CostOfBatchSizes:
-    """Returns noise over batch sizes as it is printed.
-
-    Args:
-        sweeps: What was fixed, in words that begin with its name, to the points, ascending.
-        fixed: What was fixed, by name: steps, epochs.
-        eps: The budget.
-        delta: At which it is meant.
-        num_examples: The public number.
-        warnings: What a reader must know, a sentence each.
-    """
-    points = {words.partition(" ")[0]: noise_record(found) for words, found in sweeps.items()}
-    steps, epochs = fixed["steps"], fixed["epochs"]
-    return CostOfBatchSizes(
-        eps=eps,
-        delta=delta,
-        num_examples=num_examples,
-        neighboring_relation=NEIGHBORING_RELATION,
-        sampler=SAMPLER,
-        square_root_rule=RULE_HOLDS,
-        warnings=tuple(warnings),
-        fixed_steps=None if steps is None else FixedSteps(steps=steps, points=points["steps"]),
-        fixed_epochs=None
-        if epochs is None
-        else FixedEpochs(epochs=epochs, points=points["epochs"]),
-    )
-
-
-_NOISE_HEADING = (
-    f"{'batch size':>12}{'rate':>12}{'steps':>10}{'noise':>12}{'noise/rate':>14}{'square root':>14}"
-    "  by"
-)
-
-
-def _noise_row(point: BatchSizeNoise, rule: float | None) -> str:
-    start = f"{point.expected_batch_size:>12g}{point.sample_rate:>12.6g}{point.steps:>10}"
-    if point.noise_multiplier is None:
-        return f"{start}  {point.error}"
-    assert rule is not None
-    effective = f"{point.effective_noise_multiplier:>14.6g}"
-    return f"{start}{point.noise_multiplier:>12.6g}{effective}{rule:>14.6g}  {point.accountant}"
-
-
 def _cell(answer: Answer) -> str:
     value = _value(answer)
     return "-" if value is None else eps_text(value)
@@ -337,12 +245,18 @@ def _value(answer: Answer) -> float | None:
 
 
 STYLES = {"rdp": "--", "pld": "-.", "prv": "-", "gdp": ":"}
-Panels = Sequence[tuple[str, Sequence[BatchSizeNoise]]]
 
 
 def plot_epsilon_over_steps(reports: Sequence[AccountingReport], path: Path) -> None:
-    """Draws every accountant's epsilon over steps; gdp, which bounds nothing, is dotted."""
-    figure, (axes,) = _figure(1)
+    """Draws every accountant's epsilon over steps; gdp, which bounds nothing, is dotted.
+
+    The same numbers result in the same bytes.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
     for name, style in STYLES.items():
         points = [(report.mechanism.steps, _value(report.epsilons[name])) for report in reports]
         known = [(steps, value) for steps, value in points if value is not None]
@@ -356,74 +270,6 @@ def plot_epsilon_over_steps(reports: Sequence[AccountingReport], path: Path) -> 
         ylim=(0, None),
     )
     axes.legend(frameon=False)
-    _write(figure, path)
-
-
-def plot_effective_noise(panels: Panels, path: Path) -> None:
-    """Draws effective noise multipliers over sample rates, the square-root rule beside them."""
-    figure, all_axes = _figure(len(panels))
-    for axes, (fixed, points) in zip(all_axes, panels, strict=True):
-        rates = [point.sample_rate for point in points]
-        computed = [point.effective_noise_multiplier for point in points]
-        known = [(rate, value) for rate, value in zip(rates, computed, strict=True) if value]
-        if known:
-            axes.loglog(*zip(*known, strict=True), marker="o", label="computed")
-            rule = [value for value in square_root_rule(points) if value is not None]
-            axes.loglog(rates, rule, "--", label="square-root rule")
-            axes.legend(frameon=False)
-        axes.set(xlabel="sample rate", ylabel="noise multiplier / sample rate", title=fixed)
-    _write(figure, path)
-
-
-def plot_noise_batch_ratio(
-    curves: Mapping[int, Sequence[BatchSizeNoise]],
-    found: Sequence[Division],
-    best: Division,
-    budget: Budget,
-    path: Path,
-) -> None:
-    """Draws the noise-batch ratio over batch sizes, at fixed steps and along a budget of tokens."""
-    figure, (axes,) = _figure(1)
-    for steps, points in curves.items():
-        known = [
-            (point.expected_batch_size, point.noise_multiplier / point.expected_batch_size)
-            for point in points
-            if point.noise_multiplier is not None
-        ]
-        if known:
-            axes.loglog(*zip(*known, strict=True), marker=".", label=f"{steps:,} steps")
-    along = [(each.expected_batch_size, each.noise_batch_ratio) for each in found]
-    axes.loglog(*zip(*along, strict=True), "k--", marker="o", mfc="none", label="the budget")
-    axes.plot(
-        best.expected_batch_size, best.noise_batch_ratio, "k*", markersize=14, label="advised"
-    )
-    axes.annotate(
-        f"{best.steps:,} steps",
-        (best.expected_batch_size, best.noise_batch_ratio),
-        xytext=(8, 8),
-        textcoords="offset points",
-    )
-    axes.set(
-        xlabel="expected batch size",
-        ylabel="noise multiplier / batch size",
-        title=f"{budget.num_examples:,} examples, epsilon = {budget.eps:g},"
-        f" {budget.tokens:.3g} tokens",
-    )
-    axes.legend(frameon=False)
-    _write(figure, path)
-
-
-def _figure(panels: int) -> "tuple[Figure, Sequence[Axes]]":
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6 * panels, 4), layout="constrained")
-    return figure, figure.subplots(1, panels, squeeze=False)[0]
-
-
-def _write(figure: "Figure", path: Path) -> None:
-    """Writes the figure, the same bytes for the same numbers."""
-    from matplotlib import rc_context
-
     content = io.BytesIO()
     kind = path.suffix.removeprefix(".")
     metadata = {"Date": None} if kind == "svg" else {"Software": None}

@@ -94,7 +94,7 @@ def plan_table(
             sampler=plan.sampler,
         )
         lines += ["", table, *_phase_lines(plan), *_signal_lines(record)]
-    lines += [*_cost_lines(record), *process_lines(record), *_compute_lines(record)]
+    lines += [*_cost_lines(record), *process_lines(record)]
     lines += ["", summary_line(record)]
     return "\n".join(lines)
 
@@ -108,66 +108,6 @@ def _lora_lines(costs: RunCosts) -> list[str]:
     settings = f"({lora.layers} layers, rank {lora.rank}, scale {lora.scale:g})"
     text = _line("LoRA targets", f"{names} {settings}")
     return textwrap.wrap(text, width=80, subsequent_indent=" " * 22)
-
-
-NOT_FITTED = (
-    "advised is the division of most steps that keeps 0.9 of the best signal, a rule of dpft's;"
-    " the losses that McKenna et al. 2025 (arXiv 2501.18914) interpolate from pre-training are not"
-    " in dpft"
-)
-MODEL_SIZE = (
-    "so many tokens are best spent on a model of {sizes} parameters when it is pre-trained with"
-    " privacy (McKenna et al. 2025, Table 2, BERT at delta = 1e-8); without privacy, the FLOPs are"
-    " on one of {size} (Hoffmann et al. 2022); neither speaks of fine-tuning"
-)
-SATURATED = (
-    "at this epsilon and number of units more than {tokens} tokens are of no use to private"
-    " pre-training: {steps} steps of {batch} with a model of {size} parameters (Table 2)"
-)
-OUTSIDE = "number of units or epsilon lie outside of Table 2, whose edge is given"
-
-
-def _compute_lines(record: PrivatePlan | OpenPlan) -> list[str]:
-    """Returns how a budget of tokens is divided; nothing where none was given."""
-    if isinstance(record, OpenPlan) or record.compute is None:
-        return []
-    compute = record.compute
-    per_example, best = compute.tokens_per_example, compute.advised
-    lines = [
-        "",
-        f"{compute.tokens:g} tokens, {per_example} an example, {compute.flops:.2g} FLOPs:",
-        f"{'steps':>10}{'batch size':>12}{'noise':>10}{'noise/batch':>13}{'signal':>10}",
-    ]
-    for row in compute.divisions:
-        mark = "  advised" if row == best else ""
-        lines.append(
-            f"{row.steps:>10}{row.expected_batch_size:>12}{row.noise_multiplier:>10.4g}"
-            f"{row.noise_batch_ratio:>13.3g}{row.strength:>10.3g}{mark}"
-        )
-    sizes = sorted({_rounded(compute.least_parameters), _rounded(compute.most_parameters)})
-    end = compute.saturation
-    notes = [
-        NOT_FITTED,
-        MODEL_SIZE.format(
-            sizes=" to ".join(f"{size:,.0f}" for size in sizes),
-            size=f"{_rounded(compute.parameters_without_privacy):,.0f}",
-        ),
-        SATURATED.format(
-            tokens=f"{end.tokens:.2g}",
-            steps=f"{_rounded(end.steps):,.0f}",
-            batch=f"{_rounded(end.expected_batch_size):,.0f}",
-            size=f"{_rounded(end.parameters):,.0f}",
-        ),
-    ]
-    if not end.is_measured:
-        notes.append(OUTSIDE)
-    if not best.is_measured:
-        notes.append("the advised steps and ratio are outside of what they measured")
-    return [*lines, *warning_lines(notes, label="note")]
-
-
-def _rounded(number: float) -> float:
-    return float(f"{number:.2g}")
 
 
 def summary_line(record: PrivatePlan | OpenPlan) -> str:

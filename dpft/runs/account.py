@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from dpft.config.account import AccountConfig
 from dpft.errors import InputError, RunError
@@ -23,7 +22,6 @@ from dpft.privacy.accounting import (
     account,
     calibrate_noise_multiplier,
 )
-from dpft.privacy.accounting.batch_sizes import noise_over_batch_sizes
 from dpft.privacy.accounting.curve import epsilon_over_steps
 from dpft.privacy.accounting.interpretation import noise_warnings
 from dpft.privacy.accounting.summary import delta_text, eps_text
@@ -51,15 +49,12 @@ from dpft.records.ledger import Calibration
 from dpft.reports.epsilon import (
     accountant_lines,
     accounting_table,
-    batch_sizes_record,
     curve_record,
     curve_table,
     delta_notes,
     delta_warnings,
     failure_notes,
     headline_of,
-    noise_table,
-    plot_effective_noise,
     plot_epsilon_over_steps,
     warning_lines,
 )
@@ -265,8 +260,6 @@ def answer(config: AccountConfig) -> Answer:
             table=together_table(pairs, together, (*found.left_out, *counted)),
             record=together_record(pairs, together, (*found.left_out, *counted)),
         )
-    if config.batch_sizes is not None:
-        return over_batch_sizes(config)
     accounting = account_for_setting(config)
     if accounting.curve and config.to is not None:
         plot_epsilon_over_steps(accounting.curve, Path(config.to))
@@ -274,48 +267,6 @@ def answer(config: AccountConfig) -> Answer:
     for warning in accounting.warnings:
         logger.warning(warning)
     return Answer(table=_table(accounting), record=_record(accounting))
-
-
-def over_batch_sizes(config: AccountConfig) -> Answer:
-    """Returns the noise for ``eps`` at each of the batch sizes, drawn where ``to`` says so."""
-    assert config.batch_sizes is not None and config.eps is not None
-    assert config.num_examples is not None
-    delta = delta_of(config)
-    fixed: dict[str, Any] = {"steps": config.steps, "epochs": config.epochs}
-    with Accountants() as accountants:
-        sweeps = {
-            f"{name} = {value}": noise_over_batch_sizes(
-                config.batch_sizes,
-                eps=config.eps,
-                delta=delta,
-                num_examples=config.num_examples,
-                accountant=config.leader,
-                accountants=accountants,
-                **{name: value},
-            )
-            for name, value in fixed.items()
-            if value is not None
-        }
-    warnings = delta_warnings(delta, config.num_examples, source=delta_source(config))
-    for warning in warnings:
-        logger.warning(warning)
-    if config.to is not None:
-        panels = [(f"fixed {name}", points) for name, points in sweeps.items()]
-        plot_effective_noise(panels, Path(config.to))
-        logger.info("plot: %s", config.to)
-    record = batch_sizes_record(
-        sweeps,
-        fixed=fixed,
-        eps=config.eps,
-        delta=delta,
-        num_examples=config.num_examples,
-        warnings=tuple(warnings),
-    )
-    at = f"noise for epsilon = {config.eps:g} at delta = {delta_text(delta)}"
-    lines = [f"{at}, {config.num_examples} examples", "", noise_table(sweeps)]
-    notes = delta_notes(config.num_examples, source=delta_source(config))
-    lines += warning_lines(notes, label="note")
-    return Answer(table="\n".join(lines), record=record)
 
 
 def _record(accounting: Accounting) -> CostOfNumbers:

@@ -1,4 +1,4 @@
-"""``dpft plan``: what a run would do and cost, without training; and sizes that a budget allows.
+"""``dpft plan``: what a run would do and cost, without training.
 
 Needs no more of a model than its config.json; reads local data only to count it where no public
 number is configured.
@@ -7,12 +7,10 @@ number is configured.
 import dataclasses
 import functools
 import logging
-import math
 import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -26,35 +24,20 @@ from dpft.kinds import Head
 from dpft.methods.base import count_parameters
 from dpft.methods.lora import Lora, changed_layers
 from dpft.models.architecture import Architecture, read_architecture
-from dpft.privacy.accounting.accountants import Accountants
-from dpft.privacy.accounting.batch_sizes import (
-    TOKENS_PER_PARAMETER,
-    Budget,
-    Division,
-    advised,
-    divisions,
-    ratio_curve,
-    saturation,
-)
 from dpft.privacy.accounting.interpretation import signal_share
 from dpft.privacy.accounting.summary import AccountingReport, account
 from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.noise import add_noise
-from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.randomness import make_randomness
 from dpft.records.form import joined
 from dpft.records.plans import (
     MeasuredTime,
     OpenPlan,
-    PlannedCompute,
-    PlannedDivision,
     PlannedLora,
-    PlannedSaturation,
     PrivatePlan,
     RankMemory,
     RunCosts,
 )
-from dpft.reports.epsilon import plot_noise_batch_ratio
 from dpft.reports.privacy_record import no_promise, parameters_of, promise_of
 from dpft.runs.composition import planned_with_tokenizer
 from dpft.runs.held_out import load_training_data
@@ -86,65 +69,6 @@ from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
 from dpft.training.training_config import autocast
 
 logger = logging.getLogger(__name__)
-
-
-def plan_compute(
-    config: PlanConfig, plan: PrivacyPlan, *, tokens_per_example: int, parameters: int
-) -> PlannedCompute:
-    """Returns how the budget of ``compute`` is best divided; drawn where ``to`` says so.
-
-    Of the run's own plan steps and batch are not read; ``parameters`` are those of the whole model.
-    """
-    guarantee = config.privacy.guarantee
-    assert config.compute is not None and guarantee is not None and guarantee.eps is not None
-    budget = Budget(
-        tokens=config.compute,
-        tokens_per_example=tokens_per_example,
-        num_examples=plan.num_examples,
-        eps=guarantee.eps,
-        delta=plan.delta,
-        accountant=guarantee.accountant,
-    )
-    with Accountants() as accountants:
-        found = divisions(budget, accountants)
-        best = advised(found)
-        if config.to is not None:
-            steps = sorted({max(1, best.steps // 4), best.steps, best.steps * 4})
-            curves = {count: ratio_curve(budget, count, accountants) for count in steps}
-            plot_noise_batch_ratio(curves, found, best, budget, Path(config.to))
-            logger.info("plot: %s", config.to)
-    flops = 6 * parameters * config.compute
-    best_spent = saturation(plan.num_examples, guarantee.eps)
-    least, most = best_spent.parameters_for(config.compute)
-    return PlannedCompute(
-        tokens=config.compute,
-        tokens_per_example=tokens_per_example,
-        model_parameters=parameters,
-        flops=flops,
-        parameters_without_privacy=round(math.sqrt(flops / (6 * TOKENS_PER_PARAMETER))),
-        least_parameters=round(least),
-        most_parameters=round(most),
-        saturation=PlannedSaturation(
-            parameters=round(best_spent.parameters),
-            steps=round(best_spent.steps),
-            expected_batch_size=round(best_spent.expected_batch_size),
-            tokens=best_spent.tokens,
-            is_measured=best_spent.is_measured,
-        ),
-        divisions=tuple(_record(each) for each in found),
-        advised=_record(best),
-    )
-
-
-def _record(division: Division) -> PlannedDivision:
-    return PlannedDivision(
-        steps=division.steps,
-        expected_batch_size=division.expected_batch_size,
-        noise_multiplier=division.noise_multiplier,
-        noise_batch_ratio=division.noise_batch_ratio,
-        strength=division.strength,
-        is_measured=division.is_measured,
-    )
 
 
 def measure_step(
@@ -349,14 +273,6 @@ def describe(
     )
     together = planned_with_tokenizer(config, plan.privacy, promise)
     beside = noise_beside_independent(config, plan)
-    compute = None
-    if config.compute is not None:
-        compute = plan_compute(
-            config,
-            plan.privacy,
-            tokens_per_example=tokens_per_example,
-            parameters=costs.total_parameters,
-        )
     return joined(
         PrivatePlan,
         promise,
@@ -365,7 +281,6 @@ def describe(
         private=True,
         signal_to_noise=share,
         noise_in_last_weights=beside,
-        compute=compute,
     )
 
 

@@ -182,10 +182,9 @@ def _keywords(limits: Limits) -> dict[str, Any]:
 
 FORMS: dict[str, tuple[Any, str, str]] = {
     "account": (
-        costs.CostOfRuns | costs.RunCost | costs.CostOfBatchSizes | costs.CostOfNumbers,
+        costs.CostOfRuns | costs.RunCost | costs.CostOfNumbers,
         "Output of `dpft account output=json`",
-        "With runs= it has runs, with run= it has run, with batch_sizes= it has square_root_rule;"
-        " else it is of the numbers given.",
+        "With runs= it has runs, with run= it has run; else it is of the numbers given.",
     ),
     "audit_exposure": (audits.ExposureAudit, "private/audit/exposure.json", ""),
     "audit_membership": (audits.MembershipAudit, "private/audit/membership.json", ""),

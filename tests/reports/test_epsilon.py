@@ -6,22 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from dpft.privacy.accounting.batch_sizes import BatchSizeNoise
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import AccountingReport
 from dpft.records.costs import Interval, NoAnswer
-from dpft.records.form import as_json
 from dpft.records.ledger import Calibration
 from dpft.reports.epsilon import (
     accounting_table,
     curve_table,
     failure_notes,
-    noise_record,
-    noise_table,
-    plot_effective_noise,
     plot_epsilon_over_steps,
 )
-from tests.slowness import slow
 
 MECHANISM = SampledGaussian(
     noise_multiplier=1.01476, sample_rate=1024 / 42061, steps=410, delta=1 / (2 * 42061)
@@ -106,12 +100,6 @@ def report_after(steps: int) -> AccountingReport:
     )
 
 
-def noise(rate: float, multiplier: float | None) -> BatchSizeNoise:
-    return BatchSizeNoise(
-        expected_batch_size=rate, sample_rate=rate, steps=1, noise_multiplier=multiplier
-    )
-
-
 def texts(path: Path) -> set[str]:
     """The words in an SVG, which are text and not outlines."""
     return {"".join(node.itertext()).strip() for node in ElementTree.parse(path).iter()}
@@ -134,17 +122,6 @@ def test_the_same_numbers_are_the_same_bytes(tmp_path: Path) -> None:
         assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-@pytest.mark.parametrize("multipliers", [(2.0, 3.0), *slow(((None, 3.0),), ((None, None),))])
-def test_effective_noise_has_a_panel_for_each_thing_fixed(
-    tmp_path: Path, multipliers: tuple[float | None, float | None]
-) -> None:
-    points = [noise(0.1, multipliers[0]), noise(1.0, multipliers[1])]
-    path = tmp_path / "noise.svg"
-    plot_effective_noise([("fixed steps", points), ("fixed epochs", points)], path)
-    assert {"fixed steps", "fixed epochs"} <= texts(path)
-    assert ("square-root rule" in texts(path)) is (multipliers[1] is not None)
-
-
 def test_the_curves_table_rounds_up_and_says_who_failed_where() -> None:
     first = replace(report_after(1), epsilon=2.00001)
     lines = curve_table([first, report_after(3)]).splitlines()
@@ -153,11 +130,3 @@ def test_the_curves_table_rounds_up_and_says_who_failed_where() -> None:
         "prv gave no bound at 2 of 2 points, steps 1, 3: no"
     ]
     assert "warning: prv gave no bound at 2 of 2 points" in "\n".join(lines)
-
-
-def test_a_batch_size_without_noise_says_why() -> None:
-    failed: BatchSizeNoise = replace(noise(0.1, None), error="eps=1 is out of reach.")
-    points = [failed, noise(1.0, 3.0)]
-    assert "eps=1 is out of reach." in noise_table({"steps = 1": points})
-    assert "noise_multiplier" not in as_json(noise_record(points)[0])
-    assert noise_record(points)[1].effective_noise_multiplier == 3.0

@@ -203,10 +203,6 @@ def test_what_an_audit_finds_in_synthetic_records(workspace: Workspace, folder: 
     [
         ("num_examples=4000", "expected_batch_size=100", "epochs=2", "eps=3"),
         ("sample_rate=0.01", "steps=5", "noise_multiplier=1", "delta=1e-5", "curve=true"),
-        (
-            *("num_examples=4000", "batch_sizes=[100]", "steps=9", "epochs=1", "eps=3"),
-            "accountant=rdp",
-        ),
         ("run=private",),
         ("run=vocabulary",),
         ("runs=[private,canaries]",),
