@@ -55,8 +55,6 @@ class AccountConfig:
     """With ``runs``: leaves out those whose privacy.data_id is another."""
     head: str | None = None
     """The head of the run's ledger, as it was lodged elsewhere."""
-    witness: str | None = None
-    """File of heads that ``privacy.witness`` wrote while the run trained."""
     mechanism: MechanismConfig = field(default_factory=DPSGDConfig)
     """How draws and noise of steps hang together."""
     accountant: str | None = None
@@ -69,7 +67,7 @@ class AccountConfig:
         if self.accountant is not None and self.accountant not in LEADING_ACCOUNTANTS:
             known = ", ".join(LEADING_ACCOUNTANTS)
             raise InputError(f"accountant must be one of {known}, got {self.accountant!r}.")
-        self._check_lodged()
+        self._check_head()
         if self.run is not None or self.runs is not None:
             self._check_runs()
         else:
@@ -90,11 +88,9 @@ class AccountConfig:
         """The folders that ``leave_out`` names."""
         return _listed(self.leave_out)
 
-    def _check_lodged(self) -> None:
-        """Refuses what was lodged of a run's ledger without the run, and a head that none has."""
-        for name, whose in (("head", "ledger it is of"), ("witness", "heads the file has")):
-            if getattr(self, name) is not None and self.run is None:
-                raise InputError(f"{name} needs run=RUN, the run whose {whose}, got none; give it.")
+    def _check_head(self) -> None:
+        if self.head is not None and self.run is None:
+            raise InputError("head needs run=RUN, the run of that ledger, got none; give it.")
         if self.head is not None and not re.fullmatch(f"[0-9a-f]{{{HEAD_LENGTH}}}", self.head):
             raise InputError(
                 f"head must be {HEAD_LENGTH} hexadecimal digits in lower case, as the run printed"

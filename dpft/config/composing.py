@@ -38,7 +38,6 @@ from yaml import YAMLError
 
 from dpft.config.account import check_output
 from dpft.config.keys import (
-    WITNESS,
     in_shell,
     join_key,
     key_of,
@@ -66,10 +65,6 @@ class Words:
     def keys(self) -> list[str]:
         """The keys that the job's overrides set."""
         return list(given_overrides(self.job))
-
-    def were_typed(self, key: str) -> bool:
-        """Returns whether a word of the command line itself sets a key."""
-        return key in given_overrides(self.typed)
 
 
 def given_overrides(overrides: Sequence[str]) -> dict[str, str]:
@@ -281,20 +276,13 @@ class Composed:
         """Write ``.hydra/{config,hydra,overrides}.yaml`` into a run's folder, as Hydra does."""
         record = folder / HYDRA
         record.mkdir(exist_ok=True)
-        shown = self.values.copy()
-        if OmegaConf.select(shown, WITNESS) is not None:
-            OmegaConf.update(shown, WITNESS, None)
-        OmegaConf.save(shown, record / CONFIGURATION)
+        OmegaConf.save(self.values, record / CONFIGURATION)
         public = OmegaConf.create({"hydra": OmegaConf.to_container(self.hydra, resolve=False)})
         for name in ("cwd", "output_dir", "config_sources"):
             # absolute paths: they name the user and the machine
             public.hydra.runtime.pop(name, None)
-        words = [word for word in self.words.job if key_of(word) != WITNESS]
-        if len(words) < len(self.words.job):
-            public.hydra.overrides.task = words
-            public.hydra.job.override_dirname = ",".join(words)
         OmegaConf.save(public, record / "hydra.yaml")
-        OmegaConf.save(OmegaConf.create(words), folder / OVERRIDES)
+        OmegaConf.save(OmegaConf.create(list(self.words.job)), folder / OVERRIDES)
 
     @property
     def folder(self) -> Path:

@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 from dpft.config.removed import removed_key
-from dpft.errors import InputError
 from dpft.kinds import PUBLISHED
 
 _OF_KEY = {
@@ -95,9 +94,6 @@ MISSING = "???"
 ADDED = {"task.default_delta": PUBLISHED}
 """Keys that earlier versions had not: what a saved configuration without one stands for."""
 
-WITNESS = "privacy.witness"
-"""A key that no file of a run's folder may hold: it may name a program, and its arguments."""
-
 
 KEYS_OF_THE_LIBRARY = {
     "clipping": "privacy.clipping",
@@ -114,24 +110,6 @@ KEYS_OF_THE_LIBRARY = {
 }
 """What a message of the clipper names in backticks, its own arguments and calls, and the
 configuration keys that stand for it."""
-
-
-def refuse_witness_of_file(privacy: Mapping[str, Any], *, given: bool) -> None:
-    """Refuses a witness that no word of the command line named: it may be a program.
-
-    A folder or a recipe that was received must not execute anything.
-
-    Args:
-        privacy: The section as YAML files, or files and the command line, make it.
-        given: Whether the command line says it.
-    """
-    if privacy.get("witness") is None or given:
-        return
-    raise InputError(
-        f"{WITNESS} must be given on the command line of each dpft train, got it from a YAML file"
-        " or a sweep's parameters; take it out there: what may run a program is taken from the"
-        " command line only."
-    )
 
 
 def in_keys(message: str) -> str:

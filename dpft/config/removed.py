@@ -14,6 +14,8 @@ REMOVED = {
     "batch_sizes": "Run `dpft account` once per batch size, with `expected_batch_size=SIZE`.",
     "compute": "Compare plans of several `train.steps` and `train.expected_batch_size`.",
     "privacy.secure_noise": "Noise always comes from a cryptographic generator. Omit the key.",
+    "privacy.witness": "Publish the head that `dpft account run=RUN` prints. Omit the key.",
+    "witness": "Give the published head instead: `dpft account run=RUN head=HASH`.",
 }
 """A dotted key, or ``GROUP=OPTION``, to the sentence that names its replacement."""
 

@@ -4,7 +4,7 @@ Every section is a dataclass of the room that uses it; this file only says which
 subcommand has. ``POLYMORPHIC`` names the sections whose class is chosen by their values.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dpft.config.account import check_output
@@ -335,11 +335,8 @@ class TrainCommand(TrainConfig):
     )
 
     def settings(self) -> TrainConfig:
-        """Returns the configuration that the run's folder keeps, which never names its witness."""
-        parts = values_of(self, TrainConfig)
-        if self.privacy.guarantee is not None:
-            parts["privacy"] = replace(self.privacy.guarantee, witness=None)
-        return TrainConfig(**parts)
+        """Returns the configuration that the run's folder keeps."""
+        return TrainConfig(**values_of(self, TrainConfig))
 
 
 @dataclass(frozen=True, kw_only=True)

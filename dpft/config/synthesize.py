@@ -49,11 +49,6 @@ class SharedPrivacy(DifferentialPrivacy):
             raise InputError(
                 "privacy.unit must be example or a column, got chunk: rows of a table are not cut."
             )
-        if self.witness is not None:
-            raise InputError(
-                "dpft synthesize hands no heads to a witness; drop privacy.witness, and lodge what"
-                " the report says of its ledgers."
-            )
 
     @property
     def training(self) -> DifferentialPrivacy:

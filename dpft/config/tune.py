@@ -102,11 +102,6 @@ def _check_promise(privacy: PrivacyConfig) -> None:
     for name in ("resume_overspend", "show_diagnostics"):
         if getattr(guarantee, name):
             raise InputError(f"tune needs privacy.{name}=false, got true: its bound has no room.")
-    if guarantee.witness is not None:
-        raise InputError(
-            "tune needs privacy.witness=null, got one: it would be handed the heads of each trial,"
-            " and so learn how many there are; lodge the head of the search's report."
-        )
 
 
 def _check_scores(task: Task, config: EvalConfig) -> None:

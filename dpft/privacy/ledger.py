@@ -7,7 +7,7 @@ never miss one. The closing line has the digest of what was released. No line ho
 size or data. So epsilon follows from this file alone, whatever other files of the run say. The
 chain of hashes shows accidental edits, and says nothing of lines cut from the end (see
 ``replay_log``, by which a run's folder is read); whoever owns the file could rewrite all of it,
-so the head is to be published elsewhere (see ``witness``).
+so the head is to be published elsewhere.
 
 ``steps_taken`` says what was spent: noisy steps as mechanisms that an accountant can compose.
 Sensitivities and clipping do not enter: the noise is a multiple of the sensitivity, whatever it is.

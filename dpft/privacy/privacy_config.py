@@ -69,11 +69,6 @@ class PrivacyConfig:
         """Whether training losses are shown, which no epsilon covers."""
         return True
 
-    @property
-    def witness(self) -> str | tuple[str, ...] | None:
-        """Who is handed the heads of the ledger; None where nobody is, or there is no ledger."""
-        return None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping(PrivacyConfig):
@@ -201,9 +196,6 @@ class DifferentialPrivacy(Clipping):
     """Let a resumed run that must draw new noise take all its steps, beyond eps."""
     data_id: str | None = None
     """Your public name of the data, by which dpft account runs=DIR tells runs on other data."""
-    witness: str | tuple[str, ...] | None = None
-    """Who is handed the ledger's heads: a file elsewhere, or a program and its arguments as a list.
-    The command line alone may say it, and no run's configuration holds it."""
 
     def __post_init__(self) -> None:
         given = [name for name in NOISE_KEYS if getattr(self, name) is not None]
@@ -225,11 +217,6 @@ class DifferentialPrivacy(Clipping):
         if self.records_per_unit < 1:
             raise InputError(
                 f"privacy.records_per_unit must be at least 1, got {self.records_per_unit}."
-            )
-        if self.witness is not None and (not self.witness or not all(self.witness)):
-            raise InputError(
-                "privacy.witness must be a file elsewhere, or a program as a list,"
-                f" [PROGRAM,ARGUMENT], got {self.witness!r}; null takes none."
             )
         self._check_clipping()
         if self.accountant not in LEADING_ACCOUNTANTS:

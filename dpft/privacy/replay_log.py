@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, Self
 from dpft.errors import DpftError, StateError
 from dpft.files import (
     CHECKPOINT_STATES,
-    HANDED_HEADS,
     JOURNAL,
     LEDGER,
     read_file,
@@ -46,7 +45,6 @@ from dpft.privacy.ledger import (
     read_ledger,
 )
 from dpft.privacy.mechanisms.base import STREAM
-from dpft.privacy.witness import read_handed
 from dpft.records.configuration import KnownLedger
 from dpft.records.form import Misfit, parse
 
@@ -101,13 +99,6 @@ def read_run_ledger(folder: Path) -> LedgerRecord | None:
     for anchor in anchors:
         if ledger is None or ledger.lines or not anchor.before_first_line:
             check_anchor(path, ledger, anchor)
-    handed = read_handed(folder)
-    name = None if ledger is None else ledger.run_id
-    if name is not None and handed is not None and handed.run != name:
-        raise StateError(
-            f"{folder / HANDED_HEADS} must name the run {name}, as its {LEDGER} does, got"
-            f" {handed.run}. Put it back as it was."
-        )
     if not knows_the_end(folder):
         return ledger
     _check_journal(folder, ledger or NO_STEPS, journaled)

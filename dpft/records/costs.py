@@ -126,8 +126,6 @@ class LedgerAsRead(LedgerHead):
     """What shows that no step is missing; unproven: nothing does."""
     head_checked: Literal[True] | None = None
     """With head=: its head is the one that was given."""
-    witnessed_lines: AtLeastOne | None = None
-    """With witness=: the most lines that the file has a head of."""
 
 
 @dataclass(frozen=True, kw_only=True)

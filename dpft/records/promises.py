@@ -35,7 +35,7 @@ from dpft.records.form import (
     parse,
     read_record,
 )
-from dpft.records.ledger import Handed, HistogramNumbers, LedgerHead
+from dpft.records.ledger import HistogramNumbers, LedgerHead
 from dpft.records.scores import Decoding
 
 Clipping = Annotated[str, Limits(choices=("flat", "automatic", "automatic_v", "per_layer"))]
@@ -349,8 +349,6 @@ class PrivateRun(PlanPromise, WithTokenizer, SeedMarked, Parameters, Origin, Ver
     epsilon_curve: SpentCurve | None = None
     """Upper bounds of epsilon over the plan's steps; between two points the next one's holds. Not
     of a search, nor of a synthesis with a histogram."""
-    witness: Handed | None = None
-    """Who was handed heads of the ledger."""
     selection: Selection | None = None
     """How the released model was chosen within one epsilon."""
 

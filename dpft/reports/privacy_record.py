@@ -32,7 +32,7 @@ from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER, ClippingPlan, Priva
 from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
 from dpft.records.configuration import RunConfiguration
 from dpft.records.form import joined
-from dpft.records.ledger import Calibration, Handed, HandedFile, LedgerHead
+from dpft.records.ledger import Calibration, LedgerHead
 from dpft.records.promises import (
     CountedBefore,
     NoPromise,
@@ -314,43 +314,6 @@ def _promised(entry: StartingModel) -> str:
         " the privacy.json beside that model states; what is done to it without those records"
         " changes nothing of that."
     )
-
-
-def with_witness(privacy: PrivateRun, handed: HandedFile | None) -> PrivateRun:
-    """Returns what a run promises with its witness among it."""
-    if handed is None:
-        return privacy
-    lines, warnings = privacy.ledger.lines, [*privacy.warnings]
-    for name, count in handed.witnesses.items():
-        if count.failed or count.lines < lines:
-            were = "was" if count.failed == 1 else "were"
-            failed = f" and {_heads(count.failed)} {were} not taken" if count.failed else ""
-            warnings.append(
-                f"the witness, {name}, has a head of {count.lines} of the ledger's {lines}"
-                f" lines{failed}; lodge the head with someone else"
-            )
-    witness = Handed(run=handed.run, witnesses=handed.witnesses)
-    return replace(privacy, witness=witness, warnings=tuple(warnings))
-
-
-def witness_rows(privacy: PrivateRun) -> list[tuple[str, str]]:
-    """Returns each witness in words, quantity and value; none where there was none."""
-    known = privacy.witness
-    if known is None:
-        return []
-    return [
-        (
-            "witness of the ledger",
-            f"{name}: {_heads(count.heads)}, the last after line {count.lines} of"
-            f" {privacy.ledger.lines}, {count.failed} not taken; the run's name there is"
-            f" `{known.run}`",
-        )
-        for name, count in known.witnesses.items()
-    ]
-
-
-def _heads(number: int) -> str:
-    return f"{number} head{'' if number == 1 else 's'}"
 
 
 NOT_OF_A_SEARCH = ("gave no bound", "is refused", "disagree.", "not a numerical composition.")

@@ -26,7 +26,6 @@ from dpft.reports.privacy_record import (
     started_from,
     starting_sentences,
     unprotected_canaries,
-    witness_rows,
 )
 from dpft.reports.run_record import data_name, model_title
 
@@ -244,7 +243,6 @@ def mechanism_rows(config: RunConfiguration, privacy: RunPrivacy) -> list[Row]:
         *([("dropout", privacy.dropout_source)] if privacy.private else []),
         *process_rows(privacy),
         ("ledger", f"{ledger.lines} lines, head `{ledger.head}`"),
-        *witness_rows(privacy),
     ]
 
 

@@ -36,7 +36,6 @@ from dpft.privacy.plan import (
     default_delta,
     planned_steps,
 )
-from dpft.privacy.witness import check_witnessed
 from dpft.records.costs import (
     CostOfNumbers,
     CostOfRuns,
@@ -314,24 +313,19 @@ SAME_DATA = (
 )
 
 
-def run_table(
-    run: SpentRun, spending: EpsilonBound, *, head_checked: bool, witnessed_lines: int | None = None
-) -> str:
+def run_table(run: SpentRun, spending: EpsilonBound, *, head_checked: bool) -> str:
     """Returns a run's ledger, its steps, every accountant's answer and the headline.
 
     Args:
         run: What its folder says.
         spending: What its steps cost.
         head_checked: Whether the ledger's head was found to be the one lodged elsewhere.
-        witnessed_lines: Lines of the ledger that a witness has a head of; None: none was asked.
     """
     rows = [("run", run.folder), ("ledger", _ledger(run))]
     rows.append(("run id", str(run.ledger.run_id)))
     rows.append(("head", run.ledger.head))
     if head_checked:
         rows.append(("", "is the head that was given"))
-    if witnessed_lines is not None:
-        rows.append(("witness", f"has the head after line {witnessed_lines}, as it is here"))
     shown = f"shown by {run.end}" if run.end else "unproven"
     if run.end == CLOSING_LINE:
         shown = f"shown by the {run.end} alone, which whoever owns the folder can write"
@@ -367,13 +361,7 @@ def run_table(
     return "\n".join([*lines, *warning_lines(notes, label="note")])
 
 
-def run_record(
-    run: SpentRun,
-    spending: EpsilonBound,
-    *,
-    head_checked: bool = False,
-    witnessed_lines: int | None = None,
-) -> RunCost:
+def run_record(run: SpentRun, spending: EpsilonBound, *, head_checked: bool = False) -> RunCost:
     """Returns the same as it is printed; what is not known has no key."""
     noises, plan, ledger = list(run.whole), run.plan, run.ledger
     only = noises[0] if len(noises) == 1 else None
@@ -413,7 +401,6 @@ def run_record(
             torn=ledger.torn_at is not None,
             end=run.end or "unproven",
             head_checked=head_checked or None,
-            witnessed_lines=witnessed_lines,
         ),
     )
 
@@ -555,30 +542,16 @@ def one_run(config: AccountConfig) -> Answer:
     """
     assert config.run is not None
     run = read_spent_of_synthesis(config.run)
-    run, witnessed = _with_its_end(config, run)
+    if config.head is not None:
+        check_head(run, config.head)
+        if run.ledger.closed:  # a head says nothing of lines behind it, unless it is the last
+            run = replace(run, end="head")
     with Accountants() as accountants:
         spending = account_for_spent(
             run, delta=config.delta, accountant=config.accountant, accountants=accountants
         )
     checked = config.head is not None
     return Answer(
-        table=run_table(run, spending, head_checked=checked, witnessed_lines=witnessed),
-        record=run_record(run, spending, head_checked=checked, witnessed_lines=witnessed),
+        table=run_table(run, spending, head_checked=checked),
+        record=run_record(run, spending, head_checked=checked),
     )
-
-
-def _with_its_end(config: AccountConfig, run: SpentRun) -> tuple[SpentRun, int | None]:
-    """Returns the run, with what was lodged elsewhere showing its end, and its witnessed lines.
-
-    A head shows the lines before it and nothing of those behind it, unless it is the closing one's.
-    """
-    witnessed = None
-    if config.witness is not None:
-        witnessed = check_witnessed(run.ledger, Path(run.folder), Path(config.witness))
-        if run.ledger.closed and witnessed == run.ledger.lines:
-            run = replace(run, end="witness")
-    if config.head is not None:
-        check_head(run, config.head)
-        if run.ledger.closed:
-            run = replace(run, end="head")
-    return run, witnessed

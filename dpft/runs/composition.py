@@ -38,8 +38,8 @@ from dpft.runs.saved_run import SpentRun, read_spent, taken_before
 
 END_UNPROVEN = (
     "the ledger's end is unproven: it is not closed, and without private/ nothing shows whether"
-    " steps were cut from its end; epsilon is that of the steps it holds. Give head=HASH or"
-    " witness=FILE, as they were lodged elsewhere."
+    " steps were cut from its end; epsilon is that of the steps it holds. Give head=HASH, as"
+    " it was published elsewhere."
 )
 
 

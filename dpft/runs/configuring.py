@@ -17,13 +17,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dpft.config.composing import Words, given_overrides, given_text
 from dpft.config.keys import (
-    WITNESS,
     configuration_fields,
     copy_key,
     join_key,
     key_of,
     plain,
-    refuse_witness_of_file,
 )
 from dpft.config.load import Config, config_directory, from_values, load, load_saved
 from dpft.config.schema import (
@@ -192,8 +190,6 @@ def train_configuration(composed: DictConfig, words: Words) -> TrainCommand:
     Raises:
         InputError: It is incomplete or wrong, or changes what a resumed run is bound to.
     """
-    sections = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
-    refuse_witness_of_file(sections["privacy"], given=words.were_typed(WITNESS))
     if composed.get("resume") is not None:
         from dpft.runs.folder import resumed_configuration
 

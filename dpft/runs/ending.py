@@ -32,7 +32,6 @@ from dpft.privacy.accounting.curve import CurveInBackground
 from dpft.privacy.ledger import LedgerRecord, Noise, added_up, check_ledger, steps_taken
 from dpft.privacy.plan import EXAMPLE
 from dpft.privacy.replay_log import NO_STEPS, read_journal
-from dpft.privacy.witness import read_handed
 from dpft.records.configuration import StepEntry
 from dpft.records.form import joined, parse, write_record
 from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy
@@ -47,7 +46,6 @@ from dpft.reports.privacy_record import (
     private_run,
     processes_of,
     started_from,
-    with_witness,
 )
 from dpft.reports.report import write_report
 from dpft.reports.run_record import RunRecord, data_name, model_title, read_run, with_own_scores
@@ -274,8 +272,7 @@ def report(
         taken = steps_taken(ledger, folder / LEDGER)
         if plan.privacy.counts is not None:
             taken = added_up(taken, taken_before(plan.privacy.counts, folder))
-        together = _with_tokenizer(config, alone, taken)
-        privacy = with_witness(together, read_handed(folder))
+        privacy = _with_tokenizer(config, alone, taken)
     write_record(folder / PRIVACY, privacy)
     return write_report(folder)
 

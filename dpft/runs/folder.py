@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import dpft
-from dpft.config.keys import copy_key, in_shell, plain, refuse_witness_of_file
+from dpft.config.keys import copy_key, in_shell, plain
 from dpft.config.load import from_values, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.encoding import fingerprint
@@ -49,7 +49,6 @@ from dpft.files import (
     DATA_SUMMARY,
     DIAGNOSTICS,
     FINGERPRINT,
-    HANDED_HEADS,
     HELD_OUT_KEY,
     HISTOGRAM,
     JOURNAL,
@@ -167,7 +166,7 @@ def start_anew(folder: Path) -> None:
     if not (folder / CONFIGURATION).exists():
         return
     private = private_folder(folder)
-    public = (REPORT, PAGE, METRICS, SCORES_BY_STEP, PRIVACY, LEDGER, HANDED_HEADS, HISTOGRAM)
+    public = (REPORT, PAGE, METRICS, SCORES_BY_STEP, PRIVACY, LEDGER, HISTOGRAM)
     scores = (PRIVATE_METRICS, PRIVATE_REPORT, PRIVATE_SCORES_BY_STEP)
     own = (DIAGNOSTICS, JOURNAL, DATA_SUMMARY, *scores, AUDIT_KEY, WHITE_BOX)
     for name in (*public, *own):
@@ -245,7 +244,7 @@ MAY_CHANGE = (
     *("train.micro_batch_tokens", "train.pad_to_multiple_of", "train.compile"),
     "train.fused_head",
     *("train.checkpoint_every", "train.keep", "privacy.engine", "privacy.clipper_memory_mb"),
-    *("privacy.resume_overspend", "privacy.witness", "tracking", "parallel"),
+    *("privacy.resume_overspend", "tracking", "parallel"),
 )
 """Keys that a run may go on with otherwise; besides those of ``SECTIONS``."""
 SECTIONS = ("eval", "decode", "metrics", "tracking", "parallel")
@@ -296,7 +295,6 @@ def resumed_configuration(
         )
     config = load_saved(path, TrainConfig, polymorphic=POLYMORPHIC)
     saved = plain(replace(config, model=kept_here(config.model, Path(folder))))
-    refuse_witness_of_file(saved["privacy"], given=False)
     for key in overridden:
         if key.partition(".")[0] in ("resume", "launch"):
             continue

@@ -31,7 +31,6 @@ from dpft.parallel.shards import ShardedModel, WholeSums, gathered, whole_reader
 from dpft.privacy.accounting.curve import CurveInBackground
 from dpft.privacy.frozen_state import digests_of
 from dpft.privacy.privacy_config import DifferentialPrivacy
-from dpft.privacy.witness import Handover
 from dpft.released import write_released
 from dpft.reports.epsilon import NOT_PRIVATE_SEED
 from dpft.runs.folder import Secrets, restored_plan
@@ -178,7 +177,6 @@ def train(
     resume_point: ResumePoint | None = None,
     *,
     listeners: tuple[StepListener, ...] = (),
-    handover: Handover | None = None,
     state_at_start: Mapping[str, str] | None = None,
     curve: CurveInBackground | None = None,
     foretold: str = "",
@@ -187,9 +185,9 @@ def train(
 ) -> WeightAverage | None:
     """Takes every step that is left and saves the model; one that ended is only read back.
 
-    Only the first process has a resume point (None: the run begins), listeners, a handover to the
-    witness, digests of the state at the start and the curve of epsilon. ``foretold`` is how long it
-    will take, in words.
+    Only the first process has a resume point (None: the run begins), listeners, digests
+    of the state at the start and the curve of epsilon. ``foretold`` is how long it will take, in
+    words.
 
     Returns:
         As ``put_released_in_place``.
@@ -219,7 +217,6 @@ def train(
         save_model=save_model,
         show_diagnostics=config.privacy.show_diagnostics,
         listeners=listeners,
-        handover=handover,
         state_at_start=state_at_start,
         foretold=foretold,
         evaluation=evaluation,

@@ -52,9 +52,7 @@ from dpft.parallel.rank_environment import submitted_job, without_logging
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import WholeSums
 from dpft.privacy.accounting.curve import CurveInBackground
-from dpft.privacy.ledger import new_run_id
 from dpft.privacy.replay_log import knows_the_end, read_run_ledger
-from dpft.privacy.witness import Handover, Witness, check_going_on, make_witness
 from dpft.records.form import keys_of
 from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy, StartingModel, read_privacy
 from dpft.released import check_released
@@ -135,39 +133,26 @@ def run(
             held.enter_context(without_logging())
         check_alike(command.settings(), ranks)
         found = ranks.first(_look, command, folder)
-        witness = None if found is None else found[0]
-        config, folder, goes_on = share_settings(None if found is None else found[1:], ranks)
+        config, folder, goes_on = share_settings(found, ranks)
         if ranks.is_first:
             held.enter_context(crash_kept(folder))
         if goes_on:
             note_records_read()  # Its private state is read before its rows.
-            go_on(config, folder, witness=witness, ranks=ranks)
+            go_on(config, folder, ranks=ranks)
         else:
-            begin(
-                config, folder, planner, witness=witness, write_request=write_request, ranks=ranks
-            )
+            begin(config, folder, planner, write_request=write_request, ranks=ranks)
 
 
-def _look(command: TrainCommand, folder: Path) -> tuple[Witness | None, TrainConfig, Path, bool]:
+def _look(command: TrainCommand, folder: Path) -> tuple[TrainConfig, Path, bool]:
     """Returns what the first process alone can know of a command: a restart's run goes on.
 
     Returns:
-        The witness of its ledger, its configuration, its folder, and whether it goes on.
+        Its configuration, its folder, and whether it goes on.
     """
     folder = folder_of_run(command, folder)
     refuse_links(folder)
-    witness = witness_of(command, folder)
     command = restarted_command(command, folder)
-    return witness, command.settings(), folder, command.resume is not None
-
-
-def witness_of(command: TrainCommand, folder: Path) -> Witness | None:
-    """Returns the witness of a command, found to be usable; None: it has none."""
-    if command.privacy.witness is None:
-        return None
-    witness = make_witness(command.privacy.witness)
-    witness.check(folder)
-    return witness
+    return command.settings(), folder, command.resume is not None
 
 
 def begin(
@@ -175,7 +160,6 @@ def begin(
     folder: Path,
     planner: Planner = plan_run,
     *,
-    witness: Witness | None = None,
     write_request: WriteRequest | None = None,
     with_curve: bool = True,
     ranks: Ranks = ALONE,
@@ -198,25 +182,22 @@ def begin(
     prepared = sharded(agreed(prepared, ranks), ranks)
     with ExitStack() as held:
 
-        def open_folder() -> tuple[Handover | None, Mapping[str, str] | None]:
+        def open_folder() -> Mapping[str, str] | None:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(hold_run(folder))
             refuse_used_folder(folder)
             keep_folder(folder)
             write_beginning(prepared, folder, write_request, asked=digest_of(config))
-            state = digests_at_start(prepared)
-            handover = None if witness is None else Handover(witness, folder, run_id=new_run_id())
-            return handover, state
+            return digests_at_start(prepared)
 
-        handover, state = ranks.first(open_folder) or (None, None)
-        finish(prepared, folder, None, handover, state=state, with_curve=with_curve, ranks=ranks)
+        state = ranks.first(open_folder)
+        finish(prepared, folder, None, state=state, with_curve=with_curve, ranks=ranks)
 
 
 def go_on(
     config: TrainConfig,
     folder: Path,
     *,
-    witness: Witness | None = None,
     with_curve: bool = True,
     ranks: Ranks = ALONE,
 ) -> None:
@@ -224,8 +205,7 @@ def go_on(
 
     Raises:
         InputError: It is none, or it would not go on as it was bound to.
-        StateError: Its checkpoint, its ledger or its scores are damaged, or the witness has a head
-            that the ledger lacks.
+        StateError: Its checkpoint, its ledger or its scores are damaged.
     """
     with ExitStack() as held:
 
@@ -238,8 +218,6 @@ def go_on(
                     check_beside(folder, resume_point.ledger)
                     return resume_point, None
             read_own_evaluations(folder)
-            if witness is not None and resume_point.ledger is not None:
-                check_going_on(resume_point.ledger, folder, witness, resume_point.run_id)
             return resume_point, read_secrets(folder)
 
         def bound_noise() -> float | None:
@@ -266,13 +244,7 @@ def go_on(
         prepared = sharded(agreed(prepared, ranks), ranks)
         ranks.first(same_base, prepared, resume_point)
 
-        def hand_over() -> Handover | None:
-            assert resume_point is not None
-            run_id = resume_point.run_id or new_run_id()
-            return None if witness is None else Handover(witness, folder, run_id=run_id)
-
-        handover = ranks.first(hand_over)
-        finish(prepared, folder, resume_point, handover, with_curve=with_curve, ranks=ranks)
+        finish(prepared, folder, resume_point, with_curve=with_curve, ranks=ranks)
 
 
 def same_base(prepared: Prepared, resume_point: ResumePoint | None) -> None:
@@ -299,7 +271,6 @@ def finish(
     prepared: Prepared,
     folder: Path,
     resume_point: ResumePoint | None,
-    handover: Handover | None = None,
     *,
     state: Mapping[str, str] | None = None,
     with_curve: bool = True,
@@ -345,7 +316,6 @@ def finish(
             folder,
             resume_point,
             listeners=(*trackings, *canaries),
-            handover=handover,
             state_at_start=state,
             curve=curve,
             # scored again after training
@@ -359,9 +329,6 @@ def finish(
         if ranks.is_first:  # The others have ended: nothing here waits for them.
             evaluations += not_evaluated(config)
             ledger = None if plan.privacy is None else read_run_ledger(folder)
-            if handover is not None and ledger is not None:
-                # When it comes tells no more than the model's files do, which are written before.
-                handover.hand_over(ledger.lines, ledger.head)
             record = report(config, plan, folder, prepared.counts, evaluations, ledger, curve)
             conclude(trackings, plan.steps, record)
 

@@ -10,9 +10,9 @@ knows every key that it can hold; a key that a later dpft adds comes with a sche
 
     jsonschema.validate(json.load(open("outputs/RUN/privacy.json")), schema("privacy"))
 
-A file with a line for each entry has the schema of one line: ``ledger_line``, ``predictions_line``,
-``witness_line``. The privacy.json of ``dpft tokenizer`` has another form, ``tokenizer_privacy``; it
-alone has the key ``mechanism``.
+A file with a line for each entry has the schema of one line: ``ledger_line``, ``predictions_line``.
+The privacy.json of ``dpft tokenizer`` has another form, ``tokenizer_privacy``; it alone has the key
+``mechanism``.
 """
 
 import json

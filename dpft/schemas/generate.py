@@ -249,8 +249,6 @@ FORMS: dict[str, tuple[Any, str, str]] = {
     ),
     "synthesize": (synthesis.SynthesisAnswer, "Output of `dpft synthesize output=json`", ""),
     "tuning_bill": (costs.TuningBill, "tuning_bill.json of a sweep", ""),
-    "witness": (ledger.HandedFile, "witness.json of a run", ""),
-    "witness_line": (ledger.WitnessLine, "A line that a witness takes", ""),
 }
 """Name of each schema to its record, or records that a key tells apart, its title and what it is.
 

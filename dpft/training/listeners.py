@@ -2,11 +2,10 @@
 
 They are told public things only: no loss, no norm and no drawn size (docs/design.md, rule 7). How
 long a step takes follows the size of its drawn batch, which is private, and everything that appears
-while training (a bar that moves, a line, a point of a tracker, a head that a witness is handed)
-tells a time. So all of it appears at boundaries of windows alone, ten steps apart or more. Ten
-steps mitigate: epsilon does not cover times. The last head, that of the ledger's closing line, is
-handed over when the run has been evaluated. ``StepProgress`` is the bar and the lines: steps,
-epsilon so far, the time taken and to go, and a rate from the expected batch size.
+while training (a bar that moves, a line, a point of a tracker) tells a time. So all of it appears
+at boundaries of windows alone, ten steps apart or more. Ten steps mitigate: epsilon does not cover
+times. ``StepProgress`` is the bar and the lines: steps, epsilon so far, the time taken and to go,
+and a rate from the expected batch size.
 """
 
 import logging
@@ -22,8 +21,6 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.accounting.summary import round_up
-from dpft.privacy.ledger import Ledger
-from dpft.privacy.witness import Handover
 from dpft.startup import TRAINING, doing, end_startup
 
 
@@ -114,25 +111,6 @@ class StepWindows:
     def _is_boundary(self, step: int) -> bool:
         left = self.last_step - step
         return left == 0 or (step % self._width == 0 and left >= self._width)
-
-
-class HeadWitness:
-    """Listens to the steps of a session and hands over some heads."""
-
-    def __init__(self, handover: Handover, ledger: Ledger, *, every: int | None) -> None:
-        """Prepares to hand over heads of a ledger, at least ``every`` steps apart."""
-        self._handover, self._ledger = handover, ledger
-        self._every = max(WINDOW, every or 0)
-        self._start = 0
-
-    def begin(self, step: int) -> None:
-        """See ``StepListener``."""
-        self._start = step
-
-    def after_step(self, public: PublicStep) -> None:
-        """See ``StepListener``; heads follow the windows that everything shown follows."""
-        if StepWindows(self._start, public.last_step, every=self._every).shows(public.step):
-            self._handover.hand_over(self._ledger.lines, self._ledger.head)
 
 
 logger = logging.getLogger(__name__)

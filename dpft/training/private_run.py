@@ -41,7 +41,6 @@ from dpft.training.checkpoint import (
     read_history,
 )
 from dpft.training.compiling import compilation_of
-from dpft.training.listeners import HeadWitness
 from dpft.training.loss_scale import AdaptiveLossScale, scaled
 from dpft.training.session import (
     Session,
@@ -163,13 +162,8 @@ class PrivateRun:
                 journal.ledger.close(released=session.save_model())
                 delete_generator_states(session.folder / CHECKPOINTS)
 
-            told = session
-            if journal is not None and session.handover is not None:
-                every = session.settings.checkpoint_every
-                witness = HeadWitness(session.handover, journal.ledger, every=every)
-                told = replace(session, listeners=(*session.listeners, witness))
             take_steps(
-                told,
+                session,
                 engine,
                 training_state,
                 beside_state=beside_state,
@@ -198,9 +192,7 @@ class PrivateRun:
         """
         path, plan = self.session.folder / LEDGER, write_plan(self.plan)
         if resume_point is None:
-            handover = self.session.handover
-            run_id = None if handover is None else handover.run_id
-            ledger = held.enter_context(Ledger(path, plan=plan, run_id=run_id))
+            ledger = held.enter_context(Ledger(path, plan=plan))
             start = Start(done=0, last_step=self.plan.steps, secrets=self._fresh_keys(0, step=0))
             return self._journal(held, ledger, 0), start
         check_promises(resume_point, self.privacy)

@@ -32,7 +32,6 @@ from dpft.parallel.rank_environment import TERMINATED, termination_requests
 from dpft.parallel.ranks import ALONE, Ranks, Share
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.privacy.witness import Handover
 from dpft.records.configuration import SIGNAL_STEPS, StepMeasured
 from dpft.records.form import parse
 from dpft.training.checkpoint import ResumePoint, restore_checkpoint, save_checkpoint
@@ -267,9 +266,6 @@ class Session:
     """Whether to log the mean training loss of each step, which epsilon does not cover."""
     listeners: tuple[StepListener, ...] = ()
     """Who else hears of the steps, public quantities only; nobody but on the first process."""
-    handover: Handover | None = None
-    """To the witness of the ledger's heads; None: there is none, or this is not the first process.
-    """
     state_at_start: Mapping[str, str] | None = None
     """Digests of the model's state before it ran on any record; None: it has not run yet, or this
     is not the first process."""

@@ -166,12 +166,6 @@ def test_a_key_is_what_stands_before_the_first_equals_sign() -> None:
     assert Words(job=MARKED, typed=()).keys == list(given)
 
 
-def test_only_a_word_of_the_command_line_itself_counts_as_typed() -> None:
-    words = Words(job=("task=e2e", "seed=1"), typed=("++privacy.witness=heads", "task=e2e"))
-    assert words.were_typed("privacy.witness") and words.were_typed("task")
-    assert not words.were_typed("privacy") and not words.were_typed("seed")
-
-
 @pytest.mark.parametrize(
     ("word", "text"),
     [

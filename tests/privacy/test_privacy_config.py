@@ -50,9 +50,6 @@ def test_a_promise_is_positive_and_finite(name: str, value: float) -> None:
         ({"engine": "warp"}, "`engine` must be one of auto, .*, got 'warp'"),
         ({"clipper_memory_mb": -1}, "`memory_mb` must not be negative, got -1"),
         ({"groups": ("*",)}, "privacy.groups needs privacy.clipping=per_layer, got flat"),
-        ({"witness": ""}, r"privacy.witness must be a file elsewhere, or a program as a list"),
-        ({"witness": ()}, r"privacy.witness must be .* got \(\); null takes none"),
-        ({"witness": ("ots", "")}, r"privacy.witness must be .* got \('ots', ''\)"),
         ({"accountant": "gdp"}, "privacy.accountant must be one of prv, pld, rdp, got 'gdp'"),
     ],
 )
@@ -78,14 +75,14 @@ def test_the_unit_is_an_example_or_a_column_and_says_what_it_is() -> None:
 
 def test_a_guarantee_answers_for_itself_and_ordinary_training_has_none() -> None:
     seeded = DifferentialPrivacy(
-        name="dp", eps=1.0, noise_seed=3, num_examples=9, unit="customer_id", witness="heads"
+        name="dp", eps=1.0, noise_seed=3, num_examples=9, unit="customer_id"
     )
     assert seeded.guarantee is seeded
     assert (seeded.noise_seed, seeded.num_examples, seeded.unit) == (3, 9, "customer_id")
-    assert (seeded.has_units, seeded.witness, seeded.show_diagnostics) == (True, "heads", False)
+    assert (seeded.has_units, seeded.show_diagnostics) == (True, False)
     none = NoPrivacy(name="none", num_examples=9)
     assert (none.guarantee, none.noise_seed, none.num_examples) == (None, None, 9)
-    assert (none.has_units, none.witness, none.show_diagnostics) == (False, None, True)
+    assert (none.has_units, none.show_diagnostics) == (False, True)
     assert NoPrivacy(name="none").num_examples is None
 
 

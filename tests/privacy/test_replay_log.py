@@ -170,18 +170,6 @@ def test_a_ledger_without_its_first_line_is_refused_though_its_chain_holds(tmp_p
         read_run_ledger(folder)
 
 
-def test_the_name_at_the_witness_is_the_ledgers(tmp_path: Path) -> None:
-    folder = make(tmp_path, steps=3, journaled=upto(3))
-    record = read_ledger(folder / "ledger.jsonl")
-    for name in (record.run_id, "0" * 32):
-        content = {"schema_version": 1, "run": name, "witnesses": {}}
-        (folder / "witness.json").write_text(json.dumps(content))
-        if name == record.run_id:
-            assert read_run_ledger(folder) is not None
-    with pytest.raises(StateError, match=f"witness.json must name the run {record.run_id}"):
-        read_run_ledger(folder)
-
-
 def test_a_removed_ledger_is_missed(tmp_path: Path) -> None:
     folder = make(tmp_path, steps=0, journaled=[])
     (folder / "ledger.jsonl").unlink()

@@ -1,4 +1,4 @@
-"""What a record and its report say of processes, witnesses, canaries, audits and of a search."""
+"""What a record and its report say of processes, canaries, audits and of a search."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from dpft.parallel.parallel_config import described, sharding
 from dpft.privacy.accounting.selection import ACCOUNTANT, TrialCount
 from dpft.records.audits import GuessesInShort
 from dpft.records.form import as_json, parse
-from dpft.records.ledger import Calibration, HandedCounts, HandedFile
+from dpft.records.ledger import Calibration
 from dpft.records.promises import PrivateRun, Process
 from dpft.reports.privacy_record import (
     is_another_mechanism,
@@ -22,8 +22,6 @@ from dpft.reports.privacy_record import (
     process_rows,
     processes_of,
     with_selection,
-    with_witness,
-    witness_rows,
 )
 from dpft.reports.report import render_card
 from dpft.reports.run_record import read_run
@@ -62,40 +60,6 @@ def test_what_each_process_held_is_said() -> None:
     (_, whole), (_, cut) = process_rows(run(HERE, in_shards))
     assert whole.startswith("2, each with the whole model (sharding: none);")
     assert "2, each with a shard of the model (sharding: fsdp, 2 shards, sums" in cut
-
-
-NAME = "0" * 32
-
-
-def privacy(lines: int, *warnings: str) -> PrivateRun:
-    ledger = {"lines": lines, "head": "ab" * 32}
-    return privacy_of({**recorded(), "warnings": list(warnings), "ledger": ledger})
-
-
-def record(lines: int = 21, **count: int) -> PrivateRun:
-    counts = HandedCounts(**{"heads": 2, "lines": 21} | count)
-    handed = HandedFile(run=NAME, witnesses={"file heads": counts})
-    return with_witness(privacy(lines, "first"), handed)
-
-
-def test_a_witness_of_the_whole_ledger_is_named_and_warns_of_nothing() -> None:
-    found = record()
-    assert found.witness and found.witness.run == NAME and found.warnings == ("first",)
-    ((name, words),) = witness_rows(found)
-    assert name == "witness of the ledger"
-    assert words.startswith("file heads: 2 heads, the last after line 21 of 21, 0 not taken;")
-    assert NAME in words
-
-
-def test_a_witness_that_lacks_the_end_or_missed_a_head_is_warned_of() -> None:
-    behind, failed = record(lines=25).warnings, record(failed=1).warnings
-    assert "file heads, has a head of 21 of the ledger's 25 lines; lodge" in behind[1]
-    assert "21 of the ledger's 21 lines and 1 head was not taken; lodge" in failed[1]
-
-
-def test_a_run_without_a_witness_says_nothing_of_one() -> None:
-    assert with_witness(privacy(3), None) == privacy(3)
-    assert witness_rows(privacy(3)) == []
 
 
 WATCHED = {**CONFIG, "audit": {"canaries": 20, "exposure_canaries": 0, "white_box": True}}

@@ -82,7 +82,7 @@ def test_a_folder_without_a_ledger_starts_anew(tmp_path: Path) -> None:
     for folder in ("model", "private/checkpoints/step-00000005"):
         (tmp_path / folder).mkdir(parents=True)
     files = ["config.yaml", "metrics.json", "report.md", "report.html", "notes.txt", "samples.md"]
-    files += ["ledger.jsonl", "witness.json"]
+    files += ["ledger.jsonl"]
     private = ["diagnostics.jsonl", "steps.jsonl", "predictions.jsonl", "samples_validation.md"]
     private += ["audit_key", "white_box.jsonl", "audit/canaries.json"]
     (tmp_path / "private/audit").mkdir()

@@ -10,10 +10,8 @@ from dpft.config.schema import TrainConfig
 from dpft.errors import DpftError
 from dpft.evaluation.evaluate import Evaluation
 from dpft.methods.base import ParameterCounts
-from dpft.privacy.ledger import read_ledger
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.replay_log import read_run_ledger
-from dpft.privacy.witness import Handover, make_witness
 from dpft.runs.ending import report
 from dpft.runs.run_plan import PublicSize, RunPlan
 from dpft.training.private_run import train_privately
@@ -51,19 +49,12 @@ def record(folder: Path) -> dict:
 
 
 def test_a_private_run_is_reported_by_its_ledger(folder: Path, private: TrainConfig) -> None:
-    run_id = read_ledger(folder / "ledger.jsonl").run_id
-    assert run_id is not None
-    handover = Handover(make_witness(str(folder.parent / "heads")), folder, run_id=run_id)
-    ledger = read_run_ledger(folder)
-    assert ledger is not None
-    handover.hand_over(ledger.lines, ledger.head)
     report(private, run_plan(plan()), folder, COUNTS, [SCORES], read_run_ledger(folder))
     content = record(folder)
     assert content["private"] and (content["steps"], content["steps_taken"]) == (5, 5)
     assert content["ledger"]["lines"] == 7
     assert content["trainable_parameters"] == 5
     assert content["num_examples_source"] == "privacy.num_examples"
-    assert content["witness"]["witnesses"]["file heads"]["lines"] == 7
     entries = json.loads((folder / "metrics.json").read_text())["evaluations"]
     assert [entry["metrics"] for entry in entries] == [{"bleu": 12.5}]
     text = (folder / "report.md").read_text()

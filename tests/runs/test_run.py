@@ -16,7 +16,6 @@ from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError, RunError, StateError
 from dpft.files import hold_run
 from dpft.privacy.frozen_state import digests_of
-from dpft.privacy.witness import make_witness
 from dpft.records.configuration import BoundRun
 from dpft.runs import run as runs
 from dpft.runs.folder import Secrets
@@ -76,22 +75,6 @@ def test_a_run_goes_from_hand_to_hand(calls: Calls, config: TrainConfig) -> None
         "prepare", "write_request", "score", "write_scores", "train", "score_with", "not_evaluated",
         "read_run_ledger", "report", "conclude",
     ]  # fmt: skip
-
-
-def test_the_last_head_is_handed_over_before_the_report(calls: Calls, prepared: Prepared) -> None:
-    ledger = SimpleNamespace(lines=3, head="f" * 64)
-    handed: list[tuple[int, str]] = []
-
-    def hand_over(lines: int, head: str) -> None:
-        calls.append("hand_over")
-        handed.append((lines, head))
-
-    calls.note(read_run_ledger=ledger)
-    calls.folder.mkdir()
-    handover: Any = SimpleNamespace(hand_over=hand_over)
-    finish(prepared, calls.folder, None, handover)
-    assert calls[-4:] == ["read_run_ledger", "hand_over", "report", "conclude"]
-    assert handed == [(3, "f" * 64)]
 
 
 def test_before_the_first_step_all_is_there_that_a_run_goes_on_by(
@@ -168,7 +151,7 @@ def test_a_folder_that_another_process_holds_is_left_as_it_was(
     assert calls == ["prepare"] and not (calls.folder / "config.yaml").exists()
 
 
-def test_a_crash_is_kept_for_the_owner_and_the_witness_is_checked_first(
+def test_a_crash_is_kept_for_the_owner(
     calls: Calls, command: TrainCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crashes(*_: Any) -> Prepared:
@@ -178,11 +161,6 @@ def test_a_crash_is_kept_for_the_owner_and_the_witness_is_checked_first(
     with pytest.raises(ZeroDivisionError):
         run(command, calls.folder)
     assert "Qzxmessage" in (calls.folder / "private/traceback.txt").read_text()
-    calls.note("refuse_links", "begin", "crash_kept")
-    monkeypatch.setattr(runs, "witness_of", crashes)
-    with pytest.raises(ZeroDivisionError):
-        run(command, calls.folder)
-    assert calls == ["refuse_links"]
 
 
 @pytest.mark.parametrize("resume", [None, "run"])
@@ -199,7 +177,7 @@ def standing(calls: Calls, *, has_ended: bool) -> None:
     calls.folder.mkdir()
     known = SimpleNamespace(step=1, run=BoundRun())
     point = SimpleNamespace(has_ended=has_ended, run_id="a" * 32, ledger=object(), checkpoint=known)
-    calls.note("check_going_on", "same_records", "delete_generator_states", "finish")
+    calls.note("same_records", "delete_generator_states", "finish")
     calls.note("check_beside", "check_model")
     secrets = Secrets(unit_key=bytes(32), held_out_key=None, audit_key=b"")
     calls.note(find_resume_point=point, read_secrets=secrets)
@@ -209,9 +187,8 @@ def test_a_run_that_goes_on_is_held_against_what_it_was_before_it_does(
     calls: Calls, config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standing(calls, has_ended=False)
-    witness = make_witness(str(calls.folder.parent / "heads"))
-    go_on(config, calls.folder, witness=witness)
-    names = ["find_resume_point", "check_going_on", "read_secrets", "prepare", "same_records"]
+    go_on(config, calls.folder)
+    names = ["find_resume_point", "read_secrets", "prepare", "same_records"]
     assert calls == [*names, "finish"]
 
     def refuses(folder: Path, _: Any) -> None:

@@ -44,7 +44,7 @@ def make_runs(root: Path) -> Workspace:
     write_rows(made.root / "prompts.jsonl", [("name[Cafe 1], eatType[pub]", "x")])
     notes = [f"{' '.join(WORDS[n % 4 :: 4])} by the river\n" for n in range(LINES)]
     (made.root / "notes.txt").write_text("".join(notes))
-    public = ("eval.split_is_public=true", *EVALUATION, "privacy.witness=heads.jsonl")
+    public = ("eval.split_is_public=true", *EVALUATION)
     commands = {
         "private": ("train", *TRAINING, *QUICK, "privacy.eps=8", *public),
         "phases": (
@@ -105,7 +105,7 @@ def printed(workspace: Workspace, *words: str) -> Any:
 @pytest.mark.parametrize(
     ("folder", "holds"),
     [
-        ("private", {"calibration", "epsilon_curve", "witness"}),
+        ("private", {"calibration", "epsilon_curve"}),
         ("phases", {"reproducible"}),
         ("with_vocabulary", {"epsilon_with_tokenizer", "tokenizer"}),
         ("canaries", {"phases"}),
@@ -144,12 +144,6 @@ def test_each_line_of_the_ledger(workspace: Workspace, folder: str) -> None:
     assert len(found) >= 2
     for line in found:
         check("ledger_line", line)
-
-
-def test_what_a_witness_is_handed(workspace: Workspace) -> None:
-    check("witness", read(workspace.root / "private" / "witness.json"))
-    for line in lines(workspace.root / "heads.jsonl"):
-        check("witness_line", line)
 
 
 @pytest.mark.parametrize(
@@ -214,9 +208,8 @@ def test_what_account_prints(workspace: Workspace, words: tuple[str, ...]) -> No
 
 def test_what_account_prints_of_a_ledger_that_was_lodged(workspace: Workspace) -> None:
     head = read(workspace.root / "private" / "privacy.json")["ledger"]["head"]
-    words = ("run=private", f"head={head}", "witness=heads.jsonl")
-    found = printed(workspace, "account", *words)
-    assert found["ledger"]["head_checked"] and found["ledger"]["witnessed_lines"]
+    found = printed(workspace, "account", "run=private", f"head={head}")
+    assert found["ledger"]["head_checked"]
     check("account", found)
 
 
@@ -319,10 +312,6 @@ SPOILED: dict[str, tuple[str, str, Callable[[Any], object]]] = {
     "a private split without its note": (
         *("metrics", "../open/metrics.json"),
         lambda it: it["evaluations"][0].pop("note"),
-    ),
-    "a count below zero": (
-        *("witness", "witness.json"),
-        lambda it: it["witnesses"]["file heads.jsonl"].update(heads=-1),
     ),
 }
 
