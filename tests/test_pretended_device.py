@@ -41,7 +41,6 @@ from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
 from dpft.runs import prepared_run
 from dpft.training import loop
-from dpft.training.optimizer_steps import tell_noise
 from dpft.training.optimizers import OPTIMIZERS, AdamW
 from tests import pretended
 from tests.models.test_quantization import BASES, SIZES, adapted, loaded
@@ -581,8 +580,6 @@ def moved(device: str, names: Sequence[str] = ("adamw",)) -> list[Tensor]:
         noise = make_randomness(torch.device(device), 3).noise
         for step in range(2):
             optimizer.zero_grad(set_to_none=False)
-            if OPTIMIZERS.named(name).needs_noise_std:
-                tell_noise(optimizer, 0.3)
             add_noise(parameters, 0.3, noise, step)
             optimizer.step()
         found += [parameter.detach().to(CPU) for parameter in parameters]

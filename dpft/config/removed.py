@@ -16,6 +16,12 @@ REMOVED = {
     "privacy.secure_noise": "Noise always comes from a cryptographic generator. Omit the key.",
     "privacy.witness": "Publish the head that `dpft account run=RUN` prints. Omit the key.",
     "witness": "Give the published head instead: `dpft account run=RUN head=HASH`.",
+    "optimizer=adam_bc": "It was not better than AdamW. Use optimizer=adamw.",
+    "optimizer=muon": "It was not better than AdamW. Use optimizer=adamw.",
+    "train.average": "Averages of weights brought no gain. dpft releases the last weights.",
+    "train.average_decay": "Averages of weights brought no gain. Omit the key.",
+    "train.average_released": "Averages of weights brought no gain. Omit the key.",
+    "train.average_tail": "Averages of weights brought no gain. Omit the key.",
 }
 """A dotted key, or ``GROUP=OPTION``, to the sentence that names its replacement."""
 

@@ -250,30 +250,6 @@ def check_white_box(method: Method, audit: CanaryConfig) -> None:
         )
 
 
-def check_noise_known(
-    mechanism: MechanismConfig, method: Method, privacy: PrivacyConfig, optimizer: OptimizerConfig
-) -> None:
-    """Refuses an optimizer that takes the noise out of squared gradients, where it is not known."""
-    if not optimizer.needs_noise_std:
-        return
-    if privacy.guarantee is None:
-        raise InputError(
-            f"optimizer={optimizer.name} needs privacy=dp, whose noise it takes out of its second"
-            f" moment, got privacy={privacy.name}; choose optimizer=adamw."
-        )
-    if not method.has_own_noise:
-        raise InputError(
-            f"optimizer={optimizer.name} needs a method whose noise is in the gradient of the"
-            f" weights themselves, got method={method.name}; choose optimizer=adamw."
-        )
-    if mechanism.makes.has_streams:
-        raise InputError(
-            f"optimizer={optimizer.name} needs mechanism=dp_sgd, whose noise has at each step the"
-            f" variance that it takes out, got mechanism={mechanism.name}, whose noise later steps"
-            " take back in part; choose optimizer=adamw."
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(CrossChecked):
     """A run, config.yaml in its folder."""
@@ -315,7 +291,6 @@ class TrainConfig(CrossChecked):
         (("method", "model", "train", "parallel"), check_quantization),
         (("method", "audit"), check_white_box),
         (("mechanism", "privacy", "method", "train"), check_mechanism),
-        (("mechanism", "method", "privacy", "optimizer"), check_noise_known),
         (("task", "audit"), check_exposure),
     )
 

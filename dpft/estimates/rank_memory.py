@@ -214,7 +214,7 @@ class RankShapes:
     largest_here: int
     """Of it, what lies here."""
     moments_here: int
-    """Numbers that the optimizer keeps in this process, and the average of weights."""
+    """Numbers that the optimizer keeps in this process."""
     traffic: Traffic
     """Between processes."""
 
@@ -229,8 +229,6 @@ def rank_shapes(
     config: ParallelConfig,
     processes: int,
     optimizer: OptimizerConfig,
-    *,
-    averages: bool = False,
 ) -> RankShapes:
     """Returns the shapes of the first process; the others have as much, or a row less."""
     shards = shard_size(config, processes)
@@ -252,8 +250,7 @@ def rank_shapes(
         trained_here=sum(here[p] for p in trained),
         largest=max(p.numel() for p in trained),
         largest_here=max(here[p] for p in trained),
-        moments_here=averages * sum(here[p] for p in trained)
-        + sum(optimizer.state_numbers(_rows_here(p, shards)) for p in trained),
+        moments_here=sum(optimizer.state_numbers(_rows_here(p, shards)) for p in trained),
         traffic=Traffic.of(model, config, processes),
     )
 

@@ -70,8 +70,6 @@ class Method(ABC):
 
     saves_whole_model: ClassVar[bool] = True
     """Whether ``save`` leaves a model that ``from_pretrained`` loads; else it needs the base."""
-    has_own_noise: ClassVar[bool] = True
-    """Whether each number that the optimizer moves has the noise of a step in its own gradient."""
     trains_beside: ClassVar[bool] = False
     """Whether it leaves the base's own weights as they are, which may then be quantized."""
     phase_names: ClassVar[tuple[str, ...]] = ()

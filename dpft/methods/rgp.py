@@ -12,7 +12,7 @@ and carriers come from the update so far, as in the paper (theirs takes the weig
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
 from dpft.methods.base import LARGEST_FILE, METHODS, Method
@@ -33,8 +33,6 @@ class RGP(Method):
     ``train_biases`` and ``train_embeddings`` open. ``trainable_parameters`` in reports counts the
     carriers, which get the noise, rather than the weights, which move.
     """
-
-    has_own_noise: ClassVar[bool] = False
 
     rank: int = 1
     """Rank r of the carriers; Li et al. 2022, Table 6, searched 1, 2, 4 and 8."""

@@ -196,11 +196,6 @@ class PrivacyPlan(ClippingPlan):
             delta=self.delta,
         )
 
-    def noise_std_at(self, step: int) -> float:
-        """Returns the noise in each number of the gradient of step ``step`` (counted from 0)."""
-        noise = self.event().noise_multiplier * self.phase_at(step).sensitivity
-        return noise / self.expected_batch_size
-
     def entry_at(self, step: int, *, stream: int = 0) -> dict[str, Any]:
         """Returns what the ledger says of step ``step`` (counted from 0).
 

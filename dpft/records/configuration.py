@@ -101,14 +101,6 @@ class TrainSection(Section):
     """In which a model computed."""
     seed: int | None = None
     """Of the model's first weights."""
-    average: str | None = None
-    """Which average of the weights is taken; absent in files of dpft 0.2.0 or before."""
-    average_released: bool | None = None
-    """Whether it is what is released."""
-    average_decay: float | None = None
-    """Of ema."""
-    average_tail: float | None = None
-    """Share of the steps that tail averages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,8 +354,6 @@ class CheckpointState(Versioned):
     """Steps that the weights had taken."""
     scheduler_step: int
     """Steps of the learning rate's schedule."""
-    average: Mapping[str, Any] | None = None
-    """Which average of the weights is among its tensors; absent where none is."""
     run: BoundRun
     """What the run is bound to."""
     shards: int | None = None

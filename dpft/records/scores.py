@@ -20,11 +20,9 @@ from dpft.records.form import (
 
 PRIVATE_SPLIT = "computed on private held-out records, not covered by epsilon"
 TRAINING_SPLIT = "computed on training records, not covered by epsilon"
-Stage = Literal["before", "last", "average", "after"]
+Stage = Literal["before", "after"]
 STAGES: Mapping[Stage, str] = {
     "before": "before fine-tuning",
-    "last": "with the last weights",
-    "average": "with the average of weights",
     "after": "after fine-tuning",
 }
 """In the order of a table, and in words; those after fine-tuning are of the released weights."""
@@ -83,8 +81,7 @@ class ScoreEntry(Ruled):
     examples: Count | None = None
     """Distinct inputs scored; of a private split in private/metrics.json alone."""
     stage: Stage
-    """Before or after fine-tuning; of a run that averages its weights, also those that it does not
-    release."""
+    """Before or after fine-tuning."""
     split_is_public: bool
     """Whether the split may be shown."""
     metrics: Mapping[str, float]

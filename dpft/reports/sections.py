@@ -11,7 +11,7 @@ from dpft.files import LEDGER
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.privacy.plan import EXAMPLE
-from dpft.records.configuration import RunConfiguration, TrainSection
+from dpft.records.configuration import RunConfiguration
 from dpft.records.costs import Answer, Interval, NoAnswer
 from dpft.records.form import as_json
 from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy, Selection, guarantee
@@ -164,24 +164,9 @@ def training_rows(config: RunConfiguration, privacy: RunPrivacy) -> list[Row]:
         ("learning rate", rate + ("; that of phase 1" if len(phases) > 1 else "")),
         ("weight decay", f"{config.train.weight_decay:g}"),
         ("optimizer", config.optimizer.name),
-        *_average_rows(config.train),
         *input_rows(config),
         ("precision", precision_note(config.train.precision or "fp32")),
     ]
-
-
-def _average_rows(train: TrainSection) -> list[Row]:
-    """Returns which weights are released, where there is an average of them."""
-    if train.average in (None, "none"):
-        return []
-    over = {
-        "ema": f"an exponential average of every step's, decay at most {train.average_decay:g}",
-        "tail": f"the mean of those of the last {train.average_tail:.0%} of the steps",
-    }[train.average]
-    released, other = over, "those of the last step"
-    if not train.average_released:
-        released, other = other, released
-    return [("weights released", f"as chosen before training, {released}; beside: {other}")]
 
 
 def input_rows(config: RunConfiguration) -> list[Row]:

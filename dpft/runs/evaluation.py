@@ -61,7 +61,6 @@ from dpft.runs.together import check_alike, check_same_model
 from dpft.runs.tracking import batch_progress
 from dpft.tasks.base import Record
 from dpft.training.listeners import WINDOW, StepWindows
-from dpft.training.training_config import WeightAverage
 
 logger = logging.getLogger(__name__)
 
@@ -440,18 +439,6 @@ def _in_words(point: StepPoint) -> str:
 
 def _read(path: Path) -> tuple[StepPoint, ...]:
     return read_record(path, ScoresByStep).points if path.exists() else ()
-
-
-def score_with(
-    average: WeightAverage | None, prepared: Prepared, ranks: Ranks = ALONE
-) -> list[Evaluation]:
-    """Returns the scores of the released weights, after those of the others where there are two."""
-    beside = []
-    if average is not None and prepared.division.scored:
-        average.swap()
-        beside = score(prepared, average.averaging.stage, ranks)
-        average.swap()
-    return [*beside, *score(prepared, "after", ranks)]
 
 
 def score(

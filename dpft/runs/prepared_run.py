@@ -74,10 +74,9 @@ from dpft.training.session import (
     Session,
     Start,
     prepare_training_state,
-    put_released_in_place,
     share_start,
 )
-from dpft.training.training_config import WeightAverage, warn_if_slow
+from dpft.training.training_config import warn_if_slow
 
 logger = logging.getLogger(__name__)
 
@@ -182,15 +181,12 @@ def train(
     foretold: str = "",
     evaluation: StepEvaluation | None = None,
     ranks: Ranks = ALONE,
-) -> WeightAverage | None:
+) -> None:
     """Takes every step that is left and saves the model; one that ended is only read back.
 
     Only the first process has a resume point (None: the run begins), listeners, digests
     of the state at the start and the curve of epsilon. ``foretold`` is how long it will take, in
     words.
-
-    Returns:
-        As ``put_released_in_place``.
     """
     config, plan, model, shards = prepared.config, prepared.plan, prepared.model, prepared.shards
     base = digest_of_base(config) if ranks.is_first else None
@@ -231,12 +227,13 @@ def train(
         ended = Start(done=plan.steps, last_step=plan.steps, secrets={})
         share_start(ended, training_state, ranks)
         ranks.first(delete_generator_states, folder / CHECKPOINTS)
-        return put_released_in_place(training_state)
+        return
     if plan.privacy is None or guarantee is None:
         clips, unnoised = config.privacy.clips, plan.unnoised
         clipped = None if clips is None or unnoised is None else Clipped(unnoised, clips)
-        return train_ordinarily(session, plan.steps, resume_point, clipped=clipped)
-    return train_privately(
+        train_ordinarily(session, plan.steps, resume_point, clipped=clipped)
+        return
+    train_privately(
         session,
         plan.privacy,
         guarantee,
@@ -320,7 +317,6 @@ def prepare(
     else:
         model, new = prepare_model(config, architecture, head)
     counts = count_parameters(model, new)
-    config.optimizer.check_model(model)
     if plan.privacy is not None:
         warn_of_noise(plan.privacy, counts.trainable)
     if config.audit.white_box:

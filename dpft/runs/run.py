@@ -59,7 +59,7 @@ from dpft.released import check_released
 from dpft.reports.plan_table import in_words
 from dpft.reports.run_record import read_own_evaluations
 from dpft.runs.ending import report
-from dpft.runs.evaluation import not_evaluated, scheduled_scores, score, score_with, write_scores
+from dpft.runs.evaluation import not_evaluated, scheduled_scores, score, write_scores
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import (
     Secrets,
@@ -311,7 +311,7 @@ def finish(
         scoring = time.monotonic() - began
         scheduled = scheduled_scores(prepared, folder, ranks)
         canaries = ranks.first(listening) or ()
-        average = train(
+        train(
             prepared,
             folder,
             resume_point,
@@ -325,7 +325,7 @@ def finish(
         )
         if scheduled is not None:
             ranks.first(scheduled.publish)
-        evaluations = score_with(average, prepared, ranks)
+        evaluations = score(prepared, "after", ranks)
         if ranks.is_first:  # The others have ended: nothing here waits for them.
             evaluations += not_evaluated(config)
             ledger = None if plan.privacy is None else read_run_ledger(folder)

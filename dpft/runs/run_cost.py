@@ -459,8 +459,7 @@ class PlannedRanks:
     @cached_property
     def _shapes(self) -> RankShapes:
         parallel, optimizer = self.config.parallel, self.config.optimizer
-        averages = self.config.train.averaging is not None
-        return rank_shapes(self._model, parallel, self._processes, optimizer, averages=averages)
+        return rank_shapes(self._model, parallel, self._processes, optimizer)
 
     @cached_property
     def _activations(self) -> Activations:

@@ -67,7 +67,6 @@ from dpft.privacy.sampling import SAMPLING_SOURCE
 from dpft.records.configuration import BoundRun, CheckpointState
 from dpft.records.form import as_json, read_record, write_record
 from dpft.training.loop import TrainingSet
-from dpft.training.training_config import check_averaging
 from dpft.training.training_state import (
     TrainingState,
     check_reachable,
@@ -275,7 +274,6 @@ def save_checkpoint(
     ranks = ranks if shards is None else shards.ranks
     target = folder / checkpoint_name(step)
     partial = target.with_name(f".{target.name}.partial")
-    average = training_state.average
     ranks.first(_make_empty, partial)
     if shards is None:
         checksums = ranks.first(write_tensors, partial, training_state, None) or {}
@@ -292,7 +290,6 @@ def save_checkpoint(
         state = CheckpointState(
             step=step,
             scheduler_step=training_state.scheduler.last_epoch,
-            average=None if average is None else average.averaging.describe(),
             run=run or BoundRun(),
             shards=1 if shards is None else shards.grid.shard_size,
             keys_changed=keys_changed,
@@ -347,7 +344,7 @@ def restore_checkpoint(
     reads what is its own, and holds its share of the files against their checksums.
 
     Raises:
-        InputError: It has another average than ``training_state``, or is of another version.
+        InputError: It is of another version.
         StateError: A file is missing, damaged, or of another model.
         RunError: A rank cannot reach the folder.
         SaidElsewhere: So it is on another rank, and the first one says why.
@@ -357,7 +354,6 @@ def restore_checkpoint(
         if ranks.size > 1:
             check_reachable(path, ranks)
         state = read_state(path, ranks)
-        check_averaging(training_state.average, state.average, path)
     with ranks.settled():
         restore_tensors(path, training_state, state.shards or 1)
         restore_scheduler(training_state, state.scheduler_step)

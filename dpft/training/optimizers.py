@@ -2,13 +2,10 @@
 
 Both are post-processing of the private gradient, which costs no privacy. Adding an optimizer is a
 class here that registers itself in ``OPTIMIZERS``, a YAML in conf/optimizer and a test.
-Configurations are read before torch is imported, so an algorithm that torch does not have stands in
-``optimizer_steps``. Algorithms and papers:
+Configurations are read before torch is imported. Algorithms and papers:
 
 - ``adamw``, ``adam``: torch's; on the private gradient DP-Adam (Li et al. 2022, section 3.1);
-- ``adam_bc``: takes the noise out of Adam's second moment (Tang et al. 2023, 2312.14334);
 - ``adafactor``: as T5 has it, of Ponomareva et al. 2022;
-- ``muon``: Muon beside AdamW (Jordan et al. 2024; Liu et al. 2025, 2502.16982);
 - ``sgd``: torch's gradient descent, DP-SGD (Abadi et al. 2016).
 """
 
@@ -40,9 +37,6 @@ class OptimizerConfig(ABC):
     works_on_shards: ClassVar[bool] = True
     """Whether it moves each number of a parameter by that number's own gradient and moments."""
 
-    needs_noise_std: ClassVar[bool] = False
-    """Whether its steps need to know the noise in each number of the gradient, which is public."""
-
     name: str
     """Which optimizer; chosen by optimizer=NAME."""
 
@@ -56,27 +50,6 @@ class OptimizerConfig(ABC):
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
     ) -> "Optimizer":
         """Returns the optimizer over ``parameters``."""
-
-    def make_for(
-        self,
-        model: "nn.Module",
-        parameters: "Iterable[nn.Parameter]",
-        learning_rate: float,
-        weight_decay: float,
-    ) -> "Optimizer":
-        """Returns the optimizer over ``parameters`` of ``model``, of which most ask nothing."""
-        return self.make(parameters, learning_rate, weight_decay)
-
-    def check_model(self, model: "nn.Module") -> None:
-        """Refuses a model that has nothing to train which it is for.
-
-        Args:
-            model: After ``Method.prepare``; it may be on the meta device.
-
-        Raises:
-            InputError: It has not.
-        """
-        return
 
     def state_numbers(self, shape: Sequence[int]) -> int:
         """Returns how many numbers are kept for a parameter: two moments of each of its own."""
@@ -171,52 +144,6 @@ class Adam(AdamW):
         return TorchAdam(parameters, **self._arguments(learning_rate, weight_decay))
 
 
-@OPTIMIZERS.register("adam_bc")
-@dataclass(frozen=True, kw_only=True)
-class AdamBC(OptimizerConfig):
-    """Adam whose second moment is that of the gradient without its noise (DP-AdamBC).
-
-    The noise adds its variance, the same for every number, to the mean of squared gradients, and
-    where it is most of it Adam divides all numbers by nearly the same. Here the variance, which is
-    public, is taken away before the root. Weight decay is apart from the gradient, as in AdamW.
-    """
-
-    needs_noise_std: ClassVar[bool] = True
-    name: str = "adam_bc"
-    beta1: float = 0.9
-    """Decay of the mean of gradients."""
-    beta2: float = 0.999
-    """Decay of the mean of squared gradients."""
-    floor: float = 0.1
-    """Least second moment that is left, as a share of the noise's variance: the paper's gamma' is
-    this times that variance. It bounds how much faster than Adam a number may move, by about one
-    over its root."""
-
-    def __post_init__(self) -> None:
-        check_unit_interval(beta1=self.beta1, beta2=self.beta2)
-        if not self.floor > 0:
-            raise InputError(f"optimizer.floor must be positive, got {self.floor}.")
-
-    @property
-    def decay_of_mean(self) -> float:
-        """``beta1``."""
-        return self.beta1
-
-    def make(
-        self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
-    ) -> "Optimizer":
-        """Returns the optimizer; who takes its steps tells it the noise before each."""
-        from dpft.training.optimizer_steps import BiasCorrectedAdam
-
-        return BiasCorrectedAdam(
-            parameters,
-            lr=learning_rate,
-            betas=(self.beta1, self.beta2),
-            floor=self.floor,
-            weight_decay=weight_decay,
-        )
-
-
 @OPTIMIZERS.register("adafactor")
 @dataclass(frozen=True, kw_only=True)
 class Adafactor(OptimizerConfig):
@@ -291,104 +218,6 @@ class Adafactor(OptimizerConfig):
         if not is_factored(shape, self.min_dim_size_to_factor):
             return prod(shape)
         return prod(shape[:-1]) + prod((*shape[:-2], shape[-1]))
-
-
-@OPTIMIZERS.register("muon")
-@dataclass(frozen=True, kw_only=True)
-class Muon(OptimizerConfig):
-    """Momentum made orthogonal for the matrices of hidden layers, AdamW for all else.
-
-    ``torch.optim.Muon`` moves what has two dimensions and is neither a table of embeddings nor part
-    of a head; ``torch.optim.AdamW`` moves the rest. A matrix's update is scaled to the size of
-    AdamW's (Liu et al. 2025, arXiv 2502.16982, section 2.2), so that one learning rate and one
-    weight decay serve both.
-    """
-
-    works_on_shards: ClassVar[bool] = False
-    name: str = "muon"
-    momentum: float = 0.95
-    """Share of the last mean of a matrix's gradients that stays."""
-    nesterov: bool = True
-    """Look ahead along that mean."""
-    newton_schulz_steps: int = 5
-    """Iterations by which a mean is made orthogonal."""
-    beta1: float = 0.9
-    """Of AdamW: decay of the mean of gradients."""
-    beta2: float = 0.999
-    """Of AdamW: decay of the mean of squared gradients."""
-    eps: float = 1e-8
-    """Of AdamW: added to the root of that mean."""
-
-    def __post_init__(self) -> None:
-        check_unit_interval(momentum=self.momentum, beta1=self.beta1, beta2=self.beta2)
-        if not self.eps > 0:
-            raise InputError(f"optimizer.eps must be positive, got {self.eps}.")
-        if not 1 <= self.newton_schulz_steps < 100:
-            raise InputError(
-                "optimizer.newton_schulz_steps must be from 1 to 99, got"
-                f" {self.newton_schulz_steps}."
-            )
-
-    @property
-    def decay_of_mean(self) -> float:
-        """``momentum``, that of the matrices."""
-        return self.momentum
-
-    def make(
-        self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
-    ) -> "Optimizer":
-        """Returns the optimizer, to which every matrix is one of a hidden layer."""
-        return self._made_of(parameters, set(), learning_rate, weight_decay)
-
-    def make_for(
-        self,
-        model: "nn.Module",
-        parameters: "Iterable[nn.Parameter]",
-        learning_rate: float,
-        weight_decay: float,
-    ) -> "Optimizer":
-        """Returns the optimizer over ``parameters`` of ``model``."""
-        from dpft.training.optimizer_steps import tables_and_heads
-
-        return self._made_of(parameters, tables_and_heads(model), learning_rate, weight_decay)
-
-    def check_model(self, model: "nn.Module") -> None:
-        """Refuses a model of which no matrix of a hidden layer trains."""
-        from dpft.training.optimizer_steps import tables_and_heads
-
-        apart = tables_and_heads(model)
-        if not any(p.requires_grad and p.ndim == 2 and p not in apart for p in model.parameters()):
-            raise InputError(
-                "optimizer=muon needs a matrix of a hidden layer to train, got none by this method;"
-                " choose optimizer=adamw."
-            )
-
-    def _made_of(
-        self,
-        parameters: "Iterable[nn.Parameter]",
-        apart: "set[nn.Parameter]",
-        learning_rate: float,
-        weight_decay: float,
-    ) -> "Optimizer":
-        from dpft.training.optimizer_steps import MuonAndAdamW
-
-        matrices: list[nn.Parameter] = []
-        others: list[nn.Parameter] = []
-        for parameter in parameters:
-            is_moved_by_muon = parameter.ndim == 2 and parameter not in apart
-            (matrices if is_moved_by_muon else others).append(parameter)
-        return MuonAndAdamW(
-            matrices,
-            others,
-            lr=learning_rate,
-            weight_decay=weight_decay,
-            matrix_settings={
-                "momentum": self.momentum,
-                "nesterov": self.nesterov,
-                "ns_steps": self.newton_schulz_steps,
-            },
-            other_settings={"betas": (self.beta1, self.beta2), "eps": self.eps},
-        )
 
 
 @OPTIMIZERS.register("sgd")

@@ -36,11 +36,9 @@ from dpft.training.session import (
     Session,
     Start,
     prepare_training_state,
-    put_released_in_place,
     share_start,
     take_steps,
 )
-from dpft.training.training_config import WeightAverage
 
 
 @dataclass(frozen=True)
@@ -57,14 +55,11 @@ def train_ordinarily(
     resume_point: ResumePoint | None = None,
     *,
     clipped: Clipped | None = None,
-) -> WeightAverage | None:
+) -> None:
     """Takes ``steps`` non-private steps, without noise; leaves checkpoint and model.
 
     The first process alone has a resume point, where the run broke off. ``clipped`` says what is
     drawn and how each gradient is clipped; None: ordinary training.
-
-    Returns:
-        As ``put_released_in_place``.
 
     Raises:
         RunError: A weight is no longer finite.
@@ -91,10 +86,8 @@ def train_ordinarily(
             goes_on=goes_on,
             max_grad_norm=None if clipped is None else clipped.plan.one_max_grad_norm,
         )
-    average = put_released_in_place(training_state)
     session.ranks.first(session.save_model)
     session.ranks.first(delete_generator_states, session.folder / CHECKPOINTS)
-    return average
 
 
 @contextmanager

@@ -46,11 +46,9 @@ from dpft.training.session import (
     Session,
     Start,
     prepare_training_state,
-    put_released_in_place,
     share_start,
     take_steps,
 )
-from dpft.training.training_config import WeightAverage
 from dpft.training.training_state import TrainingState, moved_while_frozen, optimized_parameters
 
 logger = logging.getLogger(__name__)
@@ -63,7 +61,7 @@ def train_privately(
     *,
     epsilon_after: Callable[[int], SpentEpsilon],
     resume_point: ResumePoint | None = None,
-) -> WeightAverage | None:
+) -> None:
     """Takes the plan's steps; leaves ledger, checkpoint and model in the run's folder.
 
     Where a step that is taken again does not come out as it was, all processes go back to the
@@ -72,9 +70,6 @@ def train_privately(
     ``epsilon_after`` is what a number of noisy steps costs, for progress and listeners. The first
     process alone has a resume point, where the run broke off.
 
-    Returns:
-        As ``put_released_in_place``.
-
     Raises:
         InputError: The folder has a ledger already and the run is not to go on.
         RunError: A weight is no longer finite, or what nothing moves is not what it was.
@@ -82,13 +77,14 @@ def train_privately(
     """
     run = PrivateRun(session=session, plan=plan, privacy=privacy, epsilon_after=epsilon_after)
     try:
-        return run.take_steps(resume_point)
+        run.take_steps(resume_point)
+        return
     except (ReplayError, SaidElsewhere) as error:
         if isinstance(error, SaidElsewhere) and error.kind != ReplayError.__name__:
             raise
         logger.warning("%s", error)
     broken_off = session.ranks.first(find_resume_point, session.folder)
-    return run.take_steps(broken_off, reseeds=True)
+    run.take_steps(broken_off, reseeds=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,15 +113,10 @@ class PrivateRun:
             fused_head=loss_head_of(session.model) is not None,
         )
 
-    def take_steps(
-        self, resume_point: ResumePoint | None, *, reseeds: bool = False
-    ) -> WeightAverage | None:
+    def take_steps(self, resume_point: ResumePoint | None, *, reseeds: bool = False) -> None:
         """Takes the steps that are left, saves the model, closes the ledger and deletes the keys.
 
         Redone steps have new noise, though they could be replayed, where it ``reseeds``.
-
-        Returns:
-            As ``put_released_in_place``.
 
         Raises:
             ReplayError: A redone step would have the same noise and another sum; said on the first
@@ -135,9 +126,7 @@ class PrivateRun:
         with ExitStack() as held:
             opened = ranks.first(self._open, held, resume_point, reseeds=reseeds)
             journal, own_start = (None, None) if opened is None else opened
-            training_state = prepare_training_state(
-                session, self.plan.steps, resume_point, noise_std_at=self.plan.noise_std_at
-            )
+            training_state = prepare_training_state(session, self.plan.steps, resume_point)
             start = share_start(own_start, training_state, ranks)
             done, last_step, goes_on = start.done, start.last_step, start.goes_on
             noise = start.stream, self._history(start.history)
@@ -177,9 +166,7 @@ class PrivateRun:
                 before_first_draw=lambda: None if journal is None else journal.ledger.begin(),
                 noise_history=engine.noise_history if self.plan.mechanism.has_streams else None,
             )
-            average = put_released_in_place(training_state)
             ranks.first(close)
-            return average
 
     def _open(
         self, held: ExitStack, resume_point: ResumePoint | None, *, reseeds: bool

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from dpft.errors import RunError
 from dpft.files import CHECKPOINTS, DIAGNOSTICS, private_path, read_file
@@ -38,7 +37,6 @@ from dpft.training.checkpoint import ResumePoint, restore_checkpoint, save_check
 from dpft.training.compiling import private_cache
 from dpft.training.listeners import PublicStep, StepEvaluation, StepListener, StepProgress
 from dpft.training.loop import StepEngine, StepStatistics, TrainingSet, train
-from dpft.training.optimizer_steps import tell_noise
 from dpft.training.optimizers import (
     OptimizerConfig,
     SchedulerConfig,
@@ -47,11 +45,10 @@ from dpft.training.optimizers import (
     learning_rate_of,
     make_scheduler,
 )
-from dpft.training.training_config import TrainingConfig, WeightAverage
+from dpft.training.training_config import TrainingConfig
 from dpft.training.training_state import (
     TrainingState,
     model_state,
-    optimized_parameters,
     optimizer_state,
     restore_optimizer,
     restore_scheduler,
@@ -295,18 +292,13 @@ class Session:
 
 
 def prepare_training_state(
-    session: Session,
-    steps: int,
-    resume_point: ResumePoint | None,
-    *,
-    noise_std_at: Callable[[int], float] | None = None,
+    session: Session, steps: int, resume_point: ResumePoint | None
 ) -> TrainingState:
     """Returns model, optimizer and schedule as they are before the next step.
 
     A whole model is restored on the first process, which then shares it (``share_start``). Of a
     model in shards, each process reads its own part of the first one's checkpoint. The first
-    process alone has a resume point, where the run goes on. ``noise_std_at`` gives the standard
-    deviation of the noise in each number of the gradient of a step (counted from 0).
+    process alone has a resume point, where the run goes on.
 
     Raises:
         InputError: The optimizer cannot work on shards.
@@ -316,8 +308,7 @@ def prepare_training_state(
     if session.shards is not None:
         check_works_on_shards(session.optimizer)
     session.method.begin_step(session.model, 0)
-    optimizer = session.optimizer.make_for(
-        session.model,
+    optimizer = session.optimizer.make(
         session.method.moved_parameters(session.model),
         learning_rate=session.settings.peak_learning_rate,
         weight_decay=session.settings.weight_decay,
@@ -325,16 +316,6 @@ def prepare_training_state(
     factor = learning_rate_factor(session.phases, session.settings.peak_learning_rate)
     scheduler = make_scheduler(optimizer, session.scheduler, steps=steps, factor=factor)
     training_state = TrainingState(model=session.model, optimizer=optimizer, scheduler=scheduler)
-    if (averaging := session.settings.averaging) is not None:
-        average = WeightAverage(averaging, optimized_parameters(training_state), steps)
-        training_state = replace(training_state, average=average)
-    if session.optimizer.needs_noise_std and noise_std_at is not None:
-
-        def tell(optimizer: Optimizer, *_: Any) -> None:
-            tell_noise(optimizer, noise_std_at(scheduler.last_epoch))
-
-        optimizer.register_step_pre_hook(tell)
-
     ranks, shards = session.ranks, session.shards
     path = None if resume_point is None else resume_point.checkpoint.path.absolute()
     if shards is None:
@@ -436,21 +417,9 @@ def take_steps(
         )
 
 
-def put_released_in_place(training_state: TrainingState) -> WeightAverage | None:
-    """Gives the model, after the last step, the weights that are released.
-
-    Returns:
-        The average; where it is what is released, it has the last weights now. None: there is none.
-    """
-    average = training_state.average
-    if average is not None and average.averaging.released:
-        average.swap()
-    return average
-
-
 @dataclass(frozen=True, kw_only=True)
 class AfterStep:
-    """What a run does when its weights have moved: average, write down, save, show, end.
+    """What a run does when its weights have moved: write down, save, show, end.
 
     Listeners hear of a step before it is saved, so that a run killed in between goes on from a
     checkpoint of which they know every step.
@@ -483,8 +452,6 @@ class AfterStep:
             SaidElsewhere: So it did on the first process, or the checkpoint could not be written.
         """
         ranks, step, last_step = self.session.ranks, statistics.step, self.engine.steps
-        if self.training_state.average is not None:
-            self.training_state.average.update(step)
         (terminated,) = ranks.any(self.terminated())
         statistics, non_finite = gathered(statistics, self.engine.non_finite, ranks)
         every = self.session.settings.checkpoint_every

@@ -8,20 +8,13 @@ whose losses then round otherwise. In bf16 on a CPU the others' sum was measured
 leave room for what rounding does (``CompensatedSums``). What counts for epsilon is the whole sum,
 and the excess is measured on small models, not bounded by proof: the report says so beside the
 precision.
-
-``train.average`` is an average of the weights over the run's iterates: post-processing, which costs
-no privacy. Every iterate is an output of the noisy steps before it, and its share in the average
-follows from the number of the step and of all steps alone, so the average is an output of the same
-mechanism (Dwork and Roth 2014, proposition 2.1). Which of the two is released, the average or the
-last iterate, stands in the configuration: a choice by scores would be one by data.
 """
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Self
 
 from dpft.errors import InputError
 from dpft.privacy.clipping.choices import check_loss_scale
@@ -29,117 +22,6 @@ from dpft.privacy.plan import planned_steps
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
-
-
-EMA, TAIL = "ema", "tail"
-AVERAGES = ("none", EMA, TAIL)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Averaging:
-    """Which average is taken of the iterates w_1, w_2, …, and whether it is what is released.
-
-    With s the share of step t (``share``), the average is ``a <- a + s (w_t - a)``. ema: s is
-    ``1 - min(decay, (1 + t) / (10 + t))``, so that early iterates fade while the run is short of
-    ``1 / (1 - decay)`` steps, as De et al. 2022 (arXiv 2204.13650) average private models. tail:
-    the mean of the last ``tail`` of the iterates (Jain et al. 2018, arXiv 1610.03774); before
-    them it is the iterate itself.
-    """
-
-    kind: str
-    decay: float
-    tail: float
-    released: bool
-
-    def share(self, step: int, steps: int) -> float:
-        """Returns the share of the iterate after ``step`` of ``steps`` steps, counted from 1.
-
-        >>> mean = Averaging(kind="tail", decay=0.9, tail=0.5, released=True)
-        >>> [mean.share(step, 6) for step in (1, 3, 4, 5)]
-        [1.0, 1.0, 1.0, 0.5]
-        """
-        if step == 1:
-            return 1.0
-        if self.kind == EMA:
-            return 1 - min(self.decay, (1 + step) / (10 + step))
-        first = steps - max(1, round(self.tail * steps)) + 1
-        return 1 / max(1, step - first + 1)
-
-    @property
-    def stage(self) -> Literal["last", "average"]:
-        """What the scores of the weights that are not released are called."""
-        return "last" if self.released else "average"
-
-    def describe(self) -> dict[str, Any]:
-        """Returns what a checkpoint says of it, ready for JSON."""
-        own = {EMA: "tail", TAIL: "decay"}[self.kind]
-        return {name: value for name, value in asdict(self).items() if name != own}
-
-
-class WeightAverage:
-    """The average of what an optimizer moves, kept in step with it.
-
-    It has a tensor of each parameter's size, cut into shards as the parameter is.
-    """
-
-    def __init__(self, averaging: Averaging, parameters: "Iterable[nn.Parameter]", steps: int):
-        """Begins before the first step."""
-        self.averaging = averaging
-        self.tensors: dict[nn.Parameter, Tensor] = {}
-        """By parameter; none before the first step."""
-        self._parameters, self._steps = list(parameters), steps
-
-    def update(self, step: int) -> None:
-        """Takes the weights in as they are after step ``step`` (counted from 1)."""
-        from dpft.parallel.cutting import local
-
-        share = self.averaging.share(step, self._steps)
-        for parameter in self._parameters:
-            if parameter not in self.tensors:
-                self.tensors[parameter] = parameter.detach().clone()
-            mean, now = local(self.tensors[parameter]), local(parameter.detach())
-            if share == 1:
-                mean.copy_(now)
-            else:
-                mean.lerp_(now, share)
-
-    def swap(self) -> None:
-        """Puts the average into the model, and the model's weights in its own place; or back.
-
-        Before the first step there is no average, and the model stays as it is.
-        """
-        from dpft.parallel.cutting import local
-
-        for parameter, tensor in self.tensors.items():
-            mean, now = local(tensor), local(parameter.detach())
-            before = now.clone()
-            now.copy_(mean)
-            mean.copy_(before)
-
-
-def check_averaging(
-    own: "WeightAverage | None", began: Mapping[str, Any] | None, checkpoint: object
-) -> None:
-    """Refuses to go on with another average than the run began with, as its checkpoint says.
-
-    Raises:
-        InputError: They differ.
-    """
-    now = None if own is None else own.averaging.describe()
-    if now != began:
-        raise InputError(
-            f"resume must go on with the average of weights that the run began with,"
-            f" {_in_words(began)} in {checkpoint}, got {_in_words(now)}; put train.average and its"
-            " like in the run's config.yaml back as they were."
-        )
-
-
-def _in_words(described: Mapping[str, Any] | None) -> str:
-    if described is None:
-        return "none"
-    return " ".join(f"{name}={described[name]}" for name in sorted(described))
-
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 
@@ -282,18 +164,6 @@ class TrainingConfig(DeviceConfig):
     adaptive_loss_scale: bool = False
     """For fp16 with privacy, the whole model in each process: loss_scale is where the scale starts,
     and noisy gradients, which epsilon covers, move it where they say that fewer are lost."""
-    average: str = "none"
-    """Average of the weights over the steps, scored beside the last ones: none, ema (recent steps
-    count more) or tail (the mean over the last steps). Costs no privacy, and memory for the
-    weights that train once more."""
-    average_released: bool = True
-    """Whether the average is what is released, where there is one; false: the last weights are.
-    Chosen before training: a choice by private scores would be one by data."""
-    average_decay: float = 0.9999
-    """For ema: the most that stays of the average at a step; at step t at most (1 + t) / (10 + t)
-    does, so that a short run forgets its beginning."""
-    average_tail: float = 0.5
-    """For tail: the share of all steps, the last ones, over which the mean is taken."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; null means one at the start and one at the end."""
     keep: int = 1
@@ -318,14 +188,6 @@ class TrainingConfig(DeviceConfig):
             raise InputError(
                 f"train.precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}."
             )
-        if self.average not in AVERAGES:
-            raise InputError(
-                f"train.average must be one of {', '.join(AVERAGES)}, got {self.average!r}."
-            )
-        if not 0 <= self.average_decay < 1:
-            raise InputError(f"train.average_decay must be in [0, 1), got {self.average_decay}.")
-        if not 0 < self.average_tail <= 1:
-            raise InputError(f"train.average_tail must be in (0, 1], got {self.average_tail}.")
         if self.adaptive_loss_scale and self.precision != "fp16":
             raise InputError(
                 "train.adaptive_loss_scale=true needs train.precision=fp16, got"
@@ -368,18 +230,6 @@ class TrainingConfig(DeviceConfig):
         if self.learning_rate is None:
             raise RuntimeError("peak_learning_rate must follow for_own_data.")
         return self.learning_rate
-
-    @property
-    def averaging(self) -> Averaging | None:
-        """The average of the weights that is taken; None: there is none."""
-        if self.average == "none":
-            return None
-        return Averaging(
-            kind=self.average,
-            decay=self.average_decay,
-            tail=self.average_tail,
-            released=self.average_released,
-        )
 
     @property
     def most_rows(self) -> int:

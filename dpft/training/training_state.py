@@ -32,10 +32,8 @@ from dpft.files import HISTORY, OPTIMIZER, WEIGHTS, shard_name
 from dpft.parallel.cutting import from_rows, is_cut, local, rows_here
 from dpft.parallel.ranks import Ranks
 from dpft.parallel.shards import ShardedModel
-from dpft.training.training_config import WeightAverage
 
-AVERAGE = "average"
-ON_HOST = ("step", "noise_moment")
+ON_HOST = ("step",)
 """Numbers of an optimizer that it reads itself, so that no device has to be asked for them."""
 
 
@@ -46,8 +44,6 @@ class TrainingState:
     model: nn.Module
     optimizer: Optimizer
     scheduler: LambdaLR
-    average: WeightAverage | None = None
-    """Of what the optimizer moves; None: none is asked for."""
 
 
 def optimized_parameters(training_state: TrainingState) -> list[nn.Parameter]:
@@ -74,35 +70,26 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def optimizer_state(training_state: TrainingState) -> dict[str, Tensor]:
-    """Returns the optimizer's tensors, and the average's, as ``<parameter name>/<key>``."""
+    """Returns the optimizer's tensors as ``<parameter name>/<key>``."""
     names: dict[Tensor, str] = {
         parameter: name for name, parameter in training_state.model.named_parameters()
     }
-    state = {
+    return {
         f"{names[parameter]}/{key}": value if isinstance(value, Tensor) else torch.as_tensor(value)
         for parameter, entries in training_state.optimizer.state.items()
         for key, value in entries.items()
     }
-    means = {} if training_state.average is None else training_state.average.tensors
-    return state | {f"{names[p]}/{AVERAGE}": tensor for p, tensor in means.items()}
 
 
 def restore_optimizer(training_state: TrainingState, tensors: Mapping[str, Tensor]) -> None:
-    """Gives optimizer and average what ``optimizer_state`` returned, and nothing else."""
+    """Gives the optimizer what ``optimizer_state`` returned, and nothing else."""
     named = dict(training_state.model.named_parameters())
-    average = training_state.average
     training_state.optimizer.state.clear()
-    if average is not None:
-        average.tensors.clear()
     for label, tensor in tensors.items():
         name, key = label.rsplit("/", 1)
         parameter = named[name]
         moved = tensor if key in ON_HOST else tensor.to(parameter.device)
-        if key == AVERAGE:
-            assert average is not None  # A checkpoint with another one was refused.
-            average.tensors[parameter] = moved
-        else:
-            training_state.optimizer.state[parameter][key] = moved
+        training_state.optimizer.state[parameter][key] = moved
 
 
 def restore_scheduler(training_state: TrainingState, step: int) -> None:

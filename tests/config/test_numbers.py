@@ -41,8 +41,6 @@ OUT_OF_RANGE: dict[str, tuple[float, ...]] = {
     "train.seed": (*NOT_NEGATIVE, HUGE),
     "train.num_threads": (*POSITIVE, HUGE),
     "train.loss_scale": POSITIVE,
-    "train.average_decay": (-1, 1, 2),
-    "train.average_tail": (-1, 0, 2),
     "train.checkpoint_every": POSITIVE,
     "train.keep": POSITIVE,
     "eval.limit": POSITIVE,

@@ -171,7 +171,7 @@ def test_predictions_and_inputs_must_be_equally_many():
 
 
 def test_an_unknown_stage_is_refused():
-    with pytest.raises(ValueError, match="before, last, average, after, got 'during'"):
+    with pytest.raises(ValueError, match="before, after, got 'during'"):
         score_predictions(TASK, EXAMPLES, ["x"] * 3, config=EvalConfig(), stage="during")
 
 

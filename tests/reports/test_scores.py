@@ -1,4 +1,4 @@
-"""A report of a run that averages its weights: a column for each, and which is released."""
+"""Scores in a report: figures, tables and series."""
 
 import json
 from pathlib import Path
@@ -9,35 +9,16 @@ import pytest
 from dpft.errors import StateError
 from dpft.files import PAGE, REPORT, SCORES_BY_STEP
 from dpft.privacy.accounting.interpretation import best_attack_accuracy
-from dpft.records.configuration import TrainSection
 from dpft.records.form import parse, write_record
 from dpft.records.promises import COMPUTABLE
-from dpft.records.scores import PRIVATE_SPLIT, STAGES, ScoreEntry, ScoresByStep
+from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry, ScoresByStep
 from dpft.reports.report import write_report
 from dpft.reports.run_record import read_run
 from dpft.reports.run_record import shown as public_part
 from dpft.reports.scores import Figure, figures, meaning, score_tables, series_of, series_plot, tone
-from dpft.reports.sections import _average_rows
 from tests.reports.folders import write_run
 from tests.reports.plain import TOKENIZER, plain
 from tests.reports.test_report import BOTH, CONFIG, entry, non_private, private
-
-
-def averaged_entry(stage: str, accuracy: float) -> ScoreEntry:
-    return ScoreEntry(
-        task="sst2", split="test", examples=5, stage=stage, split_is_public=True,  # type: ignore[arg-type]
-        metrics={"accuracy": accuracy}, not_computed={},
-    )  # fmt: skip
-
-
-def test_the_released_weights_stand_last_whatever_order_they_were_written_in() -> None:
-    (table,) = score_tables(
-        [averaged_entry("after", 0.8), averaged_entry("last", 0.7), averaged_entry("before", 0.5)]
-    )
-    assert table.stages == ["before", "last", "after"]
-    assert table.headings == ["before fine-tuning", "with the last weights", "after fine-tuning"]
-    assert table.rows == [("accuracy", [0.5, 0.7, 0.8])]
-    assert list(STAGES)[-1] == "after"
 
 
 def test_an_image_is_called_by_its_place_in_the_split() -> None:
@@ -54,29 +35,6 @@ def test_an_image_is_called_by_its_place_in_the_split() -> None:
     ]
     (table,) = score_tables([entry("after", 0.5, task="sst2", samples=samples)])
     assert table.texts[0].input == "120: image"
-
-
-@pytest.mark.parametrize(
-    ("train", "words"),
-    [
-        ({}, []),
-        ({"average": "none"}, []),
-        (
-            {"average": "tail", "average_released": True},
-            ["the mean of those of the last 25% of the steps; beside: those of the last step"],
-        ),
-        (
-            {"average": "ema", "average_released": False},
-            ["those of the last step; beside: an exponential average of every step's, decay at"],
-        ),
-    ],
-)
-def test_which_weights_are_released_is_said(train: dict, words: list[str]) -> None:
-    settings = {"learning_rate": 0.1, "weight_decay": 0.0, "average_decay": 0.9999}
-    rows = _average_rows(parse(settings | {"average_tail": 0.25} | train, TrainSection))
-    assert len(rows) == len(words)
-    for (name, said), expected in zip(rows, words, strict=True):
-        assert name == "weights released" and expected in said
 
 
 figures = plain(figures)

@@ -56,7 +56,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: Prepared) -
     """Every hand-over of a run noted, none of them carried out."""
     noted = Calls(tmp_path / "run", monkeypatch)
     noted.note("train", "write_scores", "report", "conclude")
-    noted.note(prepare=prepared, score=[], score_with=[], not_evaluated=[], find_resume_point=ENDED)
+    noted.note(prepare=prepared, score=[], not_evaluated=[], find_resume_point=ENDED)
     noted.note(read_run_ledger=ENDED.ledger)
     yield noted
 
@@ -72,7 +72,7 @@ def is_held(folder: Path) -> bool:
 def test_a_run_goes_from_hand_to_hand(calls: Calls, config: TrainConfig) -> None:
     begin(config, calls.folder, write_request=lambda _: calls.append("write_request"))
     assert calls == [
-        "prepare", "write_request", "score", "write_scores", "train", "score_with", "not_evaluated",
+        "prepare", "write_request", "score", "write_scores", "train", "score", "not_evaluated",
         "read_run_ledger", "report", "conclude",
     ]  # fmt: skip
 
@@ -223,7 +223,7 @@ def test_a_run_that_goes_on_keeps_the_scores_before_training(
     monkeypatch.setattr(runs, "has_scores", lambda _, stage: stage == "before")
     calls.folder.mkdir()
     finish(prepared, calls.folder, None)
-    assert calls[:2] == ["train", "score_with"] and "write_scores" not in calls
+    assert calls[:2] == ["train", "score"] and "write_scores" not in calls
 
 
 def test_a_run_that_fails_in_training_reports_nothing(

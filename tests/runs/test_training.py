@@ -137,7 +137,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
     def read(*given: Any) -> SimpleNamespace:
         calls.append(("read back", given))
-        return SimpleNamespace(average=None)
+        return SimpleNamespace()
 
     monkeypatch.setattr(prepared_run, "prepare_training_state", read)
     return calls

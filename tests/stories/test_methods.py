@@ -312,7 +312,7 @@ NONE_POSITIVE = ["must be at least 1, got 0"]
             (["method=bottleneck"], ["method=bottleneck: there is no such method", "adapter"]),
             (["method.name=lorra"], ["method.name must be one of adapter", "got 'lorra'"]),
             (["method=bitfit", "+method.rank=4"], ["unknown configuration key method.rank"]),
-            (["optimizer=lion"], ["no such optimizer", "adafactor, adam, adam_bc, adamw, "]),
+            (["optimizer=lion"], ["no such optimizer", "adafactor, adam, adamw, "]),
             (["optimizer=adamw", "optimizer.beta1=1"],
              ["optimizer.beta1 must be in [0, 1), got 1.0"]),
             (["scheduler=warp"], ["no such scheduler", "constant, cosine, inverse_sqrt, linear"]),

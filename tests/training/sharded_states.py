@@ -15,7 +15,6 @@ from dpft.training.optimizers import (
     AdamW,
     OptimizerConfig,
 )
-from dpft.training.training_config import TrainingConfig, WeightAverage
 from dpft.training.training_state import TrainingState, model_state, optimizer_state
 from tests.training.toy import take_steps, tiny_model, training_state
 
@@ -26,7 +25,7 @@ class Contents:
 
     weights: dict[str, Tensor]
     moments: dict[str, Tensor]
-    """Those of the optimizer, and the average of weights."""
+    """Those of the optimizer."""
     schedule: int
     learning_rate: float
 
@@ -51,10 +50,7 @@ def state_on(
         shards = ShardedModel(model, grid, ranks, blocks=repeated_blocks(model))
         ranks.served = shards.served
     optimizer = (config or AdamW()).make(model.parameters(), learning_rate=0.1, weight_decay=0.01)
-    averaging = TrainingConfig(average="ema").averaging
-    assert averaging is not None
-    average = WeightAverage(averaging, model.parameters(), 10)
-    return training_state(model, optimizer, average=average), shards
+    return training_state(model, optimizer), shards
 
 
 def contents(state: TrainingState) -> Contents:

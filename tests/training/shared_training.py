@@ -39,8 +39,6 @@ class Training:
     goes_on: bool = False
     clips: bool = False
     """Whether a run without noise clips."""
-    average: str = "none"
-    """Of the weights; the one that is released."""
     optimizer: OptimizerConfig = SGD(momentum=0.9)
     """Its steps are a third of AdamW's operations, each of which torch learns to shard anew."""
     changed_record: bool = False
@@ -111,9 +109,7 @@ def session_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) ->
         method=method,
         phases=method.phases(run.case.steps, lambda epochs: 1),
         training_set=replace(records_of(run), share=Share(ranks.rank, ranks.size)),
-        settings=TrainingConfig(
-            expected_batch_size=12, learning_rate=1e-2, checkpoint_every=2, average=run.average
-        ),
+        settings=TrainingConfig(expected_batch_size=12, learning_rate=1e-2, checkpoint_every=2),
         optimizer=run.optimizer,
         scheduler=SchedulerConfig(name="linear"),
         num_examples=24,

@@ -55,24 +55,6 @@ def test_trust_rule_9_a_killed_run_goes_on_bit_for_bit(tmp_path, undisturbed, mo
     assert not histories(folder) and not list(folder.rglob(KEYS))
 
 
-def test_an_average_of_weights_changes_no_step_and_comes_out_of_a_break_as_it_was(
-    tmp_path, undisturbed
-):
-    """It is made of what the noisy steps released, whatever their noise hangs together with."""
-    tail = {"average": "tail", "average_tail": 0.6}
-    last = tmp_path / "last"
-    assert same(go(last, average_released=False, **tail), undisturbed[1])
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    released = go(whole, **tail)
-    assert not same(released, undisturbed[1])
-    kill(broken, (loop_module, "check_weights", 4), **tail)
-    assert same(go_on(broken, **tail), released)
-    for folder in (last, whole, broken):
-        record = read_ledger(folder / "ledger.jsonl")
-        assert (record.streams, record.closed) == ((5,), True)
-        assert steps_taken(record, folder) == {COST: 3}
-
-
 def test_the_noise_of_steps_is_kept_as_long_as_keys_are_and_no_longer(tmp_path):
     """It is as secret: beside what was released it gives sums of gradients away."""
     folder = kill(tmp_path / "run", "before the ledger is closed", keep=3)

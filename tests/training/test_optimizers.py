@@ -7,7 +7,6 @@ from torch import nn
 from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
 from dpft.training.adafactor import Adafactor as T5Adafactor
-from dpft.training.optimizer_steps import BiasCorrectedAdam, MuonAndAdamW
 from dpft.training.optimizers import (
     OPTIMIZERS,
     SGD,
@@ -28,8 +27,6 @@ KINDS = {
     "adam": torch.optim.Adam,
     "sgd": torch.optim.SGD,
     "adafactor": T5Adafactor,
-    "adam_bc": BiasCorrectedAdam,
-    "muon": MuonAndAdamW,
 }
 GRADIENTS = ([3.0, -0.5], [1.0, 2.0])
 
@@ -213,7 +210,7 @@ def test_a_factor_holds_from_the_first_step_on() -> None:
         (
             OPTIMIZERS.named,
             {"name": "lion"},
-            "optimizer.name must be one of adafactor, adam, adam_bc, adamw, muon, sgd, got 'lion'",
+            "optimizer.name must be one of adafactor, adam, adamw, sgd, got 'lion'",
         ),
         (AdamW, {"beta1": 1.0}, r"optimizer.beta1 must be in \[0, 1\), got 1.0"),
         (Adam, {"beta2": -0.1}, r"optimizer.beta2 must be in \[0, 1\), got -0.1"),
@@ -247,9 +244,8 @@ def test_a_bad_setting_is_refused_by_name(make, given: dict, sentence: str) -> N
 @pytest.mark.parametrize(
     ("name", "settings", "stays"),
     [
-        *[(name, {"beta1": 0.7}, 0.7) for name in ("adam", "adamw", "adam_bc")],
+        *[(name, {"beta1": 0.7}, 0.7) for name in ("adam", "adamw")],
         *[("sgd", {"momentum": 0.8}, 0.8), ("sgd", {}, 0.0), ("adafactor", {}, 0.0)],
-        ("muon", {"momentum": 0.8, "beta1": 0.7}, 0.8),
     ],
 )
 def test_each_says_how_much_of_a_gradient_stays(name: str, settings: dict, stays: float) -> None:

@@ -124,9 +124,7 @@ def test_trust_rule_4_no_rank_keeps_the_keys_that_it_began_with(tmp_path: Path) 
 @pytest.fixture
 def broken(tmp_path: Path) -> Callable[..., Training]:
     """A run on two ranks with dropout that all died after step 3 of 5, checkpoint 2 behind it."""
-    run = Training(
-        folder=made(tmp_path / "broken"), case=LONG, dropout=0.3, average="ema", optimizer=AdamW()
-    )
+    run = Training(folder=made(tmp_path / "broken"), case=LONG, dropout=0.3, optimizer=AdamW())
     answers = on_ranks(train_on, 2, replace(run, broken_after=3), dying=[0, 1])
     assert answers == [LOST, LOST]
     return replace(run, goes_on=True)

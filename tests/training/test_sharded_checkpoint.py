@@ -17,7 +17,6 @@ from dpft.training.checkpoint import checkpoints, read_checkpoint
 from dpft.training.optimizers import (
     SGD,
     Adafactor,
-    AdamBC,
     AdamW,
     OptimizerConfig,
     check_works_on_shards,
@@ -36,10 +35,10 @@ ADAM, MOMENTUM = AdamW(), SGD(momentum=0.9)
 WHOLE = (1, None)
 GRIDS = [WHOLE, (2, 2), (4, 2), (4, 4)]
 """How many ranks, and how many shards."""
-FAST = [(ADAM, WHOLE, (2, 2)), (AdamBC(), (2, 2), WHOLE)]
+FAST = [(ADAM, WHOLE, (2, 2)), (MOMENTUM, (2, 2), WHOLE)]
 ALL = [
     (config, before, after)
-    for config in (ADAM, MOMENTUM, SGD(), AdamBC())
+    for config in (ADAM, MOMENTUM, SGD())
     for before in GRIDS
     for after in GRIDS
     if before != WHOLE or after != WHOLE

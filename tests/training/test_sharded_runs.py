@@ -26,7 +26,7 @@ LONG = Case(noise_multiplier=1.0, steps=5, shard_size=2)
 def broken_off(folder: Path, size: int, case: Case = LONG) -> Training:
     """A run with dropout that all ranks died of after step 3 of 5, checkpoint 2 behind it."""
     folder.mkdir()
-    run = Training(folder=folder, case=case, dropout=0.3, average="ema")
+    run = Training(folder=folder, case=case, dropout=0.3)
     answers = on_ranks(train_on, size, replace(run, broken_after=3), dying=range(size))
     assert answers == [LOST] * size
     return replace(run, goes_on=True)

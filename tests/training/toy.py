@@ -16,10 +16,9 @@ from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.training.loop import TrainingSet
-from dpft.training.optimizer_steps import BiasCorrectedAdam, tell_noise
 from dpft.training.optimizers import AdamW, SchedulerConfig, make_scheduler
 from dpft.training.session import Session
-from dpft.training.training_config import TrainingConfig, WeightAverage
+from dpft.training.training_config import TrainingConfig
 from dpft.training.training_state import TrainingState
 
 VOCABULARY = 17
@@ -56,13 +55,12 @@ def training_state(
     schedule: SchedulerConfig | None = None,
     steps: int = 10,
     factor: Callable[[int], float] | None = None,
-    average: WeightAverage | None = None,
 ) -> TrainingState:
     """Returns a state before its first step; by default of AdamW and a linear schedule."""
     optimizer = optimizer or AdamW().make(model.parameters(), learning_rate=0.1, weight_decay=0.01)
     schedule = schedule or SchedulerConfig(name="linear")
     scheduler = make_scheduler(optimizer, schedule, steps=steps, factor=factor)
-    return TrainingState(model=model, optimizer=optimizer, scheduler=scheduler, average=average)
+    return TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
 
 
 def take_steps(state: TrainingState, count: int) -> None:
@@ -72,12 +70,8 @@ def take_steps(state: TrainingState, count: int) -> None:
         for parameter in state.model.parameters():
             gradient = torch.randn(parameter.shape, generator=generator)
             parameter.grad = cut_like(parameter, gradient)
-        if isinstance(state.optimizer, BiasCorrectedAdam):
-            tell_noise(state.optimizer, 0.5)
         state.optimizer.step()
         state.scheduler.step()
-        if state.average is not None:
-            state.average.update(state.scheduler.last_epoch)
 
 
 def plan(steps: int = 5, noise_multiplier: float = 1.0) -> PrivacyPlan:
