@@ -11,11 +11,6 @@ torch nor transformers; the first use of a function does.
 """
 
 import importlib
-import sys
-import warnings
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dpft.errors import DpftError, InputError, RunError, StateError
@@ -63,27 +58,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-_MOVED = {"dpft.methods.parts": "dpft.methods.base", "dpft.tasks.records": "dpft.tasks.base"}
-"""Modules that pages of the last version import, and where their names are now."""
-
-
-class _MovedModules(MetaPathFinder, Loader):
-    """Imports a module under its name of the last version, with a warning, until the next one."""
-
-    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname in _MOVED else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        now = _MOVED[spec.name]
-        warnings.warn(f"{spec.name} is now {now}: import from there.", FutureWarning, stacklevel=2)
-        spec.loader_state = importlib.import_module(now).__spec__
-        return sys.modules[now]
-
-    def exec_module(self, module: ModuleType) -> None:
-        assert module.__spec__ is not None
-        module.__spec__ = module.__spec__.loader_state  # The import has put its own there.
-
-
-sys.meta_path.append(_MovedModules())

@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 from dpft.config.removed import removed_key
-from dpft.kinds import PUBLISHED
 
 _OF_KEY = {
     "train.learning_rate": "lr max_lr peak_lr",
@@ -91,8 +90,6 @@ MEANT = {name: key for key, names in _OF_KEY.items() for name in names.split()}
 
 MISSING = "???"
 """OmegaConf's mark of a value that must be given."""
-ADDED = {"task.default_delta": PUBLISHED}
-"""Keys that earlier versions had not: what a saved configuration without one stands for."""
 
 
 KEYS_OF_THE_LIBRARY = {

@@ -27,7 +27,6 @@ from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 import dpft
 from dpft.config.keys import (
-    ADDED,
     MISSING,
     configuration_fields,
     join_key,
@@ -337,7 +336,7 @@ def load_saved(
         InputError: The file is missing or unreadable, or does not fit the dataclasses.
     """
     values = read_yaml(path)
-    _bring_up_to_date(values)
+    _drop_removed_keys(values)
     if isinstance(values, Mapping) and VOCABULARY in set(values) - set(known_keys(root)):
         raise InputError(
             f"{path.parent} is of dpft tokenizer, which trains no model; give a run of dpft train."
@@ -355,18 +354,14 @@ def dump(config: Any, path: Path) -> None:
     write_text(path, to_yaml(config))
 
 
-def _bring_up_to_date(values: Any) -> None:
-    """Takes the keys of earlier versions out of a saved configuration, and adds what they meant."""
+def _drop_removed_keys(values: Any) -> None:
+    """Remove the keys of earlier versions from a saved configuration."""
     if not isinstance(values, dict):
         return
     for key in REMOVED:
         section, _, name = key.partition(".")
         if isinstance(values.get(section), dict):
             values[section].pop(name, None)
-    for key, value in ADDED.items():
-        section, _, name = key.partition(".")
-        if isinstance(values.get(section), dict):
-            values[section].setdefault(name, value)
 
 
 def config_directory() -> Path:

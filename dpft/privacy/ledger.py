@@ -380,7 +380,7 @@ def _run_and_plan(entry: _Line, line: str, path: Path) -> tuple[str, Plan]:
         wrote = "dpft 0.3.0 or before" if version < LEDGER_VERSION else "a later dpft"
         raise InputError(
             f"{path} must be a ledger of schema_version {LEDGER_VERSION}, got one that {wrote}"
-            " wrote; account for it by that version (docs/how-to/old-runs.md)."
+            " wrote; account for it by that version."
         )
     run_id, written = entry.run_id, entry.plan
     if isinstance(run_id, str) and re.fullmatch("[0-9a-f]{32}", run_id):

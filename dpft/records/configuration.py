@@ -317,9 +317,9 @@ class KnownLedger:
     """Its whole lines."""
     head: str
     """SHA-256 of the last one."""
-    position: Count | None = None
+    position: Count
     """Steps of the ledger that the weights stand at; more than their own where some were taken
-    again. Absent in files of dpft 0.2.0 or before."""
+    again."""
 
 
 @dataclass(frozen=True, kw_only=True)

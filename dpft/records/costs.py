@@ -116,8 +116,7 @@ class LedgerAsRead(LedgerHead):
     """The ledger as it was read."""
 
     run_id: RunId | None = None
-    """What its first line names the run by, 32 hexadecimal digits. Absent in a ledger of dpft 0.2.0
-    or before."""
+    """What its first line names the run by, 32 hexadecimal digits."""
     closed: bool
     """Whether its last line is the closing one."""
     torn: bool

@@ -259,13 +259,9 @@ class Key:
     """Whether it is no key but holds all keys that have no field."""
 
 
-def null(*, older_lack_it: bool = False) -> Any:
-    """Returns the default of a key that stands in each file, and is null where nothing is given.
-
-    Args:
-        older_lack_it: Whether files of earlier versions are read, which lack it.
-    """
-    return dataclasses.field(default=None, metadata={"null": True, "older": older_lack_it})
+def null() -> Any:
+    """Returns the default of a key that stands in each file, and is null where nothing is given."""
+    return dataclasses.field(default=None, metadata={"null": True})
 
 
 def named(name: str) -> Any:
@@ -291,7 +287,7 @@ def keys_of(kind: Any) -> tuple[Key, ...]:
                 name=field.metadata.get("name", field.name),
                 hint=hint,
                 is_optional=is_optional,
-                may_lack=is_optional or field.metadata.get("older", False),
+                may_lack=is_optional,
                 takes_others=takes_others,
             )
         )

@@ -35,7 +35,7 @@ class Calibration:
     """The upper bound that it reports for exactly the planned steps."""
     grid: str
     """The precision at which it ran, in words."""
-    target: Positive | None = null(older_lack_it=True)
+    target: Positive | None = null()
     """The epsilon that was asked for; null for a search."""
 
 

@@ -7,7 +7,7 @@ ledger says that.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
@@ -553,16 +553,10 @@ Statement = GeneratedPrivately | GeneratedOpenly
 """What stands beside synthetic records."""
 Vocabulary = PrivateVocabulary | OpenVocabulary
 """What a run of ``dpft tokenizer`` promises."""
-LINEAR_NOISE = "float32 pseudo-random"
-"""How the noise source of earlier versions begins, without their ``privacy.secure_noise``."""
-COMPUTABLE = (
-    "this run's noise came from a linear generator, whose state can be computed from the released"
-    " weights: its guarantee does not hold; treat the model as trained without it (SECURITY.md)"
-)
 
 
 def read_privacy(path: Path) -> RunPrivacy | Vocabulary:
-    """Returns what a privacy.json says; a run of an earlier version's noise gets a warning.
+    """Returns what a privacy.json says.
 
     Raises:
         FileNotFoundError: It is not there.
@@ -577,11 +571,9 @@ def read_privacy(path: Path) -> RunPrivacy | Vocabulary:
         kind = PrivateRun
     try:
         found: RunPrivacy | Vocabulary = parse(content, kind)
+        return found
     except Misfit as misfit:
         raise StateError(f"{path} is damaged: {misfit}; put it back as it was.") from None
-    if has_noise(found) and found.noise_source.startswith(LINEAR_NOISE):
-        return replace(found, warnings=(COMPUTABLE, *found.warnings))
-    return found
 
 
 def run_privacy(path: Path) -> RunPrivacy:
@@ -639,11 +631,8 @@ def has_noise(privacy: RunPrivacy | Vocabulary) -> TypeGuard[PrivateRun | Privat
 
 
 def is_promised(privacy: RunPrivacy | Vocabulary) -> TypeGuard[PrivateRun | PrivateVocabulary]:
-    """Returns whether there is an epsilon, read by ``read_privacy``, that is one to rely on.
-
-    Not without privacy, nor of a test's seed, nor where the noise can be computed.
-    """
-    return has_noise(privacy) and privacy.private and COMPUTABLE not in privacy.warnings
+    """Returns whether there is an epsilon to rely on: not without privacy, nor of a test's seed."""
+    return has_noise(privacy) and privacy.private
 
 
 def guarantee(privacy: PrivateRun | PrivateVocabulary | StartingModel) -> tuple[float, float]:

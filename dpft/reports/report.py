@@ -57,7 +57,6 @@ from dpft.reports.pages import COLORS, draw_svg, epsilon_plot, render_html, rend
 from dpft.reports.published import PUBLISHED_NOTE, published_table
 from dpft.reports.run_record import (
     RunRecord,
-    hide_private_scores,
     model_name,
     model_title,
     read_run,
@@ -228,12 +227,9 @@ def _key(word: str) -> str:
 def write_report(folder: Path) -> RunRecord:
     """Writes report.md, report.html and the model's card from the other public files of a run.
 
-    Scores of private splits that an earlier dpft wrote into metrics.json are put into private/.
-
     Returns:
         What those files say.
     """
-    hide_private_scores(folder)
     record = read_run(folder)
     parts = _parts(record)
     if (folder / MODEL).is_dir():

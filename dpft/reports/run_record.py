@@ -84,7 +84,7 @@ def round_score(value: float) -> float:
 def read_evaluations(folder: Path) -> list[ScoreEntry]:
     """Returns what metrics.json may show, an entry each; none where there is no such file.
 
-    Of a private split that an earlier dpft wrote there whole, nothing more is returned.
+    Of a private split, nothing more is returned, whatever the file contains.
     """
     return [shown(entry) for entry in _read(folder / METRICS)]
 
@@ -122,12 +122,6 @@ def write_metrics(
     if not public:
         kept = [old.marked(False) if old.place[:2] in splits else old for old in kept]
     _write(folder, [*kept, *fresh], {split: publish for split in splits})
-
-
-def hide_private_scores(folder: Path) -> None:
-    """Moves into private/ what an earlier dpft wrote of private splits into metrics.json."""
-    if any(entry != shown(entry) for entry in _read(folder / METRICS)):
-        _write(folder, read_own_evaluations(folder), {})
 
 
 def _write(

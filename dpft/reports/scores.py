@@ -22,7 +22,6 @@ from dpft.privacy.accounting.summary import eps_text, figure_text, round_up
 from dpft.privacy.plan import EXAMPLE
 from dpft.records.configuration import RunConfiguration
 from dpft.records.promises import (
-    COMPUTABLE,
     PrivateRun,
     RunPrivacy,
     Vocabulary,
@@ -309,8 +308,6 @@ def _promise(privacy: RunPrivacy) -> list[Figure]:
     if not isinstance(privacy, PrivateRun):
         clipped = ", clipped, no noise" if privacy.max_grad_norm is not None else ""
         return [nothing(note=f"privacy=none{clipped}")]
-    if COMPUTABLE in privacy.warnings:
-        return [nothing(note="its noise can be computed (SECURITY.md)")]
     if not privacy.private:
         return [nothing(note="its noise was predictable (privacy.noise_seed)")]
     epsilon, delta = (figure_text(value) for value in guarantee(privacy))

@@ -433,8 +433,8 @@ def find_resume_point(folder: Path) -> ResumePoint:
     """Returns where the run in a folder stands.
 
     Raises:
-        InputError: It has no checkpoint, so no step was taken; or it has an earlier version's
-            noise or ledger.
+        InputError: It has no checkpoint, so no step was taken; or an earlier version wrote its
+            ledger.
         StateError: Its newest checkpoint or its ledger is damaged, or checkpoints, journal and
             ledger do not agree.
     """
@@ -445,13 +445,6 @@ def find_resume_point(folder: Path) -> ResumePoint:
             " has no checkpoint; start it anew with hydra.run.dir=DIR."
         )
     checkpoint = read_checkpoint(found[-1])
-    environment = checkpoint.run.environment
-    if environment is not None and "noise" not in environment:
-        raise InputError(
-            "resume must go on with a run of this version's noise, got one begun by an earlier"
-            " version, whose noise can be computed from what it releases (see SECURITY.md); begin"
-            " it anew with hydra.run.dir=DIR."
-        )
     return ResumePoint(checkpoint=checkpoint, ledger=read_run_ledger(folder))
 
 
@@ -524,19 +517,3 @@ def check_promises(resume_point: ResumePoint, privacy: DifferentialPrivacy) -> N
             f"resume must go on as the run began, got another {' and another '.join(changed)}; put"
             " its config.yaml back as it was."
         )
-
-
-def frozen_digests(resume_point: ResumePoint) -> Mapping[str, str]:
-    """Returns the digests, before the first step, of what is released and nothing moves, by name.
-
-    Raises:
-        InputError: An earlier version wrote the checkpoint, without them.
-    """
-    frozen = resume_point.checkpoint.run.frozen
-    if frozen is None:
-        raise InputError(
-            "resume must go on with a run that noted what its frozen weights were before the first"
-            " step, got one begun by an earlier version; go on with that version, or begin it anew"
-            " with hydra.run.dir=DIR."
-        )
-    return frozen

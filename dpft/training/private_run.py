@@ -36,7 +36,6 @@ from dpft.training.checkpoint import (
     delete_generator_states,
     environment,
     find_resume_point,
-    frozen_digests,
     promises,
     read_history,
 )
@@ -204,7 +203,7 @@ class PrivateRun:
         else:
             # Of the ledger's steps: more than the weights', where some were taken again before.
             known = checkpoint.run.ledger
-            stands = done if known is None or known.position is None else known.position
+            stands = done if known is None else known.position
             journal = self._journal(held, ledger, stands)
             secrets = dict(checkpoint.read_keys().content)
             stream, history = checkpoint.run.stream, str(checkpoint.path.absolute())
@@ -300,7 +299,8 @@ class PrivateRun:
             if resume_point is None and session.state_at_start is not None:
                 check_same(digests_of(model, read=read), session.state_at_start)
             now = released.digests()
-            frozen = now if resume_point is None else frozen_digests(resume_point)
+            frozen = now if resume_point is None else resume_point.checkpoint.run.frozen
+            assert frozen is not None  # Every checkpoint of a private run has it.
             check_same(now, frozen)
             return frozen
 

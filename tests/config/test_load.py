@@ -163,24 +163,6 @@ def test_a_saved_configuration_of_an_earlier_version_is_read_without_its_retired
         load_saved(path, Saved)
 
 
-def test_a_saved_configuration_from_before_rules_of_delta_keeps_the_delta_that_it_had(
-    tmp_path: Path,
-) -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Task:
-        default_delta: str = "own_data"
-
-    @dataclass(frozen=True, kw_only=True)
-    class Saved:
-        task: Task
-
-    path = tmp_path / "config.yaml"
-    path.write_text("task: {}\n")
-    assert load_saved(path, Saved).task.default_delta == "published", "1/(2n), as all had then"
-    path.write_text("task: {default_delta: own_data}\n")
-    assert load_saved(path, Saved).task.default_delta == "own_data"
-
-
 def test_a_saved_text_is_never_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder may have been received: what stands in it must not read its receiver's secrets."""
     monkeypatch.setenv("SECRET", "hidden")

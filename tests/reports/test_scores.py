@@ -10,7 +10,6 @@ from dpft.errors import StateError
 from dpft.files import PAGE, REPORT, SCORES_BY_STEP
 from dpft.privacy.accounting.interpretation import best_attack_accuracy
 from dpft.records.form import parse, write_record
-from dpft.records.promises import COMPUTABLE
 from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry, ScoresByStep
 from dpft.reports.report import write_report
 from dpft.reports.run_record import read_run
@@ -53,13 +52,6 @@ def test_epsilon_and_delta_are_rounded_up_and_the_unit_is_named() -> None:
     assert (epsilon.label, epsilon.value) == ("ε", "8.00") and "by prv" in epsilon.note
     assert (delta.label, delta.value) == ("δ", "0.00137")
     assert (unit.value, unit.note) == ("customer_id", "one of 365, added or removed")
-
-
-def test_nothing_is_promised_where_the_noise_can_be_computed() -> None:
-    record = {**private(), "warnings": [COMPUTABLE]}
-    (figure,) = figures(CONFIG, record, [])
-    assert (figure.label, figure.value, figure.weak) == ("privacy", "none", True)
-    assert meaning(record) is None and meaning(private()) is not None
 
 
 def test_the_main_score_is_the_tasks_first_metric_before_and_after() -> None:
@@ -118,7 +110,7 @@ def test_the_promise_is_green_only_where_a_guess_of_membership_stays_one(
 
 @pytest.mark.parametrize(
     "privacy",
-    [non_private(), private(reproducible=True), {**private(), "warnings": [COMPUTABLE]}],
+    [non_private(), private(reproducible=True)],
 )
 def test_what_promises_nothing_is_red(privacy: dict) -> None:
     assert tone(privacy) == "bad"

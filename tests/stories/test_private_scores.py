@@ -59,9 +59,8 @@ class Told:
         self.said = [each.run(*TRAIN) for each in (self.one, self.other)]
         assert [outcome.code for outcome in self.said] == [0, 0], self.said[0].err
         self.folder = self.one.root / "run"
-        own, public = (self.folder / name for name in ("private/metrics.json", "metrics.json"))
-        whole = own if own.exists() else public  # where they stood in dpft 0.2.0
-        self.entries = json.loads(whole.read_text())["evaluations"]
+        own = self.folder / "private" / "metrics.json"
+        self.entries = json.loads(own.read_text())["evaluations"]
 
     def numbers(self) -> list[str]:
         """Returns how a text may tell a score or the count; too few digits stand anywhere."""
@@ -199,7 +198,7 @@ def test_scores_are_published_rounded_and_marked_where_that_is_asked_for(
     assert [entry["metrics"] for entry in entries] == [{}, {}], "it is taken back for all stages"
 
 
-def test_what_an_earlier_dpft_left_in_public_is_read_as_private_and_moved(
+def test_private_scores_in_the_public_metrics_json_are_not_printed(
     told: Told, tmp_path: Path
 ) -> None:
     workspace = copy_of(told, tmp_path)
@@ -211,11 +210,6 @@ def test_what_an_earlier_dpft_left_in_public_is_read_as_private_and_moved(
     outcome = workspace.run("report", "runs=run", "output=json")
     assert said_in(told.numbers(), outcome.out.encode()) == []
     assert dpft.open_run(run).scores == told.entries[1]["metrics"]
-    assert workspace.run("report", "runs=run", "rebuild=true").code == 0
-    assert json.loads((run / "private/metrics.json").read_text())["evaluations"] == told.entries
-    before = (told.folder / "metrics.json").read_bytes()
-    assert (run / "metrics.json").read_bytes() == before
-    assert (run / "report.md").read_bytes() == (told.folder / "report.md").read_bytes()
 
 
 def test_a_folder_that_was_handed_on_without_its_private_part_is_still_read(

@@ -148,17 +148,6 @@ def test_trust_rule_9_a_replay_that_comes_out_otherwise_stops_before_the_update(
     assert read_ledger(folder / "ledger.jsonl").steps == 5
 
 
-def test_trust_rule_4_a_run_begun_with_an_earlier_versions_noise_is_not_gone_on_with(
-    tmp_path, monkeypatch
-):
-    with monkeypatch.context() as patch:
-        patch.setattr("dpft.training.private_run.environment", lambda *_, **__: {"threads": 1})
-        kill(tmp_path / "run", "after the update")
-    with pytest.raises(InputError, match="noise can be computed from what it releases") as error:
-        find_resume_point(tmp_path / "run")
-    assert error.value.exit_code == 2
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [("noise_seed", None), *slow(("self_check", False), ("show_diagnostics", True))],

@@ -14,7 +14,6 @@ which the Stanford tokenizer takes for abbreviations).
 import importlib
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,16 +111,6 @@ def metric(
         return score
 
     return registered
-
-
-def register(spec: MetricSpec) -> None:
-    """Registers a metric as version 0.3 did; `metric` does so now."""
-    warnings.warn(
-        "register(MetricSpec(...)) goes in the next version; put @metric(...) on the function.",
-        FutureWarning,
-        stacklevel=2,
-    )
-    METRICS.register(spec.name)(spec)
 
 
 def metric_specs(names: Sequence[str]) -> list[MetricSpec]:

@@ -8,12 +8,10 @@ import yaml
 from dpft.errors import InputError
 from dpft.evaluation.metrics.base import (
     METRICS,
-    MetricSpec,
     metric_specs,
     missing_folder,
     missing_java,
     missing_modules,
-    register,
 )
 from dpft.tasks.base import TASKS
 
@@ -64,14 +62,6 @@ def test_metrics_that_share_a_key_are_taken_one_at_a_time():
         "rouge_l",
         "f1",
     ]
-
-
-def test_the_former_way_to_register_works_and_names_the_new_one(monkeypatch):
-    monkeypatch.setattr(METRICS, "_entries", dict(METRICS.entries()))
-    spec = MetricSpec(name="old", inputs="texts", score=len, description="x", citation="x")
-    with pytest.warns(FutureWarning, match="@metric"):
-        register(spec)
-    assert METRICS.named("old") is spec
 
 
 def test_what_is_there_is_not_missing(tmp_path, monkeypatch):
