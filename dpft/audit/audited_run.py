@@ -50,7 +50,7 @@ from dpft.records.configuration import Fingerprint
 from dpft.records.form import joined, json_text, read_record, write_record
 from dpft.records.promises import Audited, RunPrivacy, run_privacy
 from dpft.reports import terminal
-from dpft.reports.pages import render_html
+from dpft.reports.pages import line, render_page
 from dpft.reports.report import write_report
 from dpft.reports.terminal import Grid
 from dpft.runs.exit_codes import crash_kept
@@ -333,14 +333,12 @@ def keep(finding: Finding, name: str, folder: Path) -> str:
     path = private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.json")
     write_record(path, replace(finding.record, note=OWNERS_ALONE), mode=0o600)
     page = private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.html")
-    text = render_html(
-        "audit.html.j2",
-        title=f"Audit: {name.replace('_', ' ')}",
-        note=OWNERS_ALONE,
-        rows=finding.rows,
-        notes=finding.notes,
-        figures=[Markup(figure) for figure in finding.figures.values()],
-    )
+    title = f"Audit: {name.replace('_', ' ')}"
+    rows = "\n".join(f"| {line(quantity)} | {line(value)} |" for quantity, value in finding.rows)
+    table = f"| quantity | value |\n|---|---|\n{rows}"
+    text = "\n\n".join([f"**{OWNERS_ALONE}**", f"# {title}", table, *map(line, finding.notes)])
+    figures = {"Figures": [Markup(figure) for figure in finding.figures.values()]}
+    text = render_page(title, text, figures)
     write_text(page, text, mode=0o600)
     return f"A page with plots, for the owner of the data alone: {page}"
 

@@ -58,7 +58,8 @@ def render_page(
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     parser.disable(["link", "image", "autolink", "reference"])
-    tokens, left = [], dict(plots)
+    left = {heading: figures for heading, figures in plots.items() if figures}
+    tokens = []
     for token in parser.parse(markdown):
         tokens.append(token)
         if token.type == "heading_close":
@@ -115,6 +116,11 @@ def line(text: object) -> str:
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
+def indented(text: str) -> str:
+    """Returns a text as an indented block of Markdown, which no text can end."""
+    return "\n".join(f"    {each}" for each in text.splitlines())
+
+
 def words(text: object) -> Markup:
     """Returns a sentence of a report as HTML."""
     escaped = str(escape(" ".join(str(text).split())))
@@ -135,6 +141,7 @@ def _environment(*, html: bool) -> Environment:
         "up": eps_text,
         "score": score,
         "digits": digits,
+        "indented": indented,
         "line": line,
         "words": words,
     }

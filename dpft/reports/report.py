@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from markupsafe import Markup
 
-from dpft import __version__
 from dpft.files import (
     HISTOGRAM,
     MODEL,
@@ -51,9 +50,16 @@ from dpft.records.promises import (
     has_noise,
     read_vocabulary,
 )
-from dpft.records.scores import Decoding, ScoreEntry
+from dpft.records.scores import PRIVATE_SPLIT, Decoding, ScoreEntry
 from dpft.reports.epsilon import delta_notes
-from dpft.reports.pages import COLORS, draw_svg, epsilon_plot, render_html, render_markdown
+from dpft.reports.pages import (
+    COLORS,
+    draw_svg,
+    epsilon_plot,
+    line,
+    render_markdown,
+    render_page,
+)
 from dpft.reports.published import PUBLISHED_NOTE, published_table
 from dpft.reports.run_record import (
     RunRecord,
@@ -62,7 +68,16 @@ from dpft.reports.run_record import (
     read_run,
     shown,
 )
-from dpft.reports.scores import page_parts, score_parts, score_tables, tone
+from dpft.reports.scores import (
+    confused_entries,
+    confused_pairs,
+    confusion_figures,
+    meaning,
+    metric_words,
+    score_tables,
+    series_of,
+    series_plot,
+)
 from dpft.reports.sections import HEAD_COMMAND, PREDICTABLE, sections
 from dpft.tasks.base import TASKS, LabelTask, SeqToSeqTask, Task
 from dpft.tasks.glue import TEXT2TEXT
@@ -231,46 +246,58 @@ def write_report(folder: Path) -> RunRecord:
         What those files say.
     """
     record = read_run(folder)
-    parts = _parts(record)
+    report = render(record)
     if (folder / MODEL).is_dir():
         write_card(record, folder / MODEL)
-    write_text(folder / PAGE, render_page(record, parts))
-    write_text(folder / REPORT, render(record, parts))
+    write_text(folder / PAGE, render_run_page(record, report))
+    write_text(folder / REPORT, report)
     return record
 
 
-def render(record: RunRecord, parts: Mapping[str, Any] | None = None) -> str:
+def render(record: RunRecord) -> str:
     """Returns report.md."""
-    return render_markdown("report.md.j2", **(parts or _parts(record)))
-
-
-def render_page(record: RunRecord, parts: Mapping[str, Any] | None = None) -> str:
-    """Returns report.html: report.md's content, how epsilon grew, and how to run it again."""
-    config, privacy, parts = record.config, record.privacy, parts or _parts(record)
-    return render_html(
-        "report.html.j2",
-        **parts,
-        **page_parts(config, privacy, record.evaluations, record.pictures, parts),
-        plot=epsilon_plot(privacy),
-        audit_figures=[Markup(figure) for figure in record.audit_figures],
-        command=command(record),
-        configuration=configuration(record),
-        version=__version__,
-    )
-
-
-def _parts(record: RunRecord) -> dict[str, Any]:
-    """Returns the values that the templates of report.md and report.html are filled with."""
     config, privacy = record.config, record.privacy
     evaluations = [shown(entry) for entry in record.evaluations]
     epsilon = eps_text(guarantee(privacy)[0]) if isinstance(privacy, PrivateRun) else "not private"
-    return {
+    tables = score_tables(evaluations)
+    names = sorted({name for table in tables for name, _ in table.rows})
+    return render_markdown(
+        "report.md.j2",
         **sections(config, privacy, evaluations),
-        **score_parts(privacy, evaluations, record.by_step),
-        "private_files": (PRIVATE_METRICS, PRIVATE_REPORT),
-        "published": published_table(record, evaluations, epsilon),
-        "published_note": PUBLISHED_NOTE,
-    }
+        meaning=meaning(privacy),
+        tables=tables,
+        about={name: about for name, about in metric_words(config, names).items() if about.meaning},
+        by_step=series_of(record.by_step, privacy, evaluations),
+        confusions=[
+            (entry, confused_pairs(entry.confusion))
+            for entry in confused_entries(evaluations)
+            if entry.confusion is not None
+        ],
+        private_split=PRIVATE_SPLIT,
+        private_files=(PRIVATE_METRICS, PRIVATE_REPORT),
+        published=published_table(record, evaluations, epsilon),
+        published_note=PUBLISHED_NOTE,
+        command=command(record),
+        configuration=configuration(record),
+    )
+
+
+def render_run_page(record: RunRecord, report: str) -> str:
+    """Returns report.html: report.md and plots."""
+    config, privacy = record.config, record.privacy
+    evaluations = [shown(entry) for entry in record.evaluations]
+    plots = {"Audited": [Markup(figure) for figure in record.audit_figures]}
+    for number, series in enumerate(series_of(record.by_step, privacy, evaluations)):
+        plot = series_plot(series, config, f"series{number}")
+        heading = f"Scores on {line(series.task)}, split {line(series.split)}, while training"
+        plots[heading] = [] if plot is None else [plot]
+    confused = confused_entries(evaluations)
+    for entry in confused:
+        heading = f"Classes taken for each other on {line(entry.task)}, split {line(entry.split)}"
+        plots[heading] = confusion_figures(entry, record.pictures, alone=len(confused) == 1)
+    if (plot := epsilon_plot(privacy)) is not None:
+        plots["Accountants"] = [plot]
+    return render_page(sections(config, privacy, evaluations)["title"], report, plots)
 
 
 PROMPTS_NOT_COVERED = (
@@ -417,17 +444,19 @@ def write_tokenizer_report(folder: Path) -> None:
         lines = (folder / HISTOGRAM).read_text(encoding="utf-8").split("\n")[:-1]
         counts = [int(line.rpartition("\t")[2]) for line in lines]
         plot = counts_plot(counts, record.threshold) if counts else None
+    title = f"{kind} of {record.data}"
     parts = {
-        "title": f"{kind} of {record.data}",
+        "title": title,
         "headline": headline(record),
-        "tone": tone(record),
         "warnings": [f"Warning: {warning}" for warning in record.warnings],
         "rows": rows(record),
         "coverage": coverage,
         "ledger_note": note,
     }
-    write_text(folder / PAGE, render_html("tokenizer.html.j2", **parts, plot=plot))
-    write_text(folder / REPORT, render_markdown("tokenizer.md.j2", **parts))
+    report = render_markdown("tokenizer.md.j2", **parts)
+    plots = {} if plot is None else {"Noisy counts by rank": [plot]}
+    write_text(folder / PAGE, render_page(title, report, plots))
+    write_text(folder / REPORT, report)
 
 
 def headline(record: PrivateVocabulary | OpenVocabulary) -> str:

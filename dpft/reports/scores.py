@@ -1,35 +1,32 @@
-"""A run's scores on its page: tables by split, figures to be read from afar, confusions, curves.
+"""A run's scores in its report: tables by split, confused classes, and scores while training.
 
-Of a metric the page says which direction is better, what it means, and which one leads. Of a
-private split an entry of metrics.json may say no more than that its scores are in private/. On
-public splits of a classifier the page shows which class was taken for which, as a heat map or as
-pairs, and images to look at. A curve of scores begins with those before training and ends with
-those after it; epsilon beside them is that of the steps so far.
+The report states which direction of a metric is better and what the metric means. Of a private
+split an entry of metrics.json may say no more than that its scores are in private/. For public
+splits of a classifier the report lists the classes that are taken for each other most often; the
+page has a heat map and images, too. A series of scores begins with those before training and ends
+with those after it; epsilon beside them is that of the steps so far.
 """
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from markupsafe import Markup
 
 from dpft.evaluation.metrics.base import HIGHER, METRICS, MetricSpec
 from dpft.files import WRONG_IMAGES
 from dpft.privacy.accounting.interpretation import best_attack_accuracy
-from dpft.privacy.accounting.summary import eps_text, figure_text, round_up
+from dpft.privacy.accounting.summary import eps_text, round_up
 from dpft.privacy.plan import EXAMPLE
 from dpft.records.configuration import RunConfiguration
 from dpft.records.promises import (
     PrivateRun,
     RunPrivacy,
-    Vocabulary,
     guarantee,
     is_promised,
 )
 from dpft.records.scores import (
-    PRIVATE_SPLIT,
     STAGES,
     ConfusedClasses,
     ScoreEntry,
@@ -37,7 +34,7 @@ from dpft.records.scores import (
     Stage,
     StepScores,
 )
-from dpft.reports.pages import COLORS, digits, draw_svg, heat_map
+from dpft.reports.pages import COLORS, draw_svg, heat_map
 from dpft.tasks.base import TASKS, Task
 from dpft.tasks.images import IMAGE, ImageTask
 
@@ -81,39 +78,6 @@ class ScoreTable:
     def headings(self) -> list[str]:
         """What stands above each column."""
         return [STAGES[stage] for stage in self.stages]
-
-
-def score_parts(
-    privacy: RunPrivacy, evaluations: Sequence[ScoreEntry], by_step: ScoresByStep | None
-) -> dict[str, Any]:
-    """Returns what report.md and report.html show of scores, by the templates' names."""
-    return {
-        "meaning": meaning(privacy),
-        "tables": score_tables(evaluations),
-        "by_step": series_of(by_step, privacy, evaluations),
-        "private_split": PRIVATE_SPLIT,
-    }
-
-
-def page_parts(
-    config: RunConfiguration,
-    privacy: RunPrivacy,
-    evaluations: Sequence[ScoreEntry],
-    pictures: Mapping[str, bytes],
-    parts: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Returns what report.html shows beside ``score_parts``: figures, words, plots, confusions."""
-    names = {name for table in parts["tables"] for name, _ in table.rows}
-    return {
-        "figures": figures(config, privacy, parts["tables"]),
-        "about": metric_words(config, sorted(names)),
-        "tone": tone(privacy),
-        "series_plots": [
-            series_plot(series, config, f"series{number}")
-            for number, series in enumerate(parts["by_step"])
-        ],
-        "confusions": confusions(evaluations, pictures),
-    }
 
 
 def score_tables(evaluations: Sequence[ScoreEntry]) -> list[ScoreTable]:
@@ -243,29 +207,6 @@ Tone = Literal["good", "fair", "bad"]
 """How a promise is colored: green, amber, red."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """A number or a word in large letters."""
-
-    label: str
-    value: str
-    before: str = ""
-    """What the value was before training, where that is known."""
-    note: str = ""
-    """What the value cannot be read without, in small letters."""
-    weak: bool = False
-    """Whether it is a warning: nothing is promised, or the value is not covered by epsilon."""
-    tone: Tone | None = None
-    """That of the promise, for epsilon alone."""
-
-
-def figures(
-    config: RunConfiguration, privacy: RunPrivacy, tables: Sequence[ScoreTable]
-) -> list[Figure]:
-    """Returns epsilon, delta, the unit and the main score, or that nothing is promised."""
-    return [*_promise(privacy), *_main_score(config, tables)]
-
-
 def meaning(privacy: RunPrivacy) -> str | None:
     """Returns in a sentence what epsilon means to who is in the data; None without a promise."""
     if not is_promised(privacy):
@@ -286,11 +227,6 @@ def meaning(privacy: RunPrivacy) -> str | None:
     )
 
 
-def tone(privacy: RunPrivacy | Vocabulary) -> Tone:
-    """Returns the color of a run's promise, red where there is none."""
-    return tone_of(guarantee(privacy) if is_promised(privacy) else None)
-
-
 def tone_of(promise: tuple[float, float] | None) -> Tone:
     """Returns the color of a promise, by what it allows whoever tests for membership.
 
@@ -303,72 +239,14 @@ def tone_of(promise: tuple[float, float] | None) -> Tone:
     return "good" if float(right) <= MOSTLY_GUESSING else "fair"
 
 
-def _promise(privacy: RunPrivacy) -> list[Figure]:
-    nothing = partial(Figure, label="privacy", value="none", weak=True)
-    if not isinstance(privacy, PrivateRun):
-        clipped = ", clipped, no noise" if privacy.max_grad_norm is not None else ""
-        return [nothing(note=f"privacy=none{clipped}")]
-    if not privacy.private:
-        return [nothing(note="its noise was predictable (privacy.noise_seed)")]
-    epsilon, delta = (figure_text(value) for value in guarantee(privacy))
-    note = f"at most, by {privacy.accountant}"
-    if privacy.tokenizer is not None:
-        note = f"at most, its tokenizer included; {figure_text(privacy.epsilon)} of the training"
-    return [
-        Figure(label="ε", value=epsilon, note=note, tone=tone(privacy)),
-        Figure(label="δ", value=delta, note="at most"),
-        Figure(
-            label="unit",
-            value=privacy.unit,
-            note=f"one of {privacy.num_examples:,}, added or removed",
-        ),
-    ]
-
-
-def _main_score(config: RunConfiguration, tables: Sequence[ScoreTable]) -> list[Figure]:
-    """Returns the first split's main score after training; none where there is none."""
-    table = next((table for table in tables if table.rows and table.stages[-1] == "after"), None)
-    if table is None:
-        return []
-    rows = dict(table.rows)
-    key = main_metric(config, list(rows))
-    if key is None or (after := rows[key][-1]) is None:
-        return []
-    before = rows[key][0] if table.stages[0] == "before" else None
-    words = metric_words(config, [key])[key]
-    return [
-        Figure(
-            label=f"{key} {words.arrow}",
-            value=digits(after, table.digits),
-            before="" if before is None else digits(before, table.digits),
-            note=f"split {table.split}" if table.public else PRIVATE_SPLIT,
-            weak=not table.public,
-        )
-    ]
-
-
 MOST_CLASSES = 20
 """More do not fit into a heat map whose numbers can be read."""
 PAIRS = 10
 
 
-@dataclass(frozen=True, kw_only=True)
-class Confusion:
-    """Of one split, after training."""
-
-    heading: str
-    plot: Markup | None
-    """A heat map; None of many classes."""
-    pairs: list[tuple[str, str, int]]
-    """The right class, what it was taken for and how often, the most frequent first."""
-    picture: str
-    """Some wrongly classed images, as an address that holds them; empty: there are none."""
-
-
-def confusions(evaluations: Sequence[ScoreEntry], pictures: Mapping[str, bytes]) -> list[Confusion]:
-    """Returns the confusion of each split that is public and has classes."""
-    last = [entry for entry in evaluations if entry.stage == "after" and entry.confusion]
-    return [_confusion(entry, pictures, alone=len(last) == 1) for entry in last]
+def confused_entries(evaluations: Sequence[ScoreEntry]) -> list[ScoreEntry]:
+    """Returns the entries after training of the public splits that have classes."""
+    return [entry for entry in evaluations if entry.stage == "after" and entry.confusion]
 
 
 def confused_pairs(confusion: ConfusedClasses) -> list[tuple[str, str, int]]:
@@ -387,11 +265,19 @@ def confused_pairs(confusion: ConfusedClasses) -> list[tuple[str, str, int]]:
     return sorted(found, key=lambda pair: -pair[2])[:PAIRS]
 
 
-def _confusion(entry: ScoreEntry, pictures: Mapping[str, bytes], *, alone: bool) -> Confusion:
+def confusion_figures(
+    entry: ScoreEntry, pictures: Mapping[str, bytes], *, alone: bool
+) -> list[Markup]:
+    """Returns which class was taken for which as a heat map, and wrongly classed images.
+
+    Args:
+        entry: Scores of a public split that has classes.
+        pictures: Images by the name of their file.
+        alone: Whether no other split of the run has classes.
+    """
     assert entry.confusion is not None
     labels, counts = entry.confusion.labels, entry.confusion.counts
-    heading = f"Which class was taken for which, {entry.task}, split {entry.split}"
-    plot = None
+    found = []
     if len(labels) <= MOST_CLASSES:
         plot = heat_map(
             counts,
@@ -401,19 +287,14 @@ def _confusion(entry: ScoreEntry, pictures: Mapping[str, bytes], *, alone: bool)
             columns=("taken for", labels),
             scale=(0, max(map(max, counts))),
         )
-    return Confusion(
-        heading=heading,
-        plot=plot,
-        pairs=confused_pairs(entry.confusion),
-        picture=_picture(pictures, "" if alone else entry.split),
-    )
-
-
-def _picture(pictures: Mapping[str, bytes], part: str) -> str:
-    name = WRONG_IMAGES if not part else f"_{part}.".join(WRONG_IMAGES.split("."))
-    if name not in pictures:
-        return ""
-    return "data:image/png;base64," + base64.b64encode(pictures[name]).decode()
+        found.append(plot)
+    name = WRONG_IMAGES if alone else f"_{entry.split}.".join(WRONG_IMAGES.split("."))
+    if name in pictures:
+        content = base64.b64encode(pictures[name]).decode()
+        alternative = "Images of this split that were classed wrongly."
+        address = f"data:image/png;base64,{content}"
+        found.append(Markup('<img src="{}" alt="{}">').format(address, alternative))
+    return found
 
 
 MOST_TICKS = 8

@@ -1,7 +1,7 @@
-"""The parts of a run's report, for its Markdown and its HTML alike.
+"""The parts of a run's report and of a model's card.
 
-Every part is public: it follows from config.yaml and privacy.json. Where a sentence marks code or
-stress it does so as Markdown; ``pages.words`` turns that into HTML.
+Every part is public: it follows from config.yaml and privacy.json. Sentences mark code and stress
+as Markdown does.
 """
 
 from collections.abc import Sequence
