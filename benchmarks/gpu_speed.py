@@ -30,7 +30,7 @@ from benchmarks.workload import WholeRun, Workload
 from dpft.training import loop
 
 WARM_UP = 3
-"""Micro-batches: of a private engine the first is proved, and the second may be compiled."""
+"""Micro-batches before the measured ones: the first of a private engine is proved."""
 DRIVER = Path("/proc/driver/nvidia/version")
 PLANNED_WITHIN = 0.15
 """How far peak memory may be from what ``dpft plan`` says of it."""
@@ -65,7 +65,6 @@ class Side:
     micro_batch: Callable[[], object]
     after: Callable[[], object]
     cost: Cost
-    ran_compiled: bool
 
 
 def measure(
@@ -103,7 +102,6 @@ def measure(
         "private": timings.private,
         "ordinary": timings.ordinary,
         "costs": [asdict(first.cost), asdict(second.cost)],
-        "ran_compiled": first.ran_compiled,
     }
 
 
@@ -119,18 +117,17 @@ def _side(workload: Workload, resources: ExitStack) -> Side:
         timed(micro_batch, workload.device)
         after()
     own.settle()
-    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    cost = own.cost(micro_batch, after, is_compiled=graphs > 0)
-    return Side(micro_batch=micro_batch, after=after, cost=cost, ran_compiled=graphs > 0)
+    cost = own.cost(micro_batch, after)
+    return Side(micro_batch=micro_batch, after=after, cost=cost)
 
 
-def throughput(given: Given, *, workload: Workload, compiler: str | None, target: float) -> Verdict:
+def throughput(given: Given, *, workload: Workload, target: float) -> Verdict:
     """Times private micro-batches beside ordinary ones of the same method, in turns."""
     ordinary = dataclasses.replace(workload, device=given.device, threads=torch.get_num_threads())
     if given.quick:
         shape = "tiny_llama" if "llama" in workload.shape else "tiny_gpt2"
         ordinary = dataclasses.replace(ordinary, shape=shape, batch_size=4, length=16)
-    private = dataclasses.replace(ordinary, engine="auto", compiler=compiler)
+    private = dataclasses.replace(ordinary, engine="auto")
     pairs, seconds = (3, 5.0) if given.quick else (25, 14.0)
     found = measure(private, ordinary, most_pairs=pairs, seconds=seconds)
     timings = Timings(private=found["private"], ordinary=found["ordinary"])
@@ -144,8 +141,6 @@ def throughput(given: Given, *, workload: Workload, compiler: str | None, target
         f" launches {_beside(own['launches'], other['launches'])}; host reads"
         f" {own['host_reads']} / {other['host_reads']}; {len(timings.ratios)} pairs"
     )
-    if compiler is not None and not found["ran_compiled"]:
-        seen = f"ran uncompiled; {seen}"
     holds = None if given.quick else ratio <= target
     return Verdict(holds, seen, found)
 
@@ -304,21 +299,19 @@ def parts(given: Given, *, method: str) -> Verdict:
 ORDINARY = Workload(engine="ordinary", precision="bf16")
 GPT2_BATCH = dataclasses.replace(ORDINARY, batch_size=64, length=100)
 LLAMA_BATCH = dataclasses.replace(ORDINARY, shape="llama_1b", batch_size=4, length=1024)
-MEASURED: Mapping[str, tuple[Workload, str | None, float]] = {
-    "gpt2_full": (GPT2_BATCH, None, 1.15),
-    "gpt2_lora": (dataclasses.replace(GPT2_BATCH, method="lora"), None, 1.05),
-    "gpt2_bitfit": (dataclasses.replace(GPT2_BATCH, method="bitfit"), None, 1.05),
-    "llama1b_lora": (dataclasses.replace(LLAMA_BATCH, method="lora"), None, 1.05),
-    "llama1b_full": (LLAMA_BATCH, None, 1.15),
-    "gpt2_full_fp32": (dataclasses.replace(GPT2_BATCH, precision="fp32"), None, 1.15),
+MEASURED: Mapping[str, tuple[Workload, float]] = {
+    "gpt2_full": (GPT2_BATCH, 1.15),
+    "gpt2_lora": (dataclasses.replace(GPT2_BATCH, method="lora"), 1.05),
+    "gpt2_bitfit": (dataclasses.replace(GPT2_BATCH, method="bitfit"), 1.05),
+    "llama1b_lora": (dataclasses.replace(LLAMA_BATCH, method="lora"), 1.05),
+    "llama1b_full": (LLAMA_BATCH, 1.15),
+    "gpt2_full_fp32": (dataclasses.replace(GPT2_BATCH, precision="fp32"), 1.15),
     "llama350m_fsdp": (
         dataclasses.replace(LLAMA_BATCH, shape="llama_350m", batch_size=8, parallel="fsdp"),
-        None,
         1.18,
     ),
-    "gpt2_full_compiled": (GPT2_BATCH, "inductor", 1.15),
 }
-"""Ordinary micro-batches, the compiler of the private ones, and the target of their times."""
+"""Ordinary micro-batches, and the target of the private ones' time over theirs."""
 IN_MEMORY: Mapping[str, tuple[str, ...]] = {
     "full": ("method=full",),
     "lora": ("method=lora",),
@@ -335,8 +328,8 @@ SPEED: Mapping[str, Line] = {
     ),
     **{
         f"time_{name}": Line(
-            work=partial(throughput, workload=workload, compiler=compiler, target=target),
-            limit=100.0 if compiler else 60.0,
+            work=partial(throughput, workload=workload, target=target),
+            limit=60.0,
             alone=True,
             says=(
                 f"{workload.shape}, {workload.method}, {workload.precision},"
@@ -344,7 +337,7 @@ SPEED: Mapping[str, Line] = {
                 f" {target:g}"
             ),
         )
-        for name, (workload, compiler, target) in MEASURED.items()
+        for name, (workload, target) in MEASURED.items()
     },
     **{
         f"memory_{name}": Line(

@@ -56,13 +56,12 @@ class Meter(ABC):
         """Takes note of what the configuration holds between micro-batches."""
 
     @abstractmethod
-    def cost(self, micro_batch: Micro, after: Micro, *, is_compiled: bool) -> Cost:
+    def cost(self, micro_batch: Micro, after: Micro) -> Cost:
         """Returns what a micro-batch takes that has run before.
 
         Args:
             micro_batch: It is run several times.
             after: What is done after each.
-            is_compiled: Whether it is compiled, which a dispatch mode would put an end to.
         """
 
 
@@ -77,7 +76,7 @@ class CudaMeter(Meter):
         """Takes note of what is held beyond that."""
         self._held = torch.cuda.memory_allocated() - self._before
 
-    def cost(self, micro_batch: Micro, after: Micro, *, is_compiled: bool) -> Cost:
+    def cost(self, micro_batch: Micro, after: Micro) -> Cost:
         """Returns it; the profiler's micro-batch is another than that of the peak."""
         others = torch.cuda.memory_allocated() - self._held
         torch.cuda.reset_peak_memory_stats()
@@ -100,11 +99,9 @@ class CpuMeter(Meter):
         """Takes note of what is held beyond that."""
         self._held = _tensor_bytes() - self._before
 
-    def cost(self, micro_batch: Micro, after: Micro, *, is_compiled: bool) -> Cost:
-        """Returns it; of what is compiled the host reads alone."""
+    def cost(self, micro_batch: Micro, after: Micro) -> Cost:
+        """Returns it; operations and host reads are counted in turns."""
         _, reads = _of_two(micro_batch, after)
-        if is_compiled:
-            return Cost(launches=None, host_reads=reads, peak_bytes=None)
         counts = counts_of(micro_batch, after)
         after()
         peak = self._held + counts.peak_bytes

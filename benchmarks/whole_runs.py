@@ -1,7 +1,6 @@
-"""Time of whole steps of ``dpft train``: private against ``privacy=none``, compiled against not.
+"""Time of whole steps of ``dpft train``: private against ``privacy=none``.
 
     python -m benchmarks.whole_runs --pairs 10 --rows tiny --data E2E --output benchmarks/results.md
-    python -m benchmarks.whole_runs --of compile --pairs 5 --threads 2
 
 A step is all that a run does between two updates: the draw, collation, micro-batches, noise,
 journal, ledger, optimizer, the check of the weights and diagnostics. Two runs take their steps in
@@ -14,7 +13,7 @@ import argparse
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ PRIVATE = ("privacy.eps=null", "privacy.noise_multiplier=1", "privacy.delta=1e-5
 ORDINARY = ("privacy=none",)
 ENDLESS = "train.steps=1000000"
 """The benchmark ends a run, not its plan."""
-COMPILED = (*PRIVATE, "train.compile=true")
 
 
 @dataclass(frozen=True)
@@ -45,25 +43,21 @@ class Row:
     words: tuple[str, ...]
     """Of both."""
     target: str = ""
-    runs: tuple[tuple[str, ...], tuple[str, ...]] = (PRIVATE, ORDINARY)
-    """What each has besides, the measured one first."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What the steps of two runs took, pair by pair, and the first step of each.
+    """What the steps of two runs took, pair by pair, and the measured run's first step.
 
     Attributes:
         measured: As ``benchmarks.run_worker`` answers them.
         baseline: As many.
         first: The measured run's first step.
-        first_of_baseline: The other one's.
     """
 
     measured: Sequence[Mapping[str, Any]]
     baseline: Sequence[Mapping[str, Any]]
     first: Mapping[str, Any]
-    first_of_baseline: Mapping[str, Any]
 
     @property
     def ratios(self) -> list[float]:
@@ -123,19 +117,7 @@ def share_outside(step: Mapping[str, Any]) -> float:
     return outside_of_step(step) / seconds_of_step(step)
 
 
-@dataclass(frozen=True)
-class Table:
-    """What is compared, and how it is written down."""
-
-    title: str
-    notes: str
-    columns: Sequence[str]
-    line: Callable[[Row, Steps], str]
-    rows: Callable[[Path], dict[str, Row]]
-    """By short names, given the folder of a model of GPT-2's shape."""
-
-
-def privacy_rows(shape: Path) -> dict[str, Row]:
+def rows(shape: Path) -> dict[str, Row]:
     """Returns private runs against ordinary ones."""
     small = ("model=tiny", "train.expected_batch_size=128", "train.micro_batch_size=32")
     large = (*_gpt2(shape), "train.expected_batch_size=16", "train.micro_batch_size=8")
@@ -143,28 +125,6 @@ def privacy_rows(shape: Path) -> dict[str, Row]:
         "tiny": Row("embedded model, 1.8 M parameters", small, "1.15"),
         "gpt2": Row("GPT-2's shape, 124 M parameters", large, "1.10"),
     }
-
-
-def compile_rows(shape: Path) -> dict[str, Row]:
-    """Returns private runs that are compiled against such as they are, and padded as far."""
-    small = ("model=tiny", "train.expected_batch_size=128", "train.micro_batch_size=32")
-    large = (
-        *_gpt2(shape), "task.max_length=64", "train.expected_batch_size=20",
-        "train.micro_batch_size=3",
-    )  # fmt: skip
-    padded = "train.pad_to_multiple_of="
-    return {
-        "tiny": Row("embedded model", small, runs=(COMPILED, PRIVATE)),
-        "tiny-padded": Row(
-            "embedded model, both padded to 100 tokens", small,
-            runs=(COMPILED, (*PRIVATE, f"{padded}100")),
-        ),
-        "gpt2": Row("GPT-2's shape", large, runs=(COMPILED, PRIVATE)),
-        "gpt2-padded": Row(
-            "GPT-2's shape, both padded to 64 tokens", large,
-            runs=(COMPILED, (*PRIVATE, f"{padded}64")),
-        ),
-    }  # fmt: skip
 
 
 def _gpt2(shape: Path) -> tuple[str, ...]:
@@ -179,16 +139,17 @@ def measure(row: Row, data: Path | None, *, threads: int, pairs: int) -> Steps:
     """
     source = "task.source=embedded" if data is None else f"task.data_dir={data.resolve()}"
     common = ("task=e2e", source, *row.words, ENDLESS)
-    runs = [WholeRun(words=(*common, *own), threads=threads) for own in row.runs]
+    runs = [WholeRun(words=(*common, *own), threads=threads) for own in (PRIVATE, ORDINARY)]
     with Process(runs[0]) as measured, Process(runs[1]) as baseline:
-        first, other = (run.wait_until_ready()["warm_up"][0] for run in (measured, baseline))
+        first = measured.wait_until_ready()["warm_up"][0]
+        baseline.wait_until_ready()
         steps = [(measured.measure_one(), baseline.measure_one()) for _ in range(pairs)]
         measured.finish()
         baseline.finish()
-    return Steps([a for a, _ in steps], [b for _, b in steps], first, other)
+    return Steps([a for a, _ in steps], [b for _, b in steps], first)
 
 
-def privacy_line(row: Row, steps: Steps) -> str:
+def line(row: Row, steps: Steps) -> str:
     """Returns a row of the table of private against ordinary steps in Markdown."""
     return (
         f"| {row.name} | {steps.median_and_quartiles} | {row.target} | {steps.share_outside:.1%} "
@@ -196,44 +157,17 @@ def privacy_line(row: Row, steps: Steps) -> str:
     )
 
 
-def compile_line(row: Row, steps: Steps) -> str:
-    """Returns a row of the table of compiled against other steps in Markdown."""
-    first = f"{steps.first['wall']:.0f} / {steps.first_of_baseline['wall']:.0f}"
-    return (
-        f"| {row.name} | {steps.median_and_quartiles} | {first} | {steps.records_a_second} "
-        f"| {len(steps.ratios)} |"
-    )
-
-
-TABLES = {
-    "privacy": Table(
-        "Whole runs: steps of dpft train against privacy=none",
-        "Records of E2E. Median ratio of interleaved steps, with interquartile range, on the CPU in"
-        " its own processor time.\nWhat grows with the records of a step (micro-batches, collation)"
-        " is scaled to 1024 of them; what is outside of\nmicro-batches is a share of such a private"
-        " step; the first step also proves the clipper.",
-        (
-            "row", "time (interquartile range)", "target", "outside micro-batches",
-            "first step's proof, s", "records a second", "pairs",
-        ),
-        privacy_line,
-        privacy_rows,
-    ),
-    "compile": Table(
-        "Whole runs: train.compile=true against false",
-        "Private runs on records of E2E, or of its embedded sample. Median ratio of interleaved"
-        " steps, compiled over not, with interquartile\nrange, in processor time of all threads;"
-        " the first step, which proves the clipper and compiles, in seconds of the clock.\nEmbedded"
-        " model: about 128 records a step, 32 a micro-batch; GPT-2's 124M shape: 20, 3 a"
-        " micro-batch. What is left over of a draw is not compiled.",
-        (
-            "row", "time (interquartile range)", "first step, s, compiled / not",
-            "records a second, compiled / not", "pairs",
-        ),
-        compile_line,
-        compile_rows,
-    ),
-}  # fmt: skip
+TITLE = "Whole runs: steps of dpft train against privacy=none"
+NOTES = (
+    "Records of E2E. Median ratio of interleaved steps, with interquartile range, on the CPU in"
+    " its own processor time.\nWhat grows with the records of a step (micro-batches, collation)"
+    " is scaled to 1024 of them; what is outside of\nmicro-batches is a share of such a private"
+    " step; the first step also proves the clipper."
+)
+COLUMNS = (
+    "row", "time (interquartile range)", "target", "outside micro-batches",
+    "first step's proof, s", "records a second", "pairs",
+)  # fmt: skip
 
 
 def write_shape(folder: Path) -> None:
@@ -247,7 +181,6 @@ def write_shape(folder: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures the rows asked for and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--of", choices=TABLES, default="privacy", help="what is compared")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--rows", help="short names, with commas between; else all")
     parser.add_argument("--threads", type=int, default=1)
@@ -255,21 +188,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     options.device, options.precision = "cpu", "fp32"
-    writer, made = "benchmarks/whole_runs.py", TABLES[options.of]
-    table = tables.heading(
-        made.title, options, writer=writer, notes=made.notes, columns=made.columns
-    )
+    writer = "benchmarks/whole_runs.py"
+    table = tables.heading(TITLE, options, writer=writer, notes=NOTES, columns=COLUMNS)
     with tempfile.TemporaryDirectory() as name:
         shape = Path(name)
         write_shape(shape)
-        known = made.rows(shape)
+        known = rows(shape)
         for key in options.rows.split(",") if options.rows else known:
             if key not in known:
                 parser.error(f"--rows must be some of {', '.join(known)}, got {key!r}")
             steps = measure(known[key], options.data, threads=options.threads, pairs=options.pairs)
-            line = made.line(known[key], steps)
-            print(line, flush=True)
-            table += line + "\n"
+            written = line(known[key], steps)
+            print(written, flush=True)
+            table += written + "\n"
             tables.write(options.output, table)
 
 

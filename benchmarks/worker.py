@@ -23,7 +23,6 @@ from benchmarks.one_rank import finish_shards, in_dpft_shards, in_torch_shards
 from benchmarks.workload import Workload, make_losses, make_model
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.choices import Compilation
 from dpft.privacy.clipping.loss_check import FIRST_REPETITION
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
@@ -144,7 +143,6 @@ def _micro_batch(
         MAX_GRAD_NORM,
         engine=workload.engine,
         memory_mb=workload.memory_mb,
-        compilation=None if workload.compiler is None else Compilation(backend=workload.compiler),
         shards=shards,
     )
     resources.enter_context(clipper)

@@ -41,8 +41,6 @@ class Workload:
     """Whether blocks recompute their activations in the backward pass."""
     accumulate: int | None = None
     """Micro-batches of one update, timed whole, with noise and optimizer; None times one alone."""
-    compiler: str | None = None
-    """The backend of ``torch.compile`` for a private engine; None: the model runs as it is."""
     parallel: str = "none"
     """none, or fsdp: with dpft's shards for a private engine, with torch's alone for ordinary."""
     memory_limit_bytes: int | None = None

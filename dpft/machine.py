@@ -1,9 +1,8 @@
-"""What the machine has: memory for one process, a compiler for torch.compile, the Hugging Face hub.
+"""What the machine has: memory for one process, and the Hugging Face hub.
 
 Memory is the process's own, or what a container's limit leaves, never what is free at the moment:
 records that are already in memory would change that, and what follows from it stands in files that
-anybody may read. torch.compile writes C++ for a CPU, and kernels by Triton, with C around them, for
-an accelerator. The hub is asked one quick question before a library asks at length: without a
+anybody may read. The hub is asked one quick question before a library asks at length: without a
 network libraries retry every file for 23 seconds, and an error that takes a minute reads like a
 hang.
 """
@@ -11,11 +10,8 @@ hang.
 import ctypes
 import functools
 import os
-import shutil
-import sysconfig
 import urllib.error
 import urllib.request
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,21 +75,6 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-COMPILERS = ("g++", "clang++", "c++", "cl")
-
-
-def missing_for_compile(device_type: str) -> str | None:
-    """Returns what torch.compile lacks on this machine for a kind of device, or None."""
-    named = os.environ.get("CXX")
-    if not any(shutil.which(name) for name in ((named,) if named else COMPILERS)):
-        return f"the C++ compiler {named} (CXX)" if named else "a C++ compiler (g++ or clang++)"
-    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
-        return "Python's headers (python3-dev)"
-    if device_type != "cpu" and find_spec("triton") is None:
-        return "the package triton"
-    return None
 
 
 TIMEOUT_SECONDS = 5

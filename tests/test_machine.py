@@ -1,10 +1,8 @@
-"""What a machine, or the container around the process, has: memory, a compiler, the hub."""
+"""What a machine, or the container around the process, has: memory, the hub."""
 
 import ctypes
 import os
-import shutil
 import socket
-import sysconfig
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,7 +18,6 @@ from dpft.machine import (
     USABLE,
     hub_is_reachable,
     machine_memory,
-    missing_for_compile,
     return_freed_memory,
     usable_memory,
 )
@@ -85,42 +82,6 @@ def test_what_was_freed_goes_back_to_the_system() -> None:
 def test_a_system_without_glibc_gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: SimpleNamespace())
     return_freed_memory()
-
-
-@pytest.fixture
-def compiling_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One that has a compiler, and headers of Python in the folder that is returned."""
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(shutil, "which", {"g++": "/usr/bin/g++"}.get)
-    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
-    monkeypatch.setattr(machine, "find_spec", lambda _: None)
-    (tmp_path / "Python.h").touch()
-    return tmp_path
-
-
-def test_a_cpu_needs_a_compiler_and_pythons_headers(
-    compiling_machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert missing_for_compile("cpu") is None
-    (compiling_machine / "Python.h").unlink()
-    assert missing_for_compile("cpu") == "Python's headers (python3-dev)"
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert missing_for_compile("cpu") == "a C++ compiler (g++ or clang++)"
-
-
-def test_the_compiler_that_is_named_is_the_one(
-    compiling_machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", "mine++")
-    assert missing_for_compile("cpu") == "the C++ compiler mine++ (CXX)"
-
-
-def test_an_accelerator_needs_triton_too(
-    compiling_machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert missing_for_compile("cuda") == "the package triton"
-    monkeypatch.setattr(machine, "find_spec", lambda _: object())
-    assert missing_for_compile("cuda") is None
 
 
 @pytest.fixture

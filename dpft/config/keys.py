@@ -94,8 +94,6 @@ MISSING = "???"
 
 KEYS_OF_THE_LIBRARY = {
     "clipping": "privacy.clipping",
-    "compilation": "train.compile=true",
-    "compilation=None": "train.compile=false",
     "engine": "privacy.engine",
     "groups": "privacy.groups",
     "loss_scale": "train.loss_scale",

@@ -72,26 +72,6 @@ def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:
         )
 
 
-def check_compile(privacy: PrivacyConfig, model: ModelConfig, train: TrainingConfig) -> None:
-    """Refuses to compile what is run otherwise than in one forward and its backward pass."""
-    clips = privacy.clips
-    if train.compile and clips is not None and clips.engine == "loop":
-        raise InputError(
-            "train.compile=true needs another engine than privacy.engine=loop, which runs its model"
-            " as it is; drop one."
-        )
-    if train.compile and clips is not None and train.pad_to_multiple_of is not None:
-        raise InputError(
-            "train.compile=true with privacy pads every micro-batch to task.max_length, since the"
-            " lengths that are compiled would tell of the records that were drawn, got"
-            f" train.pad_to_multiple_of={train.pad_to_multiple_of}; leave it out."
-        )
-    if train.compile and model.gradient_checkpointing:
-        raise InputError(
-            "train.compile=true needs model.gradient_checkpointing=false, got true; drop one."
-        )
-
-
 def check_adaptive_scale(privacy: PrivacyConfig, train: TrainingConfig) -> None:
     """Refuses a loss scale that moves by noisy gradients where there are none."""
     if train.adaptive_loss_scale and privacy.guarantee is None:
@@ -174,18 +154,14 @@ def check_mixture(task: Task, privacy: PrivacyConfig) -> None:
         )
 
 
-def check_scored_between(
-    config: EvalConfig, train: TrainingConfig, parallel: ParallelConfig
-) -> None:
-    """Refuses scores while training of a model that between two steps is not whole, or compiled."""
+def check_scored_between(config: EvalConfig, parallel: ParallelConfig) -> None:
+    """Refuses scores while training of a model that between two steps is not whole."""
     key = config.schedule_key
     if key is not None and parallel.shards_model:
         raise InputError(
             f"{key} needs parallel=none or parallel=ddp, got parallel={parallel.name}: a model in"
             " shards is scored before and after training alone; drop one."
         )
-    if key is not None and train.compile:
-        raise InputError(f"{key} needs train.compile=false, got true; drop one.")
 
 
 def check_start(method: Method, model: ModelConfig) -> None:
@@ -195,10 +171,8 @@ def check_start(method: Method, model: ModelConfig) -> None:
         raise InputError(f"method={method.name} needs model.init={required}, got {model.init}.")
 
 
-def check_quantization(
-    method: Method, model: ModelConfig, train: TrainingConfig, parallel: ParallelConfig
-) -> None:
-    """Refuses quantized weights beside what moves them, compiles them or cuts them into shards."""
+def check_quantization(method: Method, model: ModelConfig, parallel: ParallelConfig) -> None:
+    """Refuses quantized weights beside what moves them or cuts them into shards."""
     if not model.is_quantized:
         return
     key = f"model.quantization={model.quantization}"
@@ -209,8 +183,6 @@ def check_quantization(
         )
     if method.train_biases:
         raise InputError(f"{key} needs method.train_biases=false: it freezes a layer's bias, too.")
-    if train.compile:
-        raise InputError(f"{key} needs train.compile=false, got true; drop one.")
     if parallel.shards_model:
         raise InputError(
             f"{key} needs parallel=none or parallel=ddp, got parallel={parallel.name}: quantized"
@@ -280,15 +252,14 @@ class TrainConfig(CrossChecked):
         (("task",), check_complete),
         (("task", "eval"), check_held_out),
         (("task", "eval"), check_schedule),
-        (("eval", "train", "parallel"), check_scored_between),
+        (("eval", "parallel"), check_scored_between),
         (("task", "privacy"), check_mixture),
         (("task", "privacy"), check_public_numbers),
         (("privacy", "train"), check_loop),
         (("task", "privacy", "train"), check_chunks),
         (("privacy", "train"), check_adaptive_scale),
-        (("privacy", "model", "train"), check_compile),
         (("method", "model"), check_start),
-        (("method", "model", "train", "parallel"), check_quantization),
+        (("method", "model", "parallel"), check_quantization),
         (("method", "audit"), check_white_box),
         (("mechanism", "privacy", "method", "train"), check_mechanism),
         (("task", "audit"), check_exposure),

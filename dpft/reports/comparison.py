@@ -37,7 +37,7 @@ CLIPPING = ("privacy.max_grad_norm", "privacy.clipping", "privacy.groups")
 """Keys that tell settings without noise apart, where their gradients are clipped."""
 SPEED_ONLY = frozenset(
     {
-        *("train.device", "train.num_threads", "train.checkpoint_every", "train.compile"),
+        *("train.device", "train.num_threads", "train.checkpoint_every"),
         *("train.micro_batch_size", "train.micro_batch_tokens", "train.pad_to_multiple_of"),
     }
     | {

@@ -22,7 +22,7 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from dpft.machine import machine_memory, missing_for_compile
+from dpft.machine import machine_memory
 from dpft.records.plans import Check, Doctor
 from dpft.reports.terminal import Grid
 
@@ -41,7 +41,6 @@ def examine(metrics: object) -> list[Check]:
     return [
         *package_checks(),
         device_check(),
-        compiler_check(),
         outputs_check(),
         memory_check(),
         *disk_checks(),
@@ -133,26 +132,6 @@ def memory_check() -> Check:
         MEMORY_GIB,
         cost="larger models than the tiny one may not fit",
         remedy="lower train.micro_batch_size, or choose a smaller model or method=lora",
-    )
-
-
-def compiler_check() -> Check:
-    """Returns whether train.compile=true can be had."""
-    try:
-        from dpft.devices import best_device
-
-        kind = best_device().type
-    except (ImportError, OSError):
-        kind = "cpu"
-    missing = missing_for_compile(kind)
-    if missing is None:
-        return Check(what="train.compile", state=OK, found="can be used")
-    return Check(
-        what="train.compile",
-        state=WARNING,
-        found=f"lacks {missing}",
-        cost="train.compile=true is refused",
-        remedy=f"install {missing}",
     )
 
 

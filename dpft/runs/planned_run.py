@@ -64,7 +64,6 @@ from dpft.runs.run_plan import (
 )
 from dpft.runs.task_model import encoding_of, fitted_to, layout_of, prepare_model, training_head
 from dpft.tasks.base import Record
-from dpft.training.compiling import check_compiler
 from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
 from dpft.training.training_config import autocast
 
@@ -184,7 +183,6 @@ def describe_run(config: PlanConfig, *, is_shown: bool = False) -> PlannedRun:
 
     config = with_batch_size(config, count)
     device = config.train.prepare()
-    check_compiler(device, wanted=config.train.compile)
     config = with_micro_batch_size(config, architecture, head, device)
     plan = plan_run(config, count)
     if plan.privacy is not None:

@@ -64,7 +64,6 @@ from dpft.runs.training_records import (
 from dpft.runs.white_box import check_white_box
 from dpft.startup import CHECKING, ENCODING, LOADING, PLANNING, doing
 from dpft.training.checkpoint import ResumePoint, check_promises, delete_generator_states
-from dpft.training.compiling import check_compiler, check_first_step_compiles
 from dpft.training.listeners import StepEvaluation, StepListener
 from dpft.training.loop import TrainingSet
 from dpft.training.ordinary import Clipped, train_ordinarily
@@ -284,7 +283,6 @@ def prepare(
     check_tracking(config)
     device = own_device(config.train.prepare(), ranks)
     warn_if_slow(config.train.precision, device)
-    check_compiler(device, wanted=config.train.compile)
     architecture = read_architecture(config.model)
     config = fitted_to(config, architecture)
     head = _fitting_head(config, architecture)
@@ -296,14 +294,6 @@ def prepare(
     division = divide(config, data, secrets.held_out_key, encoding.check)
     config = with_batch_size(config, lambda: data.num_units)
     config = with_micro_batch_size(config, architecture, head, device)
-    if config.train.compile and config.privacy.clips is not None:
-        size = public_size(config, lambda: data.num_units).num_examples
-        check_first_step_compiles(
-            expected_batch_size=config.train.batch_size(size),
-            micro_batch_size=config.train.most_rows,
-            longest=config.task.longest,
-            tokens=config.train.micro_batch_tokens,
-        )
     doing(PLANNING)
     if resume_point is None:
         plan = planner(config, lambda: data.num_units)

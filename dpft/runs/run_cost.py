@@ -261,8 +261,7 @@ def check_sharding(config: TrainConfig) -> None:
     """Refuses what does not go with a sharded model, before anything is read.
 
     Raises:
-        InputError: The run is to be compiled, or its optimizer, its loss scale or its audit reads
-            whole parameters.
+        InputError: The run's optimizer, its loss scale or its audit reads whole parameters.
     """
     if not config.parallel.shards_model:
         return
@@ -270,7 +269,6 @@ def check_sharding(config: TrainConfig) -> None:
     needs_all = {
         "audit.white_box": config.audit.white_box,
         "train.adaptive_loss_scale": config.train.adaptive_loss_scale,
-        "train.compile": config.train.compile,
     }
     for key in (key for key, is_on in needs_all.items() if is_on):
         raise InputError(

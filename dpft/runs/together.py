@@ -201,7 +201,6 @@ def _known_by(prepared: Prepared, key: bytes) -> dict[str, str]:
         training_set.micro_batch_size,
         training_set.micro_batch_tokens,
         training_set.layout,
-        training_set.compile,
         training_set.precision,
         training_set.device.type,
         {part: len(records) for part, records in prepared.division.scored.items()},

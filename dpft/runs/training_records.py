@@ -55,7 +55,6 @@ def make_training_set(
         examples=encoded.rows,
         micro_batch_size=config.train.most_rows,
         micro_batch_tokens=config.train.micro_batch_tokens,
-        compile=config.train.compile,
         layout=training_layout(config, encoding.layout, device),
         device=device,
         precision=config.train.precision,
@@ -141,10 +140,8 @@ def check_canaries(canaries: Sequence[Canary], task: Task, encoding: Encoding) -
 
 def training_layout(config: TrainConfig, layout: Layout, device: torch.device) -> Layout:
     """Returns how rows lie in a micro-batch: as in any batch, and padded as training asks for."""
-    # One public length for all that is compiled: others would tell of the records that were drawn.
-    one = config.train.compile and config.privacy.clips is not None
-    bucket = config.task.longest if one else config.train.bucket(device)
-    return layout.for_training(multiple=bucket, longest=config.task.longest)
+    multiple = config.train.bucket(device)
+    return layout.for_training(multiple=multiple, longest=config.task.longest)
 
 
 def _encoded(

@@ -467,7 +467,6 @@ def environment(
     sharding = {} if shards is None else {"sharding": shards.sharding}
     return {
         "device": f"{device.type} {device_name(device)}".strip(),
-        "compile": training_set.compile,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "dpft": __version__,
         "engine": engine,

@@ -104,8 +104,6 @@ class TrainingSet:
     """What losses are computed in."""
     micro_batch_tokens: int | None = None
     """Most rows times padded tokens of a micro-batch; None: no bound."""
-    compile: bool = False
-    """Whether whole micro-batches run under torch.compile."""
     units: Sequence[Sequence[int]] | None = None
     """Positions in ``examples`` of each privacy unit's records, at most ``micro_batch_size`` of
     them; None: each example is a unit of its own."""
@@ -126,12 +124,6 @@ class TrainingSet:
     def num_units(self) -> int:
         """How many units there really are; private."""
         return len(self.examples if self.units is None else self.units)
-
-    def is_whole(self, shape: tuple[int, ...]) -> bool:
-        """Whether a micro-batch of this shape, (rows, tokens, …), has no room for another row."""
-        rows, tokens = shape[:2]
-        limit = self.micro_batch_tokens
-        return rows >= self.micro_batch_size or (limit is not None and (rows + 1) * tokens > limit)
 
     def micro_batches(
         self, indices: Sequence[int], *, views: ViewBits | None = None, step: int = 0

@@ -6,8 +6,8 @@ the same Poisson draws, the same clipped sums, the same divisor. So what it lack
 training is what clipping costs, and what a private run lacks against it is what noise costs.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -31,7 +31,6 @@ from dpft.privacy.sampling import PoissonSampler
 from dpft.records.configuration import BoundRun, ShuffledState
 from dpft.records.form import parse
 from dpft.training.checkpoint import ResumePoint, delete_generator_states
-from dpft.training.compiling import compilation_of, compiled_calls
 from dpft.training.session import (
     Session,
     Start,
@@ -77,58 +76,54 @@ def train_ordinarily(
     done, goes_on, state = start.done, start.goes_on, start.secrets or None
     session.method.begin_step(session.model, min(done, steps - 1))
     bound = BoundRun(clipping=None if clipped is None else write_plan(clipped.plan))
-    with _engine(session, steps, done, state, clipped) as engine:
-        take_steps(
-            session,
-            engine,
-            training_state,
-            beside_state=lambda: {"run": bound, "generators": engine.generator_states()},
-            goes_on=goes_on,
-            max_grad_norm=None if clipped is None else clipped.plan.one_max_grad_norm,
-        )
+    engine = _engine(session, steps, done, state, clipped)
+    take_steps(
+        session,
+        engine,
+        training_state,
+        beside_state=lambda: {"run": bound, "generators": engine.generator_states()},
+        goes_on=goes_on,
+        max_grad_norm=None if clipped is None else clipped.plan.one_max_grad_norm,
+    )
     session.ranks.first(session.save_model)
     session.ranks.first(delete_generator_states, session.folder / CHECKPOINTS)
 
 
-@contextmanager
 def _engine(
     session: Session,
     steps: int,
     done: int,
     state: Mapping[str, Any] | None,
     clipped: Clipped | None,
-) -> Iterator["OrdinaryEngine | ClippedEngine"]:
-    """Yields where gradients come from, once the weights have taken ``done`` steps.
+) -> "OrdinaryEngine | ClippedEngine":
+    """Returns where gradients come from, once the weights have taken ``done`` steps.
 
     ``state`` is the engine's then; None: it draws from the first step on.
     """
     seed, scale = session.settings.seed, session.settings.backward_scale
-    compilation = compilation_of(session.training_set)
     if clipped is not None:
         options = clipped.privacy.clipping_options(scale)
-        yield ClippedEngine(
+        return ClippedEngine(
             session.model,
             plan=clipped.plan,
-            options=replace(options, compilation=compilation, shards=session.shards),
+            options=replace(options, shards=session.shards),
             seed=seed,
             state=state,
             steps_taken=done,
             ranks=session.ranks,
             shards=session.shards,
         )
-        return
-    with compiled_calls(session.model, compilation):
-        yield OrdinaryEngine(
-            session.model,
-            steps=steps,
-            batch_size=session.batch_size,
-            seed=seed,
-            loss_scale=scale,
-            state=state,
-            steps_taken=done,
-            ranks=session.ranks,
-            shards=session.shards,
-        )
+    return OrdinaryEngine(
+        session.model,
+        steps=steps,
+        batch_size=session.batch_size,
+        seed=seed,
+        loss_scale=scale,
+        state=state,
+        steps_taken=done,
+        ranks=session.ranks,
+        shards=session.shards,
+    )
 
 
 class OrdinaryEngine:

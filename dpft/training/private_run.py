@@ -39,7 +39,6 @@ from dpft.training.checkpoint import (
     promises,
     read_history,
 )
-from dpft.training.compiling import compilation_of
 from dpft.training.loss_scale import AdaptiveLossScale, scaled
 from dpft.training.session import (
     Session,
@@ -356,7 +355,6 @@ class PrivateRun:
             options=replace(
                 privacy.clipping_options(),
                 loss_scale=loss_scale,
-                compilation=compilation_of(session.training_set),
                 moved=moved,
             ),
             ranks=session.ranks,

@@ -34,7 +34,6 @@ from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.records.configuration import SIGNAL_STEPS, StepMeasured
 from dpft.records.form import parse
 from dpft.training.checkpoint import ResumePoint, restore_checkpoint, save_checkpoint
-from dpft.training.compiling import private_cache
 from dpft.training.listeners import PublicStep, StepEvaluation, StepListener, StepProgress
 from dpft.training.loop import StepEngine, StepStatistics, TrainingSet, train
 from dpft.training.optimizers import (
@@ -381,8 +380,6 @@ def take_steps(
                 counted="examples" if session.training_set.units is None else "units",
                 foretold=session.foretold,
             )
-        cache = session.folder if ranks.is_first else None
-        held.enter_context(private_cache(cache, wanted=session.training_set.compile))
         if not goes_on:
             save(0)
         ranks.first(before_first_draw)

@@ -133,13 +133,8 @@ class TrainingConfig(DeviceConfig):
     short records fill it. Changes speed and memory, never the gradient. Null: no limit."""
     pad_to_multiple_of: int | None = None
     """Micro-batches are padded to a length that is a multiple of it, at most task.max_length;
-    changes speed, never the gradient. Null: 1 on a CPU; on an accelerator, or with train.compile,
-    8, or 16 in half precision."""
-    compile: bool = False
-    """Whether whole micro-batches run under torch.compile; what is left over of a draw runs as it
-    is. With privacy all of them are padded to task.max_length, since what is compiled, and when,
-    would tell of the records; without it each length is a compilation of minutes. Changes speed,
-    never the gradient."""
+    changes speed, never the gradient. Null: 1 on a CPU; on an accelerator 8, or 16 in half
+    precision."""
     fused_head: bool | Literal["auto"] = "auto"
     """Whether losses are taken of a language model's head some positions at a time, so that its
     logits never exist whole. auto does on a CPU for a large vocabulary's plain dense head, with
@@ -242,7 +237,7 @@ class TrainingConfig(DeviceConfig):
         """Returns what the lengths of micro-batches are multiples of on a device."""
         if self.pad_to_multiple_of is not None:
             return self.pad_to_multiple_of
-        if device.type == "cpu" and not self.compile:
+        if device.type == "cpu":
             return 1
         return BUCKET if self.precision == "fp32" else HALF_BUCKET
 

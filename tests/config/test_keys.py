@@ -106,7 +106,6 @@ def test_each_argument_that_a_message_of_the_clipper_names_has_a_key() -> None:
     [
         ("`engine` must be one of auto.", "privacy.engine must be one of auto."),
         ("choose `engine='loop'`, x.", "choose privacy.engine=loop, x."),
-        ("set `compilation=None`.", "set train.compile=false."),
         ("`memory_mb` is `dpft eval`'s.", "privacy.clipper_memory_mb is `dpft eval`'s."),
         ("the engine is `x='y'`", "the engine is `x='y'`"),
     ],

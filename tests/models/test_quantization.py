@@ -23,7 +23,6 @@ from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.frozen_state import digests_of
-from dpft.training.training_config import TrainingConfig
 from tests.privacy.clipping.oracle import Records, records
 from tests.slowness import slow_but
 
@@ -330,23 +329,22 @@ def method(name: str, **settings: Any) -> Method:
 def test_a_method_that_moves_the_base_is_refused(name: str) -> None:
     model = ModelConfig(name="base", hub_name="who/what", quantization="nf4")
     with pytest.raises(InputError, match=f"nf4 needs a method that leaves .* got method={name}"):
-        check_quantization(method(name), model, TrainingConfig(), ParallelConfig())
+        check_quantization(method(name), model, ParallelConfig())
 
 
 @pytest.mark.parametrize(
-    ("own", "train", "parallel", "sentence"),
+    ("own", "parallel", "sentence"),
     [
-        ({"train_biases": True}, {}, {}, "method.train_biases=false"),
-        ({}, {"compile": True}, {}, "train.compile=false"),
-        ({}, {}, {"name": "fsdp"}, "parallel=none or parallel=ddp"),
+        ({"train_biases": True}, {}, "method.train_biases=false"),
+        ({}, {"name": "fsdp"}, "parallel=none or parallel=ddp"),
     ],
 )
-def test_what_would_open_or_cut_frozen_weights_is_refused(own, train, parallel, sentence) -> None:
+def test_what_would_open_or_cut_frozen_weights_is_refused(own, parallel, sentence) -> None:
     model = ModelConfig(name="base", hub_name="who/what", quantization="int8")
-    given = method("lora", **own), model, TrainingConfig(**train), ParallelConfig(**parallel)
+    given = method("lora", **own), model, ParallelConfig(**parallel)
     with pytest.raises(InputError, match=f"model.quantization=int8 needs {sentence}"):
         check_quantization(*given)
-    check_quantization(method("lora"), model, TrainingConfig(), ParallelConfig())
+    check_quantization(method("lora"), model, ParallelConfig())
 
 
 @pytest.mark.parametrize(

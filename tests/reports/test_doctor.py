@@ -127,15 +127,6 @@ def test_the_model_that_ships_is_looked_for(
     assert (check.state, check.essential) == (MISSING, False)
 
 
-def test_what_compiling_lacks_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "missing_for_compile", lambda _: None)
-    assert doctor.compiler_check().state == OK
-    monkeypatch.setattr(doctor, "missing_for_compile", lambda _: "a C++ compiler")
-    check = doctor.compiler_check()
-    assert (check.state, check.found) == (WARNING, "lacks a C++ compiler")
-    assert not check.essential and check.remedy == "install a C++ compiler"
-
-
 KEYS = {"metrics.bertscore_model": None, "metrics.bleurt_model": None}
 
 

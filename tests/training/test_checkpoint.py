@@ -267,7 +267,6 @@ def test_precision_and_micro_batches_are_of_the_environment() -> None:
         ("precision", "bf16"),
         ("micro_batch_size", 3),
         ("micro_batch_tokens", 64),
-        ("compile", True),
     ):
         other = environment(replace(whole, **{field: value}), engine="loop", memory_mb=0)
         assert {each for each in first if first[each] != other[each]} == {field}

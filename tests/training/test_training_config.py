@@ -91,9 +91,3 @@ def test_the_number_of_threads_is_the_users(monkeypatch) -> None:
 def test_an_accelerator_has_lengths_that_its_matrix_units_take(device, precision, given, bucket):
     config = TrainingConfig(precision=precision, pad_to_multiple_of=given)
     assert config.bucket(torch.device(device)) == bucket
-
-
-@pytest.mark.parametrize(("precision", "bucket"), [("fp32", 8), ("bf16", 16)])
-def test_what_is_compiled_has_few_lengths_on_a_cpu_too(precision: str, bucket: int) -> None:
-    config = TrainingConfig(precision=precision, compile=True)
-    assert config.bucket(torch.device("cpu")) == bucket

@@ -48,10 +48,6 @@ PRIVATE: dict[str, tuple[str, str]] = {
         "",
     ),
     "DIAGNOSTICS": ("Losses, gradient norms, clipped shares and batch sizes of each step.", ""),
-    "COMPILED": (
-        "With `train.compile`: what compilers write while the run goes on, no longer.",
-        "",
-    ),
     "BEGUN": ("The day and the versions with which the run was begun.", ""),
     "PRIVATE_METRICS": ("The scores of private splits, and how many were scored.", "metrics"),
     "PRIVATE_SCORES_BY_STEP": (

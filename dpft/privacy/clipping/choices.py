@@ -130,16 +130,6 @@ LossScale = float | Callable[[], float]
 """A loss scale, or what says the one of the next micro-batch: a number that is public then."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compilation:
-    """How forwards of a model are compiled, once they are proved as they are."""
-
-    backend: str = "inductor"
-    """Of ``torch.compile``."""
-    takes: Callable[[tuple[int, ...]], bool] = lambda shape: True
-    """Whether batches whose first tensor has this shape are compiled; each shape is by itself."""
-
-
 class Shards(Protocol):
     """What a clipper must know of a model whose parameters are shards but while it runs."""
 
@@ -175,8 +165,6 @@ class Tuning:
     """For instantiated gradients that are kept until the factors are known."""
     loss_scale: LossScale = 1.0
     """The backward pass runs on losses times this; norms and sums are of the losses themselves."""
-    compilation: Compilation | None = None
-    """None: the model runs as it is."""
     shards: "Shards | None" = None
     """Of a sharded model; None: it is whole."""
 

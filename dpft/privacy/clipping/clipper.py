@@ -25,7 +25,6 @@ from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.algorithms import LoopEngine, make_engine, resolved_engine
 from dpft.privacy.clipping.choices import (
     DEFAULT_MEMORY_MB,
-    Compilation,
     LossScale,
     Shards,
     Tuning,
@@ -81,7 +80,6 @@ class PerExampleClipper:
         memory_mb: int = DEFAULT_MEMORY_MB,
         loss_scale: LossScale = 1.0,
         headroom: float = 0.0,
-        compilation: Compilation | None = None,
         shards: Shards | None = None,
         moved: Collection[str] = (),
     ) -> None:
@@ -100,7 +98,6 @@ class PerExampleClipper:
                 Appendix T); norms and sums are those of the unscaled losses.
             headroom: Share of the norm left for the rounding of a step's sum: gradients are
                 scaled to ``(1 - headroom) * max_grad_norm`` (``sums.rounding_headroom``).
-            compilation: How the model's forward is compiled; None: it runs as it is.
             shards: Of a sharded model: each rank adds up its own examples, and ``grad`` is that of
                 ``shards.unsharded``, or where ``shards.new_sums`` keeps it.
             moved: Names of frozen parameters that the caller moves all the same between two calls,
@@ -119,9 +116,7 @@ class PerExampleClipper:
         self.style: ClippingStyle = clipping_style(
             clipping, max_grad_norm=max_grad_norm, groups=count, headroom=headroom
         )
-        tuning = Tuning(
-            memory_mb=memory_mb, loss_scale=loss_scale, compilation=compilation, shards=shards
-        )
+        tuning = Tuning(memory_mb=memory_mb, loss_scale=loss_scale, shards=shards)
         self._engine = make_engine(engine, model, self.style, groups=numbers, tuning=tuning)
         self._model, self._moved, self._shards = model, frozenset(moved), shards
         self._guard: StateGuard | None = None
@@ -245,7 +240,6 @@ class ClippingOptions:
     memory_mb: int = DEFAULT_MEMORY_MB
     loss_scale: LossScale = 1.0
     headroom: float = 0.0
-    compilation: Compilation | None = None
     shards: Shards | None = None
     moved: Collection[str] = ()
 

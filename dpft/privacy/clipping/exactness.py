@@ -13,7 +13,6 @@ and where losses come another way than any before, by another function of the ca
 compared as at a first batch.
 """
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -31,7 +30,7 @@ from dpft.privacy.clipping.loss_check import (
     LossCheck,
     NotRepeatable,
 )
-from dpft.privacy.clipping.patches import CompilerFailed, Patches
+from dpft.privacy.clipping.patches import Patches
 from dpft.privacy.clipping.separation.cross_example import (
     NothingCompared,
     SubsetLosses,
@@ -96,7 +95,7 @@ class ExactnessCheck(LossCheck):
         self._calls.compiled = is_compiled(model)
         self._checked: set[Hashable] = set()
         self._units: Tensor | None = None
-        self._may_survey = self._may_compile = True
+        self._may_survey = True
         self._compared = False
         self._graph: Hashable = None
         self._snapshot: ModelSnapshot | None = None
@@ -125,7 +124,7 @@ class ExactnessCheck(LossCheck):
             InputError: A parameter is used where the batch cannot be followed.
             RunError: They may not be used.
         """
-        self._units, self._may_survey, self._may_compile = units, True, True
+        self._units, self._may_survey = units, True
         self._compared = self._forced = self._calls.with_graph = False
         self._alone = None
         asked = Computation(compute_losses, units, RandomState.now(self._trainable.device))
@@ -133,11 +132,6 @@ class ExactnessCheck(LossCheck):
             # A first batch is a survey as a rule, so that all that leads to it is deterministic.
             still = number == 0 and not self._schedule.any_used and not self._calls.compiled
             losses, failed = self._attempt(asked, still)
-            if not failed and self._is_new_compilation(losses):
-                del losses
-                self._prove_compiled(asked)
-                asked.state.restore()
-                continue
             survey = self._calls.survey
             if survey is None and still and self._plans.saw_a_call and not failed:
                 self._put_back()
@@ -167,14 +161,12 @@ class ExactnessCheck(LossCheck):
     def _attempt(self, asked: Computation, still: bool) -> tuple[Tensor, bool]:
         """Returns losses of all rows, with a graph but in a survey; and whether it failed."""
         self._plans.start()
-        if self._patches.compiled is not None:
-            self._patches.compiled.start()
         self._snapshot = None if self._schedule.any_used else ModelSnapshot(self._model)
         try:
             watched = self._calls.training(self._on_call, asked.units, self._around_survey)
             with watched, DeterministicMode(noise=False) if still else nullcontext():
                 return asked.compute_losses(), False
-        except (ExamplesMixed, CompilerFailed):
+        except ExamplesMixed:
             self._put_back()
             raise
         except Exception as error:
@@ -198,8 +190,6 @@ class ExactnessCheck(LossCheck):
         if signature is None or not self._schedule.is_due(signature.kind):
             if self._forced and signature is not None:
                 return self._may_survey
-            if self._patches.compiled is not None:
-                self._patches.compiled.is_on = self._may_run_compiled(arguments)
             return False
         if signature.kind not in self._checked:
             check_modes(self._model)
@@ -221,67 +211,12 @@ class ExactnessCheck(LossCheck):
             self._snapshot.restore()
             self._snapshot = None
 
-    def _may_run_compiled(self, arguments: Arguments) -> bool:
-        """Whether a call that is not due is of a proved signature, and of a shape to compile."""
-        forward = self._patches.compiled
-        if forward is None or not self._may_compile:
-            return False
-        if self._patches.has_regions:
-            log_once("modules run example by example, so the model runs uncompiled")
-            return False
-        return self._plans.are_wholly_proved and forward.takes(arguments)
-
-    def _is_new_compilation(self, losses: Tensor) -> bool:
-        """Whether compiled losses have a graph of which nothing is proved yet."""
-        ran = self._patches.compiled is not None and self._patches.compiled.ran
-        if not ran or not _can_be_proved(losses):
-            return False
-        self._graph = self._graph_of(losses)
-        return not self._plans.has_proof_of(self._graph)
-
-    def _prove_compiled(self, asked: Computation) -> None:
-        """Compares what the compiled forward records with the bare model's gradient, once.
-
-        Where the model draws random numbers, as it evaluates.
-        """
-        forward = self._patches.compiled
-        assert forward is not None and self._graph is not None
-        with torch.random.fork_rng(devices=()):
-            still = evaluating(self._model) if self._is_random(asked) else nullcontext()
-            try:
-                with still, forward.always():
-                    result = self._check_gradients(asked, None)
-            except NotExact as error:
-                raise RunError(
-                    f"`compilation` is not exact for {type(self._model).__name__}: {error}; set"
-                    " `compilation=None`."
-                ) from error
-        if result is CheckResult.FOR_NOW:
-            # Values that are not finite prove nothing.
-            self._may_compile = False
-            return
-        forward.expect(self._graph, Counter(self._patches.counts))
-        self._plans.remember_graph(self._graph)
-
     def _may_be_used(self, losses: Tensor) -> bool:
         """Whether losses of all rows are proved, or are none at all, which is refused elsewhere."""
         if not _can_be_proved(losses):
             return True
-        self._graph = self._graph_of(losses)
-        forward = self._patches.compiled
-        if forward is not None and forward.ran:
-            forward.meet(self._graph)
-            return not self._is_due() and self._plans.has_proof_of(self._graph)
+        self._graph = describe_graph(losses, self._trainable.now())
         return not self._is_due() and self._plans.are_proved(self._graph)
-
-    def _graph_of(self, losses: Tensor) -> Hashable:
-        """Returns what proofs of losses are remembered by: their graph, and what was compiled.
-
-        Each shape is a compilation of its own, whose graph looks like any other's.
-        """
-        graph = describe_graph(losses, self._trainable.now())
-        forward = self._patches.compiled
-        return graph if forward is None or not forward.ran else (graph, tuple(forward.shapes))
 
     def _is_due(self) -> bool:
         return any(self._schedule.is_due(kind) for kind in self._kinds)

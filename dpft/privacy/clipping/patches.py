@@ -1,146 +1,26 @@
-"""Recording forwards: put on the layers that own trainable parameters, compiled, and taken off."""
+"""Recording forwards: put on the layers that own trainable parameters, and taken off."""
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch._functorch import config as functorch_config
 
 from dpft.errors import InputError, RunError, is_out_of_memory
-from dpft.privacy.clipping.choices import Compilation
-from dpft.privacy.clipping.recorder import Recorder, new_anchor, with_one_mask
+from dpft.privacy.clipping.recorder import Recorder, with_one_mask
 from dpft.privacy.clipping.rules import find_rule, recording_forward
 from dpft.privacy.clipping.separation.flow import Flow, Signature, learn_flow, signature_of
 from dpft.privacy.clipping.separation.mapping import MappedForward, RepeatedOnce
 from dpft.privacy.clipping.separation.proof import gradients_kept
-from dpft.privacy.clipping.separation.reexecution import batch_size_of, named_tensors
+from dpft.privacy.clipping.separation.reexecution import batch_size_of
 from dpft.privacy.clipping.separation.regions import Broadcasts, RegionPlans
 from dpft.privacy.clipping.separation.row_subset import Arguments, ModelCalls, with_signature
 from dpft.privacy.clipping.separation.single_example import check_single_examples
 from dpft.privacy.clipping.trainable import TrainableParameters
 
-SHAPES = 4096
-"""Compilations of one function that torch allows at most; each shape is one."""
 logger = logging.getLogger(__name__)
-
-
-class CompilerFailed(RunError):
-    """The compiler does not get through a model."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(
-            f"`compilation` cannot compile this model ({type(error).__name__}); set"
-            " `compilation=None`."
-        )
-
-
-class CompiledForward:
-    """A forward that is compiled for each shape of its inputs.
-
-    Checks are made of the model as it is. Only then, and only for shapes that come again and
-    again, the compiled forward takes its place; what it records is compared once with the bare
-    model's gradient, on all rows of a batch, and each batch afterwards must record as many uses of
-    each parameter as that one.
-    """
-
-    def __init__(
-        self, forward: Callable[..., Any], compilation: Compilation, recorder: Recorder
-    ) -> None:
-        self._run = compiled(forward, compilation)
-        self._compilation, self._recorder = compilation, recorder
-        self.is_on = False
-        """Whether the next call is compiled."""
-        self.ran = False
-        """Whether the last computation of losses ran compiled."""
-        self.shapes: list[tuple[tuple[int, ...], ...]] = []
-        """Shapes of all tensors of each compiled call since the last computation began."""
-        self._expected: dict[Hashable, Counter[str]] = {}
-        self._graph: Hashable = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the compiled forward.
-
-        Raises:
-            CompilerFailed: It does, on this model.
-        """
-        tensors = list(named_tensors((args, kwargs)).values())
-        self.shapes.append(tuple(tuple(tensor.shape) for tensor in tensors))
-        self._recorder.anchor, self.ran = new_anchor(tensors[0].device), True
-        try:
-            return self._run(*args, **kwargs)
-        finally:
-            self._recorder.anchor = None
-
-    def start(self) -> None:
-        """Begins a computation of losses, uncompiled."""
-        self.ran = self.is_on = False
-        self.shapes, self._graph = [], None
-
-    def takes(self, arguments: Arguments) -> bool:
-        """Whether a call has a shape that is to be compiled."""
-        return torch.is_grad_enabled() and self._compilation.takes(shape_of(arguments))
-
-    @contextmanager
-    def always(self) -> Iterator[None]:
-        """Has every call compiled meanwhile."""
-        self.is_on = True
-        try:
-            yield
-        finally:
-            self.is_on = False
-
-    def meet(self, graph: Hashable) -> None:
-        """Notes which graph the losses have whose backward pass comes next."""
-        self._graph = graph
-
-    def expect(self, graph: Hashable, counts: Counter[str]) -> None:
-        """Remembers how many uses of each parameter a backward pass of a graph must meet."""
-        self._expected[graph] = Counter(counts)
-
-    def check_counts(self, losses: Tensor, counts: Counter[str]) -> None:
-        """Refuses a compiled backward pass that met more or fewer uses than was proved.
-
-        Raises:
-            RunError: It did.
-        """
-        if self._graph is not None and counts != self._expected.get(self._graph):
-            raise RunError(
-                "`compilation` gave another number of uses of a parameter than the model"
-                " itself; set `compilation=None`."
-            )
-
-
-def compiled(forward: Callable[..., Any], compilation: Compilation) -> Callable[..., Any]:
-    """Returns a forward that is compiled anew for each shape of its inputs.
-
-    It raises ``CompilerFailed`` where the compiler does not get through.
-    """
-    from torch._dynamo import config as dynamo_config  # takes seconds, and few runs compile
-
-    run = torch.compile(forward, backend=compilation.backend, dynamic=False)
-    limits = {"recompile_limit": SHAPES, "accumulated_recompile_limit": SHAPES}
-
-    def compile_and_run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            # What a graph keeps is read twice by two-pass.
-            with dynamo_config.patch(limits), functorch_config.patch(donated_buffer=False):
-                return run(*args, **kwargs)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            raise CompilerFailed(error) from error
-
-    return compile_and_run
-
-
-def shape_of(arguments: Arguments) -> tuple[int, ...]:
-    """Returns the shape of a call's first tensor, such as its token ids'."""
-    return tuple(next(x for x in named_tensors(arguments).values() if x.dim()).shape)
 
 
 class Patches:
@@ -151,9 +31,7 @@ class Patches:
     is first met, from two small runs of the model (``flow``, ``regions``).
     """
 
-    def __init__(
-        self, model: nn.Module, recorder: Recorder, compilation: Compilation | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         # The compiled wrapper around a model calls it; it is the model that is looked into.
         self.model = getattr(model, "_orig_mod", model)
         self._recorder = recorder
@@ -165,15 +43,6 @@ class Patches:
         self._patched: list[nn.Module] = []
         self._on = False
         self._root: Callable[..., Any] = self._own_forward
-        self._recording: dict[tuple[nn.Module, bool], Callable[..., Any]] = {}
-        self._kept_for: tuple[int, int] | None = None
-        self._kept: tuple[object, object, dict[nn.Module, Callable[..., Any]]] = (None, None, {})
-        self.compiled: CompiledForward | None = None
-        """The model's forward, compiled, for batches that may be; None where none may."""
-        if compilation is not None:
-            self.compiled = CompiledForward(
-                lambda *args, **kwargs: self._root(*args, **kwargs), compilation, recorder
-            )
 
     def install(self) -> None:
         """Gives each layer its recording forward, and the model one that leads to ``calls``.
@@ -183,8 +52,6 @@ class Patches:
         """
 
         def now(*args: Any, **kwargs: Any) -> Any:
-            if self.compiled is not None and self._on and self.compiled.is_on:
-                return self.compiled(*args, **kwargs)
             return self._root(*args, **kwargs)
 
         passes = lambda: self._recorder.in_region  # noqa: E731
@@ -206,35 +73,13 @@ class Patches:
         """What trains, by name."""
         return self._recorder.trainable
 
-    @property
-    def counts(self) -> Counter[str]:
-        """How many uses of each parameter the last backward pass met."""
-        return Counter(self._recorder.counts)
-
-    @property
-    def has_regions(self) -> bool:
-        """Whether any module runs example by example."""
-        return bool(self._regions)
-
     def put_on(self) -> None:
         """Gives each layer its recording forward, unless it has it."""
         if self._on:
             return
         self._on = True
-        for module, forward in self._forwards_now().items():
+        for module, forward in self._new_forwards().items():
             self._put(module, forward)
-
-    def _forwards_now(self) -> dict[nn.Module, Callable[..., Any]]:
-        """Returns the forwards of the regions as they are, the same ones as long as they stay.
-
-        What is compiled is compiled for these very functions.
-        """
-        if self.compiled is None:
-            return self._new_forwards()
-        if self._kept_for != (id(self._regions), id(self._broadcasts)):
-            self._kept_for = id(self._regions), id(self._broadcasts)
-            self._kept = self._regions, self._broadcasts, self._new_forwards()
-        return self._kept[2]
 
     def _new_forwards(self) -> dict[nn.Module, Callable[..., Any]]:
         # Layers whose weights are expanded run their own forward on them.
@@ -244,7 +89,9 @@ class Patches:
             for name in region.expanded
         }
         forwards = {
-            module: self._recording_forward(module)
+            module: recording_forward(
+                module, self._recorder, broadcast=module in self._broadcasts.layers
+            )
             for module in self.model.modules()
             if module not in swapped
             and find_rule(module)
@@ -260,16 +107,6 @@ class Patches:
             own = forwards.get(module) or partial(type(module).forward, module)
             forwards[module] = with_signature(RepeatedOnce(own, self._recorder), module.forward)
         return forwards
-
-    def _recording_forward(self, module: nn.Module) -> Callable[..., Any]:
-        """Returns a layer's recording forward, the same in all plans if it may be compiled."""
-        key = module, module in self._broadcasts.layers
-        found = self._recording.get(key)
-        if found is None:
-            found = recording_forward(module, self._recorder, broadcast=key[1])
-            if self.compiled is not None:
-                self._recording[key] = found
-        return found
 
     def take_off(self) -> None:
         """Takes the layers' recording forwards away, and leaves the model's calls watched."""

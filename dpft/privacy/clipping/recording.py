@@ -356,7 +356,7 @@ class RecordingEngine(Engine):
     ) -> None:
         super().__init__(model, style, groups=groups, tuning=tuning)
         self.recorder = Recorder(self.trainable)
-        self._patches = Patches(model, self.recorder, self.tuning.compilation)
+        self._patches = Patches(model, self.recorder)
         self._check = ExactnessCheck(model, self._patches, self.backward, self.tuning, self.passes)
         self._rows: int | None = None
         self.shared = self.trainable.shared
@@ -471,8 +471,6 @@ class RecordingEngine(Engine):
         try:
             with watch_for_unrecorded_gradients(self.trainable.now()):
                 torch.autograd.backward(total, retain_graph=retain_graph)
-            if self._patches.compiled is not None:
-                self._patches.compiled.check_counts(losses, self.recorder.counts)
         finally:
             self.recorder.receive = self.recorder.keep
             self.recorder.stop()

@@ -25,7 +25,7 @@ from dpft.head_losses import Chunk, LossHead, Targets, token_losses
 from dpft.privacy.clipping.choices import instantiated_is_smaller
 from dpft.privacy.clipping.heads import HeadProduct, RecomputedHead, SeenChunks
 from dpft.privacy.clipping.patch_use import PatchUse, Window
-from dpft.privacy.clipping.recorder import Recorder, Tap, expanded, on_the_whole_batch
+from dpft.privacy.clipping.recorder import Recorder, expanded, on_the_whole_batch
 from dpft.privacy.clipping.squares import in_norm_dtype
 from dpft.privacy.clipping.uses import GradientUse, OuterProduct, RowsUse, Use
 
@@ -62,15 +62,7 @@ def dense_forward(layer: nn.Linear | Conv1D, recorder: Recorder) -> Callable[[Te
             recorder.record(layer, "weight", use)
         _record_bias(layer, backprops, recorder)
 
-    tap = Tap(recorder, record)
-
     def forward(inputs: Tensor) -> Tensor:
-        if tap.is_used:  # in a form that a compiler can follow
-            inputs, weight = for_product(inputs), layer.weight
-            kept = inputs.detach() if weight.requires_grad else None
-            matrix = weight.detach().to(inputs.dtype)
-            bias = None if layer.bias is None else layer.bias.detach().to(inputs.dtype)
-            return tap(F.linear(inputs, matrix.t() if transposed else matrix, bias), kept)
         return dense(inputs, layer.weight, layer.bias, record, transposed=transposed)
 
     return forward
@@ -203,11 +195,7 @@ def look_up(
             backprops = backprops.masked_fill((ids == row).unsqueeze(-1), 0)
         recorder.record(layer, "weight", RowsUse(_by_example(ids), as_sequence(backprops), rows))
 
-    tap = Tap(recorder, lambda ids, backprops: record(ids, backprops, len(layer.weight)))
-
     def forward(ids: Tensor) -> Tensor:
-        if tap.is_used:
-            return tap(F.embedding(ids, layer.weight.detach()), ids)
         recorder.look_up(layer, "weight", _by_example(ids))
         rows: Tensor = _Embedding.apply(ids, layer.weight, record)
         return rows
@@ -316,18 +304,10 @@ def layer_norm_forward(layer: nn.LayerNorm, recorder: Recorder) -> Callable[[Ten
         if layer.bias is not None and layer.bias.requires_grad:
             recorder.record(layer, "bias", GradientUse(_summed(backprops, middle)))
 
-    tap = Tap(recorder, record)
-
     def forward(inputs: Tensor) -> Tensor:
         inputs, shape, eps = for_normalization(inputs), layer.normalized_shape, layer.eps
-        if not tap.is_used:
-            outputs: Tensor = _LayerNorm.apply(inputs, layer.weight, layer.bias, shape, eps, record)
-            return outputs
-        # what ``_LayerNorm`` does, in a form that a compiler can follow
-        weight, bias = (None if p is None else p.detach() for p in (layer.weight, layer.bias))
-        outputs, mean, rstd = torch.native_layer_norm(inputs, shape, weight, bias, eps)
-        trains = layer.weight is not None and layer.weight.requires_grad
-        return tap(outputs, ((inputs - mean) * rstd).detach() if trains else None)
+        outputs: Tensor = _LayerNorm.apply(inputs, layer.weight, layer.bias, shape, eps, record)
+        return outputs
 
     return forward
 

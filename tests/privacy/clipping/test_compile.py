@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.choices import Compilation
 from tests.privacy.clipping.oracle import Clipped, gpt2, records
 from tests.slowness import slow_but
 
@@ -45,19 +44,3 @@ def test_a_compiled_stack_of_layers_gives_the_loops_sum(engine: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_compiled_model_gives_the_loops_sum(engine: str) -> None:
     assert_the_loops_sum(gpt2(dtype=torch.float64), records().losses, engine)
-
-
-@pytest.mark.slow
-def test_another_kind_of_call_compiles_no_shape_again() -> None:
-    """One row has a plan of its own; the layers' recording forwards are the same in all plans."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(20, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3))
-    torch.compiler.reset()
-    graphs = torch._dynamo.utils.counters["stats"]
-    before = graphs["unique_graphs"]
-    compilation = Compilation(backend="aot_eager")
-    with PerExampleClipper(model, NORM, compilation=compilation) as clipper:
-        for rows in (4, 4, 4, 1, 1, 1, 4, 4):
-            tokens = torch.randint(0, 20, (rows, 5))
-            clipper.accumulate(lambda tokens=tokens: model(tokens).square().sum((1, 2)))
-    assert graphs["unique_graphs"] - before == 2

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dpft.privacy.clipping import PerExampleClipper, squares
-from dpft.privacy.clipping.choices import Compilation
 from tests.slowness import slow_but
 
 LAYERS, VOCABULARY = 12, 4200
@@ -37,11 +36,6 @@ class Count(TorchDispatchMode):
             return own(tensor)
 
         monkeypatch.setattr(torch.Tensor, "tolist", counted)
-
-    @classmethod
-    def ignore_compile_internals(cls):
-        """So that what is compiled stays so, and its operations are counted as they run."""
-        return True
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = str(func)
@@ -99,36 +93,3 @@ def test_a_micro_batch_takes_few_operations_and_two_looks_whatever_the_number_of
         assert operations <= MOST[engine] * ordinary[0]
         # One at where the vocabulary's gradients begin and end, one at all norms together.
         assert looks - ordinary[1] == (1 if engine == "instantiate" else 2)
-
-
-def compiled_counts(layers: int, monkeypatch) -> tuple[Count, Count]:
-    """Of a micro-batch of a compiled model, a private one and an ordinary one."""
-    model, backend = gpt2(layers), "aot_eager"
-    ordinary = losses_of(torch.compile(model, backend=backend))
-    ordinary().mean().backward()
-    with monkeypatch.context() as patch, Count(patch) as of_ordinary:
-        ordinary().mean().backward()
-    model.zero_grad()
-    compute = losses_of(model)
-    with PerExampleClipper(model, 0.1, compilation=Compilation(backend=backend)) as clipper:
-        for _ in range(3):
-            clipper.accumulate(compute)
-        with monkeypatch.context() as patch, Count(patch):
-            clipper.accumulate(compute)  # of another kind under the mode, and proved anew
-        with monkeypatch.context() as patch, Count(patch) as of_private:
-            clipper.accumulate(compute)
-    assert of_private.operations["dpft.hand_over.default"]
-    return of_private, of_ordinary
-
-
-@pytest.mark.slow
-def test_a_compiled_micro_batch_launches_few_beside_a_compiled_ordinary_one(monkeypatch):
-    """The operations of both graphs as they are: a compiler of kernels joins some of each."""
-    monkeypatch.setattr(squares, "CPU_BLOCK", squares.DEVICE_BLOCK)
-    few, more = (compiled_counts(layers, monkeypatch) for layers in (1, 2))
-    assert few[0].looks == few[1].looks + 2 == more[0].looks
-    private, ordinary = (
-        one.launches + (LAYERS - 1) * (two.launches - one.launches)
-        for one, two in zip(few, more, strict=True)
-    )
-    assert private <= 1.6 * ordinary

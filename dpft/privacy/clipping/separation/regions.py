@@ -384,18 +384,6 @@ class RegionPlans:
         return (self._key, graph) in self._proofs
 
     @property
-    def are_wholly_proved(self) -> bool:
-        """Whether such calls as those since ``start`` were proved, and every parameter's uses."""
-        return any(
-            calls == self._key and proof.result is CheckResult.WHOLE
-            for (calls, _), proof in self._proofs.items()
-        )
-
-    def remember_graph(self, graph: Hashable) -> None:
-        """Remembers that the calls since ``start`` are proved with another graph too."""
-        self._proofs[(self._key, graph)] = _Proof()
-
-    @property
     def precision(self) -> torch.dtype | None:
         """The dtype that autocast computed in during the calls since ``start``; None without it."""
         found = (signature.precision for signature, _ in self._calls)

@@ -23,7 +23,6 @@ from dpft.head_losses import fuse_head
 from dpft.kinds import CAUSAL, SEQ2SEQ
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper, norms
-from dpft.privacy.clipping.choices import Compilation
 from dpft.privacy.clipping.rules import find_rule, for_normalization, for_product, sum_dtype
 from dpft.training.training_config import autocast
 from tests.privacy.clipping.oracle import gpt2
@@ -153,7 +152,6 @@ def clipped(
     batch: Batch | None = None,
     precision: str = "fp32",
     units: Tensor | None = None,
-    compilation: Compilation | None = None,
     norm: float = NORM,
 ) -> Result:
     """Norms and sums of the second of two batches, which is proved already."""
@@ -163,7 +161,7 @@ def clipped(
         with autocast(precision, torch.device("cpu")):
             return per_example_losses(model, batch)
 
-    with PerExampleClipper(model, norm, engine=engine, compilation=compilation) as clipper:
+    with PerExampleClipper(model, norm, engine=engine) as clipper:
         for _ in range(2):
             model.zero_grad()
             lengths = clipper.accumulate(losses, units)
@@ -227,14 +225,6 @@ def test_blocks_that_are_computed_again_change_nothing() -> None:
     model.activation_checkpointing_enable({"use_reentrant": False})
     fuse_head(model)
     assert_same(clipped(model, "auto"), expected)
-
-
-@pytest.mark.slow
-def test_a_compiled_forward_goes_around_its_head() -> None:
-    model = gpt2().train()
-    expected = clipped(model, "loop")
-    fuse_head(model)
-    assert_same(clipped(model, "auto", compilation=Compilation(backend="aot_eager")), expected)
 
 
 @pytest.mark.parametrize(
