@@ -27,9 +27,8 @@ PLANNING = "choosing the noise"
 LOADING = "loading the model"
 CHECKING = "checking the clipper"
 ENCODING = "encoding the records"
-PROBING = "timing the machine"
 TRAINING = "training"
-PARTS = (READING, LIBRARIES, PLANNING, LOADING, CHECKING, ENCODING, PROBING, TRAINING)
+PARTS = (READING, LIBRARIES, PLANNING, LOADING, CHECKING, ENCODING, TRAINING)
 """In their order; a run may leave some out."""
 EVERY = 1.0
 """Seconds from one drawing to the next."""
@@ -46,20 +45,14 @@ class StartupLine:
         self._stream = stream
         self._began = time.monotonic()
         self._what: str | None = None
-        self._foretold = ""
         self._lock, self._ended = Lock(), Event()
         self._thread = Thread(target=self._redraw, name="startup", daemon=True)
 
-    def begin(self, what: str, foretold: str = "") -> None:
-        """Shows what the run does from now on, and the time that it will take once that is known.
-
-        Args:
-            what: One of ``PARTS``.
-            foretold: Such as "about 4 minutes"; empty: nothing is known yet.
-        """
+    def begin(self, what: str) -> None:
+        """Show what the run does from now on, one of ``PARTS``."""
         with self._lock:
             is_new = self._what is None
-            self._what, self._foretold = what, foretold or self._foretold
+            self._what = what
             if is_new:
                 self._draw()
         if self._thread.ident is None:
@@ -83,18 +76,14 @@ class StartupLine:
         return True
 
     def text(self) -> str:
-        """Returns the line: how many parts have begun, which one it is, the time since the start.
-
-        What is foretold stands last.
-        """
+        """Returns the line: how many parts have begun, which it is, the time since the start."""
         if self._what is None:
             return ""
         begun = PARTS.index(self._what) + 1
         done = BAR * (begun - 1) // len(PARTS)
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
-        parts = [f"{self._what} {minutes}:{seconds:02d}", self._foretold]
         full, empty = ("━", "─") if "utf" in (self._stream.encoding or "").lower() else ("#", "-")
-        return f"{full * done}{empty * (BAR - done)} {', '.join(filter(None, parts))}"
+        return f"{full * done}{empty * (BAR - done)} {self._what} {minutes}:{seconds:02d}"
 
     def _redraw(self) -> None:
         while not self._ended.wait(EVERY):
@@ -140,11 +129,11 @@ def shown_startup() -> Iterator[None]:
         line.close()
 
 
-def doing(what: str, foretold: str = "") -> None:
+def doing(what: str) -> None:
     """Says what the run does from now on; see ``StartupLine.begin``."""
     line = _line.get()
     if line is not None:
-        line.begin(what, foretold)
+        line.begin(what)
 
 
 def end_startup() -> None:

@@ -580,23 +580,15 @@ def configurations_copied_quickly() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def a_machine_of_known_speed() -> Iterator[None]:
-    """Spares each run and plan the time in which it measures how fast the machine is.
+    """Makes two plans of one machine state the same time, whatever else it does."""
 
-    Two runs of one machine estimate the same then, whatever else it does. What would be measured
-    is still done, the first time that anything asks for it.
-    """
-    done = set[object]()
-
-    def seconds_of(work: Callable[[], object]) -> float:
-        if work.__code__ not in done:
-            work()
-            done.add(work.__code__)
+    def timed(work: Callable[[], object]) -> float:
+        work()
         return 1e-3
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpft.estimates.step_time._seconds_of", seconds_of)
-        patch.setattr("dpft.estimates.step_time.NUMBERS", 2**12)
-        patch.setattr("dpft.estimates.step_time.NOISE_NUMBERS", 2**12)
+        patch.setattr("dpft.training.step_time._timed", timed)
+        patch.setattr("dpft.training.step_time.SECONDS", 0.0)
         yield
 
 

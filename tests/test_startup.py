@@ -70,11 +70,11 @@ def test_the_line_is_redrawn_as_time_goes_by(
         assert "loading the model" in terminal.getvalue()
 
 
-def test_what_is_foretold_stays_through_all_parts(terminal: Terminal) -> None:
+def test_the_line_names_the_part_and_the_time_since_the_start(terminal: Terminal) -> None:
     line = StartupLine(terminal)
-    line.begin(LOADING, "about 4 minutes")
+    line.begin(LOADING)
     line.begin(TRAINING)
-    assert line.text().endswith("training 0:00, about 4 minutes")
+    assert line.text().endswith("training 0:00")
     line.close()
     assert line.text() == ""
 

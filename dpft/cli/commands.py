@@ -201,7 +201,7 @@ def _plan() -> Subcommand:
         from dpft.runs.planned_run import describe_run
 
         quiet_transformers()
-        planned = describe_run(config, is_shown=config.output == "table" and sys.stdout.isatty())
+        planned = describe_run(config)
         table = plan_table(planned.record, planned.plan.privacy, planned.accounting)
         show_answer(Answer(table=table, record=planned.record), config.output)
 

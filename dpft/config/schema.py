@@ -289,8 +289,8 @@ class TrainCommand(TrainConfig):
 class PlanSettings:
     """What ``dpft plan`` does beyond arithmetic."""
 
-    measure: bool = False
-    """Time one synthetic micro-batch."""
+    measure: bool = True
+    """Measure the time of a step on synthetic micro-batches."""
     device_memory_gb: float | None = None
     """What each process may hold, in 10^9 bytes, for the largest micro-batch; None: three
     quarters of what the device of this machine has."""

@@ -20,7 +20,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from dpft.data.batches import Layout
-from dpft.estimates.step_time import NUMBER_BYTES, ModelShapes
 from dpft.head_losses import LossHead, chunk_numbers, kept_numbers, token_losses
 from dpft.parallel.cutting import repeated_blocks
 from dpft.privacy.clipping.choices import ProductShape
@@ -28,6 +27,7 @@ from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
 from dpft.training.training_config import autocast
 
 CPU = torch.device("cpu")
+NUMBER_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,17 +137,18 @@ def trace_activations(
     return trace.found(rows, recomputes=recomputes)
 
 
-def guessed_activations(shapes: ModelShapes, *, rows: int, length: int) -> Activations:
-    """Returns about what ``trace_activations`` does, of a model that does not run without values.
+def guessed_activations(model: nn.Module, *, rows: int, length: int) -> Activations:
+    """Return a guess of what ``trace_activations`` returns, for a model that needs values to run.
 
-    Each layer's input and output are taken to be saved, and the logits' logarithm.
+    The guess assumes that each layer saves its input and its output.
     """
+    layers = [module for module in model.modules() if not isinstance(module, nn.Embedding)]
+    own = [weight for layer in layers for weight in layer.parameters(recurse=False)]
+    shapes = [weight.shape[:2] for weight in own if weight.dim() >= 2]
+    largest = max(max(shape) for shape in shapes)
     tokens = rows * length * NUMBER_BYTES
-    saved, largest = tokens * (shapes.outputs + shapes.logits), tokens * shapes.logits
-    fused = None
-    if shapes.fused_vocabulary:
-        fused = FusedShape(length=length, vocabulary=shapes.fused_vocabulary, trains=True)
-    return Activations(rows=rows, saved=saved, largest=largest, uses=(), fused=fused)
+    saved = tokens * (sum(map(sum, shapes)) + largest)
+    return Activations(rows=rows, saved=saved, largest=tokens * largest, uses=())
 
 
 class _Trace(TorchFunctionMode):

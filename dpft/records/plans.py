@@ -67,33 +67,17 @@ class RankMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime:
-    """How long steps take, and what they need."""
+class MeasuredTime:
+    """Time of the steps on this machine, measured on synthetic micro-batches in one process."""
 
     seconds_per_step: NotNegative
     """Of a step."""
     seconds_total: NotNegative
     """Of all steps."""
-    peak_memory_bytes: Count
-    """Of a process."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EstimatedTime(StepTime):
-    """Time by a probe of the machine."""
-
-    typical_length: Count
-    """Tokens that a record is taken to have."""
-    how: str
-    """How it was found, in words."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredTime(StepTime):
-    """Time by a synthetic micro-batch; with plan.measure=true."""
-
-    typical_length: AtLeastOne
-    """Tokens that a record is taken to have."""
+    timed_micro_batch: AtLeastOne
+    """Examples of the micro-batch that was timed."""
+    tokens_per_example: AtLeastOne
+    """Tokens of each example."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +95,9 @@ class PlannedLora:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunCosts(Ruled, Parameters):
+class RunCosts(Parameters):
     """What a run needs of a machine, and how long it takes there."""
 
-    RULES: ClassVar[Rules] = (OneOf(("estimated", "measured")),)
     num_examples_source: str
     """Who says how many examples there are."""
     micro_batch_size: AtLeastOne
@@ -133,10 +116,8 @@ class RunCosts(Ruled, Parameters):
     """What each process may hold; null where it is not known."""
     largest_micro_batch: Count | None
     """Records of the largest micro-batch that fits; null where it is not known."""
-    estimated: EstimatedTime | None = None
-    """Time by a probe of the machine."""
     measured: MeasuredTime | None = None
-    """Time by a synthetic micro-batch; with plan.measure=true."""
+    """Time of the steps; absent with plan.measure=false or if it cannot be measured here."""
     lora: PlannedLora | None = None
     """With method=lora."""
 

@@ -6,8 +6,6 @@ from dpft.privacy.accounting.interpretation import signal_notes
 from dpft.privacy.accounting.summary import AccountingReport, round_up
 from dpft.privacy.plan import PrivacyPlan
 from dpft.records.plans import (
-    EstimatedTime,
-    MeasuredTime,
     OpenPlan,
     PlannedProcesses,
     PrivatePlan,
@@ -94,7 +92,7 @@ def plan_table(
             sampler=plan.sampler,
         )
         lines += ["", table, *_phase_lines(plan), *_signal_lines(record)]
-    lines += [*_cost_lines(record), *process_lines(record)]
+    lines += [*_time_lines(record), *process_lines(record)]
     lines += ["", summary_line(record)]
     return "\n".join(lines)
 
@@ -116,10 +114,9 @@ def summary_line(record: PrivatePlan | OpenPlan) -> str:
     It is such as "about 3 minutes, 1.0 GiB, ε 7.998 of the training alone, ε 8.500 with its
     tokenizer".
     """
-    cost, taken = record.measured or record.estimated, []
-    if cost is not None:
-        memory = cost.peak_memory_bytes / 2**30
-        taken = [f"about {in_words(cost.seconds_total)}", f"{memory:.1f} GiB"]
+    taken = [f"{record.memory_per_rank_bytes.total / 2**30:.1f} GiB"]
+    if record.measured is not None:
+        taken.insert(0, f"about {in_words(record.measured.seconds_total)}")
     if isinstance(record, OpenPlan):
         return ", ".join([*taken, "no ε"])
     spent = f"ε {round_up(record.epsilon, 3):.3f}"
@@ -139,11 +136,6 @@ def _clipped_rows(record: OpenPlan) -> list[tuple[str, str]]:
         ("clipping", record.clipping),
         ("max_grad_norm", ", ".join(f"{each.max_grad_norm:g}" for each in record.phases or ())),
     ]
-
-
-def _of_length(tokens: int) -> str:
-    """Returns how long a record is taken to be; one that has no length is 1."""
-    return "one size" if tokens == 1 else f"{tokens} tokens"
 
 
 def in_words(seconds: float) -> str:
@@ -190,30 +182,23 @@ def _phase_lines(plan: PrivacyPlan) -> list[str]:
     ]
 
 
-def _cost_lines(costs: RunCosts) -> list[str]:
-    """Returns time and memory, measured or else estimated, and how that was done."""
-    cost: MeasuredTime | EstimatedTime
-    if costs.measured is not None:
-        cost = costs.measured
-        how = [
-            f"measured on synthetic micro-batches: time for records of"
-            f" {_of_length(cost.typical_length)},",
-            "memory for the longest ones; loading and evaluation left out:",
-        ]
-    else:
-        assert costs.estimated is not None
-        cost = costs.estimated
-        how = [
-            "estimated by a probe of this machine as it is now, for records of"
-            f" {_of_length(cost.typical_length)};",
-            "loading and evaluation left out; plan.measure=true times the model instead:",
-        ]
-    hours, seconds = divmod(cost.seconds_total, 3600)
+def _time_lines(costs: RunCosts) -> list[str]:
+    """Return the measured time, and what was measured; no lines without a measurement."""
+    time = costs.measured
+    if time is None:
+        return []
+    hours, seconds = divmod(time.seconds_total, 3600)
+    tokens = time.tokens_per_example
+    examples = f"{time.timed_micro_batch} synthetic examples"
+    if tokens > 1:
+        examples += f" of {tokens} tokens"
+    about = (
+        f"time on this machine, measured on micro-batches of {examples}, without loading,"
+        " evaluation, and exchange between processes:"
+    )
     return [
         "",
-        *how,
-        f"{'seconds per step':<22}{cost.seconds_per_step:.2f}",
-        f"{'training time':<22}{hours:.0f} h {seconds / 60:.0f} min",
-        f"{'peak memory':<22}{cost.peak_memory_bytes / 2**30:.2f} GiB",
-        f"{'micro-batch':<22}{costs.micro_batch_size} records",
+        *textwrap.wrap(about, width=80),
+        _line("seconds per step", f"{time.seconds_per_step:.2f}"),
+        _line("training time", f"{hours:.0f} h {seconds / 60:.0f} min"),
     ]

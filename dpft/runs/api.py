@@ -335,7 +335,7 @@ def plan(overrides: Sequence[str] = (), *, rows: Rows | Splits | None = None) ->
     """Returns what ``train`` of these words would do and cost, as ``dpft plan`` says it.
 
     Args:
-        overrides: As for ``train``; ``plan.measure=true`` times a micro-batch.
+        overrides: As for ``train``; ``plan.measure=false`` omits the time.
         rows: As for ``train``; they are only counted.
 
     Returns:

@@ -177,15 +177,13 @@ def train(
     listeners: tuple[StepListener, ...] = (),
     state_at_start: Mapping[str, str] | None = None,
     curve: CurveInBackground | None = None,
-    foretold: str = "",
     evaluation: StepEvaluation | None = None,
     ranks: Ranks = ALONE,
 ) -> None:
     """Takes every step that is left and saves the model; one that ended is only read back.
 
     Only the first process has a resume point (None: the run begins), listeners, digests
-    of the state at the start and the curve of epsilon. ``foretold`` is how long it will take, in
-    words.
+    of the state at the start and the curve of epsilon.
     """
     config, plan, model, shards = prepared.config, prepared.plan, prepared.model, prepared.shards
     base = digest_of_base(config) if ranks.is_first else None
@@ -213,7 +211,6 @@ def train(
         show_diagnostics=config.privacy.show_diagnostics,
         listeners=listeners,
         state_at_start=state_at_start,
-        foretold=foretold,
         evaluation=evaluation,
         ranks=ranks,
         shards=shards,

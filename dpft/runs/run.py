@@ -15,7 +15,6 @@ only say: nobody tells dpft who they are.
 """
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -56,7 +55,6 @@ from dpft.privacy.replay_log import knows_the_end, read_run_ledger
 from dpft.records.form import keys_of
 from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy, StartingModel, read_privacy
 from dpft.released import check_released
-from dpft.reports.plan_table import in_words
 from dpft.reports.run_record import read_own_evaluations
 from dpft.runs.ending import report
 from dpft.runs.evaluation import not_evaluated, scheduled_scores, score, write_scores
@@ -87,8 +85,8 @@ from dpft.runs.prepared_run import (
     prove_clipper,
     train,
 )
-from dpft.runs.run_cost import check_sharding, cut, foretell
-from dpft.runs.run_plan import RunPlan, curve_beside, plan_run, with_noise
+from dpft.runs.run_cost import check_sharding, cut
+from dpft.runs.run_plan import RunPlan, announce_steps, curve_beside, plan_run, with_noise
 from dpft.runs.saved_run import check_beside, check_model, read_ended_ledger
 from dpft.runs.together import (
     agreed,
@@ -282,17 +280,15 @@ def finish(
         if ranks.is_first:
             held.enter_context(hint_of_resume(folder))
 
-        def opened() -> tuple[Trackings, CurveInBackground | None, float, bool]:
+        def opened() -> tuple[Trackings, CurveInBackground | None, bool]:
             trackings = held.enter_context(tracked(config, plan, folder))
             curve = held.enter_context(curve_beside(config, plan, wanted=with_curve))
             write_private(folder, {DATA_SUMMARY: render(prepared.summary)})
             taken = 0 if resume_point is None else resume_point.checkpoint.step
-            seconds = 0.0
             if with_curve and taken < plan.steps:
                 # A trial's steps are not those that the search takes in all.
-                rows = prepared.training_set.examples
-                seconds = foretell(config, plan, prepared.architecture, rows, taken=taken)
-            return trackings, curve, seconds, has_scores(folder, "before")
+                announce_steps(config, plan, taken=taken)
+            return trackings, curve, has_scores(folder, "before")
 
         def listening() -> Trackings | tuple[WhiteBoxListener, ...]:
             if not config.audit.white_box:
@@ -302,13 +298,11 @@ def finish(
             model, encoding = prepared.model, prepared.encoding
             return (white_box(model, encoding, config.task, known, device, path),)
 
-        trackings, curve, seconds, is_scored = ranks.first(opened) or ((), None, 0.0, False)
+        trackings, curve, is_scored = ranks.first(opened) or ((), None, False)
         (is_scored,) = ranks.any(is_scored)
-        began = time.monotonic()
         if not is_scored:
             evaluations = score(prepared, "before", ranks)
             ranks.first(write_scores, config, folder, evaluations)
-        scoring = time.monotonic() - began
         scheduled = scheduled_scores(prepared, folder, ranks)
         canaries = ranks.first(listening) or ()
         train(
@@ -318,8 +312,6 @@ def finish(
             listeners=(*trackings, *canaries),
             state_at_start=state,
             curve=curve,
-            # scored again after training
-            foretold=f"about {in_words(seconds + scoring)} from here" if seconds else "",
             evaluation=scheduled,
             ranks=ranks,
         )

@@ -1,28 +1,21 @@
-"""What a run will take, foretold from public numbers: time of its steps, memory of its ranks.
+"""The memory of a run's processes, and how a model is spread over them.
 
-It follows from the model's shapes (its config.json is enough), ``task.max_length``, the
-configuration and a probe of the machine; ``dpft plan``, a run's first line and
-``train.micro_batch_size=auto`` ask the same functions, so that they agree. Where the records' owner
-alone sees it, on a terminal, the time may follow their mean length (``own_length``).
+The memory follows from the model's shapes (its config.json is enough), ``task.max_length`` and the
+configuration. ``dpft plan`` and ``train.micro_batch_size=auto`` call the same function.
 """
 
 import logging
 import math
-import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import nn
 from transformers import PreTrainedModel
 
 from dpft.batch_mixing import check_model
 from dpft.config.schema import PlanConfig, TrainConfig
-from dpft.data.batches import Layout
-from dpft.data.encoding import TokenRows
 from dpft.errors import InputError
 from dpft.estimates.activations import Activations, guessed_activations, trace_activations
 from dpft.estimates.rank_memory import (
@@ -34,65 +27,19 @@ from dpft.estimates.rank_memory import (
     rank_shapes,
     shard_size,
 )
-from dpft.estimates.step_time import ModelShapes, estimate, model_shapes, probe_machine
 from dpft.kinds import Head
 from dpft.machine import usable_memory
-from dpft.methods.base import input_embeddings
 from dpft.models.architecture import Architecture
 from dpft.models.loading import checkpoint_activations, grow_as_planned, meta_model, new_names
 from dpft.parallel.cutting import ReadRows, check_can_be_sharded, repeated_blocks
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig, check_shards, world
 from dpft.parallel.ranks import Ranks, make_grid
 from dpft.parallel.shards import ShardedModel
-from dpft.records.plans import EstimatedTime, PlannedProcesses, RankMemory
-from dpft.reports.plan_table import in_words
-from dpft.runs.run_plan import RunPlan, leading_accountant
-from dpft.runs.task_model import layout_of, training_head, with_fused_head
-from dpft.startup import PROBING, doing
-from dpft.tasks.base import Task, TextualTask
+from dpft.records.plans import PlannedProcesses, RankMemory
+from dpft.runs.task_model import layout_of, with_fused_head
 from dpft.training.optimizers import check_works_on_shards
-from dpft.training.self_check import synthetic_losses
 from dpft.training.training_config import AUTO
 
-MATRIX = 2
-
-
-def record_positions(model: nn.Module, layout: Layout) -> Mapping[str, float] | None:
-    """Returns how often a record uses each layer, by the layer's name; None for texts.
-
-    The model, after ``Method.prepare``, is on ``meta`` and is left on fake tensors.
-    """
-    if layout.has_lengths:
-        return None
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake:
-        model.to_empty(device="cpu")
-    found: dict[str, float] = {}
-
-    def watch(name: str, module: nn.Module, weight: Tensor) -> Any:
-        def called(_: nn.Module, given: Any, outcome: Any) -> None:
-            if isinstance(outcome, Tensor):
-                found[name] = found.get(name, 0.0) + outcome.numel() / len(weight)
-
-        return module.register_forward_hook(called)
-
-    matrices = {
-        name: (module, parameter)
-        for name, module in model.named_modules()
-        for own, parameter in module.named_parameters(recurse=False)
-        if own == "weight" and parameter.dim() >= MATRIX
-    }
-    handles = [watch(name, module, weight) for name, (module, weight) in matrices.items()]
-    losses = synthetic_losses(model, 1, 1, layout=layout)
-    with fake:
-        losses()
-    for handle in handles:
-        handle.remove()
-    return found
-
-
-LEAST_PROBED = 1024
-"""Rows of the product by which the machine is probed: of fewer, its calls would be timed."""
 logger = logging.getLogger(__name__)
 
 
@@ -130,124 +77,6 @@ def planned_model(
     grow_as_planned(model, architecture, head, config.task.special_tokens)
     prepared = config.method.prepare(model, new)
     return with_fused_head(prepared, config, architecture, head), new
-
-
-def planned_shapes(
-    config: TrainConfig,
-    architecture: Architecture,
-    head: Head,
-    model: PreTrainedModel | None = None,
-) -> ModelShapes:
-    """Returns what the cost of a step follows from, of the model that would be trained."""
-    positions = None
-    layout = layout_of(config.task, architecture, head)
-    if not layout.has_lengths:
-        positions = record_positions(planned_model(config, architecture, head)[0], layout)
-    return model_shapes(
-        planned_model(config, architecture, head)[0] if model is None else model,
-        enters_early=config.method.extra_positions > 0,
-        positions=positions,
-    )
-
-
-def estimated_cost(
-    config: TrainConfig,
-    plan: RunPlan,
-    architecture: Architecture,
-    head: Head,
-    *,
-    typical_length: int,
-    peak_memory_bytes: int = 0,
-) -> EstimatedTime:
-    """Returns the time of a run's steps, from a probe of the machine and the model's shapes.
-
-    Of many processes it is the time of one with its share of the records, without the network's.
-    """
-    device, settings = config.train.prepare(), config.train
-    clips = config.privacy.clips
-    processes = config.parallel.planned_processes
-    batch_size = -(-settings.batch_size(plan.size.num_examples) // processes)
-    size = min(settings.most_rows, batch_size)
-    model, _ = planned_model(config, architecture, head)
-    speed = probe_machine(
-        device,
-        width=_width(model),
-        tokens=max(size * config.task.longest, LEAST_PROBED),
-        options=clips.clipping_options(settings.backward_scale) if clips else None,
-        precision=settings.precision,
-    )
-    return estimate(
-        planned_shapes(config, architecture, head, model),
-        speed,
-        private=clips is not None,
-        typical_length=typical_length,
-        micro_batch_size=settings.most_rows,
-        expected_batch_size=batch_size,
-        steps=plan.steps,
-        peak_memory_bytes=peak_memory_bytes,
-    )
-
-
-def foretell(
-    config: TrainConfig,
-    plan: RunPlan,
-    architecture: Architecture,
-    rows: Sequence[Any],
-    *,
-    taken: int,
-) -> float:
-    """Returns the seconds that the steps of a run will take, and logs them.
-
-    ``taken`` are steps of earlier sessions; the mean length of the encoded records (``rows``) is
-    what records are taken to have on a terminal, which their owner looks at.
-    """
-    doing(PROBING)
-    handlers = [*logging.getLogger().handlers, *logging.getLogger("dpft").handlers]
-    is_owners = sys.stderr.isatty() and all(
-        isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr
-        for handler in handlers
-    )
-    found = estimated_cost(
-        config,
-        plan,
-        architecture,
-        training_head(config, architecture),
-        typical_length=taken_length(config.task, own_length(rows) if is_owners else None),
-    )
-    seconds = found.seconds_total * (plan.steps - taken) / plan.steps
-    length = "" if is_owners else f", records of {found.typical_length} tokens"
-    epsilon = ""
-    if plan.privacy is not None:
-        epsilon = f"; epsilon is the upper bound by {leading_accountant(config, plan.privacy)}"
-    logger.info(
-        "training takes about %s by an estimate (%d steps%s)%s",
-        *(in_words(seconds), plan.steps - taken, length, epsilon),
-    )
-    return seconds
-
-
-def taken_length(task: Task, measured: int | None) -> int:
-    """Returns how long a record is taken to be: as the task states, else as measured, in tokens."""
-    states = isinstance(task, TextualTask) and task.typical_length is not None
-    return task.typical if states or measured is None else measured
-
-
-def own_length(rows: Sequence[Any]) -> int | None:
-    """Returns the mean length of encoded records in tokens, private; None where they have none.
-
-    It has two digits, as all that a terminal shows its owner of private records.
-    """
-    if not isinstance(rows, TokenRows) or not len(rows):
-        return None
-    return max(1, round(float(f"{rows.lengths.mean():.2g}")))
-
-
-def _width(model: nn.Module) -> int:
-    """Returns the width that a probe's product has: that of what a token, or a patch, becomes."""
-    tables = [table for table in input_embeddings(model) if table.dim() > 1]
-    if not tables:  # convolutions alone
-        return max(len(weight) for weight in model.parameters() if weight.dim() > 1)
-    return max(int(table.shape[-1] if table.dim() == 2 else len(table)) for table in tables)
 
 
 def least_rows(config: TrainConfig) -> int:
@@ -447,17 +276,18 @@ class PlannedRanks:
         if clips is None:
             return None
         if self.config.model.gradient_checkpointing:
-            checkpoint_activations(self._model)
-        return clips.clipping_options().resolved(self._model).engine
+            checkpoint_activations(self.model)
+        return clips.clipping_options().resolved(self.model).engine
 
     @cached_property
-    def _model(self) -> PreTrainedModel:
+    def model(self) -> PreTrainedModel:
+        """The model that trains, without weights."""
         return planned_model(self.config, self.architecture, self.head)[0]
 
     @cached_property
     def _shapes(self) -> RankShapes:
         parallel, optimizer = self.config.parallel, self.config.optimizer
-        return rank_shapes(self._model, parallel, self._processes, optimizer)
+        return rank_shapes(self.model, parallel, self._processes, optimizer)
 
     @cached_property
     def _activations(self) -> Activations:
@@ -481,8 +311,7 @@ class PlannedRanks:
                 *(type(model).__name__, kind),
             )
         length = config.task.longest + config.method.extra_positions
-        shapes = planned_shapes(config, self.architecture, self.head)
-        return guessed_activations(shapes, rows=TRACED_ROWS, length=length)
+        return guessed_activations(self.model, rows=TRACED_ROWS, length=length)
 
     def _step(self, rows: int) -> StepShapes:
         clips = self.config.privacy.clips

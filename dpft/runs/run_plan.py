@@ -373,6 +373,14 @@ def announce(command: TrainCommand) -> None:
         say_default_method(command)
 
 
+def announce_steps(config: TrainConfig, plan: RunPlan, *, taken: int) -> None:
+    """Log how many steps this session will take, and whose bound epsilon is."""
+    accountant = ""
+    if plan.privacy is not None:
+        accountant = f"; epsilon is the upper bound by {leading_accountant(config, plan.privacy)}"
+    logger.info("training: %d steps%s", plan.steps - taken, accountant)
+
+
 def say_default_method(config: TrainConfig) -> None:
     """Logs why the head alone trains, where that is the default, and the key that changes it."""
     is_of_labels = config.task.own_defaults and config.task.answers == LABELS

@@ -349,7 +349,7 @@ class Task(ABC):
 
     @property
     def typical(self) -> int:
-        """The length that a row is taken to have where the time of a run is estimated."""
+        """The length of the rows on which ``dpft plan`` measures the time of a run."""
         return max(1, round(TYPICAL_SHARE * self.longest))
 
     @property
@@ -471,8 +471,8 @@ class TextualTask(Task):
     compare; null splits texts by script."""
 
     typical_length: int | None = None
-    """Tokens of a typical example, a public number for the estimate of time alone; null takes
-    three quarters of max_length."""
+    """Tokens of a typical example, a public number, on which ``dpft plan`` measures time; null
+    takes three quarters of max_length."""
 
     modality: ClassVar[str] = "text"
     has_canaries: ClassVar[bool] = True

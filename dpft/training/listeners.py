@@ -137,13 +137,12 @@ class StepProgress:
         epsilon_after: Callable[[int], SpentEpsilon] | None,
         taken: int = 0,
         counted: str = "examples",
-        foretold: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepares to show ``steps`` steps, of which ``taken`` are of earlier sessions.
 
         The rate is counted by the public ``expected_batch_size``, a number of what ``counted``
-        says; ``foretold`` is how long it will take, in words, until steps show.
+        says.
         """
         self._steps = steps
         self._expected_batch_size = expected_batch_size
@@ -161,17 +160,15 @@ class StepProgress:
         self._bar = Progress(
             *columns, console=console, disable=not self._draws, refresh_per_second=1
         )
-        self._foretold = foretold
         first = self._windows.first
         waits = "" if first is None else f"steps show from step {first} of {steps} on"
-        note = ", ".join(filter(None, (foretold, waits)))
-        self._task = self._bar.add_task("training", total=steps, completed=taken, note=note)
+        self._task = self._bar.add_task("training", total=steps, completed=taken, note=waits)
 
     def __enter__(self) -> Self:
         if self._windows.starts_on_grid:
             self._begin(self._taken)
             return self
-        doing(TRAINING, self._foretold)
+        doing(TRAINING)
         if self._taken < self._steps:
             first = self._windows.first
             shown = "no progress" if first is None else f"progress from step {first} on"

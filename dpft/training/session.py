@@ -265,8 +265,6 @@ class Session:
     state_at_start: Mapping[str, str] | None = None
     """Digests of the model's state before it ran on any record; None: it has not run yet, or this
     is not the first process."""
-    foretold: str = ""
-    """How long the run will take from here, in words, for a terminal; empty: it is not known."""
     evaluation: StepEvaluation | None = None
     """Scores the model between steps; None: it is scored before and after them alone."""
     ranks: Ranks = ALONE
@@ -378,7 +376,6 @@ def take_steps(
                 expected_batch_size=session.batch_size,
                 epsilon_after=epsilon_after,
                 counted="examples" if session.training_set.units is None else "units",
-                foretold=session.foretold,
             )
         if not goes_on:
             save(0)

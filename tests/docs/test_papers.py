@@ -9,10 +9,8 @@ import re
 
 import pytest
 
-from docs.tools.gpu_hours import hours
 from docs.tools.pages import DOCS
 from dpft.config.load import config_directory
-from tests.slowness import slow_but_every
 
 PAGE = DOCS / "results" / "papers.md"
 CAPTIONS = {"Li et al. 2022": (14, 9), "Bu et al. 2022": (17, 5), "Ponomareva et al. 2022": (5, 1)}
@@ -92,30 +90,3 @@ def test_a_recipe_stands_in_the_row_of_the_table_that_its_head_names() -> None:
         if named[2] in ("9", "10", "11") and paper.startswith("Bu"):
             continue  # tables of settings, which many recipes follow
         assert path.stem in words, (path.stem, named[0])
-
-
-OF_ONE_RUN = {
-    ("Li et al. 2022", "Table 1"): ("li2022_mnli",),
-    ("Li et al. 2022", "Table 2"): ("li2022_e2e",),
-    ("Li et al. 2022", "Table 3"): ("li2022_personachat",),
-    ("Li et al. 2022", "Table 9"): ("li2022_table9",),
-    ("Li et al. 2022", "Table 14"): ("li2022_rgp_sst2",),
-    ("Bu et al. 2022", "Table 4"): ("bu2022_adapter_mnli",),
-    ("Bu et al. 2022", "Table 15"): ("bu2022_cifar10_full",),
-    ("Ponomareva et al. 2022", "Table 3"): ("ponomareva2022_t5_small_prefix",),
-}
-"""Rows whose hours are those of one run, and the recipe of their command."""
-
-
-@pytest.mark.parametrize(
-    ("row", "recipe"),
-    slow_but_every(4, OF_ONE_RUN.items()),
-    ids=lambda one: " ".join(one),
-)
-def test_the_hours_of_a_row_are_those_of_its_command(
-    row: tuple[str, str], recipe: tuple[str, ...]
-) -> None:
-    _, command, stands = rows(row[0])[row[1]]
-    assert f"experiment={recipe[0]}" in command
-    said = float(re.search(r"GPU and ([\d,.]+) hours", stands)[1].replace(",", ""))
-    assert said == pytest.approx(hours(*recipe), rel=0.1)

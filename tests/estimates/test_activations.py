@@ -9,7 +9,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dpft.estimates.activations import Activations, guessed_activations, trace_activations
-from dpft.estimates.step_time import model_shapes
 from dpft.head_losses import fuse_head
 from dpft.methods.base import METHODS
 from dpft.training.self_check import synthetic_losses
@@ -87,7 +86,7 @@ def test_layers_that_train_are_named_in_order_and_frozen_ones_are_not() -> None:
 
 def test_what_is_guessed_is_of_the_same_size() -> None:
     found = traced("gpt2")
-    guess = guessed_activations(model_shapes(on_meta(MODELS["gpt2"])), rows=4, length=LENGTH)
+    guess = guessed_activations(on_meta(MODELS["gpt2"]), rows=4, length=LENGTH)
     assert 0.2 * found.saved < guess.saved < 2 * found.saved
     assert guess.largest == found.largest
 

@@ -3,7 +3,6 @@ from dataclasses import replace
 from dpft.records.form import joined
 from dpft.records.ledger import LedgerHead
 from dpft.records.plans import (
-    EstimatedTime,
     MeasuredTime,
     OpenPlan,
     PlannedLora,
@@ -17,11 +16,9 @@ from dpft.reports.plan_table import plan_table, process_lines, summary_line
 from dpft.reports.privacy_record import no_promise, promise_of
 from tests.reports.test_privacy_record import TWO_PHASES, accounting, plan
 
-TIME = {
-    **{"seconds_per_step": 2.5, "seconds_total": 7380.0, "peak_memory_bytes": 3 * 2**29},
-    "typical_length": 50,
-}
-MEASURED, ESTIMATED = MeasuredTime(**TIME), EstimatedTime(**TIME, how="a probe")
+MEASURED = MeasuredTime(
+    seconds_per_step=2.5, seconds_total=7380.0, timed_micro_batch=32, tokens_per_example=50
+)
 NOTHING = dict.fromkeys(
     (
         *("activations", "exchange", "gathered", "gradients", "noise", "optimizer", "process"),
@@ -44,7 +41,7 @@ COSTS = RunCosts(
     bytes_sent_per_step=10**9,
     device_memory_bytes=80 * 10**9,
     largest_micro_batch=32,
-    estimated=ESTIMATED,
+    measured=MEASURED,
 )
 SIZES = {"num_examples": 100, "expected_batch_size": 10, "steps": 4}
 
@@ -66,7 +63,7 @@ def test_memory_by_part_and_bytes_sent_are_listed() -> None:
 
 
 def test_the_last_line_says_what_it_takes_and_promises() -> None:
-    assert summary_line(private()) == "about 2 hours, 1.5 GiB, ε 2.990"
+    assert summary_line(private()) == "about 2 hours, 1.9 GiB, ε 2.990"
     tokenizer = TokenizerCost(
         epsilon=1.0,
         delta=1e-3,
@@ -116,29 +113,25 @@ def test_phases_are_listed_where_there_are_several() -> None:
     assert max(map(len, table.splitlines())) <= 80
 
 
-def test_a_measurement_is_added_where_there_is_one() -> None:
-    record = replace(private(), measured=MEASURED, estimated=None)
-    table = plan_table(record, plan(), accounting())
-    assert "time for records of 50 tokens,\nmemory for the longest" in table
+def test_the_measured_time_states_what_was_measured() -> None:
+    table = plan_table(private(), plan(), accounting())
+    assert "measured on micro-batches of 32 synthetic examples of 50" in table
     assert "seconds per step      2.50" in table
     assert "training time         2 h 3 min" in table
-    assert "peak memory           1.50 GiB" in table
-    assert "micro-batch           64 records" in table
-
-
-def test_without_a_measurement_the_estimate_stands_and_says_how_it_was_made() -> None:
-    table = plan_table(private(), plan(), accounting())
-    assert "estimated by a probe of this machine as it is now, for records of 50 tokens" in table
-    assert "evaluation left out; plan.measure=true" in table
-    assert table.splitlines()[-1] == "about 2 hours, 1.5 GiB, ε 2.990"
     assert max(map(len, table.splitlines())) <= 80
+
+
+def test_without_a_measurement_no_time_is_stated() -> None:
+    table = plan_table(replace(private(), measured=None), plan(), accounting())
+    assert "seconds per step" not in table
+    assert table.splitlines()[-1] == "1.9 GiB, ε 2.990"
 
 
 def test_a_plan_without_privacy_says_so_in_the_first_line() -> None:
     table = plan_table(joined(OpenPlan, no_promise(**SIZES), COSTS), None, None)
     assert table.startswith("NOT PRIVATE")
     assert "steps                 4" in table and "epsilon" not in table
-    assert table.splitlines()[-1] == "about 2 hours, 1.5 GiB, no ε" and "clip" not in table
+    assert table.splitlines()[-1] == "about 2 hours, 1.9 GiB, no ε" and "clip" not in table
 
 
 def test_a_plan_that_clips_without_noise_says_both_first() -> None:

@@ -284,11 +284,11 @@ def test_figures_are_those_of_the_commands_json(workspace: Workspace, by_call: R
 def test_a_plan_is_that_of_the_command(workspace: Workspace) -> None:
     printed = json.loads(workspace.run("plan", *FROM_FILES, "output=json").out)
     planned = dpft.plan(FROM_FILES)
-    measured = {"estimated"}  # Of this machine, just now.
+    measured = {"measured"}  # Of this machine, just now.
     assert {name: planned[name] for name in planned if name not in measured} == {
         name: value for name, value in printed.items() if name not in measured
     }
-    assert planned.estimated.keys() == printed["estimated"].keys()
+    assert planned.measured.keys() == printed["measured"].keys()
     model = ("model=tiny", "model.path=model")
     assert dpft.plan([*TRAINING, *model], rows=splits()).num_examples == 40
 

@@ -1,34 +1,18 @@
 """A plan says what training would do and cost, from no more of a model than its config.json."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dpft.config.schema import PlanConfig
+from dpft.config.schema import PlanConfig, PlanSettings
 from dpft.errors import InputError
-from dpft.estimates import step_time as estimate
-from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.records.form import as_json
 from dpft.records.plans import OpenPlan
 from dpft.reports.epsilon import delta_warnings
-from dpft.runs import planned_run
-from dpft.runs.planned_run import describe_run, measure_step
+from dpft.runs.planned_run import describe_run
 from tests.config.test_conf import loaded
 from tests.runs.configs import with_privacy, with_train, without_weights
-from tests.training.toy import tiny_model
-
-
-@dataclass(frozen=True)
-class Measured:
-    """In place of a measurement."""
-
-    seconds: float = 1.0
-
-
-@pytest.fixture(autouse=True)
-def _quick_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -61,19 +45,44 @@ def test_a_plan_has_the_mechanism_and_the_parameters(config: PlanConfig) -> None
     assert record.trainable_parameters == record.total_parameters > 0
     best = 3**0.5 * 1024 / record.total_parameters**0.5
     assert record.signal_to_noise == pytest.approx(best)
-    assert not {"ledger", "steps_taken", "measured"} & as_json(record).keys()
+    assert not {"ledger", "steps_taken"} & as_json(record).keys()
 
 
-def test_time_and_memory_are_estimated_where_nothing_is_measured(
-    config: PlanConfig, monkeypatch: pytest.MonkeyPatch
+def test_the_time_is_measured_at_the_tasks_public_length_unless_it_is_not_wanted(
+    config: PlanConfig,
 ) -> None:
-    short = describe_run(config).record.estimated
-    assert short.typical_length == 16, "the task's own, as far as task.max_length has room"
-    assert short.seconds_total > 3 * short.seconds_per_step > 0
-    assert short.peak_memory_bytes > 0
-    monkeypatch.setattr(planned_run, "measure", lambda *_, **__: Measured())
-    measured = describe_run(replace(config, plan=replace(config.plan, measure=True))).record
-    assert measured.measured == Measured() and measured.estimated is None
+    measured = describe_run(config).record.measured
+    assert measured.tokens_per_example == 16, "the task's own, as far as task.max_length has room"
+    assert measured.seconds_total == pytest.approx(3 * measured.seconds_per_step)
+    assert describe_run(replace(config, plan=PlanSettings(measure=False))).record.measured is None
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "reason"),
+    [
+        ("dpft.runs.run_cost.usable_memory", lambda _: 10**6, "has not enough memory"),
+        ("dpft.runs.planned_run.MOST_ON_A_CPU", 10, "takes too long on a CPU"),
+    ],
+)
+def test_a_model_that_is_too_large_for_this_machine_is_not_measured(
+    config: PlanConfig,
+    place: str,
+    value: object,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(place, value)
+    with caplog.at_level("INFO"):
+        record = describe_run(config).record
+    assert record.measured is None and reason in caplog.text
+    assert record.memory_per_rank_bytes.total > 0
+
+
+def test_each_process_is_taken_to_have_an_equal_share_of_the_examples(config: PlanConfig) -> None:
+    parallel = replace(config.parallel, name="ddp", world_size=8)
+    one, many = (describe_run(each) for each in (config, replace(config, parallel=parallel)))
+    assert one.record.measured.seconds_per_step > 4 * many.record.measured.seconds_per_step
 
 
 def own_text(folder: Path, *given: str) -> PlanConfig:
@@ -89,23 +98,11 @@ def own_text(folder: Path, *given: str) -> PlanConfig:
     return planned
 
 
-def test_the_lengths_of_private_records_reach_no_estimate_but_that_of_their_owners_terminal(
-    tmp_path: Path,
-) -> None:
+def test_the_time_does_not_depend_on_the_lengths_of_private_records(tmp_path: Path) -> None:
     config = own_text(tmp_path, "task.max_length=200")
-    assert describe_run(config).record.estimated.typical_length == 150
-    shown = describe_run(config, is_shown=True).record.estimated
-    assert 3 <= shown.typical_length <= 20
+    assert describe_run(config).record.measured.tokens_per_example == 150
     stated = own_text(tmp_path, "task.max_length=200", "task.typical_length=30")
-    for is_shown in (False, True):
-        found = describe_run(stated, is_shown=is_shown).record.estimated
-        assert found.typical_length == 30
-
-
-def test_a_plan_whose_size_is_stated_reads_no_record_for_its_length(tmp_path: Path) -> None:
-    config = own_text(tmp_path, "task.max_length=200", "privacy.num_examples=500")
-    (tmp_path / "own.csv").unlink()
-    assert describe_run(config, is_shown=True).record.estimated.typical_length == 150
+    assert describe_run(stated).record.measured.tokens_per_example == 30
 
 
 def test_a_plan_without_privacy_costs_nothing(config: PlanConfig) -> None:
@@ -134,10 +131,10 @@ def test_what_training_would_refuse_is_refused(config: PlanConfig) -> None:
         describe_run(replace(config, task=replace(config.task, max_length=5000)))
 
 
-def test_groups_of_the_models_own_names_are_no_hindrance_to_an_estimate(config: PlanConfig) -> None:
+def test_groups_of_the_models_own_names_are_measured(config: PlanConfig) -> None:
     grouped = with_privacy(config, clipping="per_layer", groups=("*wte*", "*attn*", "*"))
     record = describe_run(grouped).record
-    assert record.estimated.seconds_per_step > 0
+    assert record.measured.seconds_per_step > 0
 
 
 def test_a_plan_says_what_an_automatic_micro_batch_is(config: PlanConfig) -> None:
@@ -149,35 +146,3 @@ def test_a_plan_says_what_an_automatic_micro_batch_is(config: PlanConfig) -> Non
 def test_tokens_below_a_record_are_refused_by_a_plan_too(config: PlanConfig) -> None:
     with pytest.raises(InputError, match="train.micro_batch_tokens must be at least 16"):
         describe_run(with_train(config, micro_batch_tokens=15))
-
-
-@pytest.mark.parametrize("options", [ClippingOptions(max_grad_norm=0.1), None])
-def test_time_and_memory_are_measured_and_extrapolated_to_all_steps(options):
-    measured = measure_step(
-        tiny_model(),
-        max_length=16,
-        typical_length=8,
-        micro_batch_size=4,
-        expected_batch_size=8,
-        steps=10,
-        options=options,
-    )
-    assert measured.seconds_per_step > 0
-    assert measured.seconds_total == pytest.approx(10 * measured.seconds_per_step)
-    assert measured.peak_memory_bytes > 2**20
-    assert measured.typical_length == 8
-
-
-@pytest.mark.parametrize("options", [ClippingOptions(max_grad_norm=0.1), None])
-def test_the_longest_records_are_run_once_and_the_typical_ones_are_timed(options, monkeypatch):
-    made, run = planned_run.synthetic_losses, []
-
-    def counted(model, count, length, **options):
-        losses = made(model, count, length, **options)
-        return lambda: run.append(length) or losses()
-
-    monkeypatch.setattr(planned_run, "synthetic_losses", counted)
-    sizes = {"max_length": 16, "typical_length": 8, "micro_batch_size": 2}
-    measure_step(tiny_model(), **sizes, expected_batch_size=2, steps=1, options=options)
-    first = run.index(8)
-    assert set(run[:first]) == {16} and set(run[first:]) == {8}

@@ -219,7 +219,7 @@ def test_what_account_prints_of_a_ledger_that_was_lodged(workspace: Workspace) -
         (*TRAINING, *QUICK, "privacy.eps=8"),
         (*OPEN[1:], "train.steps=2"),
         *slow(
-            ((*TRAINING, *QUICK, "privacy.noise_multiplier=1", "plan.measure=true"),),
+            ((*TRAINING, *QUICK, "privacy.noise_multiplier=1", "plan.measure=false"),),
             ((*TRAINING, *QUICK, "privacy.eps=8", "parallel=fsdp"),),
             ((*TRAIN[1:], "privacy.total_eps=6", "model.tokenizer=vocabulary"),),
         ),

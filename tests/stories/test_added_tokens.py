@@ -142,8 +142,7 @@ def test_a_plan_needs_no_tokenizer(workspace: Workspace) -> None:
     bare.mkdir()
     shutil.copy(workspace.root / "model" / "config.json", bare)
     whole = workspace.run("plan", *ARGUMENTS, "output=json")
-    measured = ("plan.measure=true", "output=json")
-    outcome = workspace.run("plan", *ARGUMENTS, "model.path=bare", *measured)
+    outcome = workspace.run("plan", *ARGUMENTS, "model.path=bare", "output=json")
     assert outcome.code == 0, outcome.err
     key = "total_parameters"
     assert json.loads(outcome.out)[key] == json.loads(whole.out)[key]

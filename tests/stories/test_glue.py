@@ -190,7 +190,7 @@ def test_a_plan_counts_what_training_does(workspace: Workspace, arguments, new: 
 
 @pytest.mark.slow
 def test_a_plan_measures_a_classifier(workspace: Workspace) -> None:
-    chosen = (*setting("mnli", "gpt2"), *PLAIN, CLS, "plan.measure=true", "output=json")
+    chosen = (*setting("mnli", "gpt2"), *PLAIN, CLS, "output=json")
     outcome = workspace.run("plan", *chosen)
     assert outcome.code == 0, outcome.err
     assert json.loads(outcome.out)["measured"]["seconds_per_step"] > 0

@@ -26,7 +26,6 @@ def progress(
     epsilon=None,
     taken: int = 0,
     clock: Clock | None = None,
-    foretold: str = "",
 ) -> StepProgress:
     return StepProgress(
         steps=steps,
@@ -34,7 +33,6 @@ def progress(
         epsilon_after=epsilon,
         taken=taken,
         clock=clock or Clock(),
-        foretold=foretold,
     )
 
 
@@ -80,10 +78,10 @@ def test_the_rate_names_what_it_counts(caplog) -> None:
 def test_trust_rule_7_the_bar_stands_from_the_start_and_moves_at_windows_alone(monkeypatch) -> None:
     monkeypatch.setattr("dpft.training.listeners.draws_bars", lambda console: True)
     clock = Clock()
-    with progress(steps=25, clock=clock, foretold="about 4 minutes") as shown:
+    with progress(steps=25, clock=clock) as shown:
         (task,) = shown._bar.tasks
         assert shown._bar.live.is_started
-        waits = "about 4 minutes, steps show from step 10 of 25 on"
+        waits = "steps show from step 10 of 25 on"
         assert (task.completed, task.fields["note"]) == (0, waits)
         for step in range(1, 10):
             clock.now += 1.0

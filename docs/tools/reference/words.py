@@ -113,14 +113,13 @@ is one whole model. ε stays that of the run.
     ),
     "plan": CommandWords(
         intro="""
-`dpft plan` says what `dpft train` with the same arguments would do and cost: ε, noise, steps,
-parameters, memory, bytes sent between processes, and time. It trains nothing. Time is estimated
-from a short probe of the machine; with `plan.measure=true` one synthetic micro-batch is timed. It
-takes all keys of `dpft train`.
+`dpft plan` states what `dpft train` with the same arguments would do and cost: ε, noise, steps,
+parameters, memory, and the time that it measures on synthetic examples. It takes all keys of
+`dpft train`, and `plan.measure=false` to omit the time.
 """,
         examples=(
             "dpft plan task=e2e model=gpt2 privacy.eps=3",
-            "dpft plan task=e2e model=gpt2 privacy.eps=3 plan.measure=true output=json",
+            "dpft plan task=e2e model=gpt2 privacy.eps=3 plan.measure=false output=json",
         ),
     ),
     "audit": CommandWords(

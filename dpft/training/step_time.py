@@ -1,0 +1,118 @@
+"""Measure how long a step of training takes on this machine, on synthetic micro-batches.
+
+A step consists of the passes over its micro-batches, the noise, and the optimizer's update.
+Loading, encoding, evaluation, checkpoints and the exchange between processes are not measured.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dpft.data.batches import Layout
+from dpft.head_losses import losses_added_up
+from dpft.privacy.clipping.clipper import ClippingOptions
+from dpft.privacy.noise import add_noise
+from dpft.privacy.randomness import make_randomness
+from dpft.records.plans import MeasuredTime
+from dpft.training.optimizers import OptimizerConfig
+from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
+from dpft.training.training_config import autocast
+
+SECONDS = 4.0
+"""How long the largest timed micro-batch may take. If the run's own take longer, their time follows
+from the first and the last that were timed."""
+
+
+def measure_step(
+    model: nn.Module,
+    *,
+    length: int,
+    micro_batch_size: int,
+    expected_batch_size: int,
+    steps: int,
+    options: ClippingOptions | None,
+    optimizer: OptimizerConfig,
+    layout: Layout = CAUSAL_TEXT,
+    precision: str = "fp32",
+) -> MeasuredTime:
+    """Measure the time of a step and multiply it by the number of steps.
+
+    A first micro-batch of one example is not timed: the clipper checks itself on it. Each timed one
+    has twice the examples of the one before, up to ``micro_batch_size`` or ``SECONDS``.
+
+    Args:
+        model: Prepared for training, on its device. Its weights change.
+        length: Tokens of each example.
+        micro_batch_size: Most examples of a micro-batch.
+        expected_batch_size: Examples of a step.
+        steps: Number of steps.
+        options: What training clips with; None for ordinary gradients, which get no noise.
+        optimizer: The optimizer of the run.
+        layout: How rows are laid out in a batch.
+        precision: As in training.
+    """
+    size = min(micro_batch_size, expected_batch_size)
+    device = next(model.parameters()).device
+    model.train()
+
+    def losses_of(rows: int) -> Callable[[], Tensor]:
+        synthetic = synthetic_losses(model, rows, length, layout=layout, ragged=False)
+
+        def compute_losses() -> Tensor:
+            with autocast(precision, device):
+                return synthetic()
+
+        return compute_losses
+
+    def micro_batch(accumulate: Callable[[Callable[[], Tensor]], object]) -> tuple[int, float]:
+        """Return the examples of the largest timed micro-batch, and the seconds of a whole one."""
+        accumulate(losses_of(1))
+        rows, seconds = 1, _timed(partial(accumulate, losses_of(1)))
+        first, per_example = seconds, seconds
+        while rows < size and 2 * seconds <= SECONDS:
+            rows = min(size, 2 * rows)
+            seconds = _timed(partial(accumulate, losses_of(rows)))
+            per_example = max(0.0, seconds - first) / (rows - 1)
+        return rows, seconds + (size - rows) * per_example
+
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    moves = optimizer.make(trained, 1e-6, 0.0)
+    if options is None:
+        with losses_added_up():
+            rows, per_batch = micro_batch(lambda losses: losses().sum().backward())
+        update = _timed(moves.step)
+    else:
+        with options.make(model) as clipper:
+            rows, per_batch = micro_batch(clipper.accumulate)
+        noise = make_randomness(device).noise
+
+        def noisy_update() -> None:
+            add_noise(trained, 1.0, noise)
+            moves.step()
+
+        update = _timed(noisy_update)
+    per_step = per_batch * expected_batch_size / size + update
+    return MeasuredTime(
+        seconds_per_step=per_step,
+        seconds_total=per_step * steps,
+        timed_micro_batch=rows,
+        tokens_per_example=length,
+    )
+
+
+def _timed(work: Callable[[], object]) -> float:
+    """Return the seconds of the second of two runs; the first one warms up."""
+    work()
+    _wait()
+    start = time.monotonic()
+    work()
+    _wait()
+    return time.monotonic() - start
+
+
+def _wait() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
