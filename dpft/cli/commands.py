@@ -12,7 +12,6 @@ record before the run has checked its configuration.
 """
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -441,40 +440,41 @@ def passed_on(words: Sequence[str]) -> list[str]:
 def show_scores(
     config: "EvaluateConfig", evaluations: "Sequence[Evaluation]", folder: Path
 ) -> None:
-    """Prints the scores, as a table or as one JSON object like metrics.json without texts.
+    """Print the scores as a table or as one JSON object like metrics.json, without texts.
 
-    Of a private split it says where they are. Rounded to two digits they are shown where that was
-    asked for, and in the table on a terminal, which its owner alone reads.
+    Scores of a private split are printed and marked, because the output of this command belongs to
+    its operator. In a job of submitit, stdout is a log file, which gets only what metrics.json has.
     """
     from dpft.evaluation.eval_config import eval_split_is_public
     from dpft.files import PRIVATE_REPORT
+    from dpft.parallel.rank_environment import submitted_task
     from dpft.records.form import json_text
-    from dpft.records.scores import Metrics
+    from dpft.records.scores import PRIVATE_MARK, Metrics
     from dpft.reports.pages import score
     from dpft.reports.run_record import shown
 
     public = eval_split_is_public(config.task, config.eval)
-    is_table = config.output != "json"
-    rounded = config.eval.publish_private_scores or (is_table and sys.stdout.isatty())
-    entries = tuple(
-        replace(
-            shown(evaluation.record(public=public), rounded=rounded), samples=None, confusion=None
-        )
-        for evaluation in evaluations
-    )
-    if not is_table:
-        print(json_text(Metrics(evaluations=entries)))
+    is_logged = submitted_task() is not None
+    entries = []
+    for evaluation in evaluations:
+        entry = replace(evaluation.record(public=public), samples=None, confusion=None)
+        if is_logged:
+            entry = shown(entry, rounded=config.eval.publish_private_scores)
+        elif not public:
+            entry = replace(entry, note=PRIVATE_MARK)
+        entries.append(entry)
+    if config.output == "json":
+        print(json_text(Metrics(evaluations=tuple(entries))))
         return
-    for entry, evaluation in zip(entries, evaluations, strict=True):
-        counted = f", {entry.examples} distinct inputs" if public else ""
+    for entry in entries:
+        counted = "" if entry.examples is None else f", {entry.examples} distinct inputs"
         print(f"{entry.task}, split {entry.split}{counted}")
+        if entry.note is not None:
+            print(entry.note)
         for name, value in entry.metrics.items():
             print(f"{name:<22}{score(value, entry.digits):>12}")
-        reasons = evaluation.not_computed if sys.stdout.isatty() else entry.not_computed
-        for name, why in reasons.items():
+        for name, why in entry.not_computed.items():
             print(f"{name:<22}not computed: {why}")
-        if not public:
-            print(entry.note)
     if not public:
         print(f"scores: {folder / PRIVATE_REPORT}")
 

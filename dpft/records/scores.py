@@ -20,6 +20,8 @@ from dpft.records.form import (
 
 PRIVATE_SPLIT = "computed on private held-out records, not covered by epsilon"
 TRAINING_SPLIT = "computed on training records, not covered by epsilon"
+PRIVATE_MARK = "private: not covered by ε"
+"""What `dpft eval` prints with the scores of a private split."""
 Stage = Literal["before", "after"]
 STAGES: Mapping[Stage, str] = {
     "before": "before fine-tuning",
@@ -129,8 +131,8 @@ def split_note(split: str) -> str:
 class Metrics(Versioned):
     """The scores of a run, or of an evaluation.
 
-    Those of private splits are in the second file; of the first, `dpft eval output=json` prints the
-    entries of what it scored.
+    Those of private splits are in the second file. `dpft eval output=json` prints the entries of
+    what it scored, and marks those of private splits.
     """
 
     evaluations: tuple[ScoreEntry, ...]

@@ -22,7 +22,6 @@ from dpft.files import (
     PAGE,
     PREDICTIONS,
     PRIVACY,
-    PRIVATE,
     PRIVATE_METRICS,
     REPORT,
 )
@@ -48,7 +47,7 @@ from dpft.reports.privacy_record import (
     started_from,
 )
 from dpft.reports.report import write_report
-from dpft.reports.run_record import RunRecord, data_name, model_title, read_run, with_own_scores
+from dpft.reports.run_record import RunRecord, data_name, model_title, read_run
 from dpft.reports.scores import ScoreTable, metric_words, score_tables
 from dpft.reports.sections import headline, what_epsilon_is_of
 from dpft.reports.terminal import Grid, show
@@ -60,23 +59,19 @@ from dpft.runs.saved_run import taken_before
 from dpft.tasks.base import Task
 
 BAD_SCORES = "docs/how-to/bad-scores.md"
-SCORES = "scores"
 
 
 def show_ending(folder: Path, task: Task) -> None:
     """Prints what a run has come to: tables on a terminal, a line for each fact elsewhere."""
-    lines = ending_lines(folder, task)
     if not sys.stdout.isatty():
-        show(lines)
+        show(ending_lines(folder, task))
         return
-    record, kind_before = with_own_scores(read_run(folder), rounded=True), ""
-    own = [entry for entry in record.evaluations if entry.is_private]
-    lines += _if_nothing_was_learned(own, folder / PRIVATE / PREDICTIONS)
-    rows = []
-    for kind, _, text in (line.partition(": ") for line in lines):
-        if kind != SCORES:
-            rows.append(("" if kind == kind_before else kind, text))
-            kind_before = kind
+    record, kind_before, rows = read_run(folder), "", []
+    for kind, _, text in (
+        line.partition(": ") for line in ending_lines(folder, task, in_tables=True)
+    ):
+        rows.append(("" if kind == kind_before else kind, text))
+        kind_before = kind
     tables = [table for table in score_tables(record.evaluations) if table.rows]
     show([Grid(title="Done", rows=rows), *(_score_grid(table, record) for table in tables)])
 
@@ -97,8 +92,14 @@ def _score_grid(table: ScoreTable, record: RunRecord) -> Grid:
     )
 
 
-def ending_lines(folder: Path, task: Task) -> list[str]:
-    """Returns what a run has come to, a line each, with the folder as it is seen from here."""
+def ending_lines(folder: Path, task: Task, *, in_tables: bool = False) -> list[str]:
+    """Return the results of a run, one line each, with paths relative to the working directory.
+
+    Args:
+        folder: The run's folder.
+        task: The run's task.
+        in_tables: Whether tables follow, so that the lines leave out the scores in them.
+    """
     here = Path.cwd()
     whole = Path(os.path.abspath(folder))
     short = whole.relative_to(here) if whole.is_relative_to(here) else folder
@@ -110,7 +111,7 @@ def ending_lines(folder: Path, task: Task) -> list[str]:
     return [
         f"trained: {_trained(record)}",
         f"privacy: {_promise(record.privacy)}",
-        *(f"{SCORES}: {_scores(table, short)}" for table in tables),
+        *(f"scores: {_scores(table, short)}" for table in tables if not (in_tables and table.rows)),
         *left_out,
         f"report: {short / REPORT}, {short / PAGE}",
         *_if_nothing_was_learned(

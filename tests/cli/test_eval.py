@@ -1,6 +1,7 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 import stat
 from pathlib import Path
@@ -42,8 +43,8 @@ def test_a_run_is_scored_with_its_own_settings_and_its_report_written_anew(
 ) -> None:
     outcome = workspace.run("eval", RUN)
     assert outcome.code == 0, outcome.err
-    assert outcome.out.startswith("e2e, split test\n") and "distinct inputs" not in outcome.out
-    assert "computed on private held-out records" in outcome.out
+    assert outcome.out.startswith("e2e, split test, 2 distinct inputs\nprivate: not covered by ε\n")
+    assert re.search(r"^perplexity +\d+\.\d{4}$", outcome.out, re.MULTILINE)
     assert "run/private/report.md" in outcome.out
     folder = workspace.root / "run"
     entry = scores(folder / "private")["test", "after"]

@@ -2,10 +2,12 @@
 
 import json
 import re
+import shutil
 import stat
 import sys
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -20,7 +22,7 @@ from tests.guarantees.watched_runs import (
     public_files,
     secret_keys,
 )
-from tests.stories.tiny import MARKER, make_workspace, umask_zero
+from tests.stories.tiny import MARKER, Workspace, make_workspace, umask_zero
 
 RECORDS = 60
 HELD_OUT = (
@@ -176,6 +178,23 @@ def test_private_scores_are_only_in_private(scored: Scored) -> None:
     printed = {"printed": scored.printed().encode()}
     for texts in (*scored.public, public_files(scored.folder) | printed):
         assert texts_with(numbers, texts) == {}
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_only_the_output_of_eval_has_private_scores_and_the_log_of_a_submitted_job_has_none(
+    scored: Scored, tmp_path: Path, output: str
+) -> None:
+    shutil.copytree(scored.workspace.root, tmp_path, dirs_exist_ok=True)
+    workspace = Workspace(tmp_path)
+    job = SimpleNamespace(job="slurm:1")
+    with patch("dpft.parallel.rank_environment.submitted_task", lambda: job):
+        logged = workspace.run("eval", "run=run", f"output={output}")
+    printed = workspace.run("eval", "run=run", f"output={output}")
+    assert (logged.code, printed.code) == (0, 0), logged.err + printed.err
+    numbers = numbers_in(tmp_path / "run" / "private" / "metrics.json")
+    texts = {"log": (logged.out + logged.err).encode(), "stderr": printed.err.encode()}
+    assert texts_with(numbers, public_files(tmp_path / "run") | texts) == {}
+    assert texts_with(numbers, {"stdout": printed.out.encode()})
 
 
 def test_a_traceback_on_the_terminal_quotes_no_record(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ TRAIN = (
     "train.expected_batch_size=10", "train.steps=2", "train.num_threads=1",
     "hydra.run.dir=run",
 )  # fmt: skip
+MARK = "private: not covered by ε"
 HASHES = re.compile(rb"[0-9a-f]{32,64}")
 """Heads and ids, which differ between any two runs."""
 
@@ -156,22 +157,57 @@ def rounded(told: Told) -> list[str]:
     return [f"{float(f'{value:.2g}'):g}" for value in values]
 
 
+def check_prints_private_scores(out: str, output: str, perplexity: float) -> None:
+    if output == "json":
+        (entry,) = json.loads(out)["evaluations"]
+        assert entry["note"] == MARK and entry["split_is_public"] is False
+        assert entry["metrics"]["perplexity"] == pytest.approx(perplexity)
+    else:
+        assert MARK in out and f"{perplexity:.4f}" in out
+
+
+@pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("output", ["table", "json"])
-def test_trust_rule_8_eval_says_where_private_scores_are_and_not_what(
-    told: Told, tmp_path: Path, output: str
+def test_trust_rule_8_eval_prints_private_scores_with_a_mark(
+    told: Told, tmp_path: Path, output: str, terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = copy_of(told, tmp_path)
+    if terminal:
+        monkeypatch.setattr("tests.stories.tiny.io.StringIO", Terminal)
     outcome = workspace.run("eval", "run=run", f"output={output}")
     assert outcome.code == 0, outcome.err
-    assert said_in([*told.numbers(), *rounded(told)], (outcome.out + outcome.err).encode()) == []
-    assert "private/metrics.json" in outcome.out
-    if output == "json":
-        (entry,) = json.loads(outcome.out)["evaluations"]
-        assert entry["metrics"] == {} and "examples" not in entry
+    check_prints_private_scores(outcome.out, output, told.entries[1]["metrics"]["perplexity"])
+    assert said_in([*told.numbers(), *rounded(told)], outcome.err.encode()) == []
     kept = json.loads((tmp_path / "run/private/metrics.json").read_text())["evaluations"]
     assert [entry["stage"] for entry in kept] == ["before", "after"]
     public = [path.read_bytes() for path in public_files(tmp_path / "run")]
     assert not any(said_in(told.numbers()[:-1], content) for content in public)
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_the_scores_of_a_file_on_your_own_data_are_printed_with_a_mark(
+    tmp_path: Path, output: str
+) -> None:
+    rows = tmp_path / "own"
+    rows.mkdir()
+    (rows / "test.csv").write_text("question,answer\nWhere is 1?,In town 1.\nWhere is 2?,Here.\n")
+    written = ({"input": f"Where is {n}? ", "prediction": "In town 1."} for n in (1, 2))
+    (tmp_path / "written.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+    outcome = Workspace(tmp_path).run(
+        "eval", "task=custom", "task.data_dir=own", 'task.prompt="{question} "',
+        'task.target="{answer}"', "task.metrics=[text_accuracy]", "predictions=written.jsonl",
+        f"output={output}", "hydra.run.dir=scored",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    if output == "json":
+        (entry,) = json.loads(outcome.out)["evaluations"]
+        assert (entry["metrics"], entry["note"]) == ({"accuracy": 0.5}, MARK)
+    else:
+        assert MARK in outcome.out and re.search(r"accuracy +0\.5000", outcome.out)
+    assert (
+        json.loads((tmp_path / "scored/metrics.json").read_text())["evaluations"][0]["metrics"]
+        == {}
+    )
 
 
 def test_scores_are_published_rounded_and_marked_where_that_is_asked_for(
@@ -182,7 +218,7 @@ def test_scores_are_published_rounded_and_marked_where_that_is_asked_for(
     assert outcome.code == 0, outcome.err
     entries = json.loads((tmp_path / "run" / "metrics.json").read_text())["evaluations"]
     assert [f"{entry['metrics']['perplexity']:g}" for entry in entries] == rounded(told)
-    for entry in (*entries, *json.loads(outcome.out)["evaluations"]):
+    for entry in entries:
         assert entry["digits"] == 2 and "not covered by epsilon" in entry["note"]
         assert "examples" not in entry and "rounded to two digits" in entry["note"]
     for name in ("report.md", "report.html"):
@@ -229,7 +265,7 @@ def test_a_folder_that_was_handed_on_without_its_private_part_is_still_read(
     assert outcome.code == 0, outcome.err
     (entry,) = json.loads((tmp_path / "run/private/metrics.json").read_text())["evaluations"]
     assert (entry["split"], entry["examples"]) == ("test", 3)
-    assert "3 distinct" not in outcome.out
+    assert "3 distinct" in outcome.out
 
 
 def test_reports_of_many_runs_keep_private_scores_in_private(told: Told, tmp_path: Path) -> None:
@@ -248,29 +284,15 @@ def test_reports_of_many_runs_keep_private_scores_in_private(told: Told, tmp_pat
     assert open_to_others(tmp_path / "both") == {}
 
 
-@pytest.mark.parametrize("words", [("eval", "run=run"), ("report", "runs=run")])
-def test_a_terminal_shows_its_owner_two_digits(
-    told: Told, tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    workspace = copy_of(told, tmp_path)
-    outcome = on_terminal(workspace, monkeypatch, *words)
-    after = float(rounded(told)[1])
-    assert f"{after:g}" in outcome.out or f"{after:.3f}" in outcome.out
-    assert "not covered by epsilon" in outcome.out
-    assert said_in(told.numbers(), (outcome.out + outcome.err).encode()) == []
-
-
-def test_a_terminal_shows_its_owner_two_digits_when_training_ends(
+def test_trust_rule_8_training_prints_no_private_score_on_a_terminal(
     told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = copy_of(told, tmp_path)
     outcome = on_terminal(workspace, monkeypatch, "train", "resume=run")
-    assert "Scores on custom, split held_out" in outcome.out
-    assert ["perplexity", "↓", *rounded(told)] in [
-        line.split() for line in outcome.out.splitlines()
-    ]
+    said = (outcome.out + outcome.err).encode()
+    assert said_in([*told.numbers(), *rounded(told)], said) == []
     plain = re.sub(r"\x1b\[[\d;]*m", "", outcome.out)
-    assert "not covered by epsilon" in " ".join(plain.split())
+    assert "private, in run/private/metrics.json" in " ".join(plain.split())
 
 
 def on_terminal(workspace: Workspace, patch: pytest.MonkeyPatch, *words: str) -> Outcome:

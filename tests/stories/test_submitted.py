@@ -1,5 +1,7 @@
 """Jobs of submitit, here on this machine: tasks that share a run, preempted, requeued and swept."""
 
+import json
+import shutil
 import signal
 from importlib.metadata import distributions
 from pathlib import Path
@@ -105,3 +107,19 @@ def test_jobs_at_once_keep_their_bill_and_the_worst_exit_code(workspace: Workspa
     said = go(workspace, *words, code=2)
     assert said.count("tuning bill of 2 runs") == 1
     assert said.count("ended with 2 and says why in ") == 1
+
+
+def test_trust_rule_8_the_log_of_an_evaluation_has_no_private_score(workspace: Workspace) -> None:
+    shutil.copytree(workspace.root / "whole" / "0", workspace.root / "scored")
+    words = ("run=scored", "eval.split_is_public=false", *EVALUATION)
+    launcher = ("--multirun", "hydra/launcher=submitit_local", "hydra.sweep.dir=scoring")
+    go(workspace, "eval", *launcher, *words)
+    kept = (workspace.root / "scored" / "private" / "metrics.json").read_text()
+    after = json.loads(kept)["evaluations"][-1]
+    logs = "".join(
+        log.read_text() for log in (workspace.root / "scoring").glob(".submitit/*/*_log.*")
+    )
+    assert "private/metrics.json" in logs and "private: not covered" not in logs
+    assert [v for v in after["metrics"].values() if f"{v:.4f}" in logs or repr(v) in logs] == []
+    said = go(workspace, "eval", *words)
+    assert all(f"{value:.4f}" in said for value in after["metrics"].values())

@@ -22,6 +22,21 @@ FAULTS: tuple[Fault, ...] = (
         tests=(f"{TESTS}test_private_scores_are_only_in_private", SAME_PUBLIC_FILES),
     ),
     Fault(
+        name="files/private-scores-in-the-log-of-a-job",
+        breaks="The log of a submitted evaluation contains no score of a private split.",
+        edits=(
+            Edit(
+                "dpft/cli/commands.py",
+                "    is_logged = submitted_task() is not None\n",
+                "    is_logged = False\n",
+            ),
+        ),
+        tests=(
+            f"{TESTS}test_only_the_output_of_eval_has_private_scores_and_the_log_of_a_submitted"
+            "_job_has_none",
+        ),
+    ),
+    Fault(
         name="files/private-texts-in-public-predictions",
         breaks="Texts of a split that is not public are only in private/.",
         edits=(
