@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name: replace(line, limit=options.patience * line.limit)
         for name, line in chosen(options.only).items()
     }
-    # lines work in folders of their own, and accountants in processes of their own
+    # lines work in folders of their own
     paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     said: dict[str, tuple[Verdict, float]] = {}

@@ -24,10 +24,7 @@ from benchmarks.run_memory import EVERY_RUN, GPT2, ROOT, shape_of_gpt2
 
 RESULTS = Path(__file__).parent / "results.md"
 TITLE = "From the command to the first noisy step"
-NOTES = (
-    "Seconds by the clock, and in brackets of the process's own processor time; accountants, which"
-    " are\nprocesses of their own, are in the first alone."
-)
+NOTES = "Seconds by the clock, and in brackets the CPU time of the process."
 RECORDS = 300_000
 WORDS = 40
 """Of a record: about 50 tokens of the embedded model."""

@@ -1,4 +1,4 @@
-"""What every test has: no network, one thread per process, accountants that run already."""
+"""What every test has: no network, one thread per process, answers of accountants that are kept."""
 
 import copy
 import gc
@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -32,9 +32,8 @@ from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
 from dpft.config.load import config_directory
-from dpft.privacy.accounting import Accountants, worker
-from dpft.privacy.accounting.accountants import Limits
-from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
+from dpft.privacy.accounting import accountants
+from dpft.privacy.accounting.mechanism import Epsilon, Mechanism
 from dpft.records.form import as_json
 from dpft.reports import pages
 from tests import slowness
@@ -189,75 +188,47 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def lasting_answers(shared_folder: Path) -> dict[Any, Any]:
     """What these accountants answered, in a run of the tests before as well."""
     libraries = ("dp_accounting", "prv_accountant", "scipy", "numpy")
-    sources = Path(worker.__file__).parent
+    sources = Path(accountants.__file__).parent
     return KeptValues(lasting_folder("answers", shared_folder, sources, *libraries), Epsilon)
 
 
-@pytest.fixture(scope="session")
-def accountants(lasting_answers: dict[Any, Any]) -> Accountants:
-    """Accountants that answer in this process: one of their own starts slower than a tiny run."""
-    made = Accountants()
-    here = {library: AnsweringHere() for library in made._processes}
-    vars(made).update(_answers=lasting_answers, _processes=here)
-    return made
-
-
-class AnsweringHere:
-    """Stands in for an accountant's process: this one imports its library once, for all tests."""
-
-    def start(self) -> None:
-        """Starts nothing."""
-
-    def ask(self, question: Mapping[str, Any]) -> None:
-        """Answers at once."""
-        self._answer = worker._answer(question, Limits().memory)
-
-    def answer(self) -> dict[str, Any]:
-        """Returns the answer, as ``LimitedProcess``."""
-        if "error" in self._answer:
-            raise AccountantError(self._answer["error"])
-        return self._answer
-
-    def close(self) -> None:
-        """Ends nothing."""
-
-
 @pytest.fixture(scope="module")
-def shared_accounting(request: pytest.FixtureRequest, accountants: Accountants) -> Iterator[None]:
-    """Lets every command share these accountants' answers, found here without another process.
+def shared_accounting(
+    request: pytest.FixtureRequest, lasting_answers: dict[Any, Any]
+) -> Iterator[None]:
+    """Lets every command share the accountants' answers.
 
     A file of tests of what PRV says of a run says ``PRV_ITSELF = True``.
     """
-    with sharing(accountants, prv_itself=getattr(request.module, "PRV_ITSELF", False)):
+    with sharing(lasting_answers, prv_itself=getattr(request.module, "PRV_ITSELF", False)):
         yield
 
 
 @contextmanager
-def sharing(accountants: Accountants, *, prv_itself: bool = False) -> Iterator[None]:
-    """Lets every command inside the block share these accountants' answers.
+def sharing(answers: dict[Any, Any], *, prv_itself: bool = False) -> Iterator[None]:
+    """Lets every command inside the block share these answers of accountants.
 
     For PRV, which takes half as long as a tiny run to answer, PLD's bound stands in.
     """
+    ask = accountants._answer
 
-    def share(new: Accountants, _: Limits | None = None) -> None:
-        vars(new).update(vars(accountants))
-
-    ask = Accountants.evaluate
-
-    def evaluate(self: Accountants, name: str, mechanism: Any, **options: float) -> Epsilon:
-        if name != "prv" or not isinstance(mechanism, SampledGaussian):
-            return ask(self, name, mechanism, **options)
-        bound = ask(self, "pld", mechanism).upper
-        assert bound is not None
-        return Epsilon(lower=max(0.0, bound - 0.01), estimate=bound, upper=bound)
+    def answer(
+        name: str, mechanism: Mechanism, options: tuple[tuple[str, Any], ...]
+    ) -> Epsilon | str:
+        if name == "prv" and not prv_itself:
+            bound = answer("pld", mechanism, ())
+            if isinstance(bound, str):
+                return bound
+            assert bound.upper is not None
+            return replace(bound, lower=max(0.0, bound.upper - 0.01), estimate=bound.upper)
+        key = (name, mechanism, options)
+        if key not in answers:
+            answers[key] = ask(*key)
+        found: Epsilon | str = answers[key]
+        return found
 
     with pytest.MonkeyPatch.context() as patch:
-        if not prv_itself:
-            patch.setattr(Accountants, "evaluate", evaluate)
-        patch.setattr(Accountants, "prefetch", lambda *_, **__: None)
-        patch.setattr(Accountants, "__init__", share)
-        patch.setattr(Accountants, "__exit__", lambda *_: None)
-        patch.setattr(Accountants, "abandon", lambda own: setattr(own, "_abandoned", True))
+        patch.setattr(accountants, "_answer", answer)
         yield
 
 

@@ -142,7 +142,7 @@ def _train() -> Subcommand:
     from dpft.parallel.parallel_config import check_start
     from dpft.parallel.rank_environment import is_other_rank
     from dpft.runs.configuring import checked_overrides, train_configuration
-    from dpft.runs.run_plan import announce, early_calibration, plan_run
+    from dpft.runs.run_plan import announce
     from dpft.runs.saved_run import saved_run
     from dpft.startup import LIBRARIES, READING, doing, shown_startup
     from dpft.training.trackers import TrackerConfig
@@ -159,7 +159,6 @@ def _train() -> Subcommand:
             if not is_other_rank():
                 early.enter_context(shown_startup())
             doing(READING)
-            calibrate = None
             if command.resume is None:
                 from dpft.runs.held_out import read_early
 
@@ -167,15 +166,13 @@ def _train() -> Subcommand:
                     command.tracking.check()
                 if not is_other_rank():
                     check_writable(run_folder())
-                calibrate = early.enter_context(early_calibration(command))
                 early.enter_context(read_early(command))
             doing(LIBRARIES)
             from dpft.runs import run as runs
             from dpft.runs.ending import show_ending
 
             folder = _folder(command.resume)
-            planner = plan_run if calibrate is None else partial(plan_run, calibrate=calibrate)
-            runs.run(command, folder, write_request=write_hydra_record, planner=planner)
+            runs.run(command, folder, write_request=write_hydra_record)
         if not is_other_rank():
             show_ending(folder, saved_run(str(folder)).task)
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from dpft.errors import InputError
 from dpft.kinds import OWN_DATA
-from dpft.privacy.accounting.calibration import Calibrate, calibrate_noise_multiplier
+from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
 from dpft.privacy.clipping.engine import MOST_HEADROOM, clipping_style, rounding_headroom
 from dpft.privacy.gaussians import REACH
 from dpft.privacy.mechanisms.base import MechanismConfig, Numbers
@@ -72,7 +72,6 @@ def make_plan(
     record: str = EXAMPLE,
     delta_rule: str = OWN_DATA,
     tokenizer: SpentBefore | None = None,
-    calibrate: Calibrate = calibrate_noise_multiplier,
     mechanism: MechanismConfig = DP_SGD,
     weights: Callable[[], Sequence[float]] | None = None,
 ) -> PrivacyPlan:
@@ -87,7 +86,6 @@ def make_plan(
         record: What a record of the task is, in words that follow "one".
         delta_rule: Of ``default_delta``; which delta a configuration without one stands for.
         tokenizer: What the same records spent on the run's tokenizer, which adds to its cost.
-        calibrate: Finds the noise where eps is given; one that has begun already answers sooner.
         mechanism: How draws and noise of steps hang together.
         weights: How much of each step's gradient is in the last weights, by schedule and momentum.
 
@@ -120,7 +118,7 @@ def make_plan(
     sample_rate = chosen.rate(expected_batch_size / num_examples)
     compositions = chosen.compositions((steps,))
     noise_multiplier, calibration = _noise(
-        config, delta=delta, sample_rate=sample_rate, steps=compositions, calibrate=calibrate
+        config, delta=delta, sample_rate=sample_rate, steps=compositions
     )
     _check_headroom(expected_batch_size)
     _check_reach(noise_multiplier, sample_rate=sample_rate, steps=steps, delta=delta)
@@ -188,19 +186,14 @@ def _planned(config: Clipping, phase: PhaseRequest) -> Phase:
 
 
 def _noise(
-    config: DifferentialPrivacy,
-    *,
-    delta: float,
-    sample_rate: float,
-    steps: int,
-    calibrate: Calibrate,
+    config: DifferentialPrivacy, *, delta: float, sample_rate: float, steps: int
 ) -> tuple[float, Calibration | None]:
     """Returns the noise multiplier, and what chose it where eps was given."""
     if config.noise_multiplier is not None:
         return config.noise_multiplier, None
     if config.eps is None:
         raise InputError("privacy.eps or privacy.noise_multiplier must be given, got neither.")
-    noise_multiplier, calibration = calibrate(
+    noise_multiplier, calibration = calibrate_noise_multiplier(
         eps=config.eps,
         delta=delta,
         sample_rate=sample_rate,

@@ -16,7 +16,7 @@ from typing import Any
 
 from dpft.methods.base import ParameterCounts
 from dpft.parallel.parallel_config import LOOPBACK_OF_ONE_MACHINE, NOT_SHARDED
-from dpft.privacy.accounting.curve import CurveInBackground, EpsilonCurve
+from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.accounting.interpretation import noise_warnings
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.selection import TrialCount
@@ -56,25 +56,18 @@ NOT_CHECKED = (
 )
 
 
-def account_for_run(
-    plan: PrivacyPlan,
-    ledger: LedgerRecord,
-    accountant: str,
-    beside: CurveInBackground | None = None,
-) -> AccountingReport:
+def account_for_run(plan: PrivacyPlan, ledger: LedgerRecord, accountant: str) -> AccountingReport:
     """Returns the accounting of the steps in the ledger, and of the histogram of a synthesis.
 
     Args:
         plan: The run's.
         ledger: What it has spent.
         accountant: Whose upper bound should lead.
-        beside: What may have asked the accountants the same already, beside the training.
     """
     streams = ledger.streams or (1,)
     own, cost = plan.event(streams), plan.cost(streams)
     if isinstance(cost, SampledGaussian):
-        known = None if beside is None else beside.report(own, accountant)
-        return account(own, accountant=accountant) if known is None else known
+        return account(own, accountant=accountant)
     both = account_composition(cost, accountant=accountant)
     return AccountingReport(mechanism=own, **vars(both))
 

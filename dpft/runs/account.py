@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpft.config.account import AccountConfig
-from dpft.errors import InputError, RunError
+from dpft.errors import InputError
 from dpft.kinds import PUBLISHED
 from dpft.privacy.accounting import (
-    Accountants,
     AccountingReport,
     EpsilonBound,
     SampledGaussian,
@@ -121,16 +120,11 @@ def account_for_setting(config: AccountConfig) -> Accounting:
             reach.
     """
     setting = resolve(config)
-    with Accountants() as accountants:
-        noise_multiplier, calibration = choose_noise(config, setting, accountants)
-        mechanism = setting.event(noise_multiplier)
-        leader = config.leader if calibration is None else calibration.accountant
-        report = account(mechanism, accountant=leader, accountants=accountants)
-        curve = (
-            epsilon_over_steps(mechanism, accountant=leader, accountants=accountants)
-            if config.curve
-            else []
-        )
+    noise_multiplier, calibration = choose_noise(config, setting)
+    mechanism = setting.event(noise_multiplier)
+    leader = config.leader if calibration is None else calibration.accountant
+    report = account(mechanism, accountant=leader)
+    curve = epsilon_over_steps(mechanism, accountant=leader) if config.curve else []
     size = setting.num_examples
     warnings = delta_warnings(setting.delta, size, source=delta_source(config)) if size else []
     if setting.expected_batch_size is not None and not setting.mechanism.has_streams:
@@ -177,9 +171,7 @@ def resolve(config: AccountConfig) -> Setting:
     )
 
 
-def choose_noise(
-    config: AccountConfig, setting: Setting, accountants: Accountants
-) -> tuple[float, Calibration | None]:
+def choose_noise(config: AccountConfig, setting: Setting) -> tuple[float, Calibration | None]:
     """Returns the noise multiplier, and what chose it where eps was given."""
     if config.noise_multiplier is not None:
         return config.noise_multiplier, None
@@ -191,10 +183,9 @@ def choose_noise(
             sample_rate=setting.mechanism.rate(setting.sample_rate),
             steps=setting.mechanism.compositions((setting.steps,)),
             accountant=config.leader,
-            accountants=accountants,
         )
-    except (InputError, RunError) as error:  # its keys: this subcommand has no section for them
-        raise type(error)(str(error).replace("privacy.", "")) from error
+    except InputError as error:  # its keys: this subcommand has no section for them
+        raise InputError(str(error).replace("privacy.", "")) from error
 
 
 def _steps(config: AccountConfig, sample_rate: float) -> int:
@@ -249,11 +240,8 @@ def answer(config: AccountConfig) -> Answer:
                 f"runs must hold a noisy step, got none in {', '.join(config.run_folders)}."
             )
         check_same_unit(runs)
-        with Accountants() as accountants:
-            own = [account_for_spent(run, accountants=accountants) for run in runs]
-            together = account_together(
-                runs, delta=config.delta, accountant=config.accountant, accountants=accountants
-            )
+        own = [account_for_spent(run) for run in runs]
+        together = account_together(runs, delta=config.delta, accountant=config.accountant)
         pairs = list(zip(runs, own, strict=True))
         return Answer(
             table=together_table(pairs, together, (*found.left_out, *counted)),
@@ -546,10 +534,7 @@ def one_run(config: AccountConfig) -> Answer:
         check_head(run, config.head)
         if run.ledger.closed:  # a head says nothing of lines behind it, unless it is the last
             run = replace(run, end="head")
-    with Accountants() as accountants:
-        spending = account_for_spent(
-            run, delta=config.delta, accountant=config.accountant, accountants=accountants
-        )
+    spending = account_for_spent(run, delta=config.delta, accountant=config.accountant)
     checked = config.head is not None
     return Answer(
         table=run_table(run, spending, head_checked=checked),

@@ -17,7 +17,7 @@ from pathlib import Path
 from dpft.config.schema import TrainConfig
 from dpft.errors import InputError, StateError
 from dpft.files import HISTOGRAM, JOURNAL, LEDGER, PRIVACY, TOKENIZER, TOKENIZER_CONFIG, read_file
-from dpft.privacy.accounting import Accountants, EpsilonBound, account, account_composition
+from dpft.privacy.accounting import EpsilonBound, account, account_composition, evaluate
 from dpft.privacy.accounting.calibration import smallest_noise
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
 from dpft.privacy.accounting.summary import delta_text, eps_text
@@ -44,11 +44,7 @@ END_UNPROVEN = (
 
 
 def account_for_spent(
-    run: SpentRun,
-    *,
-    delta: float | None = None,
-    accountant: str | None = None,
-    accountants: Accountants,
+    run: SpentRun, *, delta: float | None = None, accountant: str | None = None
 ) -> EpsilonBound:
     """Returns what a run's ledger cost, computed of its lines.
 
@@ -62,21 +58,21 @@ def account_for_spent(
     at = plan.delta if delta is None else delta
     calibration = plan.calibration
     led = plan.accountant if calibration is None else calibration.accountant
-    bound = account_taken(run.whole, at, accountant or led, accountants)
+    bound = account_taken(run.whole, at, accountant or led)
     source = plan.delta_source if delta is None else GIVEN
     warnings = _notes(run) + delta_warnings(at, plan.num_examples, source=source)
     if plan.tokenizer is not None:
-        warnings.append(with_its_tokenizer(run, at, accountants))
+        warnings.append(with_its_tokenizer(run, at))
     return replace(bound, warnings=(*bound.warnings, *warnings))
 
 
-def with_its_tokenizer(run: SpentRun, delta: float, accountants: Accountants) -> str:
+def with_its_tokenizer(run: SpentRun, delta: float) -> str:
     """Returns what a run costs with its tokenizer, in a sentence."""
     before = run.plan.tokenizer
     assert before is not None
     at = math.fsum([delta, before.delta])
     taken = added_up(run.whole, taken_before(before, run.folder))
-    both = account_taken(taken, at, "pld", accountants)
+    both = account_taken(taken, at, "pld")
     return (
         "epsilon is of the training alone; with its tokenizer, which the same records made,"
         f" epsilon = {eps_text(both.epsilon)} (upper bound by {both.accountant}) at delta ="
@@ -85,11 +81,7 @@ def with_its_tokenizer(run: SpentRun, delta: float, accountants: Accountants) ->
 
 
 def account_together(
-    runs: Sequence[SpentRun],
-    *,
-    delta: float | None = None,
-    accountant: str | None = None,
-    accountants: Accountants,
+    runs: Sequence[SpentRun], *, delta: float | None = None, accountant: str | None = None
 ) -> EpsilonBound:
     """Returns what several runs on the same data cost together, by PLD, else RDP.
 
@@ -97,7 +89,6 @@ def account_together(
         runs: What their folders say.
         delta: At which the bound shall hold; None: ``default_together``.
         accountant: "rdp" leads in place of "pld".
-        accountants: Running accountants.
 
     Raises:
         InputError: The runs do not protect the same unit, or no accountant can bound them.
@@ -106,7 +97,7 @@ def account_together(
     beside = [taken_before(before, run.folder) for run, before in spent_beside(runs)]
     taken = added_up(*(run.taken for run in runs), *beside)
     at = default_together(runs) if delta is None else delta
-    return _compose(taken, at, accountant or "pld", accountants)
+    return _compose(taken, at, accountant or "pld")
 
 
 def default_together(runs: Sequence[SpentRun]) -> float:
@@ -209,24 +200,20 @@ def _same(name: str, first: SpentRun, other: SpentRun) -> None:
         )
 
 
-def account_taken(
-    taken: Mapping[Noise, int], delta: float, leader: str, accountants: Accountants
-) -> EpsilonBound:
+def account_taken(taken: Mapping[Noise, int], delta: float, leader: str) -> EpsilonBound:
     """Returns what noisy steps cost at ``delta``, of which thresholds take theirs.
 
     Raises:
         InputError: ``delta`` is out of range, or no accountant can bound the steps.
     """
     if len(taken) != 1:
-        return _compose(taken, delta, leader, accountants)
+        return _compose(taken, delta, leader)
     (mechanism,) = as_mechanisms(taken, delta)
     # Delta is that of all, what goes to thresholds included.
-    return replace(account(mechanism, accountant=leader, accountants=accountants), delta=delta)
+    return replace(account(mechanism, accountant=leader), delta=delta)
 
 
-def _compose(
-    taken: Mapping[Noise, int], delta: float, leader: str, accountants: Accountants
-) -> EpsilonBound:
+def _compose(taken: Mapping[Noise, int], delta: float, leader: str) -> EpsilonBound:
     parts = as_mechanisms(taken, delta)
     if not parts:
         SampledGaussian(noise_multiplier=1, sample_rate=1, steps=1, delta=delta)  # checks delta
@@ -235,7 +222,7 @@ def _compose(
             epsilon=0.0, delta=delta, accountant="rdp", epsilons={}, warnings=(none,)
         )
     composition = Composition(parts=parts)
-    bound = account_composition(composition, accountant=leader, accountants=accountants)
+    bound = account_composition(composition, accountant=leader)
     return replace(bound, delta=delta)
 
 
@@ -402,9 +389,8 @@ def cost_together(
 ) -> WithTokenizer:
     """Returns what a run and its tokenizer cost together."""
     at = delta + tokenizer.plan.delta
-    with Accountants() as accountants:
-        both = account_taken(added_up(taken, tokenizer.taken), at, "pld", accountants)
-        own = account_taken(tokenizer.taken, tokenizer.plan.delta, "prv", accountants)
+    both = account_taken(added_up(taken, tokenizer.taken), at, "pld")
+    own = account_taken(tokenizer.taken, tokenizer.plan.delta, "prv")
     return WithTokenizer(
         epsilon_with_tokenizer=min(both.epsilon, epsilon + own.epsilon),
         delta_with_tokenizer=at,
@@ -438,21 +424,19 @@ def noise_beside(
     others = as_mechanisms(tokenizer.taken, at)
     left = others[0].delta
 
-    with Accountants() as accountants:
+    def together(noise_multiplier: float) -> float:
+        own = SampledGaussian(
+            noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=steps, delta=left
+        )
+        found = evaluate("pld", Composition(parts=(own, *others)))
+        assert found.upper is not None
+        return found.upper
 
-        def together(noise_multiplier: float) -> float:
-            own = SampledGaussian(
-                noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=steps, delta=left
-            )
-            found = accountants.evaluate("pld", Composition(parts=(own, *others)))
-            assert found.upper is not None
-            return found.upper
-
-        try:
-            return smallest_noise(together, total_eps, start=1.0)
-        except AccountantError as error:
-            spent = account_taken(tokenizer.taken, tokenizer.plan.delta, "prv", accountants).epsilon
-            raise InputError(
-                f"privacy.total_eps={total_eps:g} is out of reach: the tokenizer alone spent"
-                f" {spent:.4g} ({error}); raise it."
-            ) from error
+    try:
+        return smallest_noise(together, total_eps, start=1.0)
+    except AccountantError as error:
+        spent = account_taken(tokenizer.taken, tokenizer.plan.delta, "prv").epsilon
+        raise InputError(
+            f"privacy.total_eps={total_eps:g} is out of reach: the tokenizer alone spent"
+            f" {spent:.4g} ({error}); raise it."
+        ) from error

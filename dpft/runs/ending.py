@@ -27,7 +27,7 @@ from dpft.files import (
 )
 from dpft.kinds import NOTHING, PROMPTS
 from dpft.methods.base import ParameterCounts
-from dpft.privacy.accounting.curve import CurveInBackground
+from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.ledger import LedgerRecord, Noise, added_up, check_ledger, steps_taken
 from dpft.privacy.plan import EXAMPLE
 from dpft.privacy.replay_log import NO_STEPS, read_journal
@@ -54,7 +54,7 @@ from dpft.reports.terminal import Grid, show
 from dpft.runs.composition import PUBLIC_TOKENIZER, cost_together, tokenizer_of
 from dpft.runs.evaluation import write_scores
 from dpft.runs.folder import origin, read_begun
-from dpft.runs.run_plan import RunPlan, finished_curve
+from dpft.runs.run_plan import RunPlan
 from dpft.runs.saved_run import taken_before
 from dpft.tasks.base import Task
 
@@ -229,12 +229,12 @@ def report(
     counts: ParameterCounts,
     evaluations: Sequence[Evaluation],
     ledger: LedgerRecord | None,
-    beside: CurveInBackground | None = None,
+    curve: EpsilonCurve | None = None,
 ) -> RunRecord:
     """Writes predictions, metrics, the privacy record and the report.
 
-    All steps of the plan were taken; ``ledger`` is that of a private run. The curve of epsilon
-    ``beside`` the run, if there is one, is waited for.
+    All steps of the plan were taken; ``ledger`` is that of a private run, and
+    ``curve`` its epsilon over the steps.
 
     Returns:
         What the run's public files say now.
@@ -257,10 +257,9 @@ def report(
     else:
         ledger = ledger or NO_STEPS
         check_ledger(ledger, plan.privacy)
-        curve = finished_curve(beside)  # Before the accounting, which it may have asked for.
         alone = private_run(
             plan.privacy,
-            account_for_run(plan.privacy, ledger, guarantee.accountant, beside),
+            account_for_run(plan.privacy, ledger, guarantee.accountant),
             ledger,
             counts,
             origin=begun,

@@ -28,7 +28,7 @@ from dpft.models.checkpoint_rows import RowsOfModel
 from dpft.parallel.processes import own_device
 from dpft.parallel.ranks import ALONE, Ranks, Share
 from dpft.parallel.shards import ShardedModel, WholeSums, gathered, whole_reader
-from dpft.privacy.accounting.curve import CurveInBackground
+from dpft.privacy.accounting.curve import EpsilonCurve, EpsilonSoFar
 from dpft.privacy.frozen_state import digests_of
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.released import write_released
@@ -39,7 +39,6 @@ from dpft.runs.modality import modality_of
 from dpft.runs.run_cost import check_micro_batch_tokens, with_micro_batch_size
 from dpft.runs.run_plan import (
     RunPlan,
-    epsilon_so_far,
     plan_run,
     public_size,
     warn_of_delta,
@@ -176,7 +175,7 @@ def train(
     *,
     listeners: tuple[StepListener, ...] = (),
     state_at_start: Mapping[str, str] | None = None,
-    curve: CurveInBackground | None = None,
+    curve: EpsilonCurve | None = None,
     evaluation: StepEvaluation | None = None,
     ranks: Ranks = ALONE,
 ) -> None:
@@ -233,7 +232,7 @@ def train(
         session,
         plan.privacy,
         guarantee,
-        epsilon_after=epsilon_so_far(config, plan.privacy, curve),
+        epsilon_after=None if curve is None else EpsilonSoFar(plan.privacy, curve),
         resume_point=resume_point,
     )
 

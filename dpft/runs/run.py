@@ -50,7 +50,7 @@ from dpft.parallel.processes import started
 from dpft.parallel.rank_environment import submitted_job, without_logging
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import WholeSums
-from dpft.privacy.accounting.curve import CurveInBackground
+from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.replay_log import knows_the_end, read_run_ledger
 from dpft.records.form import keys_of
 from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy, StartingModel, read_privacy
@@ -86,7 +86,7 @@ from dpft.runs.prepared_run import (
     train,
 )
 from dpft.runs.run_cost import check_sharding, cut
-from dpft.runs.run_plan import RunPlan, announce_steps, curve_beside, plan_run, with_noise
+from dpft.runs.run_plan import RunPlan, announce_steps, curve_of_run, plan_run, with_noise
 from dpft.runs.saved_run import check_beside, check_model, read_ended_ledger
 from dpft.runs.together import (
     agreed,
@@ -280,9 +280,9 @@ def finish(
         if ranks.is_first:
             held.enter_context(hint_of_resume(folder))
 
-        def opened() -> tuple[Trackings, CurveInBackground | None, bool]:
+        def opened() -> tuple[Trackings, EpsilonCurve | None, bool]:
             trackings = held.enter_context(tracked(config, plan, folder))
-            curve = held.enter_context(curve_beside(config, plan, wanted=with_curve))
+            curve = curve_of_run(config, plan) if with_curve else None
             write_private(folder, {DATA_SUMMARY: render(prepared.summary)})
             taken = 0 if resume_point is None else resume_point.checkpoint.step
             if with_curve and taken < plan.steps:

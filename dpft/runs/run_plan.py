@@ -1,13 +1,10 @@
-"""A run's plan from its configuration: sizes, phases, noise; accounting beside a run that trains.
+"""A run's plan from its configuration: sizes, phases, noise, and its curve of epsilon.
 
-Where all numbers of the plan stand in the configuration, the accountants begin with them in
-processes of their own, while libraries load and records are read (``early_calibration``); epsilon
-over the steps is computed beside the training (``curve_beside``). Importing it imports no torch.
+Importing it imports no torch.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -20,13 +17,8 @@ from dpft.methods.base import MethodPhase
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.models.source import ModelConfig
 from dpft.parallel.rank_environment import is_other_rank
-from dpft.privacy.accounting.calibration import (
-    Calibrate,
-    EarlyCalibration,
-    Target,
-    calibrate_noise_multiplier,
-)
-from dpft.privacy.accounting.curve import CurveInBackground, EpsilonCurve, EpsilonSoFar
+from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
+from dpft.privacy.accounting.curve import EpsilonCurve, epsilon_curve
 from dpft.privacy.accounting.interpretation import noise_warnings
 from dpft.privacy.mechanisms.base import Numbers
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
@@ -122,7 +114,6 @@ def size_of_data(
 def plan_run(
     config: TrainConfig,
     count_rows: Callable[[], int],
-    calibrate: Calibrate = calibrate_noise_multiplier,
 ) -> RunPlan:
     """Returns the plan of a run, its noise calibrated.
 
@@ -148,7 +139,6 @@ def plan_run(
         record=config.task.unit_definition,
         delta_rule=config.task.default_delta,
         tokenizer=spent_before(tokenizer),
-        calibrate=calibrate,
         mechanism=config.mechanism,
         weights=lambda: last_weights_of(config, phases),
     )
@@ -426,101 +416,21 @@ def _promise(privacy: PrivacyConfig) -> str:
     return f"under eps={guarantee.eps:g}{delta} for {unit}"
 
 
-class NotCounted(Exception):
-    """A size that counts as public is that of records which nobody has read yet."""
+def curve_of_run(config: TrainConfig, plan: RunPlan) -> EpsilonCurve | None:
+    """Return the curve of epsilon over the steps of a private run.
 
-
-@contextmanager
-def early_calibration(config: TrainConfig) -> Iterator[Calibrate]:
-    """Gives what a plan is calibrated by, begun now where a new run has a target epsilon."""
-    guarantee = config.privacy.guarantee
-    if guarantee is None or guarantee.eps is None:
-        yield calibrate_noise_multiplier
-        return
-    with EarlyCalibration(target_of(config)) as calibration:
-        yield calibration
-
-
-def target_of(config: TrainConfig) -> Target | None:
-    """Returns what the plan of a run will be calibrated for, or None where that is not known yet.
-
-    What is wrong with the numbers is said where the plan is made.
+    A run without privacy has none, nor has a synthesis, whose histogram comes first.
     """
-    guarantee = config.privacy.guarantee
-    if guarantee is None or guarantee.eps is None or config.train.transfer_sample_rate_from:
+    private = plan.privacy
+    if private is None or private.counts is not None:
         return None
-    if not config.mechanism.is_settled:
-        return None
-
-    def not_counted() -> int:
-        raise NotCounted
-
-    try:
-        found = public_size(config, not_counted)
-        config, size = with_own_defaults(config, found), found.num_examples
-        batch = config.train.batch_size(size)
-        phases = method_phases(config, config.train.planned_steps(size), size)
-        steps = sum(phase.steps for phase in phases)
-        numbers = Numbers(num_examples=size, expected_batch_size=batch, steps=steps, delta=0.5)
-        mechanism = config.mechanism.choose(numbers)
-    except (NotCounted, InputError):
-        return None
-    return Target(
-        eps=guarantee.eps,
-        delta=(
-            default_delta(size, config.task.default_delta)
-            if guarantee.delta is None
-            else guarantee.delta
-        ),
-        sample_rate=mechanism.rate(batch / size),
-        steps=mechanism.compositions((steps,)),
-        accountant=guarantee.accountant,
-    )
-
-
-@contextmanager
-def curve_beside(
-    config: TrainConfig, plan: RunPlan, *, wanted: bool = True
-) -> Iterator[CurveInBackground | None]:
-    """Gives the curve of a private run, which is computed while the block runs.
-
-    A trial of a search has none (``wanted``), whose own steps are not what was spent, nor has a
-    synthesis, whose histogram comes first.
-    """
-    if plan.privacy is None or plan.privacy.counts is not None or not wanted:
-        yield None
-        return
-    leader = leading_accountant(config, plan.privacy)
-    event, mechanism, steps = plan.privacy.event(), plan.privacy.mechanism, plan.privacy.steps
-    with CurveInBackground(
-        event, leader, steps_within=lambda count: min(steps, mechanism.steps_within(count))
-    ) as background:
-        yield background
-
-
-def epsilon_so_far(
-    config: TrainConfig, plan: PrivacyPlan, background: CurveInBackground | None
-) -> EpsilonSoFar:
-    """Returns what bar, lines and trackers say of epsilon: the curve's, once it is there."""
-    return EpsilonSoFar(
-        plan,
-        lambda: None if background is None else background.curve,
-        by_rdp=leading_accountant(config, plan) == "rdp",
-    )
-
-
-def finished_curve(background: CurveInBackground | None) -> EpsilonCurve | None:
-    """Returns the whole curve, and says where it is not by the accountant that it should be by."""
-    if background is None:
-        return None
-    curve = background.wait()
-    others = ", ".join(sorted(set(curve.accountants) - {background.accountant}))
+    leader = leading_accountant(config, private)
+    curve = epsilon_curve(private.event(), leader)
+    others = ", ".join(sorted(set(curve.accountants) - {leader}))
     if others:
-        why = "".join(
-            f"; {failure.accountant}: {failure.reason}" for failure in background.failures
-        )
-        logger.warning("the curve of epsilon over the steps has bounds by %s%s", others, why)
-    return curve
+        logger.warning("the curve of epsilon over the steps has bounds by %s", others)
+    steps = (min(private.steps, private.mechanism.steps_within(count)) for count in curve.steps)
+    return replace(curve, steps=tuple(steps))
 
 
 def leading_accountant(config: TrainConfig, plan: PrivacyPlan) -> str:

@@ -109,7 +109,7 @@ class Tracking:
         if before is not None:
             seconds = max(self._marked_time - began, 1e-9)
             values["train/steps_per_second"] = (public.step - before) / seconds
-        if public.epsilon is not None and public.epsilon.settled:
+        if public.epsilon is not None:
             values["privacy/epsilon"] = public.epsilon.epsilon
         self._guard(lambda: self._write(values))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from dpft.errors import DpftError, InputError
 from dpft.files import CONFIGURATION, LEDGER, TUNE_CONFIGURATION, TUNING, TUNING_BILL
-from dpft.privacy.accounting import Accountants, EpsilonBound
+from dpft.privacy.accounting import EpsilonBound
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.configuration import SavedConfiguration, read_saved
 from dpft.records.costs import Bill, Bound, BoundedRun, NoBound, TuningBill, UnboundedRun
@@ -52,17 +52,16 @@ def write_tuning_bill(sweep: Path, folders: Sequence[Path]) -> str:
         Lines of text; none where no run has spent anything.
     """
     runs, unread = defaultdict(list), []
-    with Accountants() as accountants:
-        for folder in folders:
-            try:
-                for run in _swept(folder, accountants):
-                    runs[run.records].append(run)
-            except (DpftError, OSError, ValueError, KeyError, TypeError) as error:
-                logger.warning(
-                    "the tuning bill lacks %s, which cannot be counted: %s", folder.name, error
-                )
-                unread.append(folder.name)
-        bills = [_bill(records, shared, accountants) for records, shared in runs.items()]
+    for folder in folders:
+        try:
+            for run in _swept(folder):
+                runs[run.records].append(run)
+        except (DpftError, OSError, ValueError, KeyError, TypeError) as error:
+            logger.warning(
+                "the tuning bill lacks %s, which cannot be counted: %s", folder.name, error
+            )
+            unread.append(folder.name)
+    bills = [_bill(records, shared) for records, shared in runs.items()]
     if not bills and not unread:
         return ""
     bill = TuningBill(bills=tuple(bills), not_counted=tuple(unread))
@@ -72,7 +71,7 @@ def write_tuning_bill(sweep: Path, folders: Sequence[Path]) -> str:
     return "\n".join(lines)
 
 
-def _swept(folder: Path, accountants: Accountants) -> list[SweptRun]:
+def _swept(folder: Path) -> list[SweptRun]:
     """Returns the private run in a folder, or none."""
     if (folder / TUNING).exists():
         return _search(folder)
@@ -88,7 +87,7 @@ def _swept(folder: Path, accountants: Accountants) -> list[SweptRun]:
         return []
     if spent.plan.reproducible:
         return [_swept_run(folder, config)]
-    own = account_for_spent(spent, accountants=accountants)
+    own = account_for_spent(spent)
     return [_swept_run(folder, config, own, spent)]
 
 
@@ -129,9 +128,9 @@ def _read(path: Path) -> SavedConfiguration:
     return config
 
 
-def _bill(records: str, runs: Sequence[SweptRun], accountants: Accountants) -> Bill:
+def _bill(records: str, runs: Sequence[SweptRun]) -> Bill:
     try:
-        composed: NoBound | Bound = Bound(**_cost(_composed(runs, accountants)))
+        composed: NoBound | Bound = Bound(**_cost(_composed(runs)))
     except InputError as error:
         composed = NoBound(error=str(error))
     return Bill(
@@ -147,7 +146,7 @@ def _bill(records: str, runs: Sequence[SweptRun], accountants: Accountants) -> B
     )
 
 
-def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> EpsilonBound:
+def _composed(runs: Sequence[SweptRun]) -> EpsilonBound:
     """Returns what runs that share records cost together."""
     open_runs = [run.name for run in runs if run.own is None]
     if open_runs:
@@ -163,8 +162,8 @@ def _composed(runs: Sequence[SweptRun], accountants: Accountants) -> EpsilonBoun
     spent = [run.spent for run in runs if run.spent is not None]
     costs = [own for run, own in zip(runs, owns, strict=True) if run.spent is None]
     if not costs:
-        return account_together(spent, accountants=accountants)
-    costs += [account_together(spent, accountants=accountants)] if spent else []
+        return account_together(spent)
+    costs += [account_together(spent)] if spent else []
     return EpsilonBound(
         epsilon=math.fsum(cost.epsilon for cost in costs),
         delta=math.fsum(cost.delta for cost in costs),

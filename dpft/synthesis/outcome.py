@@ -23,7 +23,7 @@ from dpft.data.raw_rows import write_rows
 from dpft.errors import StateError
 from dpft.evaluation.predictions import spread
 from dpft.files import LEDGER, PAGE, PRIVATE_PAGE, TRAINING, private_path, read_file, write_text
-from dpft.privacy.accounting import Accountants
+from dpft.privacy.accounting import evaluate
 from dpft.privacy.accounting.mechanism import Composition
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.privacy.ledger import Noise, as_mechanisms, read_ledger
@@ -579,12 +579,11 @@ def statement(
     if guarantee is None or budget.delta is None or guarantee.eps is None:
         return said
     training = spent[-1][1]
-    with Accountants() as accountants:
-        whole = _epsilon(training.whole, budget.delta, accountants)
-        alone = [_epsilon(run.taken, budget.delta, accountants) for _, run in spent]
-        warnings = delta_warnings(budget.delta, budget.num_examples, source=delta_source(part))
-        if training.plan.tokenizer is not None:
-            warnings.append(with_its_tokenizer(training, budget.delta, accountants))
+    whole = _epsilon(training.whole, budget.delta)
+    alone = [_epsilon(run.taken, budget.delta) for _, run in spent]
+    warnings = delta_warnings(budget.delta, budget.num_examples, source=delta_source(part))
+    if training.plan.tokenizer is not None:
+        warnings.append(with_its_tokenizer(training, budget.delta))
     parts = tuple(
         records.SynthesisPart(
             name=name,
@@ -616,9 +615,9 @@ def statement(
     )
 
 
-def _epsilon(taken: Mapping[Noise, int], delta: float, accountants: Accountants) -> float:
+def _epsilon(taken: Mapping[Noise, int], delta: float) -> float:
     parts = as_mechanisms(taken, delta)
-    found = accountants.evaluate(ACCOUNTANT, Composition(parts=parts)).upper
+    found = evaluate(ACCOUNTANT, Composition(parts=parts)).upper
     assert found is not None
     return found
 

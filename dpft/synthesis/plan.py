@@ -13,7 +13,7 @@ from dpft.config.synthesize import OpenSynthesis, SharedPrivacy, SynthesizeConfi
 from dpft.errors import InputError
 from dpft.kinds import OWN_DATA
 from dpft.models.architecture import max_positions, read_architecture
-from dpft.privacy.accounting import Accountants
+from dpft.privacy.accounting import evaluate
 from dpft.privacy.accounting.calibration import smallest_noise
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
 from dpft.privacy.mechanisms.histogram import GaussianCounts
@@ -192,20 +192,18 @@ def training_noise(
         noise = counts.noise_multiplier
         before = [SampledGaussian(noise_multiplier=noise, sample_rate=1.0, steps=1, delta=delta)]
 
-    with Accountants() as accountants:
+    def together(noise_multiplier: float) -> float:
+        own = SampledGaussian(
+            noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=steps, delta=delta
+        )
+        found = evaluate(ACCOUNTANT, Composition(parts=(own, *before)))
+        assert found.upper is not None
+        return found.upper
 
-        def together(noise_multiplier: float) -> float:
-            own = SampledGaussian(
-                noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=steps, delta=delta
-            )
-            found = accountants.evaluate(ACCOUNTANT, Composition(parts=(own, *before)))
-            assert found.upper is not None
-            return found.upper
-
-        try:
-            return smallest_noise(together, eps, start=1.0)
-        except AccountantError as error:
-            raise InputError(f"privacy.eps={eps:g} is out of reach: {error}.") from error
+    try:
+        return smallest_noise(together, eps, start=1.0)
+    except AccountantError as error:
+        raise InputError(f"privacy.eps={eps:g} is out of reach: {error}.") from error
 
 
 def delta_source(part: PublicPart) -> str:

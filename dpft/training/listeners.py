@@ -203,7 +203,7 @@ class StepProgress:
         """
         parts = []
         spent = None if self._epsilon_after is None else self._epsilon_after(step)
-        if spent is not None and spent.settled:
+        if spent is not None:
             parts.append(f"epsilon {round_up(spent.epsilon, DECIMALS):.{DECIMALS}f}")
         if self._marked is not None and step > self._marked[0]:
             here, elapsed = step - self._marked[0], max(self._clock() - self._marked[1], 1e-9)

@@ -57,7 +57,7 @@ def train_privately(
     plan: PrivacyPlan,
     privacy: DifferentialPrivacy,
     *,
-    epsilon_after: Callable[[int], SpentEpsilon],
+    epsilon_after: Callable[[int], SpentEpsilon] | None,
     resume_point: ResumePoint | None = None,
 ) -> None:
     """Takes the plan's steps; leaves ledger, checkpoint and model in the run's folder.
@@ -65,7 +65,8 @@ def train_privately(
     Where a step that is taken again does not come out as it was, all processes go back to the
     checkpoint and go on with new keys.
 
-    ``epsilon_after`` is what a number of noisy steps costs, for progress and listeners. The first
+    ``epsilon_after`` is what a number of noisy steps costs, for progress and listeners; None: it
+    is not shown. The first
     process alone has a resume point, where the run broke off.
 
     Raises:
@@ -92,7 +93,7 @@ class PrivateRun:
     session: Session
     plan: PrivacyPlan
     privacy: DifferentialPrivacy
-    epsilon_after: Callable[[int], SpentEpsilon]
+    epsilon_after: Callable[[int], SpentEpsilon] | None
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -149,6 +150,13 @@ class PrivateRun:
                 journal.ledger.close(released=session.save_model())
                 delete_generator_states(session.folder / CHECKPOINTS)
 
+            after = self.epsilon_after
+
+            def epsilon_of_ledger(_: int) -> SpentEpsilon:
+                # of the ledger's steps: more than the weights', where some were taken again
+                assert journal is not None and after is not None
+                return after(self._as_one_stream(journal.ledger.streams))
+
             take_steps(
                 session,
                 engine,
@@ -156,10 +164,7 @@ class PrivateRun:
                 beside_state=beside_state,
                 goes_on=goes_on,
                 max_grad_norm=self.plan.one_max_grad_norm,
-                # of the ledger's steps: more than the weights', where some were taken again
-                epsilon_after=None
-                if journal is None
-                else lambda _: self.epsilon_after(self._as_one_stream(journal.ledger.streams)),
+                epsilon_after=None if journal is None or after is None else epsilon_of_ledger,
                 check_state=lambda: check_same(released.digests(), frozen or {}),
                 before_first_draw=lambda: None if journal is None else journal.ledger.begin(),
                 noise_history=engine.noise_history if self.plan.mechanism.has_streams else None,

@@ -4,10 +4,10 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dpft.privacy.accounting import Accountants
 from tests.conftest import sharing
 from tests.stories.tiny import Workspace, make_workspace
 
@@ -34,12 +34,14 @@ def train(workspace: Workspace, to: str, *words: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def trained_texts(tmp_path_factory: pytest.TempPathFactory, accountants: Accountants) -> Workspace:
+def trained_texts(
+    tmp_path_factory: pytest.TempPathFactory, lasting_answers: dict[Any, Any]
+) -> Workspace:
     """Runs ``pairs`` (splits of their own), ``held`` (one file) and ``owners`` (by unit)."""
     workspace = make_workspace(tmp_path_factory.mktemp("texts"))
     lines = "".join(json.dumps(row) + "\n" for row in moods())
     (workspace.root / "moods.jsonl").write_text(lines)
-    with sharing(accountants):
+    with sharing(lasting_answers):
         _train_all(workspace)
     return workspace
 

@@ -5,6 +5,7 @@ from scipy.stats import norm
 
 from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
+from dpft.privacy import planning
 from dpft.privacy.planning import make_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.records.ledger import Calibration
@@ -67,22 +68,25 @@ def test_a_delta_above_one_over_the_examples_needs_permission() -> None:
     assert plan(replace(GIVEN, delta=1 / 400)).delta == 1 / 400
 
 
-def test_phases_share_noise_and_sample_rate_and_cost_what_one_run_of_their_steps_does() -> None:
+def test_phases_share_noise_and_sample_rate_and_cost_what_one_run_of_their_steps_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = []
 
     def calibrate(**settings: object) -> tuple[float, Calibration]:
         asked.append(settings)
         return 2.5, Calibration(accountant="rdp", epsilon=2.99, grid="")
 
+    monkeypatch.setattr(planning, "calibrate_noise_multiplier", calibrate)
     config = replace(GIVEN, eps=3.0, noise_multiplier=None, clipping="automatic")
     phases = [
         MethodPhase(method="full", steps=3),
         MethodPhase(method="bitfit", steps=4, max_grad_norm=0.5),
     ]
     numbers = {"num_examples": 400, "expected_batch_size": 20}
-    made = make_plan(config, phases=phases, calibrate=calibrate, **numbers)
+    made = make_plan(config, phases=phases, **numbers)
     whole = [MethodPhase(method="full", steps=7)]
-    one = make_plan(config, phases=whole, calibrate=calibrate, **numbers)
+    one = make_plan(config, phases=whole, **numbers)
     assert (made.steps, made.noise_multiplier) == (7, 2.5)
     assert made.event() == one.event() and asked[0] == asked[1]
     assert [(p.method, p.steps, p.max_grad_norm, p.sensitivity) for p in made.phases] == [

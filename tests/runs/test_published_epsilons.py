@@ -15,7 +15,7 @@ from dpft.config.composing import register_resolver
 from dpft.config.load import config_directory, load
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.privacy.accounting import gdp
-from dpft.privacy.accounting.accountants import Accountants
+from dpft.privacy.accounting.accountants import evaluate
 from dpft.reports.published import Reference
 from dpft.runs.run_plan import plan_run, with_batch_size
 from tests.slowness import slow_but
@@ -70,7 +70,7 @@ def test_every_private_row_of_the_tables_carries_its_other_epsilons(name: str) -
 
 
 @pytest.mark.parametrize("name", slow_but(QUICK, [name for name in RECIPES if private_rows(name)]))
-def test_a_recipe_costs_what_its_table_says(name: str, accountants: Accountants) -> None:
+def test_a_recipe_costs_what_its_table_says(name: str) -> None:
     rows = private_rows(name)
     assert [row for row in recipe(name, 3).reference if row in rows] == rows
     for eps in (3.0, 8.0):
@@ -80,7 +80,7 @@ def test_a_recipe_costs_what_its_table_says(name: str, accountants: Accountants)
         mechanism = plan.event()
         found = {
             "gdp": gdp.epsilon(mechanism).estimate,
-            "prv": accountants.evaluate("prv", mechanism).estimate,
+            "prv": evaluate("prv", mechanism).estimate,
         }
         task = recipe(name, eps).task.name
         for row in rows:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dpft.privacy.accounting import Accountants, EpsilonBound, account
+from dpft.privacy.accounting import EpsilonBound, account
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.records.costs import Bound, BoundedRun, UnboundedRun
 from dpft.runs import tuning_bill
@@ -123,25 +123,23 @@ def test_a_damaged_ledger_is_named_and_not_counted(workspace: Workspace, sweep: 
 
 
 def test_a_search_in_a_sweep_adds_its_epsilon_and_delta(
-    workspace: Workspace, sweep: Outcome, accountants: Accountants
+    workspace: Workspace, sweep: Outcome
 ) -> None:
-    (run,) = _swept(workspace.root / "sweep/0", accountants)
+    (run,) = _swept(workspace.root / "sweep/0")
     cost = EpsilonBound(epsilon=3.0, delta=1e-6, accountant="rdp (Papernot & Steinke)", epsilons={})
     search = replace(run, own=cost, spent=None)
-    composed = _bill("some records", [run, search, run], accountants).composed
+    composed = _bill("some records", [run, search, run]).composed
     assert isinstance(composed, Bound)
     assert composed.epsilon == pytest.approx(3 + bound(6), rel=1e-3)
     assert composed.delta == pytest.approx(1 / 80 + 1e-6)
-    assert _bill("some records", [search], accountants).composed == Bound(
+    assert _bill("some records", [search]).composed == Bound(
         epsilon=3.0, delta=1e-6, accountant=cost.accountant
     )
 
 
-def test_runs_of_differing_units_get_no_bound(
-    workspace: Workspace, sweep: Outcome, accountants: Accountants
-) -> None:
-    (run,) = _swept(workspace.root / "sweep/0", accountants)
-    bill = _bill("some records", [run, replace(run, unit="customer_id")], accountants)
+def test_runs_of_differing_units_get_no_bound(workspace: Workspace, sweep: Outcome) -> None:
+    (run,) = _swept(workspace.root / "sweep/0")
+    bill = _bill("some records", [run, replace(run, unit="customer_id")])
     assert "no bound for all of them (their units differ: customer_id, example)" in _words(bill)
 
 

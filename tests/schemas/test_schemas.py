@@ -12,7 +12,6 @@ import sklearn.datasets  # noqa: F401  as joblib
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from dpft.privacy.accounting import Accountants
 from dpft.schemas import schema
 from tests import slowness
 from tests.conftest import sharing
@@ -85,9 +84,11 @@ def lines(path: Path) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory, accountants: Accountants) -> Workspace:
+def workspace(
+    tmp_path_factory: pytest.TempPathFactory, lasting_answers: dict[Any, Any]
+) -> Workspace:
     """A workspace with runs of every kind, each trained once for all tests."""
-    with sharing(accountants):
+    with sharing(lasting_answers):
         return make_runs(tmp_path_factory.mktemp("schemas"))
 
 

@@ -4,10 +4,10 @@ import json
 import re
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dpft.privacy.accounting import Accountants
 from tests.conftest import sharing
 from tests.stories.tiny import TRAINING, Outcome, Workspace, make_workspace
 
@@ -19,9 +19,11 @@ RUN = (*TRAINING, "task.data_dir=data", "train.steps=2", "eval.enabled=false",
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory, accountants: Accountants) -> Workspace:
+def workspace(
+    tmp_path_factory: pytest.TempPathFactory, lasting_answers: dict[Any, Any]
+) -> Workspace:
     made = make_workspace(tmp_path_factory.mktemp("canaries"))
-    with sharing(accountants):
+    with sharing(lasting_answers):
         words = ("audit.canaries=12", "audit.white_box=true", *FEW)
         done = made.run("train", *RUN, *words, "hydra.run.dir=run")
         assert done.code == 0, done.err

@@ -47,18 +47,13 @@ def lines(caplog: pytest.LogCaptureFixture, *, seconds: float = 1.0, **values) -
     return caplog.messages
 
 
-def test_epsilon_so_far_is_rounded_up_and_shown_only_where_it_is_the_last_word() -> None:
-    def after(step: int) -> SpentEpsilon:
-        return SpentEpsilon(epsilon=2.99011, accountant="prv", settled=step > 10)
-
-    shown = progress(epsilon=after)
-    assert (shown.note(10), shown.note(20)) == ("", "epsilon 2.9902")
+def test_epsilon_so_far_is_rounded_up() -> None:
+    shown = progress(epsilon=lambda step: SpentEpsilon(epsilon=2.99011, accountant="prv"))
+    assert shown.note(20) == "epsilon 2.9902"
 
 
 def test_the_last_epsilon_shown_is_the_one_that_the_end_states() -> None:
-    shown = progress(
-        epsilon=lambda step: SpentEpsilon(epsilon=7.9977, accountant="prv", settled=True)
-    )
+    shown = progress(epsilon=lambda step: SpentEpsilon(epsilon=7.9977, accountant="prv"))
     end = headline_of(7.9977, delta=1e-5, accountant="prv", steps="100 steps", unit="example")
     assert end.startswith(shown.note(100).replace("epsilon", "epsilon =") + " ")
 

@@ -90,14 +90,6 @@ def test_trust_rule_7_points_are_ten_steps_apart_the_last_step_among_them(tmp_pa
     assert all(set(values) == POINT for _, values, _ in kept.points)
 
 
-def test_an_epsilon_that_a_tighter_bound_will_replace_is_not_written(tmp_path) -> None:
-    """Else the curve of a tracker would fall where the tight bound is there at last."""
-    kept = Kept()
-    listener = tracking(tmp_path, kept)
-    take(listener, 1, 20, epsilon=replace(SPENT, settled=False))
-    assert [set(values) for _, values, _ in kept.points] == [POINT - {"privacy/epsilon"}] * 2
-
-
 def test_rates_are_averages_of_the_steps_since_the_last_point(tmp_path) -> None:
     kept = Kept()
     take(tracking(tmp_path, kept, seconds=5.0), 1, 34)

@@ -1,7 +1,6 @@
 """What a run costs in privacy: RDP, PLD, PRV and GDP, and the noise that meets a target.
 
-Free of torch, and of the accountants' own libraries until one is asked: they run in processes
-of their own.
+It imports neither torch nor, before an accountant is asked, that accountant's library.
 
 Worked example: the noise of Li et al. 2022 for E2E at epsilon 3: 410 steps, each of which a record
 joins with probability 1024/42061. RDP (``rdp``) always has a bound, and a loose one. PLD (``pld``)
@@ -29,7 +28,7 @@ told otherwise, if it answers and is no looser than RDP.
 ('prv', 2.6738)
 """
 
-from dpft.privacy.accounting.accountants import Accountants
+from dpft.privacy.accounting.accountants import evaluate
 from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
 from dpft.privacy.accounting.summary import (
@@ -42,12 +41,12 @@ from dpft.privacy.accounting.summary import (
 
 __all__ = [
     "AccountingReport",
-    "Accountants",
     "Composition",
     "EpsilonBound",
     "SampledGaussian",
     "account",
     "account_composition",
     "calibrate_noise_multiplier",
+    "evaluate",
     "round_up",
 ]

@@ -9,26 +9,18 @@ and ripples where rounding shows (``smallest_noise``).
 guesses, RDP (always there, never tight) comes down to PLD, and PLD to PRV, whose evaluations cost
 half a second. So no accountant is asked about noise far below the answer, where they are slow or
 fail (``calibrate_noise_multiplier``).
-
-*Early.* A command may begin before it asks, beside whatever else it does first: the accountants
-answer in processes of their own, and a thread that mostly waits for them asks
-(``EarlyCalibration``).
 """
 
 import math
-import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from decimal import ROUND_CEILING, Context, Decimal
 from functools import cached_property
-from threading import Thread
-from typing import Protocol
 
-from dpft.errors import DpftError, InputError, RunError
+from dpft.errors import InputError
 from dpft.privacy.accounting import gdp, pld, prv, rdp
-from dpft.privacy.accounting.accountants import Accountants, headline_order
-from dpft.privacy.accounting.mechanism import AccountantError, AccountantTimeout, SampledGaussian
+from dpft.privacy.accounting.accountants import evaluate, headline_order
+from dpft.privacy.accounting.mechanism import AccountantError, SampledGaussian
 from dpft.privacy.accounting.summary import account
 from dpft.records.ledger import Calibration
 
@@ -137,15 +129,6 @@ TOLERANCE = 0.02
 _GRIDS = {"rdp": rdp.GRID, "pld": pld.GRID, "prv": prv.GRID}
 
 
-class Calibrate(Protocol):
-    """What finds the noise of a target: ``calibrate_noise_multiplier``, or one begun before."""
-
-    def __call__(
-        self, *, eps: float, delta: float, sample_rate: float, steps: int, accountant: str
-    ) -> tuple[float, Calibration]:
-        """See ``calibrate_noise_multiplier``."""
-
-
 def calibrate_noise_multiplier(
     *,
     eps: float,
@@ -153,7 +136,6 @@ def calibrate_noise_multiplier(
     sample_rate: float,
     steps: int,
     accountant: str = "prv",
-    accountants: Accountants | None = None,
 ) -> tuple[float, Calibration]:
     """Returns the smallest noise multiplier that keeps the reported epsilon within ``eps``.
 
@@ -164,7 +146,6 @@ def calibrate_noise_multiplier(
         steps: Number of noisy steps.
         accountant: Whose upper bound to hold to: "prv", "pld" or "rdp". Where it has no answer,
             the next in that order calibrates, and the result names it.
-        accountants: Running accountants to share; by default some are started and ended here.
 
     Returns:
         The noise multiplier, of six significant digits, so that a report can print exactly what
@@ -175,8 +156,7 @@ def calibrate_noise_multiplier(
         ``calibration.epsilon``, which is at most ``eps``.
 
     Raises:
-        InputError: A value is out of range, or no noise multiplier gives ``eps``.
-        RunError: No accountant found one, and one of them timed out, so that there may be one.
+        InputError: A value is out of range, or no accountant finds a noise multiplier.
     """
     if not (eps > 0 and math.isfinite(eps)):
         raise InputError(
@@ -187,27 +167,22 @@ def calibrate_noise_multiplier(
     unit_noise = SampledGaussian(
         noise_multiplier=1.0, sample_rate=sample_rate, steps=steps, delta=delta
     )
-    with ExitStack() as stack:
-        running = accountants or stack.enter_context(Accountants())
-        return _Calibrator(unit_noise, eps, running).first_of(order)
+    return _Calibrator(unit_noise, eps).first_of(order)
 
 
 class _Calibrator:
-    """One target for one mechanism, whose noise is free, under running accountants."""
+    """One target for one mechanism, whose noise is free."""
 
-    def __init__(self, mechanism: SampledGaussian, eps: float, accountants: Accountants) -> None:
+    def __init__(self, mechanism: SampledGaussian, eps: float) -> None:
         self._mechanism = mechanism
         self._eps = eps
-        self._accountants = accountants
 
     def first_of(self, order: tuple[str, ...]) -> tuple[float, Calibration]:
         """Returns the calibration by the first accountant of ``order`` that can.
 
         Raises:
             InputError: None can.
-            RunError: None did, and one of them timed out.
         """
-        self._accountants.start()
         search = {"rdp": self._by_rdp, "pld": self._by_pld, "prv": self._by_prv}
         errors: dict[str, AccountantError] = {}
         for name in order:
@@ -216,12 +191,6 @@ class _Calibrator:
                 return noise_multiplier, self._confirm(name, noise_multiplier)
             except AccountantError as error:
                 errors[name] = error
-        late = [name for name, error in errors.items() if isinstance(error, AccountantTimeout)]
-        if late:
-            raise RunError(
-                f"privacy.eps={self._eps:g}: no accountant found the noise, and {late[-1]} timed"
-                f" out ({late[-1]}: {errors[late[-1]]}); {AccountantTimeout.way_out}."
-            )
         last = order[-1]
         raise InputError(
             f"privacy.eps={self._eps:g} is out of reach of every accountant"
@@ -261,7 +230,7 @@ class _Calibrator:
 
     def _curve(self, name: str) -> Curve:
         def upper_bound(noise_multiplier: float) -> float:
-            epsilon = self._accountants.evaluate(name, self._at(noise_multiplier))
+            epsilon = evaluate(name, self._at(noise_multiplier))
             assert epsilon.upper is not None
             return epsilon.upper
 
@@ -272,7 +241,7 @@ class _Calibrator:
 
     def _confirm(self, name: str, noise_multiplier: float) -> Calibration:
         """Returns the calibration as a report will show it."""
-        report = account(self._at(noise_multiplier), accountant=name, accountants=self._accountants)
+        report = account(self._at(noise_multiplier), accountant=name)
         if report.accountant != name or not self._is_met(report.epsilon, name):
             raise AccountantError("its bound is refused at the noise it asks for")
         exact = name == "prv" and self._mechanism.accounted_rate == 1
@@ -282,94 +251,3 @@ class _Calibrator:
     def _is_met(self, epsilon: float, name: str) -> bool:
         close = name == "rdp" or epsilon >= self._eps - TOLERANCE
         return epsilon <= self._eps and close
-
-
-PATIENCE = 5.0
-"""Seconds for the end of a calibration whose accountants were ended."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """What a calibration is asked for."""
-
-    eps: float
-    delta: float
-    sample_rate: float
-    steps: int
-    accountant: str
-
-
-class EarlyCalibration:
-    """A context manager that calibrates in a thread, and answers when it is called.
-
-    Called for another target than the one it began with, it calibrates for that one: what it
-    returns or raises is always what ``calibrate_noise_multiplier`` does.
-    """
-
-    def __init__(self, target: Target | None) -> None:
-        """Prepares; nothing runs before it is entered.
-
-        Args:
-            target: What to begin with; None: only the accountants' libraries are imported.
-        """
-        self._target = target
-        self._accountants = Accountants()
-        self._answer: tuple[float, Calibration] | DpftError | None = None
-        self._thread = Thread(target=self._compute, name="calibration", daemon=True)
-        self._closed = False
-
-    def __enter__(self) -> "EarlyCalibration":
-        self._accountants.start()
-        if self._target is not None:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._close()
-
-    def __call__(
-        self, *, eps: float, delta: float, sample_rate: float, steps: int, accountant: str
-    ) -> tuple[float, Calibration]:
-        """Returns what ``calibrate_noise_multiplier`` does, and ends the accountants."""
-        target = Target(
-            eps=eps, delta=delta, sample_rate=sample_rate, steps=steps, accountant=accountant
-        )
-        if self._target is not None:
-            self._thread.join()
-        try:
-            if target == self._target and self._answer is not None:
-                return _given(self._answer)
-            if self._closed:
-                return calibrate_noise_multiplier(**asdict(target))
-            return calibrate_noise_multiplier(**asdict(target), accountants=self._accountants)
-        finally:
-            self._close()
-
-    def _compute(self) -> None:
-        assert self._target is not None
-        try:
-            self._answer = calibrate_noise_multiplier(
-                **asdict(self._target), accountants=self._accountants
-            )
-        except DpftError as error:
-            self._answer = error
-        except OSError:
-            return  # no process could be started; whoever calls tries again, and is told
-
-    def _close(self) -> None:
-        """Ends the accountants, in the middle of an answer too."""
-        if self._closed:
-            return
-        self._closed = True
-        patience = time.monotonic() + PATIENCE
-        while self._thread.is_alive() and time.monotonic() < patience:
-            self._accountants.abandon()  # again, since one may just have been started
-            self._thread.join(0.05)
-        if not self._thread.is_alive():
-            self._accountants.__exit__(None, None, None)
-
-
-def _given(answer: tuple[float, Calibration] | DpftError) -> tuple[float, Calibration]:
-    if isinstance(answer, DpftError):
-        raise answer
-    return answer

@@ -5,9 +5,8 @@ it costs (an epsilon) vary independently, as in dp_accounting's events and accou
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
 
@@ -17,12 +16,6 @@ if TYPE_CHECKING:
 
 class AccountantError(ArithmeticError):
     """An accountant that cannot bound a mechanism, with the reason in one plain sentence."""
-
-
-class AccountantTimeout(AccountantError):
-    """An accountant that was ended at a limit of time: it says nothing of the mechanism."""
-
-    way_out = "try again on a quieter machine, or choose another privacy.accountant"
 
 
 RATE_MARGIN = 1e-9
@@ -118,17 +111,6 @@ class Composition:
 
 
 Mechanism = SampledGaussian | Composition
-
-
-def mechanism_of(values: Mapping[str, Any]) -> Mechanism:
-    """Returns the mechanism that ``dataclasses.asdict`` made these values of.
-
-    Raises:
-        InputError: A value is out of range.
-    """
-    if "parts" in values:
-        return Composition(parts=tuple(SampledGaussian(**part) for part in values["parts"]))
-    return SampledGaussian(**values)
 
 
 @dataclass(frozen=True, kw_only=True)

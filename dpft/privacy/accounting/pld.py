@@ -4,18 +4,22 @@ Koskela et al. 2020 (arXiv 1906.03049) with the pessimistic connect-the-dots gri
 al. 2022 (arXiv 2207.04380): an upper bound on any grid, apart from rounding. The library composes
 in float64; after 1e5 steps its rounding moves delta by 1e-11, which at delta = 2e-10 was seen to
 put epsilon 0.012 below the truth. So this module asks for epsilon at a delta smaller by that much.
+
+Time and memory grow with the number of points of the grid. It is computed before one step is
+discretized and again before the steps are composed; a grid that is too large is rejected.
 """
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dpft.privacy.accounting.mechanism import (
+    AccountantError,
     Composition,
     Epsilon,
     Mechanism,
-    SampledGaussian,
     delta_within_rounding,
     rounding_slack,
 )
@@ -31,6 +35,15 @@ FINE_INTERVAL = 1e-4
 
 SMALL_EPSILON = 0.1
 """Below it the fine grid costs little, and the coarse grid's rounding is a large share."""
+
+MAX_STEP_POINTS = 2**21
+"""Most points of one step: about 10 s and half a GiB."""
+
+MAX_POINTS = 2**23
+"""Most points of all steps: about 3 s and 1 GiB."""
+
+TAIL_MASS = 1e-15
+"""Mass that the library cuts off each tail of a composition."""
 
 GRID = f"value_discretization_interval {INTERVAL:g} ({FINE_INTERVAL:g} below {SMALL_EPSILON:g})"
 
@@ -48,13 +61,15 @@ def epsilon(mechanism: Mechanism, interval: float = INTERVAL) -> Epsilon:
         an underestimate.
 
     Raises:
-        AccountantError: Rounding could take more than half of delta.
+        AccountantError: Rounding could take more than half of delta, or the grid would be too
+            large.
     """
     delta = delta_within_rounding(mechanism, sys.float_info.epsilon)
-    coarse = _upper_bound(mechanism, delta, interval)
-    if coarse >= SMALL_EPSILON or interval <= FINE_INTERVAL:
-        return Epsilon(upper=coarse)
-    return Epsilon(upper=min(coarse, _upper_bound(mechanism, delta, FINE_INTERVAL)))
+    bound: float = _composed(mechanism, interval).get_epsilon_for_delta(delta)
+    if bound < SMALL_EPSILON and interval > FINE_INTERVAL:
+        with suppress(AccountantError):  # the fine grid may be too large
+            bound = min(bound, _composed(mechanism, FINE_INTERVAL).get_epsilon_for_delta(delta))
+    return Epsilon(upper=bound)
 
 
 def deltas(
@@ -81,29 +96,28 @@ def _composed(mechanism: Mechanism, interval: float) -> "PrivacyLossDistribution
     import dp_accounting
 
     parts = mechanism.parts if isinstance(mechanism, Composition) else (mechanism,)
+    ones = [_one_step(part.noise_multiplier, part.accounted_rate, interval) for part in parts]
+    points = sum(_points(one, part.steps) for one, part in zip(ones, parts, strict=True))
+    _check_size(points, MAX_POINTS)
     whole = dp_accounting.pld.privacy_loss_distribution.identity(interval)
-    for part in parts:
-        one = _one_step(part.noise_multiplier, part.accounted_rate, interval)
+    for one, part in zip(ones, parts, strict=True):
         whole = whole.compose(one.self_compose(part.steps))
     return whole
 
 
-def _upper_bound(mechanism: Mechanism, delta: float, interval: float) -> float:
-    import dp_accounting
+def _points(one: "PrivacyLossDistribution", steps: int) -> int:
+    """Return how many points the distribution of a number of steps will have."""
+    from dp_accounting.pld import common
 
-    if isinstance(mechanism, SampledGaussian):
-        one = _one_step(mechanism.noise_multiplier, mechanism.accounted_rate, interval)
-        nothing = dp_accounting.pld.privacy_loss_distribution.identity(interval)
-        # onto nothing, as the library's accountant composes: the same numbers to the last bit
-        whole = nothing.compose(one.self_compose(mechanism.steps))
-        bound: float = whole.get_epsilon_for_delta(delta)
-        return bound
-    accountant = dp_accounting.pld.PLDAccountant(
-        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=interval
-    )
-    accountant.compose(mechanism.event())
-    composed: float = accountant.get_epsilon(delta)
-    return composed
+    # The library makes the masses of a distribution public nowhere.
+    masses = [pmf.to_dense_pmf()._probs for pmf in (one._pmf_remove, one._pmf_add)]
+    bounds = [common.compute_self_convolve_bounds(each, steps, TAIL_MASS) for each in masses]
+    return max(int(upper - lower) for lower, upper in bounds)
+
+
+def _check_size(points: float, most: int) -> None:
+    if not points <= most:
+        raise AccountantError(f"It needs a grid of {points:.2g} points; at most {most} are used.")
 
 
 @lru_cache(maxsize=4)
@@ -112,7 +126,12 @@ def _one_step(
 ) -> "PrivacyLossDistribution":
     """Returns the distribution of one step, kept: most of the price of a number of steps."""
     import dp_accounting
+    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
+    for kind in (AdjacencyType.ADD, AdjacencyType.REMOVE):
+        loss = GaussianPrivacyLoss(noise_multiplier, sampling_prob=sample_rate, adjacency_type=kind)
+        ends = loss.connect_dots_bounds()
+        _check_size((ends.epsilon_upper - ends.epsilon_lower) / interval, MAX_STEP_POINTS)
     return dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
         standard_deviation=noise_multiplier,
         value_discretization_interval=interval,

@@ -3,7 +3,7 @@
 Gopi et al. 2021 (arXiv 2106.02848), Theorem 5.5: the composition on a mesh of
 eps_error / sqrt(steps/2 * log(12/delta_error)) is within (eps_error, delta_error) of the truth.
 Time and memory grow with the number of mesh points, which is known beforehand: a mesh that would
-not fit the limits is refused at once, so that the answer does not hang on a machine's speed.
+be too large is rejected at once, so that the answer does not depend on a machine's speed.
 Without sampling (sample_rate 1) the library fails, and none is needed: composed Gaussians are one
 Gaussian, whose epsilon is exact (Balle and Wang 2018, arXiv 1805.06530, Theorem 8).
 """
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 EPS_ERROR = 0.01
 DELTA_ERROR_SHARE = 1e-3
 MAX_POINTS = 2**20
-"""About 5 s and half a GiB: a quarter of what an accountant may take, so that a slow or busy
-machine gives the same answer."""
+"""Most points of the mesh: about 5 s and half a GiB."""
 
 GRID = f"eps_error {EPS_ERROR:g}, delta_error delta/{1 / DELTA_ERROR_SHARE:.0f}"
 EXACT = "exact analytic Gaussian"
@@ -61,14 +60,21 @@ def epsilon(mechanism: SampledGaussian, longest: int | None = None) -> Epsilon:
     if longest is None:
         accountant = _accountant(mechanism)
     else:
-        accountant = _kept_accountant(replace(mechanism, steps=longest))
+        kept = _kept_accountant(replace(mechanism, steps=longest))
+        if isinstance(kept, AccountantError):
+            raise kept
+        accountant = kept
     lower, estimate, upper = accountant.compute_epsilon(delta, [mechanism.steps])
     return Epsilon(lower=lower, estimate=estimate, upper=upper)
 
 
 @lru_cache(maxsize=1)
-def _kept_accountant(mechanism: SampledGaussian) -> "PRVAccountant":
-    return _accountant(mechanism)
+def _kept_accountant(mechanism: SampledGaussian) -> "PRVAccountant | AccountantError":
+    """Return the library's accountant, or why there is none, which takes as long to find out."""
+    try:
+        return _accountant(mechanism)
+    except (ArithmeticError, RuntimeError) as error:
+        return AccountantError(str(error))
 
 
 def _accountant(mechanism: SampledGaussian) -> "PRVAccountant":
@@ -86,7 +92,7 @@ def _accountant(mechanism: SampledGaussian) -> "PRVAccountant":
     points = 2 * half_width / (EPS_ERROR / math.sqrt(steps / 2 * math.log(12 / delta_error)))
     if not points <= MAX_POINTS:
         raise AccountantError(
-            f"It needs a mesh of {points:.2g} points; {MAX_POINTS} fit its time and memory limits."
+            f"It needs a mesh of {points:.2g} points; at most {MAX_POINTS} are used."
         )
     with warnings.catch_warnings():
         # It warns that eps_max is taken on trust; this one is the library's own.

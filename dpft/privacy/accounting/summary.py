@@ -8,16 +8,14 @@ too much, as an epsilon does.
 
 import math
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 
-from dpft.errors import InputError, RunError
+from dpft.errors import InputError
 from dpft.privacy.accounting import pld
-from dpft.privacy.accounting.accountants import Accountants, Answering, headline_order
+from dpft.privacy.accounting.accountants import evaluate, headline_order
 from dpft.privacy.accounting.mechanism import (
     AccountantError,
-    AccountantTimeout,
     Composition,
     Epsilon,
     Mechanism,
@@ -126,23 +124,29 @@ class AccountingReport(EpsilonBound):
 
 
 def account(
-    mechanism: SampledGaussian, *, accountant: str = "prv", accountants: Answering | None = None
+    mechanism: SampledGaussian, *, accountant: str = "prv", longest: int | None = None
 ) -> AccountingReport:
     """Runs all four accountants on ``mechanism`` and picks the headline.
 
     Args:
         mechanism: What to account for.
         accountant: Whose upper bound should lead: "prv", "pld" or "rdp".
-        accountants: Running accountants to share; by default some are started and ended here.
+        longest: Number of steps of the mesh on which PRV is asked; None: the mechanism's own.
 
     Raises:
         InputError: ``accountant`` may not lead, or none can bound the mechanism.
-        RunError: None bounded it, and one of them timed out.
     """
     order = headline_order(accountant)
-    with ExitStack() as stack:
-        running = accountants or stack.enter_context(Accountants())
-        results, warnings = _evaluate_all(mechanism, running)
+    rdp, bound = _rdp_and_pld(mechanism)
+    mesh = {} if longest in (None, mechanism.steps) else {"longest": longest}
+    gdp, prv = _try("gdp", mechanism), _try("prv", mechanism, **mesh)
+    results = {"rdp": rdp, "gdp": gdp, "pld": bound, "prv": prv}
+    warnings = []
+    if mechanism.sample_rate == 1:
+        warnings.append(
+            "sample_rate is 1: prv is the exact epsilon of the Gaussian mechanism (Balle and Wang "
+            "2018), not a numerical composition."
+        )
     leader, epsilon = _headline(order, results, warnings)
     if _disagree(results):
         leader, epsilon = _larger(leader, epsilon, results, warnings)
@@ -156,25 +160,19 @@ def account(
     )
 
 
-def account_composition(
-    composition: Composition, *, accountant: str = "pld", accountants: Accountants | None = None
-) -> EpsilonBound:
+def account_composition(composition: Composition, *, accountant: str = "pld") -> EpsilonBound:
     """Runs PLD and RDP, which compose differing mechanisms, and picks the headline.
 
     Args:
         composition: What to account for.
         accountant: Whose upper bound should lead; "prv" stands for "pld" here.
-        accountants: Running accountants to share; by default some are started and ended here.
 
     Raises:
         InputError: ``accountant`` may not lead, or none can bound the composition.
-        RunError: None bounded it, and one of them timed out.
     """
     order = tuple(name for name in headline_order(accountant) if name != "prv")
     warnings: list[str] = []
-    with ExitStack() as stack:
-        running = accountants or stack.enter_context(Accountants())
-        results = dict(zip(("rdp", "pld"), _rdp_and_pld(composition, running), strict=True))
+    results = dict(zip(("rdp", "pld"), _rdp_and_pld(composition), strict=True))
     leader, epsilon = _headline(order, results, warnings)
     return EpsilonBound(
         epsilon=epsilon,
@@ -185,35 +183,18 @@ def account_composition(
     )
 
 
-def _evaluate_all(
-    mechanism: SampledGaussian, accountants: Answering
-) -> tuple[dict[str, _Result], list[str]]:
-    """Returns every accountant's result in the order of the table, and what to warn of."""
-    accountants.prefetch("prv", mechanism)
-    rdp, bound = _rdp_and_pld(mechanism, accountants)
-    gdp = _try(accountants, "gdp", mechanism)
-    prv = _try(accountants, "prv", mechanism)
-    warnings = []
-    if mechanism.sample_rate == 1:
-        warnings.append(
-            "sample_rate is 1: prv is the exact epsilon of the Gaussian mechanism (Balle and Wang "
-            "2018), not a numerical composition."
-        )
-    return {"rdp": rdp, "gdp": gdp, "pld": bound, "prv": prv}, warnings
-
-
-def _rdp_and_pld(mechanism: Mechanism, accountants: Answering) -> tuple[_Result, _Result]:
+def _rdp_and_pld(mechanism: Mechanism) -> tuple[_Result, _Result]:
     """Returns both bounds, PLD's on the fine grid where the coarse one makes it too loose."""
-    rdp = _try(accountants, "rdp", mechanism)
-    bound = _try(accountants, "pld", mechanism)
+    rdp = _try("rdp", mechanism)
+    bound = _try("pld", mechanism)
     if _above(bound, rdp):
-        bound = _try(accountants, "pld", mechanism, interval=pld.FINE_INTERVAL)
+        bound = _try("pld", mechanism, interval=pld.FINE_INTERVAL)
     return rdp, bound
 
 
-def _try(accountants: Answering, name: str, mechanism: Mechanism, **options: float) -> _Result:
+def _try(name: str, mechanism: Mechanism, **options: float) -> _Result:
     try:
-        return accountants.evaluate(name, mechanism, **options)
+        return evaluate(name, mechanism, **options)
     except AccountantError as error:
         return error
 
@@ -230,12 +211,6 @@ def _headline(
             warnings.append(f"{name} is refused: its bound is above RDP's by over {RDP_TOLERANCE}.")
         elif result.upper is not None:
             return name, result.upper
-    late = [name for name in order if isinstance(results[name], AccountantTimeout)]
-    if late:
-        raise RunError(
-            f"No accountant bounded this mechanism, and {late[-1]} timed out ({late[-1]}:"
-            f" {results[late[-1]]}); {AccountantTimeout.way_out}."
-        )
     raise InputError(
         "No accountant can bound this mechanism: noise_multiplier is too small for its "
         "sample_rate and steps; raise noise_multiplier or lower steps."

@@ -31,7 +31,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dpft.errors import InputError
-from dpft.privacy.accounting.accountants import Accountants
 from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
 from dpft.privacy.mechanisms.base import (
     MECHANISMS,
@@ -271,19 +270,17 @@ class BandedConfig(MechanismConfig):
             )
         target, found, bands = self._target(numbers), [], 1
         most = min(numbers.num_examples / numbers.expected_batch_size, numbers.steps, MOST_BANDS)
-        with Accountants() as accountants:
-            while bands <= most:
-                mechanism = _banded(target, bands)
-                noise, _ = calibrate_noise_multiplier(
-                    eps=numbers.eps,
-                    delta=numbers.delta,
-                    sample_rate=mechanism.rate(numbers.sample_rate),
-                    steps=mechanism.compositions([numbers.steps]),
-                    accountant="rdp",
-                    accountants=accountants,
-                )
-                found.append((mechanism, noise**2 * target.error(mechanism.coefficients)))
-                bands *= 2
+        while bands <= most:
+            mechanism = _banded(target, bands)
+            noise, _ = calibrate_noise_multiplier(
+                eps=numbers.eps,
+                delta=numbers.delta,
+                sample_rate=mechanism.rate(numbers.sample_rate),
+                steps=mechanism.compositions([numbers.steps]),
+                accountant="rdp",
+            )
+            found.append((mechanism, noise**2 * target.error(mechanism.coefficients)))
+            bands *= 2
         return found
 
     def _target(self, numbers: Numbers) -> Target:

@@ -51,13 +51,9 @@ FAULTS: tuple[Fault, ...] = (
         breaks="The noise is calibrated for the rate at which the logical batch is drawn.",
         edits=(
             Edit(
-                "dpft/runs/run_plan.py",
-                "        calibrate=calibrate,\n        mechanism=config.mechanism,",
-                "        calibrate=lambda **given: calibrate(\n"
-                "            **given\n"
-                '            | {"sample_rate": config.train.micro_batch_size / size.num_examples}\n'
-                "        ),\n"
-                "        mechanism=config.mechanism,",
+                "dpft/privacy/planning.py",
+                "config, delta=delta, sample_rate=sample_rate, steps=compositions",
+                "config, delta=delta, sample_rate=1 / num_examples, steps=compositions",
             ),
         ),
         tests=(BUDGET,),

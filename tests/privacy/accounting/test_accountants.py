@@ -1,16 +1,15 @@
-"""The accountants in their processes: answers are kept, and limits end what takes too long."""
+"""The accountants under their names: answers are kept, and grids have limits."""
 
-import os
 import subprocess
 import sys
-import textwrap
-import time
+from dataclasses import replace
 
 import pytest
 
 from dpft.errors import InputError
-from dpft.privacy.accounting.accountants import Accountants, LimitedProcess, Limits, headline_order
-from dpft.privacy.accounting.mechanism import AccountantError, AccountantTimeout, SampledGaussian
+from dpft.privacy.accounting import pld
+from dpft.privacy.accounting.accountants import evaluate, headline_order
+from dpft.privacy.accounting.mechanism import AccountantError, SampledGaussian
 
 MECHANISM = SampledGaussian(noise_multiplier=2, sample_rate=0.01, steps=10, delta=1e-5)
 
@@ -33,131 +32,56 @@ def test_others_may_not_lead(accountant):
         headline_order(accountant)
 
 
-def test_every_accountant_answers_and_bounds_agree(accountants):
-    accountants.prefetch("prv", MECHANISM)
-    answers = {name: accountants.evaluate(name, MECHANISM) for name in ("rdp", "gdp", "pld", "prv")}
+def test_every_accountant_answers_and_bounds_agree():
+    answers = {name: evaluate(name, MECHANISM) for name in ("rdp", "gdp", "pld", "prv")}
     assert answers["prv"].lower <= answers["pld"].upper <= answers["rdp"].upper
     assert answers["gdp"].upper is None
 
 
-def test_an_answer_is_kept(accountants):
-    first = accountants.evaluate("pld", MECHANISM)
-    assert accountants.evaluate("pld", MECHANISM) is first
-    assert accountants.evaluate("pld", MECHANISM, interval=1e-4) is not first
-
-
-def test_over_the_limit_each_accountant_is_an_error_in_words():
-    limits = Limits(seconds=0.05, grace=1)
-    with Accountants(limits) as accountants:
-        for name in ("prv", "rdp"):
-            with pytest.raises(AccountantTimeout, match="timed out after 0.05 s of processor"):
-                accountants.evaluate(name, MECHANISM)
-
-
-def test_a_script_without_a_main_guard_may_call_it(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            f"""
-            import sys
-            sys.path[:0] = {sys.path!r}
-            from dpft.privacy.accounting import Accountants, SampledGaussian
-            mechanism = SampledGaussian(noise_multiplier=2, sample_rate=1, steps=1, delta=1e-5)
-            with Accountants() as accountants:
-                print(accountants.evaluate("rdp", mechanism).upper)
-            heavy = {{"torch", "scipy", "dp_accounting", "prv_accountant"}}
-            print(sorted(heavy & set(sys.modules)))
-            """
-        )
-    )
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, cwd=tmp_path, timeout=60
-    )
-    value, loaded = done.stdout.splitlines()
-    assert float(value) > 0
-    assert loaded == "[]"
-
-
-ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
-HANG = "import sys, time\nsys.stdin.readline()\nwhile True: time.sleep(1)"
-LEAVE = "import sys\nsys.stdin.readline()\nsys.exit(7)"
-
-
-def raise_signal(name):
-    return f"import signal, sys\nsys.stdin.readline()\nsignal.raise_signal(signal.{name})"
-
-
-@pytest.fixture
-def start(tmp_path, monkeypatch):
-    """Returns a function that makes a limited process of a program's text."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    started = []
-
-    def make(program, seconds=5.0, wall_seconds=60.0):
-        (tmp_path / "program.py").write_text(textwrap.dedent(program))
-        limits = Limits(seconds=seconds, wall_seconds=wall_seconds, grace=0.5)
-        started.append(LimitedProcess("json", limits, module="program"))
-        return started[-1]
-
-    yield make
-    for process in started:
-        process.close()
-
-
-def is_running(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def test_question_and_answer(start):
-    process = start(ECHO)
-    for value in (1, 2):
-        process.ask({"upper": value})
-        assert process.answer() == {"upper": value}
-
-
-def test_an_error_comes_back_as_one(start):
-    process = start(ECHO)
-    process.ask({"error": "It needs more than 2 GiB of memory."})
-    with pytest.raises(AccountantError, match="2 GiB"):
-        process.answer()
-
-
-def test_a_hanging_accountant_is_killed(start):
-    process = start(HANG, wall_seconds=0.3)
-    began = time.monotonic()
-    process.ask({})
-    pid = process._process.pid
-    with pytest.raises(AccountantTimeout, match=r"timed out after 0.3 s\."):
-        process.answer()
-    assert time.monotonic() - began < 3
-    assert not is_running(pid)
+def test_an_answer_is_kept():
+    first = evaluate("pld", MECHANISM)
+    assert evaluate("pld", MECHANISM) is first
+    assert evaluate("pld", MECHANISM, interval=1e-4) is not first
 
 
 @pytest.mark.parametrize(
-    ("program", "reason"),
+    ("error", "reason"),
     [
-        (raise_signal("SIGPROF"), "timed out after 5 s of processor time"),
-        (raise_signal("SIGALRM"), "timed out after 60 s"),
-        (LEAVE, "ended early .exit status 7"),
+        (MemoryError(), "It needs more memory than the machine has."),
+        (RuntimeError("Discrete mean\n differs."), "Discrete mean differs."),
+        (AssertionError(), "It stopped on AssertionError."),
     ],
 )
-def test_a_dead_accountant_says_why_and_the_next_question_is_answered(start, program, reason):
-    process = start(program)
-    process.ask({})
-    with pytest.raises(AccountantError, match=reason):
-        process.answer()
-    start(ECHO)
-    process.ask({"upper": 1})
-    assert process.answer() == {"upper": 1}
+def test_an_error_of_a_library_is_a_reason_in_one_sentence(monkeypatch, error, reason):
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(pld, "epsilon", fail)
+    with pytest.raises(AccountantError) as raised:
+        evaluate("pld", replace(MECHANISM, delta=float(len(reason)) * 1e-7))
+    assert str(raised.value) == reason
 
 
-def test_close_ends_a_busy_child(start):
-    process = start(HANG)
-    process.ask({})
-    pid = process._process.pid
-    process.close()
-    assert not is_running(pid)
+@pytest.mark.parametrize(
+    ("accountant", "mechanism"),
+    [
+        ("prv", SampledGaussian(noise_multiplier=0.1, sample_rate=1e-4, steps=10**6, delta=1e-5)),
+        ("pld", SampledGaussian(noise_multiplier=0.3, sample_rate=0.3, steps=10**5, delta=1e-5)),
+        ("pld", SampledGaussian(noise_multiplier=0.002, sample_rate=0.3, steps=1, delta=1e-5)),
+    ],
+    ids=["mesh", "all steps", "one step"],
+)
+def test_a_grid_that_is_too_large_is_rejected_before_it_is_made(accountant, mechanism):
+    with pytest.raises(AccountantError, match=r"It needs a (grid|mesh) of \S+ points; at most"):
+        evaluate(accountant, mechanism)
+
+
+def test_no_library_is_imported_before_it_is_asked():
+    program = """
+import sys
+from dpft.privacy.accounting import SampledGaussian, evaluate
+evaluate("gdp", SampledGaussian(noise_multiplier=2, sample_rate=1, steps=1, delta=1e-5))
+print(sorted({"torch", "scipy", "dp_accounting", "prv_accountant"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n"

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpft.errors import InputError
-from dpft.privacy.accounting.accountants import Limits
+from dpft.privacy.accounting.accountants import evaluate
 from dpft.privacy.accounting.mechanism import AccountantError, SampledGaussian
 from dpft.privacy.accounting.summary import account
 
@@ -27,18 +27,21 @@ MECHANISMS = st.builds(
 )
 
 
-def check(mechanism: SampledGaussian, accountants) -> None:
-    began = time.monotonic()
+LIMIT = 60.0
+"""Seconds of processor time; the slowest known mechanism takes 12."""
+
+
+def check(mechanism: SampledGaussian) -> None:
+    began = time.process_time()
     try:
-        report = account(mechanism, accountants=accountants)
+        report = account(mechanism)
     except InputError:
         for name in ("rdp", "pld", "prv"):  # answers are kept: no second wait
             with pytest.raises(AccountantError):
-                accountants.evaluate(name, mechanism)
+                evaluate(name, mechanism)
         return
     finally:
-        limits = Limits()  # RDP, then PLD on two grids; PRV runs beside them
-        assert time.monotonic() - began < 4 * (2 * limits.wall_seconds + limits.grace)
+        assert time.process_time() - began < LIMIT
     assert report.accountant in ("rdp", "pld", "prv")
     assert 0 <= report.epsilon < math.inf
     for answer in report.epsilons.values():
@@ -48,8 +51,8 @@ def check(mechanism: SampledGaussian, accountants) -> None:
 
 @settings(deadline=None, max_examples=8, derandomize=True)
 @given(mechanism=MECHANISMS)
-def test_any_mechanism_has_a_headline_that_is_no_less_than_zero(accountants, mechanism):
-    check(mechanism, accountants)
+def test_any_mechanism_has_a_headline_that_is_no_less_than_zero(mechanism):
+    check(mechanism)
 
 
 @pytest.mark.slow
@@ -59,8 +62,10 @@ def test_any_mechanism_has_a_headline_that_is_no_less_than_zero(accountants, mec
 @example(SampledGaussian(noise_multiplier=0.1, sample_rate=1.0, steps=10**6, delta=1e-2))
 @example(SampledGaussian(noise_multiplier=0.3, sample_rate=1.0, steps=10**4, delta=1e-5))
 @example(SampledGaussian(noise_multiplier=0.1, sample_rate=1e-4, steps=10**6, delta=1e-5))
+@example(SampledGaussian(noise_multiplier=0.02, sample_rate=1e-9, steps=1, delta=1e-12))
+@example(SampledGaussian(noise_multiplier=0.3, sample_rate=0.3, steps=10**5, delta=1e-5))
 @example(SampledGaussian(noise_multiplier=5.0, sample_rate=0.1, steps=10**6, delta=1e-12))
 @example(SampledGaussian(noise_multiplier=50.0, sample_rate=1e-7, steps=10**6, delta=1e-5))
 @example(SampledGaussian(noise_multiplier=50.0, sample_rate=0.01, steps=1, delta=1e-2))
-def test_so_have_many_more_and_those_known_to_defeat_accountants(accountants, mechanism):
-    check(mechanism, accountants)
+def test_so_have_many_more_and_those_known_to_defeat_accountants(mechanism):
+    check(mechanism)
