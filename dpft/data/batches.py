@@ -192,11 +192,6 @@ class Layout(ABC):
     pad_to_multiple_of: int = 1
     """Lengths of batches are multiples of it, but for the longest there may be; changes no loss."""
 
-    @property
-    def has_lengths(self) -> bool:
-        """Whether rows have lengths, in tokens."""
-        return True
-
     @abstractmethod
     def length(self, row: Any) -> int:
         """Returns a row's length, by which rows are sorted: of a text, the tokens that it reads."""

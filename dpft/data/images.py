@@ -15,7 +15,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -205,7 +205,6 @@ class ImageLayout(Layout):
     """Of each channel, by which they are divided."""
     workers: int = 0
     """Processes that decode."""
-    has_lengths: ClassVar[bool] = False
 
     def length(self, row: ImageRow) -> int:
         """See ``Layout.length``."""
