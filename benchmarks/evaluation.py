@@ -197,7 +197,7 @@ def make_subject(
         else ["model=gpt2", f"model.path={shape}", "model.init=random"]
     )
     composed = EVALUATE_COMMAND.compose(words, None)
-    config = evaluate_configuration(composed.values, composed.words)[0]
+    config = evaluate_configuration(composed.values, composed.words)
     trained = trained_model_of(config)
     encoding = trained.encoding(config.task, max_new_tokens=config.decode.max_new_tokens)
     model = trained.on_device(config.task, torch.device("cpu"))
