@@ -1,4 +1,4 @@
-"""Peak memory and traffic of each process, measured, against what ``dpft plan`` says of them.
+"""Measure the peak memory of each process and compare it with ``dpft plan``.
 
     python -m benchmarks.rank_memory --output benchmarks/results.md
 
@@ -24,30 +24,27 @@ import torch
 from benchmarks import memory, tables
 from benchmarks.rank_memory_worker import RankWorkload
 from dpft.estimates.activations import trace_activations
-from dpft.estimates.rank_memory import StepShapes, memory_by_phase, peak_of, rank_shapes
+from dpft.estimates.rank_memory import StepShapes, peak_memory, rank_shapes
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.privacy.clipping.choices import DEFAULT_MEMORY_MB
 from dpft.training.optimizers import AdamW
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results.md"
-TITLE = "Memory and traffic of each process against its plan"
+TITLE = "Memory of each process against its plan"
 NOTES = (
     "GPT-2 with 8 layers of width 512 (51 M parameters, random weights), texts of 64 tokens, two"
     " micro-batches of 4 a step\nand rank, AdamW. Peak resident memory of the rank that had most;"
-    " measured over planned should be within 15 %,\nbytes sent within 5 %. The phase is the plan's."
+    " measured over planned should be within 15 %."
 )
-COLUMNS = (
-    "ranks", "parallel", "engine", "measured, MB", "planned, MB", "measured / planned", "phase",
-    "sent, MB", "sent / planned",
-)  # fmt: skip
+COLUMNS = ("ranks", "parallel", "engine", "measured, MB", "planned, MB", "measured / planned")
 SPREADS = {1: [("none", "whole")], 2: [], 4: []}
 SPREADS[2] = SPREADS[4] = [("ddp", "whole"), ("fsdp", "whole"), ("fsdp", "sharded")]
 ENGINES = ("book_keeping", "two_pass")
 
 
 def measured(workload: RankWorkload, ranks: int, *, heap: bool) -> list[dict[str, Any]]:
-    """Returns what each rank held and sent.
+    """Returns what each rank held.
 
     Raises:
         RuntimeError: A rank failed.
@@ -69,39 +66,33 @@ def measured(workload: RankWorkload, ranks: int, *, heap: bool) -> list[dict[str
     return found
 
 
-def planned(workload: RankWorkload, ranks: int) -> tuple[str, int, int]:
-    """Returns the phase of the peak, its bytes, and the bytes sent in a step."""
+def planned(workload: RankWorkload, ranks: int) -> int:
+    """Return the bytes of the peak."""
     with torch.device("meta"):
         model = workload.model()
     config = ParallelConfig(name=workload.parallel, accumulate=workload.accumulate)
     shapes = rank_shapes(model, config, ranks, AdamW())
-    rows, batches = workload.micro_batch_size, workload.micro_batches
+    rows = workload.micro_batch_size
     step = StepShapes(
         activations=trace_activations(model, rows=rows, length=workload.length),
         engine=workload.engine,
         memory_mb=DEFAULT_MEMORY_MB,
-        micro_batches=batches,
+        micro_batches=workload.micro_batches,
     )
-    phase, parts = peak_of(memory_by_phase(shapes, step))
-    sent = shapes.traffic.bytes_per_step(
-        engine=workload.engine, micro_batches=batches, drawn=ranks * rows * batches
-    )
-    return phase, parts["total"], sent if ranks > 1 else 0
+    return peak_memory(shapes, step)["total"]
 
 
 def row_of(workload: RankWorkload, ranks: int, *, heap: bool) -> str:
     """Returns a row of the table in Markdown."""
     found = measured(workload, ranks, heap=heap)
-    phase, total, sent = planned(workload, ranks)
+    total = planned(workload, ranks)
     peak = max(max(each["peaks"].values()) for each in found)
-    given = max(each["sent"] for each in found)
     name = workload.parallel
     if name == "fsdp":
         name += f", accumulate={workload.accumulate}"
-    ratio = f"{given / sent:.3f}" if sent else "-"
     return (
         f"| {ranks} | {name} | {workload.engine} | {peak / 1e6:.0f} | {total / 1e6:.0f}"
-        f" | {peak / total:.3f} | {phase} | {given / 1e6:.1f} | {ratio} |"
+        f" | {peak / total:.3f} |"
     )
 
 

@@ -2,7 +2,7 @@
 
 Started by ``benchmarks.rank_memory``, alone or by torchrun. Weights and records are random: GPT-2's
 shape with fewer layers, texts of one length, as many micro-batches on each rank. Printed is a JSON
-list with an object for each rank: its peaks of anonymous memory, and what it sent in a step.
+list with an object for each rank: its peaks of anonymous memory.
 """
 
 import argparse
@@ -182,7 +182,7 @@ def private_engine(
 
 
 def take_steps(workload: RankWorkload, ranks: Ranks) -> dict[str, Any]:
-    """Takes the steps; returns the peaks of each phase, and the bytes sent in the last step."""
+    """Takes the steps; returns the peaks of each phase."""
     model = workload.model()
     shards = sharded(model, workload, ranks)
     training_set, peaks = workload.records(ranks), Peaks()
@@ -194,12 +194,10 @@ def take_steps(workload: RankWorkload, ranks: Ranks) -> dict[str, Any]:
     with private_engine(model, workload, ranks, shards) as engine:
         watched = WatchedEngine(engine, peaks)
         for step in range(1, STEPS + 1):
-            sent = ranks.traffic.sent_bytes
             compute_gradient(model, training_set, watched, step, ranks)  # type: ignore[arg-type]
-            sent = ranks.traffic.sent_bytes - sent
             with peaks.during("optimizer"):
                 optimizer.step()
-    return {"peaks": peaks.stop(), "held": held, "sent": sent}
+    return {"peaks": peaks.stop(), "held": held}
 
 
 def main() -> None:

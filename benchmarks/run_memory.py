@@ -101,7 +101,8 @@ def measured(words: Sequence[str], folder: Path) -> int:
 
 def planned(words: Sequence[str]) -> int:
     """Returns the bytes that ``dpft plan`` says of it."""
-    answer = json.loads(_output([sys.executable, "-m", "dpft", "plan", *words, "output=json"]))
+    given = ["plan", *words, "plan.measure=false", "output=json"]
+    answer = json.loads(_output([sys.executable, "-m", "dpft", *given]))
     total: int = answer["memory_per_rank_bytes"]["total"]
     return total
 

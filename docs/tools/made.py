@@ -11,7 +11,6 @@ MEASUREMENTS = "results/measurements.md"
 ROOT = Path(__file__).resolve().parents[2]
 COPIES = {
     "benchmarks/results.md": MEASUREMENTS,
-    "benchmarks/scaling.md": "results/scaling.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }

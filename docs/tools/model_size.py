@@ -14,7 +14,7 @@ import torch
 from benchmarks.shapes import SHAPES, Shape, llama_shape
 from dpft.data.batches import TextLayout
 from dpft.estimates.activations import trace_activations
-from dpft.estimates.rank_memory import StepShapes, memory_by_phase, peak_of, rank_shapes
+from dpft.estimates.rank_memory import StepShapes, peak_memory, rank_shapes
 from dpft.methods.base import METHODS
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.privacy.clipping.choices import DEFAULT_MEMORY_MB
@@ -79,7 +79,7 @@ def needed(shape: Shape, method: str, precision: str, *, checkpointing: bool, sh
         memory_mb=DEFAULT_MEMORY_MB,
         micro_batches=MICRO_BATCHES,
     )
-    return peak_of(memory_by_phase(shapes, step))[1]["total"]
+    return peak_memory(shapes, step)["total"]
 
 
 def fitting(gigabytes: float) -> str:

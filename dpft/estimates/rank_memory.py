@@ -1,16 +1,12 @@
-"""Estimate of each process's peak memory, and of its network traffic in a step.
+"""Estimate of each process's peak memory, from shapes.
 
-From shapes alone: nothing is measured here. A process holds weights, gradients and the optimizer's
-state throughout; on top of them comes what one of four phases needs (``PHASES``), of which the
-largest is the peak. ``benchmarks/rank_memory.py`` holds it against what processes take.
-
-Traffic is counted as ``Ranks.call`` counts it, where all processes have as many micro-batches and
-ask for the same blocks at the same time; where they do not, a gather that some of them want is sent
-to each.
+A process always holds weights and, after its first step, the optimizer's state. On top of them
+comes what one of four moments of a step needs; the largest of them is the peak: the clipper's check
+of the first micro-batch, a micro-batch, the exchange and the noise at the end of a step, and the
+update. ``benchmarks/rank_memory.py`` compares the estimate with measurements.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
@@ -19,20 +15,11 @@ from dpft.estimates.activations import Activations
 from dpft.methods.base import layer_numbers, quantized_layers
 from dpft.parallel.cutting import blocks_apart, repeated_blocks
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
-from dpft.parallel.reductions import (
-    Cut,
-    owned_places,
-    owned_stretches,
-    pieces_between,
-    turn_lengths,
-)
+from dpft.parallel.reductions import TURN, Cut
 from dpft.privacy.clipping.choices import keeping_is_cheaper
-from dpft.privacy.noise import BLOCK
 from dpft.training.optimizers import OptimizerConfig
 
 NUMBER, DOUBLE = 4, 8
-WISH = 8
-"""Bytes by which a process says what it wants next (``Rounds``)."""
 
 
 def shard_size(config: ParallelConfig, processes: int) -> int:
@@ -40,123 +27,6 @@ def shard_size(config: ParallelConfig, processes: int) -> int:
     if not config.shards_model:
         return 1
     return config.shard_size or processes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """Network traffic between the processes of a run."""
-
-    processes: int
-    finishing: int
-    """Of them, those that exchange their sums of one stretch."""
-    turns: Sequence[int]
-    """Numbers that each is sent by each other one at a step's end, exchange by exchange."""
-    is_shared: bool
-    """Whether each gets all outcomes, or its shard alone."""
-    doubles: bool
-    """Whether sums are float64 when they are exchanged."""
-    twins: int
-    """Numbers that a process gives those with its shard at a step's end."""
-    block_bytes: int
-    """Of this process's shards of all blocks that are gathered one at a time."""
-    blocks: int
-    root_bytes: int
-    """Of its shard of all else."""
-    pushed: int
-    """Numbers of the sums that go to the shards at each micro-batch."""
-    pushes: int
-    """In how many parts."""
-    again: int
-    """Numbers of what several layers share, which two passes push layer by layer."""
-
-    @classmethod
-    def of(cls, model: nn.Module, config: ParallelConfig, processes: int) -> "Traffic":
-        """Returns the traffic between the processes of a configuration."""
-        shards = shard_size(config, processes)
-        parameters = list(model.parameters())
-        trained = {str(n): p for n, p in enumerate(parameters) if p.requires_grad}
-        apart = blocks_apart(model, repeated_blocks(model)) if shards > 1 else []
-        in_blocks = {p for block in apart for p in block.parameters()}
-        sent = {p: _padded(p, shards) for p in parameters} if shards > 1 else {}
-        pushes = config.shards_model and config.accumulate == SHARDED
-        rows = processes // shards
-        turns, twins = _turns(trained, config, processes)
-        again = 0
-        if pushes:  # once for each further layer that holds a parameter
-            held = Counter(
-                p for module in model.modules() for p in module.parameters(recurse=False)
-            )
-            again = sum((n - 1) * p.numel() for p, n in held.items() if p.requires_grad)
-        return cls(
-            processes=processes,
-            finishing=rows if pushes else processes,
-            turns=turns,
-            is_shared=pushes or not config.shards_model,
-            doubles=pushes,
-            twins=twins,
-            block_bytes=sum(sent.get(p, 0) for p in in_blocks),
-            blocks=len(apart),
-            root_bytes=sum(size for p, size in sent.items() if p not in in_blocks),
-            pushed=sum(p.numel() for p in trained.values()) if pushes else 0,
-            pushes=len(trained) if pushes else 0,
-            again=again,
-        )
-
-    def bytes_per_step(self, *, engine: str | None, micro_batches: int, drawn: int) -> int:
-        """Returns the bytes that a process sends in a step without a proof.
-
-        Args:
-            engine: Of the clipper; None: nothing is clipped.
-            micro_batches: Of the process.
-            drawn: Records of all processes, whose places the first one tells.
-        """
-        backward = 2 if engine == "two_pass" else 1
-        # The root stays from its forward pass to the end of the first backward pass.
-        gathers = (1 + backward) * self.block_bytes + backward * self.root_bytes
-        count = (1 + backward) * self.blocks + backward + self.pushes
-        wishes = count * WISH if self.root_bytes else 0
-        pushed = self.pushed + (self.again if engine == "two_pass" else 0)
-        number = DOUBLE if self.doubles else NUMBER
-        rows = self.finishing + self.is_shared if self.finishing > 1 else 0
-        return (
-            micro_batches * (gathers + wishes + NUMBER * pushed)
-            + sum(self.turns) * number * rows
-            + NUMBER * self.twins
-            + (DOUBLE * (1 + drawn) if self.processes > 1 else 0)
-        )
-
-
-def _turns(
-    trained: dict[str, nn.Parameter], config: ParallelConfig, processes: int
-) -> tuple[list[int], int]:
-    """Returns the exchanges of a step's end, and what goes to those with the same shard."""
-    shards = shard_size(config, processes)
-    rows = processes // shards
-    cuts = {name: Cut(tuple(p.shape), shards) for name, p in trained.items()}
-    places = {name: int(name) for name in trained}
-    own = sum(end - start for start, end in (cut.stretch(0) for cut in cuts.values()))
-    if not config.shards_model:
-        whole = [_lengths(cut, 0, cut.size, places[name]) for name, cut in cuts.items()]
-        lengths = [length for each in whole for length in each]
-        return turn_lengths(lengths, owned_places(lengths, processes)), 0
-    if config.accumulate == SHARDED:
-        stretches, owned = owned_stretches(cuts, places, shards, 1, BLOCK)
-        lengths = [stretches[place].end - stretches[place].start for place in owned[0]]
-        return turn_lengths(lengths, owned_places(lengths, rows)) if rows > 1 else [], 0
-    stretches, owned = owned_stretches(cuts, places, shards, rows, BLOCK)
-    lengths = [stretch.end - stretch.start for stretch in stretches]
-    return turn_lengths(lengths, owned), -(-own // rows) if rows > 1 else 0
-
-
-def _lengths(cut: Cut, start: int, end: int, place: int) -> list[int]:
-    pieces = pieces_between(place, start, end, total=cut.size, block=BLOCK)
-    return [last - first for first, last, _ in pieces]
-
-
-def _padded(parameter: nn.Parameter, shards: int) -> int:
-    """Returns the bytes of a shard as it is sent: as many rows from each, padded with zeros."""
-    rows = -(-parameter.shape[0] // shards)
-    return rows * (parameter.numel() // parameter.shape[0]) * parameter.element_size()
 
 
 PROCESS = 500 * 10**6
@@ -182,13 +52,6 @@ PROOF_ROWS = 8
 WORKING = 2
 """Of the largest parameter's size, what an optimizer computes in: of AdamW a root, and it divided.
 """
-PHASES = ("proof", "accumulate", "finish", "optimizer")
-"""A first micro-batch; the others; sum, exchange and noise at a step's end; the optimizer's step.
-"""
-PARTS = (
-    "process", "weights", "gathered", "gradients", "optimizer", "activations", "proof",
-    "exchange", "noise", "working",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,8 +78,6 @@ class RankShapes:
     """Of it, what lies here."""
     moments_here: int
     """Numbers that the optimizer keeps in this process."""
-    traffic: Traffic
-    """Between processes."""
 
     @property
     def pushes(self) -> bool:
@@ -251,7 +112,6 @@ def rank_shapes(
         largest=max(p.numel() for p in trained),
         largest_here=max(here[p] for p in trained),
         moments_here=sum(optimizer.state_numbers(_rows_here(p, shards)) for p in trained),
-        traffic=Traffic.of(model, config, processes),
     )
 
 
@@ -277,33 +137,41 @@ def heap_factor(shapes: RankShapes) -> float:
     return HEAP_OVER_QUANTIZED if shapes.dequantized_bytes else HEAP
 
 
-def memory_by_phase(shapes: RankShapes, step: StepShapes) -> dict[str, dict[str, int]]:
-    """Returns the bytes of each part in each phase; of a run without clipping there is no proof.
+def peak_memory(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
+    """Return the bytes of a process at the highest point of a step, by part, and their total.
 
-    Without clipping a gradient is added up as autograd does it, with nothing kept beside it.
+    A run without clipping has no check of its first micro-batch. Autograd adds its gradients up,
+    and nothing is kept beside them.
     """
     is_private = step.engine is not None
-    held = {
-        "process": PROCESS + QUANTIZER * bool(shapes.dequantized_bytes),
-        "weights": shapes.weight_bytes,
-        "optimizer": NUMBER * shapes.moments_here,
-    }
-    sums = _sums(shapes, step)
-    gathered = _gathered(shapes)
-    working = WORKING * NUMBER * shapes.largest_here
-    phases = {
-        "accumulate": held | _micro_batch(shapes, step),
-        "finish": held | {"gradients": sums} | _finishing(shapes, is_private=is_private),
-        "optimizer": held | {"gradients": _at_update(shapes, step), "working": working},
-    }
+    moments = [
+        _micro_batch(shapes, step),
+        {"gradients": _sums(shapes, step), "other": _finishing(shapes, is_private=is_private)},
+        {
+            "gradients": _at_update(shapes, step),
+            "other": WORKING * NUMBER * shapes.largest_here,
+        },
+    ]
     if is_private and step.engine != "loop":
-        proof = {"gathered": gathered, "activations": _proof(step), "optimizer": 0}
-        phases["proof"] = held | proof | {"proof": NUMBER * shapes.trained}
-    for name in {"proof", "accumulate"} & set(phases):
-        phases[name]["activations"] = int(step.heap * phases[name]["activations"])
-    for parts in phases.values():
-        parts["noise"] = parts.get("noise", 0) + DOUBLE * step.history
-    return phases
+        compared = NUMBER * shapes.trained
+        checked = {"activations": _proof(step), "other": compared + _gathered(shapes)}
+        moments.append(checked | {"optimizer": 0})
+    always = {
+        "weights": shapes.weight_bytes,
+        "gradients": 0,
+        "optimizer": NUMBER * shapes.moments_here,
+        "activations": 0,
+    }
+    process = PROCESS + QUANTIZER * bool(shapes.dequantized_bytes) + DOUBLE * step.history
+
+    def parts_of(moment: dict[str, int]) -> dict[str, int]:
+        parts = always | moment
+        parts["activations"] = int(step.heap * parts["activations"])
+        parts["other"] += process
+        return parts
+
+    peak = max(map(parts_of, moments), key=lambda parts: sum(parts.values()))
+    return peak | {"total": sum(peak.values())}
 
 
 def _sums(shapes: RankShapes, step: StepShapes, further: int = 0) -> int:
@@ -326,21 +194,24 @@ def _at_update(shapes: RankShapes, step: StepShapes) -> int:
     return NUMBER * (shapes.trained_here + lost)
 
 
-def _finishing(shapes: RankShapes, *, is_private: bool) -> dict[str, int]:
-    """Returns the bytes at the highest point of ``finish_sums``.
+def _finishing(shapes: RankShapes, *, is_private: bool) -> int:
+    """Return the bytes beside the sums at the highest point of ``finish_sums``.
 
-    What is sent, what is received and their total; or, once that is added up, the noise of a block
-    and what is sent to all; or this process's shard of the outcome, beside the sums.
+    It is what is sent, what is received and their total; or, once that is added up, the noise of a
+    block and what is sent to all; or this process's shard of the outcome.
     """
-    traffic, block = shapes.traffic, NOISE_BLOCK if is_private else 0
-    room = max(traffic.turns, default=0) if traffic.finishing > 1 else 0
+    block = NOISE_BLOCK if is_private else 0
+    finishing = shapes.processes
+    if shapes.pushes:  # Only processes with the same shard still exchange their sums.
+        finishing //= shard_size(shapes.config, shapes.processes)
+    room = min(TURN, -(-shapes.trained // shapes.processes)) if finishing > 1 else 0
     number = DOUBLE if shapes.pushes else NUMBER
-    rows = number * traffic.finishing
-    exchanged = room * (2 * rows + DOUBLE + number), min(block, KEPT_NOISE)
-    noisy = room * (rows + DOUBLE), block
-    outcome = NUMBER * shapes.trained_here * shapes.config.shards_model, min(block, KEPT_NOISE)
-    exchange, noise = max(exchanged, noisy, outcome, key=sum)
-    return {"exchange": exchange, "noise": noise}
+    rows = number * finishing
+    kept = min(block, KEPT_NOISE)
+    exchanged = room * (2 * rows + DOUBLE + number) + kept
+    noisy = room * (rows + DOUBLE) + block
+    outcome = NUMBER * shapes.trained_here * shapes.config.shards_model + kept
+    return max(exchanged, noisy, outcome)
 
 
 def _gathered(shapes: RankShapes) -> int:
@@ -372,9 +243,9 @@ def _micro_batch(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
     else:
         start = max(start + _head_kept(step), _kept(step))
     before, after = (_sums(shapes, step, count) for count in (-1, 0))
-    running = {"gradients": before, "activations": start, "gathered": _gathered(shapes)}
+    running = {"gradients": before, "activations": start, "other": _gathered(shapes)}
     added = max(max(2 * found.largest, found.chunk) + part, formed)
-    adding = {"gradients": after, "activations": added}
+    adding = {"gradients": after, "activations": added, "other": 0}
     return max(running, adding, key=lambda parts: sum(parts.values()))
 
 
@@ -409,13 +280,6 @@ def _proof(step: StepShapes) -> int:
     found = step.activations
     few = found.of_rows(min(found.rows, PROOF_ROWS))
     return few.saved + max(3 * few.largest, few.chunk)
-
-
-def peak_of(phases: Mapping[str, Mapping[str, int]]) -> tuple[str, dict[str, int]]:
-    """Returns the phase of the peak, and its parts with their ``total``."""
-    name = max(phases, key=lambda phase: sum(phases[phase].values()))
-    parts = {part: phases[name].get(part, 0) for part in PARTS}
-    return name, parts | {"total": sum(parts.values())}
 
 
 def _bytes(parameters: Iterable[nn.Parameter]) -> int:

@@ -133,18 +133,6 @@ def owned_places(lengths: Sequence[int], size: int) -> list[list[int]]:
     return owned
 
 
-def turn_lengths(lengths: Sequence[int], owned: Sequence[list[int]]) -> list[int]:
-    """Returns how many numbers each rank is sent by each other one, exchange by exchange.
-
-    >>> turn_lengths([4, 1, 3, 2], [[0, 1], [2, 3]])
-    [5]
-    """
-    return [
-        max(sum(lengths[place] for place in places) for places in turn)
-        for turn in _turns(lengths, owned)
-    ]
-
-
 def _turns(lengths: Sequence[int], owned: Sequence[list[int]]) -> Iterator[list[list[int]]]:
     """Yields what each rank finishes in one exchange: places, of about ``TURN`` numbers."""
     waiting = [list(reversed(places)) for places in owned]

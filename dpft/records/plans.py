@@ -18,9 +18,6 @@ from dpft.records.form import (
 )
 from dpft.records.promises import NoPromise, Parameters, PlanPromise, WithTokenizer
 
-StepPhase = Literal["accumulate", "finish", "optimizer", "proof"]
-"""Stretches of a step, of which one needs most memory."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedProcesses:
@@ -40,30 +37,20 @@ class PlannedProcesses:
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """Bytes of each part in a process, in the phase that needs most."""
+    """Bytes of a process at the highest point of a step."""
 
-    activations: Count
-    """Of activations."""
-    exchange: Count
-    """Of exchange."""
-    gathered: Count
-    """Of gathered."""
+    weights: Count
+    """Of the model."""
     gradients: Count
-    """Of gradients."""
-    noise: Count
-    """Of noise."""
+    """Of the step's sum of gradients."""
     optimizer: Count
-    """Of optimizer."""
-    process: Count
-    """Of process."""
-    proof: Count
-    """Of proof."""
+    """Of the optimizer's state."""
+    activations: Count
+    """Of the activations of a micro-batch, and of what the clipper keeps of them."""
+    other: Count
+    """Of the process, its libraries, and buffers for exchange, noise and update."""
     total: Count
     """All of it."""
-    weights: Count
-    """Of weights."""
-    working: Count
-    """Of working."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +92,7 @@ class RunCosts(Parameters):
     processes: PlannedProcesses
     """The processes that were planned for."""
     memory_per_rank_bytes: RankMemory
-    """Bytes of each part in a process, in the phase that needs most."""
-    memory_peak_phase: StepPhase
-    """The phase that needs most."""
-    memory_by_phase_bytes: Mapping[StepPhase, Count]
-    """Bytes by phase of a step."""
-    bytes_sent_per_step: Count
-    """Bytes that a process sends in a step."""
+    """Bytes of a process at the highest point of a step."""
     device_memory_bytes: Count | None
     """What each process may hold; null where it is not known."""
     largest_micro_batch: Count | None

@@ -1,4 +1,4 @@
-"""The tables that ``dpft plan`` prints: a run's cost, and what each process holds and sends."""
+"""The tables that ``dpft plan`` prints: a run's cost, and what each process holds."""
 
 import textwrap
 
@@ -14,21 +14,12 @@ from dpft.records.plans import (
 from dpft.reports.epsilon import accounting_table, warning_lines
 
 GIGABYTE = 10**9
-PARTS = (
-    *("process", "weights", "gathered", "gradients", "optimizer", "activations", "proof"),
-    *("exchange", "noise", "working", "total"),
-)
+PARTS = ("weights", "gradients", "optimizer", "activations", "other")
 """Parts of a process's memory, in the order of the table."""
-PHASES = {
-    "proof": "the proof of the first micro-batch",
-    "accumulate": "a micro-batch",
-    "finish": "the sum of a step",
-    "optimizer": "the optimizer's step",
-}
 
 
 def process_lines(costs: RunCosts) -> list[str]:
-    """Returns memory by part and bytes sent."""
+    """Return the processes, their memory by part, and the largest micro-batch that fits."""
     parts = costs.memory_per_rank_bytes
     sizes = [(name, getattr(parts, name)) for name in PARTS]
     largest, room = costs.largest_micro_batch, costs.device_memory_bytes
@@ -38,9 +29,9 @@ def process_lines(costs: RunCosts) -> list[str]:
     return [
         "",
         _spread(costs.processes),
-        f"each at most, by its shapes, in {PHASES[costs.memory_peak_phase]}:",
+        "memory of each process at its peak, estimated from shapes:",
         *(_line(name, f"{size / GIGABYTE:.2f} GB") for name, size in sizes if size),
-        _line("sent in a step", f"{costs.bytes_sent_per_step / GIGABYTE:.2f} GB by each"),
+        _line("peak memory", f"{parts.total / GIGABYTE:.2f} GB"),
         *fits,
     ]
 

@@ -22,8 +22,7 @@ from dpft.estimates.rank_memory import (
     RankShapes,
     StepShapes,
     heap_factor,
-    memory_by_phase,
-    peak_of,
+    peak_memory,
     rank_shapes,
     shard_size,
 )
@@ -238,9 +237,7 @@ class PlannedRanks:
     device: torch.device
 
     def costs(self) -> dict[str, Any]:
-        """Returns memory and traffic, as fields of ``RunCosts``."""
-        phases = memory_by_phase(self._shapes, self._step(self._rows))
-        phase, parts = peak_of(phases)
+        """Return the processes and their memory, as fields of ``RunCosts``."""
         parallel, room = self.config.parallel, self.room
         return {
             "processes": PlannedProcesses(
@@ -250,10 +247,9 @@ class PlannedRanks:
                 accumulate=parallel.accumulate,
                 engine=self._engine,
             ),
-            "memory_per_rank_bytes": RankMemory(**parts),
-            "memory_peak_phase": phase,
-            "memory_by_phase_bytes": {name: sum(each.values()) for name, each in phases.items()},
-            "bytes_sent_per_step": self._sent(),
+            "memory_per_rank_bytes": RankMemory(
+                **peak_memory(self._shapes, self._step(self._rows))
+            ),
             "device_memory_bytes": room,
             "largest_micro_batch": None if room is None else self.largest(room),
         }
@@ -321,22 +317,15 @@ class PlannedRanks:
             engine=self._engine,
             memory_mb=0 if clips is None else clips.clipper_memory_mb,
             heap=heap_factor(self._shapes) if is_glibcs else 1.0,
-            # A draw of more records than expected may be a micro-batch more.
-            micro_batches=self._micro_batches(rows, self.batch_size + 3 * self.batch_size**0.5),
+            micro_batches=self._micro_batches(rows),
             history=self.config.mechanism.history_numbers
             * -(-self._shapes.trained // self._processes),
         )
 
-    def _micro_batches(self, rows: int, drawn: float) -> int:
-        """Returns how many micro-batches the busiest process has."""
+    def _micro_batches(self, rows: int) -> int:
+        """Return how many micro-batches the busiest process has in a large draw."""
+        drawn = self.batch_size + 3 * self.batch_size**0.5
         return math.ceil(drawn / (rows * self._processes))
-
-    def _sent(self) -> int:
-        return self._shapes.traffic.bytes_per_step(
-            engine=self._engine,
-            micro_batches=self._micro_batches(self._rows, self.batch_size),
-            drawn=self.batch_size,
-        )
 
     @property
     def _given(self) -> float | None:
@@ -359,6 +348,6 @@ class PlannedRanks:
         while too_many - fits > 1:
             rows = (fits + too_many) // 2
             step = replace(self._step(rows), micro_batches=3)
-            _, parts = peak_of(memory_by_phase(self._shapes, step))
-            fits, too_many = (rows, too_many) if parts["total"] <= room else (fits, rows)
+            fits_too = peak_memory(self._shapes, step)["total"] <= room
+            fits, too_many = (rows, too_many) if fits_too else (fits, rows)
         return fits

@@ -1,4 +1,4 @@
-"""Memory of each process, against counts by hand; planned bytes, against those that ranks send."""
+"""Memory of each process, against counts by hand."""
 
 import re
 from dataclasses import replace
@@ -12,20 +12,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from dpft.estimates.activations import Activations
 from dpft.estimates.rank_memory import (
-    PARTS,
-    PHASES,
+    PROCESS,
     StepShapes,
-    Traffic,
     heap_factor,
-    memory_by_phase,
-    peak_of,
+    peak_memory,
     rank_shapes,
 )
-from dpft.parallel.parallel_config import SHARDED, WHOLE, ParallelConfig
+from dpft.parallel.parallel_config import ParallelConfig
 from dpft.training.optimizers import SGD, Adafactor, AdamW, OptimizerConfig
-from tests.parallel.forked import on_ranks
-from tests.parallel.small_steps import Case, Outcome, prepared, take_steps
-from tests.slowness import slow_but
 
 # 4 layers of width 8 and a vocabulary of 40, all dimensions multiples of four.
 WIDTH, VOCABULARY, POSITIONS, LAYERS = 8, 40, 32, 4
@@ -56,44 +50,48 @@ def model() -> nn.Module:
         return GPT2LMHeadModel(config)
 
 
-def phases(
+LARGE = replace(STEP, activations=replace(STEP.activations, saved=10**9))
+"""A step whose peak is a micro-batch."""
+
+
+def peak(
     processes: int = 1,
-    step: StepShapes = STEP,
+    step: StepShapes = LARGE,
     optimizer: OptimizerConfig | None = None,
     **config: Any,
-) -> dict[str, dict[str, int]]:
+) -> dict[str, int]:
     spread = ParallelConfig(**config)
-    return memory_by_phase(rank_shapes(model(), spread, processes, optimizer or AdamW()), step)
+    return peak_memory(rank_shapes(model(), spread, processes, optimizer or AdamW()), step)
 
 
 def test_one_process_holds_weights_sum_loss_and_moments() -> None:
-    found = phases()["accumulate"]
+    found = peak()
     assert found["weights"] == 4 * ALL
     assert found["gradients"] == 2 * 4 * ALL, "the sum, and what its additions lose"
     assert found["optimizer"] == 2 * 4 * ALL
-    assert found["activations"] == 10_000 + 2 * 100
-    single = phases(step=replace(STEP, micro_batches=1))
-    assert single["finish"]["gradients"] == 4 * ALL
+    assert found["activations"] == 10**9 + 2 * 100
+    assert found["other"] == PROCESS
+    assert found["total"] == sum(found.values()) - found["total"]
+    assert peak(step=replace(STEP, micro_batches=1))["gradients"] == 4 * ALL
 
 
-def test_replicas_hold_as_much_and_exchange_a_turn() -> None:
-    alone, two = phases(), phases(2, name="ddp")
-    assert two["accumulate"] == alone["accumulate"]
-    assert two["finish"]["exchange"] > alone["finish"]["exchange"] == 0
+def test_replicas_hold_as_much_and_exchange_their_sums() -> None:
+    assert peak(2, name="ddp") == peak()
+    alone, two = peak(step=STEP), peak(2, step=STEP, name="ddp")
+    assert two["other"] > alone["other"], "the end of the step is the peak"
 
 
 @pytest.mark.parametrize("processes", [4, 8])
 def test_shards_are_a_quarter_and_what_runs_is_gathered(processes: int) -> None:
-    found = phases(processes, **FSDP, shard_size=4)["accumulate"]
+    found = peak(processes, **FSDP, shard_size=4)
     assert found["weights"] == 4 * ALL // 4 and found["optimizer"] == 2 * ALL
-    assert found["gathered"] == 4 * (ROOT + 2 * BLOCK)
+    assert found["other"] == PROCESS + 4 * (ROOT + 2 * BLOCK)
     assert found["gradients"] == 2 * 4 * ALL, "whole, on each"
 
 
 def test_sums_in_shards_are_float64_and_nothing_is_lost() -> None:
-    found = phases(4, **FSDP, accumulate="sharded")
-    assert found["accumulate"]["gradients"] == 8 * ALL // 4
-    assert found["optimizer"]["gradients"] == 4 * ALL // 4
+    found = peak(4, step=replace(LARGE, engine="loop"), **FSDP, accumulate="sharded")
+    assert found["gradients"] == 8 * ALL // 4
 
 
 @pytest.mark.parametrize(
@@ -112,7 +110,7 @@ def test_sums_in_shards_are_float64_and_nothing_is_lost() -> None:
     ],
 )  # fmt: skip
 def test_optimizers_keep_what_they_keep(optimizer: OptimizerConfig, numbers: int) -> None:
-    assert phases(optimizer=optimizer)["optimizer"]["optimizer"] == 4 * numbers
+    assert peak(optimizer=optimizer)["optimizer"] == 4 * numbers
 
 
 def test_the_plan_of_moments_is_what_torch_keeps() -> None:
@@ -130,31 +128,24 @@ def test_the_plan_of_moments_is_what_torch_keeps() -> None:
             assert config.state_numbers(weight.shape) == numbers, config.name
 
 
-def test_without_clipping_there_is_no_proof_and_no_noise() -> None:
-    found = phases(step=replace(STEP, engine=None))
-    assert set(found) == set(PHASES) - {"proof"}
-    assert found["finish"]["noise"] == 0
-    assert found["accumulate"]["gradients"] == 4 * ALL
+def test_without_clipping_there_is_no_check_and_no_noise() -> None:
+    found = peak(step=replace(STEP, engine=None))
+    assert found["gradients"] == 4 * ALL
+    assert found["total"] < peak(step=STEP)["total"]
 
 
-def test_the_peak_is_the_largest_phase_and_its_parts_add_up() -> None:
-    found = phases()
-    phase, parts = peak_of(found)
-    assert sum(found[phase].values()) == max(sum(each.values()) for each in found.values())
-    assert set(parts) == {*PARTS, "total"}
-    assert parts["total"] == sum(parts[name] for name in PARTS)
-    large = replace(STEP, activations=replace(STEP.activations, saved=10**9))
-    assert peak_of(phases(step=large))[0] in ("accumulate", "proof")
+def test_the_check_of_the_first_micro_batch_comes_before_the_optimizers_state() -> None:
+    few = replace(STEP, micro_batches=1, activations=replace(STEP.activations, largest=10**9))
+    found = peak(step=few)
+    assert found["optimizer"] == 0 and found["activations"] == 10_000 + 3 * 10**9
 
 
 def test_an_allocator_holds_more_for_activations_and_for_nothing_else() -> None:
-    plain, held = phases(), phases(step=replace(STEP, heap=2.0))
-    for name in PHASES:
-        assert {k: v for k, v in held[name].items() if k != "activations"} == {
-            k: v for k, v in plain[name].items() if k != "activations"
-        }
-        assert held[name].get("activations", 0) == 2 * plain[name].get("activations", 0)
-    assert held["accumulate"]["activations"] > 0
+    plain, held = peak(), peak(step=replace(LARGE, heap=2.0))
+    assert held == plain | {
+        "activations": 2 * plain["activations"],
+        "total": plain["total"] + plain["activations"],
+    }
 
 
 def test_over_quantized_weights_an_allocator_holds_more() -> None:
@@ -172,46 +163,3 @@ def test_measured_peaks_of_whole_runs_are_within_15_percent_of_their_plans() -> 
     for measured, planned, ratio in found.values():
         assert float(ratio) == round(int(measured) / int(planned), 2)
         assert 0.85 <= float(ratio) <= 1.15
-
-
-STEPS = {"sample_rate": 1.0, "micro_batch_size": 3}
-CASES = {
-    "ddp": Case(engine="book_keeping", **STEPS),
-    "whole": Case(engine="book_keeping", shard_size=2, **STEPS),
-    "sharded": Case(engine="book_keeping", shard_size=2, accumulates_shards=True, **STEPS),
-    "two passes": Case(engine="two_pass", shard_size=2, accumulates_shards=True, **STEPS),
-    "four shards": Case(engine="two_pass", shard_size=4, **STEPS),
-    "llama": Case(model="llama", engine="book_keeping", shard_size=2, **STEPS),
-}
-MICRO_BATCHES = 24 // 3
-
-
-def config_of(case: Case) -> ParallelConfig:
-    """How a case spreads its model."""
-    if case.shard_size is None:
-        return ParallelConfig(name="ddp")
-    accumulate = SHARDED if case.accumulates_shards else WHOLE
-    return ParallelConfig(name="fsdp", shard_size=case.shard_size, accumulate=accumulate)
-
-
-OF_RANKS = [("ddp", 2), ("ddp", 4), ("whole", 2), ("whole", 4), ("sharded", 2), ("sharded", 4)]
-OF_RANKS += [("two passes", 2), ("two passes", 4), ("four shards", 4), ("llama", 2)]
-
-
-@pytest.mark.parametrize(("name", "size"), slow_but([("ddp", 2)], OF_RANKS))
-def test_the_plan_says_what_each_rank_sends(name: str, size: int) -> None:
-    """In the second step, which has no proof; within 5 %."""
-    case = CASES[name]
-    _, small = prepared(case)
-    traffic = Traffic.of(small, config_of(case), size)
-    planned = traffic.bytes_per_step(
-        engine=case.engine, micro_batches=MICRO_BATCHES // size, drawn=24
-    )
-    answers: list[Outcome] = on_ranks(take_steps, size, case)
-    assert [answer.sent_bytes[1] for answer in answers] == pytest.approx([planned] * size, rel=0.05)
-
-
-def test_one_process_sends_nothing_of_its_sums() -> None:
-    _, small = prepared(CASES["ddp"])
-    traffic = Traffic.of(small, ParallelConfig(), 1)
-    assert traffic.bytes_per_step(engine="book_keeping", micro_batches=3, drawn=0) == 0
