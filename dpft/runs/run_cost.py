@@ -324,7 +324,7 @@ class PlannedRanks:
 
     def _micro_batches(self, rows: int) -> int:
         """Return how many micro-batches the busiest process has in a large draw."""
-        drawn = self.batch_size + 3 * self.batch_size**0.5
+        drawn = self.batch_size + 3 * math.sqrt(self.batch_size)
         return math.ceil(drawn / (rows * self._processes))
 
     @property
