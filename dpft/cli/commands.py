@@ -388,16 +388,15 @@ def _list() -> Subcommand:
 
 def _doctor() -> Subcommand:
     from dpft.config.account import DoctorConfig
-    from dpft.reports.doctor import can_train, doctor_parts, doctor_record, examine
+    from dpft.reports.doctor import doctor_parts, examine
     from dpft.reports.terminal import Answer, show_answer
 
     def run(config: DoctorConfig) -> None:
-        """Prints every check; raises RunError where something essential is missing."""
-        checks = examine(config.metrics)
-        answer = Answer(table=doctor_parts(checks), record=doctor_record(checks))
-        show_answer(answer, config.output)
-        if not can_train(checks):
-            raise RunError("dpft cannot train here; what is missing stands above.")
+        """Print every check; raise RunError if something essential is missing."""
+        doctor = examine()
+        show_answer(Answer(table=doctor_parts(doctor), record=doctor), config.output)
+        if not doctor.can_train:
+            raise RunError("dpft cannot train here; install what is listed as missing above.")
 
     return Subcommand(config=DoctorConfig, run=run, reads_records=False)
 

@@ -26,7 +26,7 @@ SUBCOMMANDS = {
     "audit": "attack a run's model, and set what was found beside what its report promises",
     "report": "make tables and plots of many runs",
     "list": "list tasks, models, methods, recipes or metrics, a line each",
-    "doctor": "check what this machine lacks for dpft, and say what that costs",
+    "doctor": "check whether dpft can train on this machine",
 }
 """Name to purpose; ``dpft.cli.commands`` has what each does."""
 

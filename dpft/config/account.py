@@ -186,20 +186,9 @@ def check_output(output: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricModels:
-    """The folders of the models that metrics read."""
-
-    bertscore_model: str | None = None
-    """Folder of BERTScore's model."""
-    bleurt_model: str | None = None
-    """Folder of BLEURT's model."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class DoctorConfig:
     """``dpft doctor``, conf/doctor.yaml."""
 
-    metrics: MetricModels = field(default_factory=MetricModels)
     output: str = "table"
     """table for people, or json: one object on stdout."""
 

@@ -14,7 +14,6 @@ from dpft.records.form import (
     Ruled,
     Rules,
     Versioned,
-    null,
 )
 from dpft.records.promises import NoPromise, Parameters, PlanPromise, WithTokenizer
 
@@ -128,14 +127,10 @@ class Check:
 
     what: str
     """What was looked for."""
-    state: Literal["ok", "warning", "missing"]
-    """What was found of it."""
+    state: Literal["ok", "missing"]
+    """Whether it was found."""
     found: str
-    """In words: a version, a number of GiB."""
-    cost: str | None = null()
-    """What does not work, or works worse; null where all is well."""
-    remedy: str | None = null()
-    """How to get it."""
+    """In words: a version, a number of GiB, or what to install."""
     essential: bool = False
     """Whether dpft cannot train without it."""
 

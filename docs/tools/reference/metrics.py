@@ -9,8 +9,17 @@ from dpft.config.composing import GROUPS
 from dpft.config.load import config_directory
 from dpft.evaluation.metrics import base
 from dpft.evaluation.metrics.base import METRICS, MetricSpec
-from dpft.reports.doctor import METRICS as NEEDS
 
+METRICS_EXTRA = "(`pip install 'dpft[metrics]'`)"
+NEEDS = {
+    "meteor": f"pycocoevalcap {METRICS_EXTRA}; Java 8 or newer on the `PATH`",
+    "cider": f"pycocoevalcap {METRICS_EXTRA}",
+    "rouge_1": f"rouge-score, nltk {METRICS_EXTRA}",
+    "rouge_2": f"rouge-score, nltk {METRICS_EXTRA}",
+    "bertscore": f"bert-score {METRICS_EXTRA}; a model folder, `metrics.bertscore_model=DIR`",
+    "bleurt": "a model folder, `metrics.bleurt_model=DIR`",
+}
+"""What metrics need beyond the required packages, by their keys in metrics.json."""
 INTRO = """
 Scores stand in `metrics.json` under the key of their metric. `task.metrics=[NAME,NAME]` chooses the
 metrics of a task; two that share a key cannot stand together. A metric that lacks something is left
@@ -69,15 +78,7 @@ def _needs(spec: MetricSpec) -> str:
     # Metrics of one module need the same, under whatever key they are reported.
     module = spec.score.__module__
     alike = (each for each in METRICS.entries().values() if each.score.__module__ == module)
-    needs = next(NEEDS[other.reported_as] for other in alike if other.reported_as in NEEDS)
-    found = []
-    if needs.packages:
-        found.append(f"{', '.join(needs.packages)} (`pip install 'dpft[metrics]'`)")
-    if needs.java:
-        found.append("Java 8 or newer on the `PATH`")
-    if needs.model is not None:
-        found.append(f"a model folder, {code(f'{needs.model}=DIR')}")
-    return "; ".join(found)
+    return next(NEEDS[other.reported_as] for other in alike if other.reported_as in NEEDS)
 
 
 def _tasks(spec: MetricSpec) -> str:

@@ -153,11 +153,10 @@ What is listed may be given as a word alone, as in `dpft list tasks`.
     ),
     "doctor": CommandWords(
         intro="""
-`dpft doctor` checks what this machine lacks for dpft: Python and the packages, device, memory,
-disk, the hub, Java, and what metrics need. It says what each missing thing costs and how to get
-it. It ends with 1 only where dpft cannot train at all.
+`dpft doctor` checks Python and the packages, the device, memory, disk and the optional packages. It
+ends with 1 only if dpft cannot train.
 """,
-        examples=("dpft doctor", "dpft doctor metrics.bertscore_model=DIR output=json"),
+        examples=("dpft doctor", "dpft doctor output=json"),
     ),
 }
 
