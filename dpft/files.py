@@ -120,7 +120,6 @@ TRIAL_SCORE, TRIAL_LOG = "outcome.json", "log"
 """In each trial's folder."""
 
 # In the folder of a sweep, whose runs are folders in it.
-TUNING_BILL = "tuning_bill.json"
 SWEEP_RECORD = "multirun.yaml"
 SYNTHESIS, TRAINING = "synthesis.yaml", "training"
 """In a synthesis's folder: how it was asked for, and its training, a run of its own."""
@@ -457,11 +456,6 @@ def shard_name(name: str, shard: int, shards: int) -> str:
 def checkpoint_name(step: int) -> str:
     """Returns the name of the folder of the checkpoint after ``step`` steps."""
     return f"step-{step:08d}"
-
-
-def has_ledger_or_trials(run: Path) -> bool:
-    """Returns whether a folder shows, by names alone, that privacy was spent in it."""
-    return (run / LEDGER).exists() or (run / TUNING).exists()
 
 
 def what_lacks(folder: Path, wanted: str) -> str:

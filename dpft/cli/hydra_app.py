@@ -5,6 +5,7 @@ Everything Hydra offers works as its documentation says (overrides, ``--multirun
 """
 
 import errno
+import os
 import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -41,10 +42,10 @@ from dpft.config.composing import (
     given_text,
     register_resolver,
 )
-from dpft.config.keys import known_keys, nearest_keys
+from dpft.config.keys import in_shell, known_keys, nearest_keys
 from dpft.config.load import config_directory
 from dpft.errors import InputError
-from dpft.files import has_ledger_or_trials
+from dpft.files import LEDGER, TUNING
 from dpft.parallel.parallel_config import refuse_several, world
 from dpft.parallel.rank_environment import is_other_rank
 from dpft.runs.exit_codes import exit_code_of_job
@@ -172,22 +173,19 @@ def start_hydra(
             sweep = sweep_folder()
             if sweep is not None:
                 jobs += swept_jobs(sweep, command)
-                print_tuning_bill(sweep, [job.folder for job in jobs])
+                name_the_cost(sweep, [job.folder for job in jobs])
                 say_where_jobs_speak(jobs)
             remove_empty_folders(job.folder for job in jobs)
     return max([*codes, *(job.exit_code for job in jobs)], default=0)
 
 
-def print_tuning_bill(sweep: Path, job_folders: Sequence[Path]) -> None:
-    """Prints what the runs of a sweep cost together, also where the sweep broke off."""
-    folders = list(dict.fromkeys(job_folders))
-    if not any(has_ledger_or_trials(folder) for folder in folders):
-        return
-    from dpft.runs.tuning_bill import write_tuning_bill  # Torch, which few sweeps are without.
-
-    bill = write_tuning_bill(sweep, folders)
-    if bill:
-        print(bill)
+def name_the_cost(sweep: Path, job_folders: Sequence[Path]) -> None:
+    """Print how to find out what the runs of a sweep cost together, if they have spent anything."""
+    if any((folder / TUNING).exists() for folder in job_folders):
+        print("privacy: all searches of this sweep cost the sum of their epsilons and deltas.")
+    elif any((folder / LEDGER).exists() for folder in job_folders):
+        command = f"dpft account {in_shell('runs', os.path.relpath(sweep))}"
+        print(f"privacy: each run spent its own epsilon; what all of them cost: {command}")
 
 
 def split_arguments(name: str, arguments: Sequence[str], keys: Keys) -> tuple[list[str], list[str]]:

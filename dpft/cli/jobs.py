@@ -225,8 +225,8 @@ def launch_error(error: RuntimeError | ValueError) -> DpftError | None:
     if _is_submitits(error):
         return RunError(
             "a job of this sweep ended without an answer; its log is in .submitit of the sweep's"
-            " folder. Other jobs may run on: when all have ended, dpft account runs=FOLDER has"
-            " their bill, and runs that broke off go on with dpft train resume=RUN."
+            " folder. Other jobs may run on: when all have ended, dpft account runs=FOLDER"
+            " computes what they cost, and runs that broke off go on with dpft train resume=RUN."
         )
     return None
 

@@ -1,4 +1,4 @@
-"""Output of accounting and comparing: ``dpft account``, ``dpft report``, tuning_bill.json.
+"""Output of accounting and comparing: ``dpft account`` and ``dpft report``.
 
 Epsilon as accountants answer it, the bound that is reported, and what several runs cost together.
 """
@@ -282,70 +282,6 @@ class RunsReport(Versioned):
     """What all runs cost together, in sentences."""
     left_out: tuple[str, ...]
     """Folders of runs that have not ended."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoBound:
-    """No bound."""
-
-    error: str
-    """Why there is none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bound:
-    """A bound."""
-
-    private: Literal[True] = True
-    """Always: a bound is stated."""
-    epsilon: NotNegative
-    """The headline: a proven upper bound, unrounded."""
-    delta: Positive
-    """The delta at which it holds."""
-    accountant: str
-    """Whose bound it is, or: sum of epsilons."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BoundedRun(Bound):
-    """A private run."""
-
-    run: str
-    """Name of the run's folder in the sweep's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnboundedRun:
-    """A run without privacy."""
-
-    run: str
-    """Name of the run's folder in the sweep's."""
-    private: Literal[False] = False
-    """Nothing bounds it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bill:
-    """The bill of runs that share records."""
-
-    records: str
-    """Which records, in words."""
-    unit: str | None
-    """Whose records epsilon protects; null of a run that nothing bounds."""
-    composed: NoBound | Bound
-    """All of them together, or why there is no bound."""
-    runs: Annotated[tuple[BoundedRun | UnboundedRun, ...], Limits(min_items=1)]
-    """Each run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuningBill(Versioned):
-    """What the runs of a sweep have spent, each alone and together."""
-
-    not_counted: tuple[str, ...]
-    """Folders that could not be read, whose cost is not in the bill."""
-    bills: tuple[Bill, ...]
-    """A bill for each set of records."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -248,7 +248,6 @@ FORMS: dict[str, tuple[Any, str, str]] = {
         "Synthetic rows against real ones, for the owner alone.",
     ),
     "synthesize": (synthesis.SynthesisAnswer, "Output of `dpft synthesize output=json`", ""),
-    "tuning_bill": (costs.TuningBill, "tuning_bill.json of a sweep", ""),
 }
 """Name of each schema to its record, or records that a key tells apart, its title and what it is.
 

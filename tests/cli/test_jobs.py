@@ -1,4 +1,4 @@
-"""Jobs of a sweep, in any process: exit codes, folders, the bill, the signals of submitit."""
+"""Jobs of a sweep, in any process: exit codes, folders, what they cost, the signals of submitit."""
 
 import os
 import signal
@@ -83,17 +83,17 @@ def test_a_later_sweep_into_the_same_folder_has_an_exit_code_of_its_own(
     assert main([*words, "outcome=record"]) == 0
 
 
-def test_runs_in_other_processes_are_on_the_bill(
-    fake: SimpleNamespace, other_processes: None, monkeypatch: pytest.MonkeyPatch
+COST = "privacy: each run spent its own epsilon; what all of them cost: dpft account runs=mine\n"
+
+
+def test_a_sweep_ends_with_the_command_that_computes_its_cost(
+    fake: SimpleNamespace, other_processes: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    billed = []
-    monkeypatch.setattr(
-        "dpft.runs.tuning_bill.write_tuning_bill",
-        lambda sweep, folders: billed.append((sweep, folders)),
-    )
-    assert main(["fake", "-m", "hydra.sweep.dir=mine", "privacy.eps=3", "outcome=spend,done"]) == 0
-    sweep = Path("mine").absolute()
-    assert billed == [(sweep, [sweep / "0", sweep / "1"])]
+    words = ["fake", "-m", "hydra.sweep.dir=mine", "privacy.eps=3"]
+    assert main([*words, "outcome=done"]) == 0
+    assert "epsilon" not in capsys.readouterr().out
+    assert main([*words, "outcome=spend,done"]) == 0
+    assert capsys.readouterr().out.endswith(COST)
 
 
 def test_how_jobs_ended_is_the_owners_and_not_written_through_a_link(
@@ -121,17 +121,14 @@ class BreakingLauncher(ForkingLauncher):
 
 
 @pytest.mark.slow
-def test_a_launcher_that_loses_a_process_is_one_sentence_and_the_bill_is_written(
+def test_a_launcher_that_loses_a_process_is_one_sentence_and_the_cost_is_named(
     fake: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     launch_by(BreakingLauncher, monkeypatch)
-    monkeypatch.setattr(
-        "dpft.runs.tuning_bill.write_tuning_bill",
-        lambda sweep, folders: f"a bill of {[folder.name for folder in folders]}",
-    )
-    assert main(["fake", "-m", "privacy.eps=3", "outcome=spend,done"]) == 1
+    words = ["hydra.sweep.dir=mine", "privacy.eps=3", "outcome=spend,done"]
+    assert main(["fake", "-m", *words]) == 1
     captured = capsys.readouterr()
-    assert captured.out == "a bill of ['0']\n"
+    assert captured.out == COST
     assert captured.err.startswith("dpft: error: the launcher of this sweep lost a process (")
     assert captured.err.count("\n") == 1 and "hydra.launcher.n_jobs=1" in captured.err
 

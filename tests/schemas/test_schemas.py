@@ -247,23 +247,6 @@ def test_what_a_report_of_runs_prints(workspace: Workspace, words: tuple[str, ..
 
 
 @pytest.mark.slow
-def test_the_bill_of_a_sweep(workspace: Workspace) -> None:
-    words = (*TRAINING, *QUICK, "eval.enabled=false", "privacy.noise_multiplier=1")
-    done = workspace.run(
-        "train", "--multirun", *words, "privacy.noise_seed=null,1", "hydra.sweep.dir=mixed"
-    )
-    assert done.code == 0, done.err
-    bill = read(workspace.root / "mixed" / "tuning_bill.json")
-    assert "error" in bill["bills"][0]["composed"]
-    check("tuning_bill", bill)
-    done = workspace.run("train", "--multirun", *words, "train.seed=0,1", "hydra.sweep.dir=sweep")
-    assert done.code == 0, done.err
-    bill = read(workspace.root / "sweep" / "tuning_bill.json")
-    assert bill["bills"][0]["composed"]["private"]
-    check("tuning_bill", bill)
-
-
-@pytest.mark.slow
 def test_what_a_search_publishes(workspace: Workspace) -> None:
     done = workspace.run("tune", *SEARCH, "tune.gamma=0.5", "hydra.run.dir=search")
     assert done.code == 0, done.err

@@ -22,7 +22,7 @@ def test_a_sweep_of_a_figure_ends_in_its_heat_map(tmp_path) -> None:
         "hydra.sweep.dir=sweep",
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
-    assert "\ntuning bill of 4 runs on task e2e from data" in outcome.out
+    assert "; what all of them cost: dpft account runs=sweep\n" in outcome.out
     over = f"over=[{','.join(AXES)}]"
     outcome = workspace.run("report", "runs=sweep", over, "metric=bleu", "to=figure2")
     assert outcome.code == 0, outcome.err

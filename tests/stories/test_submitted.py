@@ -57,7 +57,7 @@ def test_tasks_of_one_job_share_one_run(workspace: Workspace) -> None:
     assert read_ledger(sweep / "0" / "ledger.jsonl").steps == STEPS
     assert said_by_tasks(sweep).count("INFO: training model") == 1
     assert "dpft" not in said_by_tasks(sweep, task=1)
-    assert "tuning bill of 1 run " in (workspace.root / "whole.log").read_text()
+    assert "dpft account runs=" in (workspace.root / "whole.log").read_text()
 
 
 @pytest.mark.parametrize("lines", [6, 0])
@@ -105,7 +105,7 @@ def test_tasks_that_would_each_spend_are_refused(workspace: Workspace) -> None:
 def test_jobs_at_once_keep_their_bill_and_the_worst_exit_code(workspace: Workspace) -> None:
     words = [*RUN, "hydra.sweep.dir=many", "train.steps=2", "train.seed=1,2,-1"]
     said = go(workspace, *words, code=2)
-    assert said.count("tuning bill of 2 runs") == 1
+    assert said.count("dpft account runs=") == 1
     assert said.count("ended with 2 and says why in ") == 1
 
 

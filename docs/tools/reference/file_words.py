@@ -82,7 +82,6 @@ PRIVATE: dict[str, tuple[str, str]] = {
     ),
 }
 OF_SWEEPS: dict[str, tuple[str, str]] = {
-    "TUNING_BILL": ("What all runs of the sweep cost, each alone and together.", "tuning_bill"),
     "SWEEP_RECORD": ("Hydra's own record of the sweep.", ""),
 }
 OF_CHECKPOINTS: dict[str, tuple[str, str]] = {
@@ -109,7 +108,7 @@ SCHEMA_GROUPS: dict[str, tuple[str, ...]] = {
             "predictions_line",
             "ledger_line",
         ),
-        *("tuning_bill", "generated_privacy"),
+        "generated_privacy",
         *("audit_one_run", "audit_exposure", "audit_membership", "audit_memorization"),
         *("audit_synthetic", "synthesis", "synthesis_measures"),
     ),
