@@ -1,6 +1,6 @@
 """One table of a sweep's runs: ``python -m benchmarks.sweep outputs/multirun/DATE/TIME``.
 
-A row for each run, seeds and all; ``dpft report`` puts runs of one setting together.
+It has a row for each run. ``dpft report`` averages runs that differ only in their seeds.
 """
 
 import argparse
@@ -9,7 +9,6 @@ from pathlib import Path
 
 from benchmarks.tables import markdown_table
 from dpft.records.promises import PrivateRun
-from dpft.reports.comparison import parameters
 from dpft.reports.run_record import RunRecord, find_runs, read_run
 
 COLUMNS = ("method", "learning rate", "ε", "noise multiplier", "trainable", "share")
@@ -33,7 +32,8 @@ def _promise(run: RunRecord) -> list[str]:
         f"{config.train.learning_rate:g}",
         f"{privacy.epsilon:.3f}" if isinstance(privacy, PrivateRun) else "not private",
         f"{privacy.noise_multiplier:.3f}" if isinstance(privacy, PrivateRun) else "",
-        *parameters(run),
+        f"{privacy.trainable_parameters:,}",
+        f"{privacy.trainable_parameters / privacy.total_parameters:.2%}",
     ]
 
 

@@ -128,10 +128,6 @@ PRIVATE_PAGE = f"{PRIVATE}/{PAGE}"
 EXIT_CODES = f"{PRIVATE}/exit_codes"
 """Folder of how each job ended, ``NUMBER.json``."""
 
-# In the folder of a report of many runs.
-SIGNAL_TO_NOISE = f"{PRIVATE}/signal_to_noise.html"
-"""Scores over signal-to-noise ratios, which are of the records."""
-
 
 def refuse_links(folder: Path) -> None:
     """Refuses the folder of a run with a symbolic link or a pipe in it, before dpft writes there.

@@ -2,18 +2,20 @@
 
 import json
 import logging
-import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from dpft.config.account import LATEX, ReportConfig
+from dpft.config.account import PLOT, ReportConfig
 from dpft.config.keys import quoted
-from dpft.files import PAGE, PRIVATE, REPORT, private_folder
-from dpft.reports.comparison import Comparison, compare
-from dpft.reports.comparison_page import FILES, latex, markdown, record, write_comparison
-from dpft.reports.run_record import RunRecord, with_own_scores
-from dpft.runs.saved_run import read_finished_runs, rebuild_report
+from dpft.errors import InputError
+from dpft.files import PAGE, PRIVATE_METRICS, REPORT, SCHEMA_VERSION, write_text
+from dpft.records.promises import PrivateRun, guarantee
+from dpft.reports import comparison
+from dpft.reports.run_record import RunRecord
+from dpft.runs.composition import account_for_spent, account_together
+from dpft.runs.saved_run import read_finished_runs, read_spent, rebuild_report
 
+PLOT_FILE = "report.png"
 logger = logging.getLogger(__name__)
 
 
@@ -34,54 +36,65 @@ def expand(overrides: list[str]) -> list[str]:
 
 
 def run(config: ReportConfig) -> None:
-    """Writes or prints the tables of many runs, or writes the report of each anew.
-
-    Scores of private splits go to the folder's ``private/``; of what is printed, a terminal's table
-    alone has them, rounded to two digits.
+    """Print or write a table or a plot of finished runs, or write the report of each run again.
 
     Raises:
-        InputError: A folder holds none, or none of them has a report, or one has a symbolic link.
+        InputError: A folder holds no finished run, or has a symbolic link; a run has no ledger; or
+            there is no such key or score.
         StateError: A run's files are damaged.
     """
     records, unfinished = read_finished_runs(config.folders)
     if config.rebuild:
-        for run_record in records:
-            rebuild_report(run_record)
-            logger.info("%s: %s and %s written anew", run_record.folder, REPORT, PAGE)
+        for record in records:
+            rebuild_report(record)
+            logger.info("%s: %s and %s written anew", record.folder, REPORT, PAGE)
         return
-    own = [with_own_scores(each) for each in records]
-    whole = compared(config, own, unfinished, metrics=config.metrics)  # knows every metric
-    known = {name for each in records for one in each.after() for name in one.metrics}
-    shown = None if config.metrics is None else tuple(filter(known.__contains__, config.metrics))
-    comparison = compared(config, records, unfinished, metrics=shown)
-    folder = config.folder
-    if folder is not None:
-        if config.signal_to_noise:
-            from dpft.reports.comparison_page import OWNERS, write_signal_to_noise
-            from dpft.training.session import read_signal_to_noise
-
-            ratios = {run.folder: read_signal_to_noise(run.folder) for run in whole.runs}
-            logger.info("%s: %s", write_signal_to_noise(whole, ratios, folder), OWNERS)
-        write_comparison(comparison, folder)
-        logger.info("%s: %s", folder, ", ".join(FILES))
-        if own != records:
-            write_comparison(whole, private_folder(folder), mode=0o600)
-            logger.info("scores of private splits: %s", folder / PRIVATE)
+    runs = [(record, cost_of(record)) for record in records]
+    frame, keys, metrics = comparison.frame_of(runs, over=config.keys)
+    if config.metrics:
+        metrics = comparison.choose_metrics(metrics, config.metrics)
     if config.output == "json":
-        print(json.dumps(record(comparison), indent=2, sort_keys=True, ensure_ascii=False))
-    elif folder is None:
-        if sys.stdout.isatty():
-            rounded = [with_own_scores(each, rounded=True) for each in records]
-            comparison = compared(config, rounded, unfinished, metrics=config.metrics)
-        print(latex(comparison) if config.to == LATEX else markdown(comparison), end="")
+        rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+        answer = {"schema_version": SCHEMA_VERSION, "runs": rows}
+        answer |= {"left_out": [str(folder) for folder in unfinished]}
+        print(json.dumps(answer, indent=2, ensure_ascii=False))
+    elif config.to == PLOT:
+        if not metrics:
+            raise InputError(
+                "to=plot needs runs with public scores, got none; scores of private splits are only"
+                f" in each run's {PRIVATE_METRICS}."
+            )
+        path = Path(config.file or PLOT_FILE)
+        comparison.plot(frame, keys, metrics if config.metrics else metrics[:1], path)
+        logger.info("plot: %s", path)
+    else:
+        notes = comparison.notes_of(records, unfinished)
+        text = comparison.render(config.to, frame, keys, metrics, notes)
+        if config.file is None:
+            print(text, end="")
+        else:
+            write_text(Path(config.file), text)
+            logger.info("table: %s", config.file)
 
 
-def compared(
-    config: ReportConfig,
-    records: Sequence[RunRecord],
-    unfinished: Sequence[Path],
-    *,
-    metrics: tuple[str, ...] | None,
-) -> Comparison:
-    """Returns the comparison that was asked for of some runs."""
-    return compare(records, unfinished=unfinished, over=config.keys, metrics=metrics)
+def cost_of(record: RunRecord) -> dict[str, Any]:
+    """Return a run's epsilon and delta, whose bound it is, and whether it protects anybody.
+
+    They are computed from the ledger, like those of ``dpft account run=``; with the tokenizer if
+    the same records made it. The best run of a search is the exception: its ledger has one of a
+    secret number of trials, so only privacy.json states the search's epsilon.
+    """
+    if not isinstance(record.privacy, PrivateRun):
+        return {"epsilon": None, "delta": None, "accountant": None, "private": False}
+    if record.is_of_search:
+        epsilon, delta = guarantee(record.privacy)
+        accountant, private = record.privacy.accountant, record.privacy.private
+    else:
+        spent = read_spent(str(record.folder))
+        if spent.plan.tokenizer is None:
+            bound = account_for_spent(spent)
+        else:
+            bound = account_together([spent])
+        epsilon, delta, accountant = bound.epsilon, bound.delta, bound.accountant
+        private = not spent.plan.reproducible
+    return {"epsilon": epsilon, "delta": delta, "accountant": accountant, "private": private}

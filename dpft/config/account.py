@@ -171,12 +171,17 @@ def check_positive(**values: float | None) -> None:
             raise InputError(f"{name} must be above 0, got {value}; raise it.")
 
 
-def check_plot(to: str) -> None:
+def check_plot(file: str, *, key: str = "to") -> None:
     """Refuses a file that no plot can be written to."""
-    if Path(to).suffix not in PLOTS:
-        raise InputError(f"to must be a file named *{' or *'.join(PLOTS)}, got {to!r}.")
-    if not Path(to).parent.is_dir():
-        raise InputError(f"to must be in a folder that exists, got {to!r}; make it first.")
+    if Path(file).suffix not in PLOTS:
+        raise InputError(f"{key} must be a file named *{' or *'.join(PLOTS)}, got {file!r}.")
+    check_folder(file, key=key)
+
+
+def check_folder(file: str, *, key: str) -> None:
+    """Refuse a file in a folder that does not exist."""
+    if not Path(file).parent.is_dir():
+        raise InputError(f"{key} must be in a folder that exists, got {file!r}; make it first.")
 
 
 def check_output(output: str) -> None:
@@ -196,8 +201,8 @@ class DoctorConfig:
         check_output(self.output)
 
 
-LATEX = "latex"
-"""Instead of a folder: the tables are printed as LaTeX."""
+MARKDOWN, PLOT = "markdown", "plot"
+FORMATS = ("csv", MARKDOWN, "latex", "html", PLOT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,17 +212,18 @@ class ReportConfig:
     runs: Names = None
     """Folders of runs or of sweeps: one or a list of them."""
     over: Names = None
-    """One to three keys of the runs' configuration, train.seed too: of rows, of columns, of tables;
-    None: one or two that differ."""
+    """Keys of the runs' configuration to show first, such as train.seed. None: the keys that
+    differ, except for seeds."""
     metric: Names = None
-    """What is shown over these keys and drawn: one metric or a list; None: each split's first."""
-    to: str | None = None
-    """Folder for report.md, table.csv and report.html; latex: LaTeX on stdout; None: Markdown."""
+    """Scores in tables and plots: one or a list. None: all scores in tables, the first one in a
+    plot."""
+    to: str = MARKDOWN
+    """Format: csv (one row per run), or markdown, latex, html, plot (one row or point per setting).
+    """
+    file: str | None = None
+    """File to write. None: stdout, or report.png for to=plot."""
     rebuild: bool = False
-    """Whether each run's own report.md, report.html and card are written anew, and no table."""
-    signal_to_noise: bool = False
-    """Whether scores over the first updates' signal-to-noise ratios, which are private, are drawn
-    into ``to``'s private folder."""
+    """Whether to write each run's own report.md, report.html and model card again, and no table."""
     output: str = "table"
     """table for people, or json: one object on stdout."""
 
@@ -225,7 +231,21 @@ class ReportConfig:
         check_output(self.output)
         if not self.folders:
             raise InputError("runs must name at least one folder, got none; give runs=FOLDER.")
-        self._check_tables()
+        if self.to not in FORMATS:
+            raise InputError(
+                f"to must be one of {', '.join(FORMATS)}, got {self.to!r}; file=PATH chooses where"
+                " it is written."
+            )
+        if self.file is not None:
+            check_folder(self.file, key="file")
+            if self.to == PLOT:
+                check_plot(self.file, key="file")
+        for name, given in (("output=json", self.output == "json"), ("rebuild=true", self.rebuild)):
+            if given and (self.to != MARKDOWN or self.file is not None):
+                raise InputError(
+                    f"to and file are for a table or a plot, got them with {name}; leave one of"
+                    " them out."
+                )
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -233,44 +253,14 @@ class ReportConfig:
         return tuple(map(Path, _listed(self.runs)))
 
     @property
-    def metrics(self) -> tuple[str, ...] | None:
-        """The metrics that ``metric`` names; None: each split's first."""
-        return _listed(self.metric) or None
+    def metrics(self) -> tuple[str, ...]:
+        """The scores that ``metric`` names; none if all are meant."""
+        return _listed(self.metric)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that ``over`` names; none: they are chosen."""
+        """The keys that ``over`` names; none if they are to be found."""
         return _listed(self.over)
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder that ``to`` names; None where tables are printed."""
-        return None if self.to in (None, LATEX) else Path(str(self.to)).expanduser()
-
-    def _check_tables(self) -> None:
-        if self.over is not None and not 1 <= len(set(self.keys)) == len(self.keys) <= 3:
-            raise InputError(
-                "over must be one to three different keys, of rows, of columns and of tables, got"
-                f" {list(self.keys)}; give over=train.learning_rate or"
-                " over=[method.name,privacy.eps,train.seed]."
-            )
-        if self.to == LATEX and self.output == "json":
-            raise InputError(
-                "to=latex is for output=table, got output=json; leave one of them out."
-            )
-        if self.signal_to_noise and self.folder is None:
-            given = "no to" if self.to is None else "to=latex"
-            raise InputError(
-                "signal_to_noise=true draws into the private folder of to=FOLDER, got"
-                f" {given}; give to, or leave signal_to_noise out."
-            )
-        if self.rebuild and self.to is not None:
-            raise InputError(
-                "rebuild=true writes each run's own report into its folder, got it with"
-                " to; leave one of them out."
-            )
-        if self.folder is not None and self.folder.is_file():
-            raise InputError(f"to must be a folder, got {self.to!r}, which is a file.")
 
 
 def _listed(names: Names) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ In the saved configuration of an earlier run, the key is ignored.
 """
 
 REMOVED = {
+    "signal_to_noise": "Read it from each run's `private/diagnostics.jsonl`. Omit the key.",
     "human_eval": "Rate texts from `predictions.jsonl` in a spreadsheet. Omit the key.",
     "human_eval_runs": "Rate texts from `predictions.jsonl` in a spreadsheet. Omit the key.",
     "human_eval_seed": "Rate texts from `predictions.jsonl` in a spreadsheet. Omit the key.",

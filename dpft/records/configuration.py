@@ -298,18 +298,6 @@ SIGNAL_STEPS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepMeasured:
-    """A line of private/diagnostics.jsonl, as far as a report of many runs reads it."""
-
-    step: int
-    """Number of the step."""
-    signal_to_noise: Any | None = None
-    """Length of the clipped sum over that of its noise; of the first steps alone."""
-    others: Annotated[Mapping[str, Any], OTHER_KEYS]
-    """What else was measured."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class KnownLedger:
     """The ledger as a checkpoint was written after it."""
 

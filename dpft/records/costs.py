@@ -235,51 +235,33 @@ class CostOfNumbers(CostOfPlan, Versioned):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRun:
-    """A run on a split, a column for each of keys and each metric."""
+    """A finished run, with a column for each score and for each key in which the runs differ."""
 
     run: str
     """The run's folder."""
-    seed: float | str
-    """Seed of the initialization."""
-    epsilon: float | str
-    """What the run reports by itself; empty without privacy."""
-    delta: float | str
-    """Its delta; empty without privacy."""
-    accountant: str
-    """Whose bound its epsilon is; empty without privacy."""
-    epsilon_with_tokenizer: NotNegative | None = None
-    """Epsilon of the training and the model's tokenizer together."""
-    delta_with_tokenizer: Delta | None = None
-    """The delta at which that holds, the sum of both."""
+    epsilon: NotNegative | None
+    """The cost of the run by its ledger, with the tokenizer's if the same records made it; null
+    without privacy."""
+    delta: Delta | None
+    """The delta at which epsilon holds; null without privacy."""
+    accountant: str | None
+    """Whose bound epsilon is; null without privacy."""
     private: bool
-    """Whether epsilon protects anybody: false without noise, and where a test seed made the noise.
-    """
+    """Whether epsilon protects anybody: false without noise, and if a test seed made the noise."""
     trainable_parameters: Count
-    """Numbers that train."""
+    """Number of trained parameters."""
     total_parameters: AtLeastOne
-    """Numbers of the model."""
-    task: str
-    """The task."""
-    split: str
-    """The split, or its part."""
-    split_is_public: bool
-    """Whether the split may be shown."""
-    note: str
-    """That epsilon does not cover the scores of a private split; else empty."""
+    """Number of the model's parameters."""
     columns: Annotated[Mapping[str, float | str | bool | None], OTHER_KEYS]
-    """The value of one of keys, or of a metric."""
+    """The value of a key, a public score after fine-tuning, before.SCORE, published.SCORE."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunsReport(Versioned):
-    """Runs beside each other, every score unrounded."""
+    """Finished runs, their scores unrounded."""
 
-    keys: tuple[str, ...]
-    """Keys of the configuration in which the runs differ."""
     runs: tuple[ComparedRun, ...]
-    """A row for each run and split."""
-    costs: tuple[str, ...]
-    """What all runs cost together, in sentences."""
+    """A row for each run."""
     left_out: tuple[str, ...]
     """Folders of runs that have not ended."""
 

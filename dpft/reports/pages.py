@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
@@ -191,11 +191,6 @@ def draw_svg(
 
 
 POINTS = 60
-Point = tuple[float, float, float]
-"""A place on the axis, the mean there, and the standard deviation, 0 where there is none."""
-Places = Literal["values", "counts", "scores"]
-"""Values and counts above 0 stand on a logarithmic axis, each value labeled, counts at round
-numbers; scores on a linear one."""
 
 
 def epsilon_points(privacy: RunPrivacy) -> list[tuple[int, float]]:
@@ -295,77 +290,3 @@ def heat_map(
     label = f"{metric} over {rows[0]} and {columns[0]}, as a heat map"
     height = 1.4 + 0.42 * len(rows[1])
     return draw_svg(draw, name=name, label=label, height=height)
-
-
-def extremes(*maps: Sequence[Sequence[float | None]]) -> tuple[float, float]:
-    """Returns the least and the greatest value of some heat maps, one color scale for all."""
-    values = [value for cells in maps for row in cells for value in row if value is not None]
-    return min(values), max(values)
-
-
-def line_plot(
-    series: Mapping[str, Sequence[Point]],
-    *,
-    name: str,
-    metric: str,
-    axis: str,
-    title: str = "",
-    places: Places = "values",
-) -> Markup:
-    """Returns means along an axis, a line for each series, bars of one deviation."""
-
-    def draw(axes: "Axes") -> None:
-        for number, (label, points) in enumerate(series.items()):
-            along, means, deviations = zip(*points, strict=True)
-            axes.errorbar(
-                along, means, yerr=deviations, label=label, color=COLORS[number % len(COLORS)],
-                marker="os^Dv"[number % 5], capsize=3,
-            )  # fmt: skip
-        _set_axis(axes, places, sorted({point[0] for line in series.values() for point in line}))
-        axes.set(xlabel=axis, ylabel=metric)
-        if set(series) != {""}:
-            axes.legend(frameon=False, title=title)
-
-    return draw_svg(draw, name=name, label=f"{metric} against {axis}")
-
-
-def scatter_plot(
-    series: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    name: str,
-    metric: str,
-    axis: str,
-    title: str = "",
-) -> Markup:
-    """Returns scores against a measured quantity, a point for each run."""
-    lines = 0.2 * len(series)
-
-    def draw(axes: "Axes") -> None:
-        for number, (label, points) in enumerate(series.items()):
-            axes.scatter(
-                *zip(*points, strict=True), label=label, color=COLORS[number % len(COLORS)],
-                marker="os^Dv"[number % 5],
-            )  # fmt: skip
-        axes.set(xlabel=axis, ylabel=metric)
-        if set(series) != {""}:
-            # beside the points, which may be anywhere
-            axes.legend(frameon=False, title=title, loc="center left", bbox_to_anchor=(1, 0.5))
-
-    label = f"{metric} against {axis}, a point for each run"
-    return draw_svg(draw, name=name, label=label, width=7.6, height=max(3.3, 0.6 + lines))
-
-
-def _set_axis(axes: "Axes", places: Places, all_places: Sequence[float]) -> None:
-    from matplotlib.ticker import LogLocator
-
-    if places == "scores":
-        return
-    if min(all_places) > 0:  # a seed of 0, or a weight decay, has no logarithm
-        axes.set_xscale("log")
-    # matplotlib's own labels are powers of ten, which are formulas
-    if places == "counts":
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-        axes.xaxis.set_major_formatter(lambda tick, _: f"{tick:,.0f}")
-    else:
-        axes.set_xticks(all_places, [f"{place:g}" for place in all_places])
-    axes.minorticks_off()

@@ -5,7 +5,7 @@ over the values of two keys.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from dpft.errors import InputError
@@ -23,6 +23,8 @@ FRACTIONS = frozenset(
 """Metrics whose scale ends at 1, where papers often give percentages."""
 SPLIT_OF_METRIC = "."
 """Parts a split's name from a metric's, where a row has the scores of several splits."""
+PUBLISHED, SOURCE = "published.", "published.source"
+"""Prefix of the columns with published scores, and the column that names their tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,16 @@ class Reference:
                 )
         for name, value in self.metrics.items():
             check_scale(name, value, "reference")
+
+    def fits(self, config: Mapping[str, Any]) -> bool:
+        """Return whether model, epsilon and settings of a run are those of the row."""
+        private = value_at(config, "privacy.name") != "none"
+        return (
+            self.model in (None, value_at(config, "model.name"))
+            and private == (self.eps is not None)
+            and (not private or value_at(config, "privacy.eps") == self.eps)
+            and agrees(self.settings, config)
+        )
 
 
 def check_eps(eps: float | None, key: str) -> None:
@@ -102,11 +114,6 @@ class MapAxis:
         value = value_at(config, self.key)
         return self.values.index(value) if value in self.values else None
 
-    @property
-    def remark(self) -> str:
-        """Whose the values are, as a clause with the key; empty where they are the paper's."""
-        return f"values of {self.key} {self.values_are}" if self.values_are else ""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceMap:
@@ -137,77 +144,36 @@ class ReferenceMap:
 
     def __post_init__(self) -> None:
         check_eps(self.eps, "reference_maps")
-        for name, axis in (("rows", self.rows), ("columns", self.columns)):
-            if not axis.values or len(set(axis.values)) < len(axis.values):
-                raise InputError(
-                    f"reference_maps {name}.values must be one or more values, none of them twice,"
-                    f" got {list(axis.values)} for {self.source}."
-                )
-        if self.rows.key == self.columns.key:
-            raise InputError(
-                f"reference_maps rows.key and columns.key must differ, got {self.rows.key} twice"
-                f" for {self.source}."
-            )
         shape = [len(self.columns.values)] * len(self.rows.values)
         found = [len(row) for row in self.cells]
         if found != shape:
             raise InputError(
-                f"reference_maps cells must be {len(shape)} lists of {shape[0]} scores, as"
-                f" rows.values and columns.values are long, got {len(found)} lists of {found} for"
+                f"reference_maps cells must have a list for each of {len(shape)} rows and a score"
+                f" for each of {len(self.columns.values)} columns, got lists of {found} for"
                 f" {self.source}; write null for a score that is not known."
             )
         for value in (value for row in self.cells for value in row if value is not None):
             check_scale(self.metric, value, "reference_maps")
 
-    @property
-    def name(self) -> str:
-        """What the map is, in words."""
-        model = "" if self.model is None else f", {self.model}"
-        level = "not private" if self.eps is None else f"ε = {self.eps:g}"
-        return f"{self.source}: {self.what}{model}, {level}"
-
-    @property
-    def remarks(self) -> list[str]:
-        """Clauses on the axes whose values are not the paper's."""
-        return [axis.remark for axis in (self.rows, self.columns) if axis.remark]
-
-    def fits(self, config: Mapping[str, Any]) -> bool:
-        """Returns whether a run is as every cell is, but for the two keys of the map."""
-        private = value_at(config, "privacy.name") != "none"
-        return (
-            value_at(config, "task.name") == self.task
-            and self.model in (None, value_at(config, "model.name"))
-            and private == (self.eps is not None)
-            and value_at(config, "privacy.eps") == self.eps
-            and agrees(self.settings, config)
-        )
-
-    def score_of(self, config: Mapping[str, Any]) -> float | None:
-        """Returns the published score of a run's settings; None where there is none."""
-        row, column = self.rows.place(config), self.columns.place(config)
-        if row is None or column is None or not self.fits(config):
-            return None
-        return self.cells[row][column]
-
     def row_of(self, config: Mapping[str, Any]) -> Reference | None:
-        """Returns the cell that has a run's settings, as a published row; None where none has."""
-        value = self.score_of(config)
-        if value is None:
+        """Return the cell that has a run's settings as a published row, or None."""
+        row, column = self.rows.place(config), self.columns.place(config)
+        value = None if row is None or column is None else self.cells[row][column]
+        if value is None or value_at(config, "task.name") != self.task:
             return None
-        remarks = f" ({'; '.join(self.remarks)})" if self.remarks else ""
-        return Reference(
+        axes = (self.rows, self.columns)
+        chosen = "; ".join(
+            f"values of {one.key} {one.values_are}" for one in axes if one.values_are
+        )
+        cell = Reference(
             source=self.source,
-            what=self.what + remarks,
+            what=f"{self.what} ({chosen})" if chosen else self.what,
             model=self.model,
             eps=self.eps,
             metrics={self.metric: value},
-            settings={axis.key: value_at(config, axis.key) for axis in (self.rows, self.columns)},
+            settings={axis.key: value_at(config, axis.key) for axis in axes},
         )
-
-    def transposed(self) -> "ReferenceMap":
-        """Returns the map with its columns as rows."""
-        cells = tuple(zip(*self.cells, strict=True))
-        return replace(self, rows=self.columns, columns=self.rows, cells=cells)
+        return cell if cell.fits(config) and agrees(self.settings, config) else None
 
 
 def saved_maps(saved: Sequence[Mapping[str, Any]] | None) -> list[ReferenceMap]:
@@ -258,17 +224,15 @@ def published_table(
     Of a published map it has the cell of the run's own settings alone. Of rows it has those for the
     run's model, or all where none is.
     """
-    maps = saved_maps(record.config.reference_maps)
-    rows = [row for row in (one.row_of(record.values) for one in maps) if row is not None]
-    recipes = [Reference(**row) for row in record.config.reference or ()]
+    is_swept, cells, recipes = _published_rows(record)
     of_model = [row for row in recipes if row.model in (None, record.config.model.name)]
-    rows += of_model or recipes
+    rows = [*cells, *(of_model or recipes)]
     if not rows:
         return None
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
     own = _own_rows(metrics, evaluations)
     published = [
-        (_name(row) + _settings(row, record.values, swept=bool(maps)), _epsilon(row), row.metrics)
+        (_name(row) + _settings(row, record.values, swept=is_swept), _epsilon(row), row.metrics)
         for row in rows
     ]
     return PublishedTable(
@@ -278,6 +242,29 @@ def published_table(
             for name, eps, scores in [*[(name, epsilon, one) for name, one in own], *published]
         ],
     )
+
+
+def published_scores(record: RunRecord) -> dict[str, float | str]:
+    """Return the published scores of a run's model, epsilon and settings, and their sources.
+
+    If several rows have a metric, the one that names the most settings counts.
+    """
+    _, cells, recipes = _published_rows(record)
+    rows = [row for row in (*cells, *recipes) if row.fits(record.values)]
+    rows = sorted(rows, key=lambda row: len(row.settings))
+    scores: dict[str, float | str] = {}
+    for row in rows:
+        scores |= {f"{PUBLISHED}{metric}": value for metric, value in row.metrics.items()}
+    if scores:
+        scores[SOURCE] = "; ".join(dict.fromkeys(row.source for row in reversed(rows)))
+    return scores
+
+
+def _published_rows(record: RunRecord) -> tuple[bool, list[Reference], list[Reference]]:
+    """Return whether the recipe has a map, the map's cells for this run, and the recipe's rows."""
+    maps = saved_maps(record.config.reference_maps)
+    cells = [row for row in (one.row_of(record.values) for one in maps) if row is not None]
+    return bool(maps), cells, [Reference(**row) for row in record.config.reference or ()]
 
 
 def _own_rows(

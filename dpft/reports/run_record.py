@@ -222,12 +222,9 @@ def read_run(folder: Path) -> RunRecord:
         raise InputError(f"cannot read the run in {folder}: {reason}.") from error
 
 
-def with_own_scores(record: RunRecord, *, rounded: bool = False) -> RunRecord:
+def with_own_scores(record: RunRecord) -> RunRecord:
     """Returns a run's record with the scores of private splits that its owner has in private/."""
-    own = read_own_evaluations(record.folder)
-    return replace(
-        record, evaluations=[shown(one, rounded=True) for one in own] if rounded else own
-    )
+    return replace(record, evaluations=read_own_evaluations(record.folder))
 
 
 def read_overrides(folder: Path) -> tuple[str, ...] | None:

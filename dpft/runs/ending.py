@@ -14,7 +14,7 @@ from dpft.config.keys import in_shell
 from dpft.config.schema import TrainConfig
 from dpft.data.raw_rows import MEMORY, file_rows
 from dpft.evaluation.evaluate import Evaluation
-from dpft.evaluation.metrics.base import LOWER
+from dpft.evaluation.metrics.base import LOWER, better_value
 from dpft.files import (
     DATA_SUMMARY,
     JOURNAL,
@@ -35,7 +35,6 @@ from dpft.records.configuration import StepEntry
 from dpft.records.form import joined, parse, write_record
 from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy
 from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry
-from dpft.reports.comparison import better_value
 from dpft.reports.epsilon import headline_of
 from dpft.reports.pages import digits
 from dpft.reports.privacy_record import (

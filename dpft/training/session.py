@@ -12,7 +12,6 @@ looks: none of it is covered by epsilon (docs/design.md, rule 7).
 import hashlib
 import json
 import logging
-import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
@@ -24,15 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import RunError
-from dpft.files import CHECKPOINTS, DIAGNOSTICS, private_path, read_file
+from dpft.files import CHECKPOINTS, DIAGNOSTICS, private_path
 from dpft.methods.base import Method, MethodPhase
 from dpft.parallel.cutting import is_cut, local
 from dpft.parallel.rank_environment import TERMINATED, termination_requests
 from dpft.parallel.ranks import ALONE, Ranks, Share
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.records.configuration import SIGNAL_STEPS, StepMeasured
-from dpft.records.form import parse
 from dpft.training.checkpoint import ResumePoint, restore_checkpoint, save_checkpoint
 from dpft.training.listeners import PublicStep, StepEvaluation, StepListener, StepProgress
 from dpft.training.loop import StepEngine, StepStatistics, TrainingSet, train
@@ -101,31 +98,6 @@ class Diagnostics:
             summary["signal_norm"], summary["noise_norm"] = measured.signal, measured.noise
             summary["signal_to_noise"] = measured.ratio
         return summary
-
-
-def read_signal_to_noise(run: Path) -> list[float]:
-    """Returns the signal-to-noise ratios of a run's first updates, as far as ``SIGNAL_STEPS``.
-
-    Of an update that was taken again the last ratio counts, and what followed its first time does
-    not: the weights never had it. A line that a crash tore is passed over; its step came again.
-
-    Returns:
-        Private. Empty where one of these updates was not measured, as without privacy.
-    """
-    path = run / DIAGNOSTICS
-    ratios: list[object] = []
-    for line in read_file(path).split(b"\n") if path.exists() else []:
-        try:
-            measured = parse(json.loads(line), StepMeasured)
-        except (ValueError, RecursionError):  # no step's, or torn
-            continue
-        step, ratio = measured.step, measured.signal_to_noise
-        if 1 <= step <= SIGNAL_STEPS:
-            ratios = [*ratios[: step - 1], ratio]
-            if len(ratios) < step:  # a line before it is gone
-                return []
-    known = [ratio for ratio in ratios if isinstance(ratio, float) and 0 <= ratio < math.inf]
-    return known if len(known) == len(ratios) else []
 
 
 @dataclass(frozen=True, kw_only=True)

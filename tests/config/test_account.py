@@ -17,7 +17,7 @@ def test_one_name_and_a_list_of_names_are_both_taken() -> None:
     assert from_values({"runs": "a"}, ReportConfig).folders == (Path("a"),)
     config = from_values({"runs": ["a", "b"], "metric": "bleu"}, ReportConfig)
     assert (config.folders, config.metrics) == ((Path("a"), Path("b")), ("bleu",))
-    assert ReportConfig(runs="a").metrics is None
+    assert ReportConfig(runs="a").metrics == ()
 
 
 def test_a_report_without_runs_is_refused() -> None:
@@ -28,32 +28,29 @@ def test_a_report_without_runs_is_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("over", [(), ("a", "b", "c", "d"), ("privacy.eps", "privacy.eps")])
-def test_a_table_over_anything_but_one_to_three_keys_is_refused(over: tuple[str, ...]) -> None:
-    assert f"one to three different keys, of rows, of columns and of tables, got {list(over)}" in (
-        refusal(runs="a", over=over)
+def test_a_folder_is_no_format_of_a_report() -> None:
+    assert refusal(runs="a", to="tables") == (
+        "to must be one of csv, markdown, latex, html, plot, got 'tables'; file=PATH chooses where"
+        " it is written."
     )
 
 
-def test_a_key_alone_needs_no_brackets_and_latex_is_no_folder() -> None:
-    config = ReportConfig(runs="a", over="train.seed", to="latex")
-    assert config.keys == ("train.seed",) and config.folder is None
-    assert "to=latex is for output=table" in refusal(runs="a", to="latex", output="json")
-    assert "got to=latex" in refusal(runs="a", to="latex", signal_to_noise=True)
+@pytest.mark.parametrize(
+    ("to", "file", "part"),
+    [
+        ("plot", "a.docx", "file must be a file named *.svg or *.png, got 'a.docx'"),
+        ("csv", "none/a.csv", "file must be in a folder that exists, got 'none/a.csv'"),
+    ],
+)
+def test_a_report_is_written_only_where_it_can_be(to: str, file: str, part: str) -> None:
+    assert part in refusal(runs="a", to=to, file=file)
 
 
-def test_a_report_is_not_written_where_a_file_lies(tmp_path: Path) -> None:
-    taken = tmp_path / "report.md"
-    taken.write_text("")
-    said = refusal(runs="a", to=str(taken))
-    assert said == f"to must be a folder, got {str(taken)!r}, which is a file."
-
-
-def test_rebuilding_writes_into_the_runs_own_folders() -> None:
-    assert "into its folder, got it with to;" in refusal(rebuild=True, runs="a", to="x")
-
-
-def test_signal_to_noise_needs_a_folder_that_is_named() -> None:
-    said = refusal(signal_to_noise=True, runs="a")
-    assert "into the private folder of to=FOLDER, got no to;" in said
-    assert ReportConfig(runs="a", to="x", signal_to_noise=True).signal_to_noise
+@pytest.mark.parametrize("other", [{"output": "json"}, {"rebuild": True}])
+@pytest.mark.parametrize("given", [{"to": "csv"}, {"file": "a.md"}])
+def test_formats_and_files_are_for_tables_and_plots(
+    given: dict[str, str], other: dict[str, object]
+) -> None:
+    assert "to and file are for a table or a plot, got them with" in (
+        refusal(runs="a", **given, **other)
+    )

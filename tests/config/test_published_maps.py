@@ -114,5 +114,5 @@ def test_a_wrong_map_is_refused_with_its_key() -> None:
     with pytest.raises(InputError, match=r"reference_maps\[0\].columns has no value"):
         command("privacy.eps=3", f"reference_maps={row} ???, cells: [[1]]}}]")
     other = "{key: train.seed, values: [0, 1]}"
-    with pytest.raises(InputError, match="1 lists of 2 scores"):
+    with pytest.raises(InputError, match="for each of 1 rows and a score for each of 2 columns"):
         command("privacy.eps=3", f"reference_maps={row} {other}, cells: [[1]]}}]")

@@ -7,8 +7,7 @@ from typing import Any
 
 import yaml
 
-from dpft.reports.comparison import Comparison, compare
-from dpft.reports.run_record import model_name, read_run, write_metrics
+from dpft.reports.run_record import model_name, write_metrics
 from tests.reports.plain import config_of
 from tests.reports.test_report import CONFIG, entry, private
 
@@ -63,10 +62,6 @@ def sweep(root: Path, *, public: bool = True) -> list[Path]:
         for method, eps, scores in runs
         for seed, bleu in enumerate(scores)
     ]
-
-
-def compared(folders: list[Path], **options: object) -> Comparison:
-    return compare([read_run(folder) for folder in folders], **options)
 
 
 RATES, SIZES = [0.001, 0.0005], [64, 128]

@@ -1,32 +1,89 @@
-"""Reports of many runs: which are compared, and what is averaged."""
+"""Comparisons of runs: the frame, which runs are averaged, tables, plots, and what is escaped."""
 
-import itertools
+import io
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
-from scipy import stats
+import yaml
+from PIL import Image
 
 from dpft.errors import InputError
-from dpft.reports.comparison import best, p_value
-from dpft.reports.comparison_page import csv_table, latex, markdown, page
-from dpft.reports.run_record import find_runs
-from tests.reports.folders import compared, sweep, write_run
+from dpft.reports.comparison import choose_metrics, frame_of, notes_of, plot, render, table
+from dpft.reports.run_record import find_runs, read_run
+from tests.reports.folders import EVIL, sweep, write_run
+
+COST = {"epsilon": 2.98991, "delta": 1e-5, "accountant": "prv", "private": True}
+NO_COST = {"epsilon": None, "delta": None, "accountant": None, "private": False}
 
 
-def test_runs_that_differ_in_seeds_alone_are_averaged(tmp_path: Path) -> None:
-    """Mean and sample standard deviation of 60, 61 and 62 are 61 and 1."""
-    comparison = compared(sweep(tmp_path))
-    assert comparison.keys == ["method.name", "privacy.eps"]
-    text = markdown(comparison)
-    assert "| full | 2.9900 | 3 | 500 | " in text and "**61.000 ± 1.000** |" in text
-    assert "### bleu: method.name × privacy.eps\n\n|  | 3 | 8 |" in text
+def compared(folders: list[Path], cost: Mapping[str, Any] = COST, **options: Any):
+    return frame_of([(read_run(folder), cost) for folder in folders], **options)
+
+
+def rendered(to: str, folders: list[Path], **options: Any) -> str:
+    notes = notes_of([read_run(folder) for folder in folders], [])
+    return render(to, *compared(folders, **options), notes)
+
+
+def test_the_frame_has_one_row_per_run_and_a_column_for_what_differs(tmp_path: Path) -> None:
+    frame, keys, metrics = compared(sweep(tmp_path))
+    assert (len(frame), keys, metrics) == (12, ["method.name", "privacy.eps"], ["bleu"])
+    first = frame.iloc[0].to_dict()
+    assert first == {
+        "run": str(tmp_path / "full-3-0"), "method.name": "full", "privacy.eps": 3,
+        "train.seed": 0, **COST, "trainable_parameters": 500, "total_parameters": 9,
+        "bleu": 60.0, "before.bleu": 1.0,
+    }  # fmt: skip
+
+
+def test_runs_that_differ_only_in_seeds_are_averaged(tmp_path: Path) -> None:
+    """The mean and the sample standard deviation of 60, 61 and 62 are 61 and 1."""
+    rows = table(*compared(sweep(tmp_path)))
+    assert rows["bleu"].tolist() == [
+        *("61.000 ± 1.000", "51.000 ± 1.000", "61.000 ± 1.000", "61.333 ± 1.528")
+    ]
+    assert rows["runs"].tolist() == ["3"] * 4
+    assert rows["epsilon"].tolist() == ["2.9900"] * 4, "rounded up"
+    seeds = table(*compared(sweep(tmp_path / "seeds")[:3]))
+    assert (seeds["task.name"].tolist(), seeds["bleu"].tolist()) == (["e2e"], ["61.000 ± 1.000"])
 
 
 def test_no_mean_is_taken_over_two_settings(tmp_path: Path) -> None:
     rates = [write_run(tmp_path / str(r), train={"learning_rate": r}) for r in (0.1, 0.2)]
-    comparison = compared(rates)
-    assert comparison.keys == ["train.learning_rate"]
-    assert [len(setting.runs) for setting in comparison.settings] == [1, 1]
+    rows = table(*compared(rates))
+    assert rows["train.learning_rate"].tolist() == ["0.1", "0.2"]
+    assert rows["runs"].tolist() == ["1", "1"]
+
+
+def test_speed_and_published_rows_do_not_separate_settings(tmp_path: Path) -> None:
+    for number, batch in enumerate((1, 2)):
+        row = {"source": f"Table {batch}", "what": "x", "metrics": {"bleu": 1.0}}
+        train = {"micro_batch_size": batch, "seed": number}
+        write_run(tmp_path / str(number), train=train, reference=[row])
+    assert len(table(*compared(sorted(tmp_path.iterdir())))) == 1
+
+
+def test_a_methods_own_key_counts_only_if_it_differs_under_that_method(tmp_path: Path) -> None:
+    methods = [{"name": "full"}, {"name": "lora", "rank": 4}]
+    folders = [write_run(tmp_path / str(n), method=one) for n, one in enumerate(methods)]
+    assert compared(folders)[1] == ["method.name"]
+    folders.append(write_run(tmp_path / "2", method={"name": "lora", "rank": 8}))
+    frame, keys, _ = compared(folders)
+    assert keys == ["method.name", "method.rank"]
+    rows = table(frame, keys, ["bleu"])
+    assert rows["method.rank"].tolist() == ["–", "4", "8"]
+
+
+def test_over_puts_keys_first_and_separates_seeds(tmp_path: Path) -> None:
+    frame, keys, _ = compared(sweep(tmp_path), over=("train.seed",))
+    assert keys == ["train.seed", "method.name", "privacy.eps"]
+    assert len(table(frame, keys, ["bleu"])) == 12
+    with pytest.raises(InputError, match="got 'method.nam'; the runs differ in method.name"):
+        compared(sweep(tmp_path / "other"), over=("method.nam",))
 
 
 def test_a_sweep_gives_its_runs_and_those_that_have_not_ended(tmp_path: Path) -> None:
@@ -40,142 +97,112 @@ def test_a_sweep_gives_its_runs_and_those_that_have_not_ended(tmp_path: Path) ->
         find_runs([tmp_path / "none"])
 
 
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        ({"over": ("method.nam", "privacy.eps")}, "got 'method.nam'"),
-        ({"metrics": ("blue",)}, "got 'blue'; there are bleu"),
-    ],
-)
-def test_unknown_keys_and_metrics_are_refused(
-    tmp_path: Path, options: dict[str, tuple[str, ...]], part: str
+def test_metrics_are_chosen_by_name(tmp_path: Path) -> None:
+    _, _, metrics = compared([write_run(tmp_path / "run", publish=True, public=False)])
+    assert metrics == ["bleu (private)"]
+    assert choose_metrics(metrics, ["bleu"]) == metrics
+    with pytest.raises(InputError, match="got 'blue'; there are bleu.* private/metrics.json"):
+        choose_metrics(metrics, ["blue"])
+
+
+def test_scores_of_several_splits_are_named_after_their_split(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / split, scores={"split": split}) for split in ("test", "validation")
+    ]
+    assert compared(folders)[2] == ["test.bleu", "validation.bleu"]
+    other = write_run(tmp_path / "other", scores={"task": "dart"})
+    assert compared([folders[0], other])[2] == ["test.bleu", "dart.test.bleu"]
+
+
+@pytest.mark.parametrize("to", ["csv", "markdown", "latex", "html"])
+def test_trust_rule_8_no_form_has_a_private_score(tmp_path: Path, to: str) -> None:
+    folders = sweep(tmp_path, public=False)
+    text = rendered(to, folders)
+    assert "bleu" not in text and "61.0" not in text
+    assert to == "csv" or "private/metrics.json" in text
+
+
+@pytest.mark.parametrize("to", ["csv", "markdown", "latex", "html"])
+def test_trust_rule_8_published_scores_of_private_splits_are_rounded_and_marked(
+    tmp_path: Path, to: str
 ) -> None:
-    with pytest.raises(InputError, match=part):
-        compared([write_run(tmp_path / "run")], **options)
+    folder = write_run(tmp_path / "run", bleu=60.4321, public=False, publish=True)
+    text = rendered(to, [folder])
+    assert "bleu (private)" in text and "60.4" not in text and "60" in text
+    assert to == "csv" or "epsilon does not cover them" in text
 
 
-def test_a_sweep_over_one_key_has_a_table_by_its_values_and_a_line(tmp_path: Path) -> None:
-    rates = [
-        write_run(tmp_path / str(r), bleu=score, train={"learning_rate": r})
-        for r, score in ((0.2, 30.0), (0.1, 20.0))
+def test_a_run_without_privacy_or_with_a_test_seed_is_called_not_private(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    rows = table(*compared([folder], NO_COST))
+    assert rows[["epsilon", "delta", "accountant"]].to_numpy().tolist() == [
+        ["not private", "–", "–"]
     ]
-    comparison = compared(rates)
-    table = "| train.learning_rate | bleu |\n|---|---:|\n| 0.1 | 20.000 |\n| 0.2 | 30.000 |"
-    assert f"### bleu: train.learning_rate\n\n{table}\n" in markdown(comparison)
-    assert 'aria-label="bleu against train.learning_rate"' in page(comparison)
+    seeded = table(*compared([folder], {**COST, "private": False}))
+    assert seeded["epsilon"].tolist() == ["2.9900 (not private: noise_seed)"]
 
 
-def test_seeds_tell_settings_apart_where_they_are_asked_for(tmp_path: Path) -> None:
-    folders = sweep(tmp_path)
-    comparison = compared(folders, over=("method.name", "train.seed", "privacy.eps"))
-    assert len(comparison.settings) == 12
-    shown = comparison.pivots(comparison.splits[0])
-    assert [pivot.fixed for pivot in shown] == ["privacy.eps = 3", "privacy.eps = 8"]
-    assert [str(cell) for cell in shown[0].cells[0]] == ["60.000", "61.000", "62.000"]
-    alone = compared(folders[:3], over=("train.seed",))
-    assert 'aria-label="bleu against train.seed"' in page(alone), "0 has no logarithm"
+def test_csv_is_unrounded_and_is_read_back(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / "run", bleu=60.123456789)]
+    frame = pd.read_csv(io.StringIO(rendered("csv", folders)))
+    assert frame[["epsilon", "bleu"]].to_numpy().tolist() == [[2.98991, 60.123456789]]
 
 
-def test_latex_has_every_table_and_escapes_what_is_not_its_own(tmp_path: Path) -> None:
-    text = latex(compared(sweep(tmp_path)))
-    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 2
-    assert r"method.name & $\varepsilon$ & runs & bleu \\" in text
-    assert r"full & \textbf{61.000 $\pm$ 1.000} & " in text
-    odd = [write_run(tmp_path / "odd" / name, method={"name": name}) for name in ("a_b", "50%&")]
-    text = latex(compared(odd))
-    assert r"a\_b & " in text and r"50\%\& & " in text and "a_b" not in text
-
-
-def test_the_costs_of_all_runs_are_added_up(tmp_path: Path) -> None:
-    """Basic composition: 12 runs of ε = 2.99 and δ = 0.001 cost 35.88 and 0.012."""
-    costs, whose = compared(sweep(tmp_path)).costs
-    assert whose.startswith("Every ε here is by prv at δ = 0.001, as its run's privacy.json states")
-    assert "ε add up to 35.8800, their δ to 0.012;" in costs
-    assert "dpft account runs=…" in costs
-    one = write_run(tmp_path / "other", privacy={"unit": "customer_id"})
-    assert "different units" in compared([*tmp_path.glob("full-3-*"), one]).costs[0]
-    seeded = write_run(tmp_path / "seeded", privacy={"private": False})
-    assert "not private" in compared([seeded]).costs[0]
-    unfinished = compared([one], unfinished=[tmp_path / "begun"])
-    assert "1 more run has begun" in unfinished.costs[1]
-
-
-def test_epsilons_of_other_deltas_or_accountants_name_their_own(tmp_path: Path) -> None:
-    """Side by side a larger δ would look like more privacy."""
-    first = write_run(tmp_path / "a")
-    same = compared([first, write_run(tmp_path / "b", train={"seed": 1})])
-    assert "(by" not in markdown(same) and " by prv at $\\delta$ = 0.001." in latex(same)
-    for name, other in {"d": {"delta": 1e-5}, "e": {"accountant": "rdp"}}.items():
-        run = write_run(tmp_path / name, method={"name": "lora"}, privacy=other)
-        found = compared([first, run])
-        assert found.costs[-1].startswith("The ε here are not all by one accountant at one δ")
-        by, at = other.get("accountant", "prv"), other.get("delta", 0.001)
-        for text in (markdown(found), latex(found).replace("$\\delta$", "δ")):
-            assert f"2.9900 (by {by} at δ = {at:g})" in text
-            assert "2.9900 (by prv at δ = 0.001)" in text
-        assert f",{at},{by}," in csv_table(found)
-
-
-def test_a_private_tokenizer_is_counted_with_its_run(tmp_path: Path) -> None:
-    both = {"epsilon_with_tokenizer": 4.5, "delta_with_tokenizer": 0.002}
-    own = {"epsilon": 2.0, "delta": 0.001, "simple_composition": 5.0}
-    own["ledger"] = {"lines": 2, "head": "ab" * 32}
-    runs = [
-        write_run(tmp_path / name, privacy={**both, "tokenizer": own}) for name in ("one", "two")
-    ]
-    found = compared(runs)
-    assert "ε add up to 9.0000, their δ to 0.004;" in found.costs[0]
-    assert "4.5000" in markdown(found)
-    assert "epsilon_with_tokenizer" in csv_table(found).partition("\n")[0]
-
-
-def test_the_p_value_is_welchs() -> None:
-    """Closed form: t = (m1 - m2) / √(s1²/n1 + s2²/n2), Welch-Satterthwaite degrees of freedom."""
-    one, other = (1.0, 2.0, 3.0), (2.0, 6.0, 10.0)  # means 2 and 6, variances 1 and 16
-    error = 1 / 3 + 16 / 3
-    freedom = error**2 / ((1 / 3) ** 2 / 2 + (16 / 3) ** 2 / 2)
-    expected = 2 * stats.t.sf(4 / error**0.5, freedom)
-    assert p_value(one, other) == pytest.approx(expected, rel=1e-9)
-    assert (p_value((1, 1), (1, 1)), p_value((1, 1), (2, 2))) == (1.0, 0.0)
-
-
-@pytest.mark.filterwarnings("error")
-def test_scores_that_are_all_but_alike_are_compared_without_a_warning() -> None:
-    assert p_value((1.0, 1.0 + 1e-15), (2.0, 2.0)) < 1e-6
-
-
-def test_lower_perplexity_is_better_and_single_runs_are_not_tested() -> None:
-    scores = {0: (20.0, 20.1, 20.2), 1: (30.0, 30.1, 30.2)}
-    assert best(scores, "perplexity") == {0} and best(scores, "bleu") == {1}
-    assert best(scores, "mean_length") == set()
-    assert best({**scores, 2: (1.0,)}, "perplexity") == set()
-
-
-def test_two_keys_that_are_asked_for_have_a_table_for_each_value_of_a_third(
+def test_published_scores_of_a_runs_model_epsilon_and_settings_are_a_column(
     tmp_path: Path,
 ) -> None:
-    for rate, size, eps in itertools.product((0.1, 0.2), (8, 16), (3.0, 8.0)):
-        train = {"learning_rate": rate, "expected_batch_size": size}
-        write_run(tmp_path / f"{rate}-{size}-{eps}", bleu=100 * rate + size, eps=eps, train=train)
-    keys = ("train.expected_batch_size", "train.learning_rate")
-    comparison = compared(sorted(tmp_path.iterdir()), over=keys)
-    first, second = comparison.pivots(comparison.splits[0])
-    assert (first.fixed, second.fixed) == ("privacy.eps = 3", "privacy.eps = 8")
-    means = [[cell.mean for cell in row] for row in first.cells]
-    assert (first.rows, first.columns, means) == (["8", "16"], ["0.1", "0.2"], [[18, 28], [26, 36]])
-    assert f"### bleu: {' × '.join(keys)}, privacy.eps = 8\n\n|  | 0.1 | 0.2 |" in markdown(
-        comparison
-    )
-    assert page(comparison).count("<figure>") >= 3
-
-
-def test_a_two_way_table_that_would_hide_a_third_key_is_left_out(tmp_path: Path) -> None:
-    folders = [
-        write_run(tmp_path / f"{m}{e}{r}", eps=e, method={"name": m}, train={"learning_rate": r})
-        for m in ("full", "lora")
-        for e in (3.0, 8.0)
-        for r in (0.1, 0.2)
+    table_2 = {"source": "Table 2", "what": "x", "model": "tiny", "metrics": {"bleu": 61.5}}
+    rows = [
+        {**table_2, "eps": 8.0},
+        {**table_2, "eps": 3.0},
+        {**table_2, "eps": 3.0, "model": "gpt2"},
+        {**table_2, "eps": 3.0, "source": "Table 9", "settings": {"train.learning_rate": 1.0}},
+        {
+            **{**table_2, "eps": 3.0, "source": "Table 7", "metrics": {"bleu": 70.5}},
+            "settings": {"train.learning_rate": 0.002},
+        },
+        {**table_2, "eps": None, "metrics": {"bleu": 80.5}},
     ]
-    assert "###" not in markdown(compared(folders))
-    assert "###" in markdown(compared(folders[::2]))
-    assert markdown(compared(folders[:1])).startswith("# 1 run, 1 setting\n")
+    rows = json.loads(json.dumps(rows))  # YAML has aliases for objects that occur twice
+    runs = [
+        write_run(tmp_path / "private", reference=rows),
+        write_run(tmp_path / "open", reference=rows),
+    ]
+    config = yaml.safe_load((runs[1] / "config.yaml").read_text())
+    config["privacy"]["name"] = "none"
+    (runs[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    frame, keys, metrics = compared(runs)
+    assert frame["published.bleu"].tolist() == [70.5, 80.5]
+    assert frame["published.source"].tolist() == ["Table 7; Table 2", "Table 2"]
+    assert table(frame, keys, metrics)["published.bleu"].tolist() == ["70.5", "80.5"]
+
+
+def test_what_files_contain_is_escaped_in_every_form(tmp_path: Path) -> None:
+    names = [f"{EVIL}|", "a_b 50%&"]
+    folders = [write_run(tmp_path / str(n), method={"name": name}) for n, name in enumerate(names)]
+    assert "<script>" not in rendered("markdown", folders) + rendered("html", folders)
+    assert r"alert(1)&lt;/script>\| |" in rendered("markdown", folders)
+    latex = rendered("latex", folders)
+    assert r"a\_b 50\%\& & " in latex and r"method.name & epsilon" in latex
+    assert latex.count(r"\begin{tabular}") == 1 and latex.startswith("% 2 runs, 2 settings\n% ")
+
+
+def test_markdown_has_a_title_a_table_and_notes(tmp_path: Path) -> None:
+    title, table_, scores, cost = rendered("markdown", sweep(tmp_path)).split("\n\n")
+    assert title == "# 12 runs, 4 settings"
+    assert len(table_.splitlines()) == 6
+    assert scores.startswith("Scores are after fine-tuning: the mean, ±")
+    assert "`dpft account runs=…`" in cost
+    begun = notes_of([read_run(tmp_path / "full-3-0")], [tmp_path / "begun"])[-1]
+    assert begun == f"Left out, because they have not ended: {tmp_path / 'begun'}."
+
+
+@pytest.mark.parametrize("over", [(), ("train.seed",)])
+def test_a_plot_is_drawn_over_numbers_or_as_bars(tmp_path: Path, over: tuple[str, ...]) -> None:
+    folders = sweep(tmp_path)
+    plot(*compared(folders, over=over), tmp_path / "lines.png")
+    plot(*compared(folders[:6]), tmp_path / "bars.svg")
+    with Image.open(tmp_path / "lines.png") as image:
+        assert image.width > 500
+    drawn = (tmp_path / "bars.svg").read_text()
+    assert drawn.startswith("<?xml") and "<svg" in drawn

@@ -116,7 +116,7 @@ def told_in_processes(root: Path) -> Story:
     tell_the_end(story, run)
     run("eval", "eval", "run=run", "output=json")
     run("generate", "generate", "run=run", "prompts=prompts.jsonl", "decode.max_new_tokens=4")
-    run("report", "report", "run", "to=compared")
+    run("report", "report", "run", "to=html", "file=compared.html")
     run("account", "account", "run=run")
     run("plan", "plan", *TRAINING, "train.steps=3")
     run("doctor", "doctor")

@@ -268,20 +268,21 @@ def test_a_folder_that_was_handed_on_without_its_private_part_is_still_read(
     assert "3 distinct" in outcome.out
 
 
-def test_reports_of_many_runs_keep_private_scores_in_private(told: Told, tmp_path: Path) -> None:
+def test_reports_of_many_runs_do_not_show_private_scores_even_on_a_terminal(
+    told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workspace = copy_of(told, tmp_path)
     shutil.copytree(tmp_path / "run", tmp_path / "again")
-    words = ("report", "runs=[run,again]", "metric=perplexity")
-    printed = [workspace.run(*words, *more) for more in ((), ("output=json",), ("to=both",))]
-    assert [outcome.code for outcome in printed] == [0, 0, 0], printed[2].err
-    texts = [(outcome.out + outcome.err).encode() for outcome in printed]
-    texts += [path.read_bytes() for path in public_files(tmp_path / "both")]
-    assert len(texts) == 6
+    words = ("report", "runs=[run,again]")
+    forms = ((), ("output=json",), ("to=csv",), ("to=latex",), ("to=html",))
+    texts = []
+    for form in forms:
+        outcome = on_terminal(workspace, monkeypatch, *words, *form)
+        texts.append((outcome.out + outcome.err).encode())
+        assert b"perplexity" not in texts[-1]
     assert [found for text in texts if (found := said_in(told.numbers()[:-1], text))] == []
     assert b"private/metrics.json" in texts[0]
-    table = (tmp_path / "both" / "private" / "table.csv").read_text()
-    assert repr(told.entries[1]["metrics"]["perplexity"]) in table
-    assert open_to_others(tmp_path / "both") == {}
+    assert "there are none" in workspace.refusal(*words, "metric=perplexity")
 
 
 def test_trust_rule_8_training_prints_no_private_score_on_a_terminal(

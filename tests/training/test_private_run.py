@@ -19,7 +19,6 @@ from dpft.records.configuration import KnownLedger
 from dpft.training import loop as loop_module
 from dpft.training.checkpoint import check_promises, find_resume_point
 from dpft.training.ordinary import train_ordinarily
-from dpft.training.session import read_signal_to_noise
 from tests.privacy.test_ledger import as_before
 from tests.slowness import slow, slow_but
 from tests.training.killed_runs import MOMENTS, Killed, go, go_on, kill, killed, on_call, same
@@ -57,13 +56,19 @@ def test_trust_rule_9_a_killed_run_goes_on_bit_by_bit(tmp_path, undisturbed, mom
 def test_a_run_that_goes_on_has_the_ratios_of_one_that_was_never_disturbed(tmp_path, undisturbed):
     """Steps 3 and 4 are taken again, and measured again."""
     folder = kill(tmp_path / "run", "inside a checkpoint's write")
-    broken = read_signal_to_noise(folder)
+    broken = signal_to_noise(folder)
     go_on(folder)
+    expected = signal_to_noise(undisturbed[0])
+    assert [step for step, _ in expected] == [1, 2, 3, 4, 5]
+    assert broken == expected[:4]
+    assert signal_to_noise(folder) == [*broken, *expected[2:]]
+
+
+def signal_to_noise(folder):
+    """Return each measured step and its ratio, in the order in which the steps were taken."""
     lines = (folder / "private/diagnostics.jsonl").read_text().splitlines()
-    steps = [entry["step"] for line in lines if "step" in (entry := json.loads(line))]
-    assert steps == [1, 2, 3, 4, 3, 4, 5]
-    expected = read_signal_to_noise(undisturbed[0])
-    assert read_signal_to_noise(folder) == expected and broken == expected[:4]
+    entries = [entry for line in lines if "step" in (entry := json.loads(line))]
+    return [(entry["step"], entry["signal_to_noise"]) for entry in entries]
 
 
 @pytest.mark.slow

@@ -76,10 +76,6 @@ PRIVATE: dict[str, tuple[str, str]] = {
     "TUNE_CONFIGURATION": ("Of `dpft tune`: the search's configuration.", ""),
     "TRIALS": ("Of `dpft tune`: the trials that were drawn, and what came of them.", ""),
     "EXIT_CODES": ("In a sweep's folder: how each of its jobs ended.", ""),
-    "SIGNAL_TO_NOISE": (
-        "In a report's folder: scores over signal-to-noise ratios, which are of the records.",
-        "",
-    ),
 }
 OF_SWEEPS: dict[str, tuple[str, str]] = {
     "SWEEP_RECORD": ("Hydra's own record of the sweep.", ""),

@@ -136,11 +136,14 @@ stays in the run's `private/audit/`.
     ),
     "report": CommandWords(
         intro="""
-`dpft report` makes tables and plots of many runs. `runs=` takes folders of runs or of sweeps;
-`over=` lays scores out over two keys. With `rebuild=true` it writes each run's own report anew.
+`dpft report` makes a table or a plot of finished runs. `runs=` takes folders of runs or of sweeps.
+`to=csv` has one row per run. Other formats have the mean ± standard deviation over runs that differ
+only in seeds. It computes ε from each run's ledger and never shows scores of private splits. With
+`rebuild=true` it writes each run's own report again.
 """,
         examples=(
-            "dpft report runs=outputs/multirun/DATE/TIME over=[method.name,privacy.eps] to=tables",
+            "dpft report runs=outputs/multirun/DATE/TIME to=csv file=runs.csv",
+            "dpft report runs=outputs/multirun/DATE/TIME metric=bleu to=plot file=bleu.png",
             "dpft report runs=outputs/DATE/TIME rebuild=true",
         ),
     ),

@@ -93,6 +93,12 @@ METRICS: Registry[MetricSpec] = Registry("dpft.evaluation.metrics", key="each of
 """Every metric by name; a module of this package registers its own by ``metric``."""
 
 
+def better_value(metric: str) -> str | None:
+    """Return which of two scores is better, ``HIGHER`` for a metric that dpft does not know."""
+    specs = METRICS.entries().values()
+    return next((spec.better for spec in specs if spec.reported_as == metric), HIGHER)
+
+
 def metric(
     inputs: str, *, description: str, citation: str, **options: Any
 ) -> Callable[[Score], Score]:
