@@ -244,18 +244,6 @@ class Fingerprint(Versioned):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackerState(Versioned):
-    """How far a tracker has come, over all sessions of its run."""
-
-    run_id: str
-    """What the tracker calls the run."""
-    last_step: Count = 0
-    """That of the last point; replayed steps up to it are not written again."""
-    concluded: bool = False
-    """Whether it has what is known at the end."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class EndedJob(Versioned):
     """private/exit_codes/NUMBER.json of a sweep: how a job of it ended."""
 

@@ -71,7 +71,6 @@ class Limits:
     maximum: float | None = None
     above: float | None = None
     below: float | None = None
-    multiple_of: int | None = None
     pattern: str | None = None
     """A regular expression that the whole text matches."""
     min_items: int | None = None
@@ -115,7 +114,6 @@ _LIMITS = {
     "maximum": _Limit("maximum", operator.le, "of at most"),
     "above": _Limit("exclusiveMinimum", operator.gt, "above"),
     "below": _Limit("exclusiveMaximum", operator.lt, "below"),
-    "multiple_of": _Limit("multipleOf", lambda value, n: value % n == 0, "that is a multiple of"),
     "pattern": _Limit("pattern", lambda text, pattern: bool(re.fullmatch(pattern, text))),
     "min_items": _Limit("minItems", lambda items, n: len(items) >= n, "with a length of at least"),
     "choices": _Limit("enum", lambda text, choices: text in choices),

@@ -1,9 +1,12 @@
-"""Texts of models and their scores: predictions.jsonl, metrics.json, scores_by_step.json."""
+"""Texts of models and their scores: predictions.jsonl, metrics.json, progress.jsonl."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from dpft.errors import StateError
 from dpft.records.form import (
     AtLeastOne,
     Count,
@@ -16,6 +19,8 @@ from dpft.records.form import (
     Ruled,
     Rules,
     Versioned,
+    as_json,
+    parse,
 )
 
 PRIVATE_SPLIT = "computed on private held-out records, not covered by epsilon"
@@ -28,7 +33,7 @@ STAGES: Mapping[Stage, str] = {
     "after": "after fine-tuning",
 }
 """In the order of a table, and in words; those after fine-tuning are of the released weights."""
-TenSteps = Annotated[int, Limits(minimum=10, multiple_of=10)]
+TenOrMore = Annotated[int, Limits(minimum=10)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,27 +167,43 @@ class StepScores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepPoint:
-    """The scores after a number of steps."""
+class ProgressLine(Versioned):
+    """What is public of a run after a number of steps."""
 
-    step: TenSteps
+    step: TenOrMore
     """Steps that the weights had taken."""
+    since: Count | None = None
+    """The step from which the seconds count, at least ten steps before; absent with them."""
+    seconds: Positive | None = None
+    """How long the steps since then took, without scoring; absent if fewer than ten are known."""
+    learning_rate: NotNegative | None = None
+    """The learning rate of the step."""
     epsilon: NotNegative | None = None
     """Upper bound of what the steps so far had spent; absent without privacy."""
-    accountant: str | None = None
-    """Whose bound it is; absent without privacy."""
-    evaluations: tuple[StepScores, ...]
-    """One for each part of the split."""
+    evaluations: tuple[StepScores, ...] | None = None
+    """Scores of a public split, by eval.every_steps or eval.every_epochs, one for each part of
+    it; before and after training the scores are in metrics.json."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoresByStep(Versioned):
-    """Scores of a public split while the run trained, by eval.every_steps or eval.every_epochs."""
+def read_progress(path: Path) -> list[ProgressLine]:
+    """Return the lines of a progress record; a last line that a crash cut off is left out.
 
-    every: TenSteps
-    """Steps between two points, a multiple of ten."""
-    points: tuple[StepPoint, ...]
-    """By step; before and after training the scores are in metrics.json."""
+    Raises:
+        StateError: The file is damaged.
+    """
+    if not path.exists():
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        return [parse(json.loads(line), ProgressLine) for line in lines]
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise StateError(f"{path} is damaged: {reason}; remove it to begin a new one.") from error
+
+
+def progress_text(line: ProgressLine) -> str:
+    """Return a line as the file has it."""
+    return json.dumps(as_json(line), sort_keys=True) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)

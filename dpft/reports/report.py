@@ -267,7 +267,7 @@ def render(record: RunRecord) -> str:
         meaning=meaning(privacy),
         tables=tables,
         about={name: about for name, about in metric_words(config, names).items() if about.meaning},
-        by_step=series_of(record.by_step, privacy, evaluations),
+        by_step=series_of(record.progress, privacy, evaluations),
         confusions=[
             (entry, confused_pairs(entry.confusion))
             for entry in confused_entries(evaluations)
@@ -287,7 +287,7 @@ def render_run_page(record: RunRecord, report: str) -> str:
     config, privacy = record.config, record.privacy
     evaluations = [shown(entry) for entry in record.evaluations]
     plots = {"Audited": [Markup(figure) for figure in record.audit_figures]}
-    for number, series in enumerate(series_of(record.by_step, privacy, evaluations)):
+    for number, series in enumerate(series_of(record.progress, privacy, evaluations)):
         plot = series_plot(series, config, f"series{number}")
         heading = f"Scores on {line(series.task)}, split {line(series.split)}, while training"
         plots[heading] = [] if plot is None else [plot]

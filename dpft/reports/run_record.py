@@ -25,7 +25,7 @@ from dpft.files import (
     PRIVACY,
     PRIVATE_METRICS,
     PRIVATE_REPORT,
-    SCORES_BY_STEP,
+    PROGRESS,
     WRONG_IMAGES,
     is_base_model,
     private_path,
@@ -41,7 +41,14 @@ from dpft.records.configuration import (
 )
 from dpft.records.form import read_record, write_record
 from dpft.records.promises import PrivateRun, RunPrivacy, run_privacy
-from dpft.records.scores import PRIVATE_SPLIT, Metrics, ScoreEntry, ScoresByStep, split_note
+from dpft.records.scores import (
+    PRIVATE_SPLIT,
+    Metrics,
+    ProgressLine,
+    ScoreEntry,
+    read_progress,
+    split_note,
+)
 from dpft.reports.pages import render_markdown
 from dpft.reports.scores import score_tables
 
@@ -173,8 +180,8 @@ class RunRecord:
     nothing was scored."""
     overrides: tuple[str, ...] | None
     """What the user wrote after ``dpft train``; None where that is not recorded."""
-    by_step: ScoresByStep | None = None
-    """Scores while it trained; None of a run that has none."""
+    progress: tuple[ProgressLine, ...] = ()
+    """Lines of progress.jsonl."""
     audit_figures: tuple[str, ...] = ()
     """Figures that audits left in the public part of its folder, as SVG."""
     pictures: Mapping[str, bytes] = field(default_factory=dict)
@@ -202,7 +209,7 @@ def read_run(folder: Path) -> RunRecord:
     try:
         privacy = run_privacy(folder / PRIVACY)
         values = dict(read_yaml(folder / CONFIGURATION))
-        by_step, figures = folder / SCORES_BY_STEP, sorted((folder / AUDIT).glob("*.svg"))
+        figures = sorted((folder / AUDIT).glob("*.svg"))
         stem, _, suffix = WRONG_IMAGES.partition(".")
         return RunRecord(
             folder=folder,
@@ -211,7 +218,7 @@ def read_run(folder: Path) -> RunRecord:
             privacy=privacy,
             evaluations=read_evaluations(folder),
             overrides=read_overrides(folder),
-            by_step=read_record(by_step, ScoresByStep) if by_step.exists() else None,
+            progress=tuple(read_progress(folder / PROGRESS)),
             audit_figures=tuple(path.read_text(encoding="utf-8") for path in figures),
             pictures={path.name: path.read_bytes() for path in folder.glob(f"{stem}*.{suffix}")},
         )

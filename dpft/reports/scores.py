@@ -29,8 +29,8 @@ from dpft.records.promises import (
 from dpft.records.scores import (
     STAGES,
     ConfusedClasses,
+    ProgressLine,
     ScoreEntry,
-    ScoresByStep,
     Stage,
     StepScores,
 )
@@ -308,8 +308,6 @@ class Series:
 
     task: str
     split: str
-    every: int
-    """Steps between two points, as they were asked for."""
     metrics: list[str]
     rows: list[Row]
 
@@ -326,31 +324,25 @@ class Series:
 
 
 def series_of(
-    by_step: ScoresByStep | None, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
+    progress: Sequence[ProgressLine], privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
 ) -> list[Series]:
-    """Returns a series for each public task and split; none where nothing was scheduled."""
-    if by_step is None:
-        return []
+    """Returns a series for each public task and split that was scored while training."""
     private = {entry.place[:2] for entry in evaluations if not entry.split_is_public}
+    scheduled = {(each.task, each.split) for line in progress for each in line.evaluations or ()}
     found: dict[tuple[str, str], list[Row]] = {}
-    for step, epsilon, entries in _points(by_step, privacy, evaluations):
+    for step, epsilon, entries in _points(progress, privacy, evaluations):
         for entry in entries:
             place = (entry.task, entry.split)
-            if place not in private:
+            if place in scheduled - private:
                 found.setdefault(place, []).append((step, epsilon, entry.metrics))
-    scheduled = {
-        (entry.task, entry.split) for point in by_step.points for entry in point.evaluations
-    }
     return [
         Series(
             task=task,
             split=split,
-            every=by_step.every,
             metrics=list(dict.fromkeys(name for _, _, scores in rows for name in scores)),
             rows=_never_falling(rows),
         )
         for (task, split), rows in found.items()
-        if (task, split) in scheduled
     ]
 
 
@@ -386,7 +378,7 @@ def series_plot(series: Series, config: RunConfiguration, name: str) -> Markup |
 
 
 def _points(
-    by_step: ScoresByStep, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
+    progress: Sequence[ProgressLine], privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
 ) -> list[tuple[int, float | None, Sequence[StepScores | ScoreEntry]]]:
     """Returns step, epsilon and entries of each point, before and after training among them."""
     ends: dict[str, tuple[int, float | None]]
@@ -395,7 +387,7 @@ def _points(
         last = min(privacy.steps, privacy.steps_taken)
         ends = {"before": (0, 0.0), "after": (last, guarantee(privacy)[0])}
     points: list[tuple[int, float | None, Sequence[StepScores | ScoreEntry]]] = [
-        (point.step, point.epsilon, point.evaluations) for point in by_step.points
+        (line.step, line.epsilon, line.evaluations or ()) for line in progress
     ]
     shown = [entry for entry in evaluations if entry.metrics and entry.stage in ends]
     points += [(*ends[entry.stage], [entry]) for entry in shown]

@@ -10,6 +10,7 @@ without it. Each point has the upper bound of epsilon that the steps so far had 
 """
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,13 +32,11 @@ from dpft.files import (
     PREDICTIONS,
     PRIVACY,
     PRIVATE,
-    PRIVATE_SCORES_BY_STEP,
+    PROGRESS,
     SAMPLES,
-    SCORES_BY_STEP,
     WRONG_IMAGES,
     hold_run,
     private_folder,
-    private_path,
     refuse_links,
     write_bytes,
 )
@@ -46,8 +45,7 @@ from dpft.parallel.processes import own_device, started
 from dpft.parallel.rank_environment import without_logging
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.records.form import read_record, write_record
-from dpft.records.scores import PRIVATE_SPLIT, STAGES, ScoresByStep, Stage, StepPoint, StepScores
+from dpft.records.scores import PRIVATE_SPLIT, STAGES, Stage, StepScores
 from dpft.reports.report import write_report
 from dpft.reports.run_record import read_evaluations, read_own_evaluations, read_run, write_metrics
 from dpft.runs.exit_codes import crash_kept
@@ -61,6 +59,7 @@ from dpft.runs.together import check_alike, check_same_model
 from dpft.runs.tracking import batch_progress
 from dpft.tasks.base import Record
 from dpft.training.listeners import WINDOW, StepWindows
+from dpft.training.progress import ProgressRecord, remove_scores
 
 logger = logging.getLogger(__name__)
 
@@ -305,7 +304,7 @@ def write_evaluations(
             e.split_is_public for e in read_evaluations(folder) if (e.task, e.split) == split
         ):
             # It may have been scored with other parts then, or alone.
-            (folder / SCORES_BY_STEP).unlink(missing_ok=True)
+            remove_scores(folder)
             for name in (PREDICTIONS, SAMPLES, WRONG_IMAGES):
                 for part_then in ("", evaluation.split):
                     (folder / named(name, part_then)).unlink(missing_ok=True)
@@ -334,74 +333,57 @@ def named(file: str, part: str) -> str:
 
 
 def scheduled_scores(
-    prepared: Prepared, folder: Path, ranks: Ranks = ALONE
+    prepared: Prepared, progress: ProgressRecord | None, ranks: Ranks = ALONE
 ) -> "ScheduledScores | None":
-    """Returns what scores a run's model between its steps; None where nothing asks for it."""
+    """Return what scores a run's model between its steps, or None if no schedule is set.
+
+    Args:
+        prepared: The run.
+        progress: Where the scores go; None on all processes but the first.
+        ranks: The processes of the run.
+    """
     config, size = prepared.config, prepared.plan.size.num_examples
     every = config.eval.steps_between(size, config.train.batch_size(size))
     if every is None or not prepared.division.scored:
         return None
-    return ScheduledScores(prepared, folder, every=-(-every // WINDOW) * WINDOW, ranks=ranks)
+    return ScheduledScores(prepared, progress, every=-(-every // WINDOW) * WINDOW, ranks=ranks)
 
 
 class ScheduledScores:
     """Scores a model at every multiple of ``every`` steps but the last; a ``StepEvaluation``."""
 
-    def __init__(self, prepared: Prepared, folder: Path, *, every: int, ranks: Ranks) -> None:
+    def __init__(
+        self, prepared: Prepared, progress: ProgressRecord | None, *, every: int, ranks: Ranks
+    ) -> None:
         """Scores ``prepared``'s model; see ``scheduled_scores``."""
-        self._prepared, self._folder, self._every, self._ranks = prepared, folder, every, ranks
-        known = ranks.first(_read, folder / PRIVATE_SCORES_BY_STEP) or ()
-        self._points = {point.step: point for point in known}
-        """Those of the first process; no other has any."""
-        self._windows = StepWindows(0, 0, every)
-        self._due = self._windows
+        self._prepared, self._progress, self._every, self._ranks = prepared, progress, every, ranks
+        self._due = StepWindows(0, 0, every)
 
     def begin(self, step: int, last_step: int, epsilon: SpentEpsilon | None) -> None:
-        """Goes on after ``step`` steps; scores of later ones are of weights that are gone."""
-        self._windows = StepWindows(step, last_step, self._every)
+        """See ``StepEvaluation``."""
         self._due = StepWindows(0, last_step, self._every)
-        is_missing = self._ranks.first_to_all(self._go_back, step, last_step)
-        if is_missing:  # It broke off between the step's checkpoint and its score.
+        if self._ranks.first_to_all(self._is_missing, step, last_step):
+            # The run was interrupted between the step's checkpoint and its score.
             self._score(step, epsilon)
 
-    def _go_back(self, step: int, last_step: int) -> bool:
-        """Drops scores of later steps, and returns whether that of ``step`` is due and missing."""
+    def _is_missing(self, step: int, last_step: int) -> bool:
+        """Return whether the score of ``step`` is due and missing; on the first process."""
         logger.info(
             "scores of the public split %s every %d steps, in %s",
-            self._prepared.config.eval.split, self._every, SCORES_BY_STEP,
+            self._prepared.config.eval.split, self._every, PROGRESS,
         )  # fmt: skip
         if last_step < 2 * self._every:
             logger.warning(
                 "%s=%g scores nothing while training: %d steps have no %d before the last %d",
                 *self._asked(), last_step, self._every, self._every,
             )  # fmt: skip
-        self._points = {known: self._points[known] for known in self._points if known <= step}
-        path = self._folder / SCORES_BY_STEP
-        if any(point.step > step for point in _read(path)):
-            path.unlink()
-            self.publish()
-        return self._is_due(step) and step not in self._points
+        assert self._progress is not None
+        return self._is_due(step) and not self._progress.has_scores(step)
 
     def after_step(self, step: int, epsilon: SpentEpsilon | None) -> None:
-        """Scores the model if it is due, and shows what may be shown."""
+        """Scores the model if it is due."""
         if self._is_due(step):
             self._score(step, epsilon)
-        if self._windows.shows(step):
-            self.publish()
-
-    def publish(self) -> None:
-        """Writes all points into the public file; on the first process, at a time that may show."""
-        if not self._points:
-            return
-        path = self._folder / SCORES_BY_STEP
-        known = {point.step for point in _read(path)}
-        self._write(path)
-        for step in sorted(self._points.keys() - known):
-            logger.info("step %d: %s", step, _in_words(self._points[step]))
-
-    def _write(self, path: Path, *, mode: int = 0o644) -> None:
-        points = tuple(self._points[step] for step in sorted(self._points))
-        write_record(path, ScoresByStep(every=self._every, points=points), mode=mode)
 
     def _asked(self) -> tuple[str, float]:
         config = self._prepared.config.eval
@@ -412,33 +394,18 @@ class ScheduledScores:
         return step < self._due.last_step and self._due.shows(step)
 
     def _score(self, step: int, epsilon: SpentEpsilon | None) -> None:
+        began = time.monotonic()
         # A bar of the steps may stand there, and lines would tell times.
         scores = score(self._prepared, "after", self._ranks, shown=False)
-        if not self._ranks.is_first:
+        if self._progress is None:
             return
-        self._points[step] = StepPoint(
-            step=step,
-            epsilon=None if epsilon is None else epsilon.epsilon,
-            accountant=None if epsilon is None else epsilon.accountant,
-            evaluations=tuple(
-                StepScores(
-                    task=each.task, split=each.split, examples=each.examples, metrics=each.metrics
-                )
-                for each in scores
-            ),
-        )
-        self._write(private_path(self._folder, PRIVATE_SCORES_BY_STEP), mode=0o600)
-
-
-def _in_words(point: StepPoint) -> str:
-    return "; ".join(
-        f"{scores.split} {', '.join(f'{k} {v:.4g}' for k, v in scores.metrics.items())}"
-        for scores in point.evaluations
-    )
-
-
-def _read(path: Path) -> tuple[StepPoint, ...]:
-    return read_record(path, ScoresByStep).points if path.exists() else ()
+        found = [
+            StepScores(
+                task=each.task, split=each.split, examples=each.examples, metrics=each.metrics
+            )
+            for each in scores
+        ]
+        self._progress.add_scores(step, found, epsilon, seconds=time.monotonic() - began)
 
 
 def score(

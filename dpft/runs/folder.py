@@ -59,11 +59,11 @@ from dpft.files import (
     PRIVACY,
     PRIVATE_AUDIT,
     PRIVATE_METRICS,
+    PRIVATE_PROGRESS,
     PRIVATE_REPORT,
-    PRIVATE_SCORES_BY_STEP,
+    PROGRESS,
     RELEASED,
     REPORT,
-    SCORES_BY_STEP,
     SYNTHESIS,
     TEXTS_OF_EVALUATIONS,
     TOKENIZER,
@@ -166,8 +166,8 @@ def start_anew(folder: Path) -> None:
     if not (folder / CONFIGURATION).exists():
         return
     private = private_folder(folder)
-    public = (REPORT, PAGE, METRICS, SCORES_BY_STEP, PRIVACY, LEDGER, HISTOGRAM)
-    scores = (PRIVATE_METRICS, PRIVATE_REPORT, PRIVATE_SCORES_BY_STEP)
+    public = (REPORT, PAGE, METRICS, PROGRESS, PRIVACY, LEDGER, HISTOGRAM)
+    scores = (PRIVATE_METRICS, PRIVATE_REPORT, PRIVATE_PROGRESS)
     own = (DIAGNOSTICS, JOURNAL, DATA_SUMMARY, *scores, AUDIT_KEY, WHITE_BOX)
     for name in (*public, *own):
         (folder / name).unlink(missing_ok=True)

@@ -95,10 +95,11 @@ from dpft.runs.together import (
     share_secrets,
     share_settings,
 )
-from dpft.runs.tracking import Trackings, conclude, tracked
+from dpft.runs.tracking import Tracking, results, tracked
 from dpft.runs.training_records import render
 from dpft.runs.white_box import WhiteBoxListener, white_box
 from dpft.training.checkpoint import ResumePoint, delete_generator_states, find_resume_point
+from dpft.training.progress import ProgressRecord
 
 logger = logging.getLogger(__name__)
 
@@ -280,17 +281,18 @@ def finish(
         if ranks.is_first:
             held.enter_context(hint_of_resume(folder))
 
-        def opened() -> tuple[Trackings, EpsilonCurve | None, bool]:
-            trackings = held.enter_context(tracked(config, plan, folder))
+        def opened() -> tuple[Tracking | None, ProgressRecord, EpsilonCurve | None, bool]:
+            tracking = held.enter_context(tracked(config, plan, folder))
+            progress = ProgressRecord(folder, [] if tracking is None else [tracking])
             curve = curve_of_run(config, plan) if with_curve else None
             write_private(folder, {DATA_SUMMARY: render(prepared.summary)})
             taken = 0 if resume_point is None else resume_point.checkpoint.step
             if with_curve and taken < plan.steps:
                 # A trial's steps are not those that the search takes in all.
                 announce_steps(config, plan, taken=taken)
-            return trackings, curve, has_scores(folder, "before")
+            return tracking, progress, curve, has_scores(folder, "before")
 
-        def listening() -> Trackings | tuple[WhiteBoxListener, ...]:
+        def listening() -> tuple[WhiteBoxListener, ...]:
             if not config.audit.white_box:
                 return ()
             known, device = prepared.canaries, prepared.training_set.device
@@ -298,31 +300,33 @@ def finish(
             model, encoding = prepared.model, prepared.encoding
             return (white_box(model, encoding, config.task, known, device, path),)
 
-        trackings, curve, is_scored = ranks.first(opened) or ((), None, False)
+        nothing = (None, None, None, False)
+        tracking, progress, curve, is_scored = ranks.first(opened) or nothing
         (is_scored,) = ranks.any(is_scored)
         if not is_scored:
             evaluations = score(prepared, "before", ranks)
             ranks.first(write_scores, config, folder, evaluations)
-        scheduled = scheduled_scores(prepared, folder, ranks)
+        scheduled = scheduled_scores(prepared, progress, ranks)
         canaries = ranks.first(listening) or ()
         train(
             prepared,
             folder,
             resume_point,
-            listeners=(*trackings, *canaries),
+            listeners=(*canaries, *([] if progress is None else [progress])),
             state_at_start=state,
             curve=curve,
             evaluation=scheduled,
             ranks=ranks,
         )
-        if scheduled is not None:
-            ranks.first(scheduled.publish)
+        if progress is not None:
+            progress.publish(plan.steps)
         evaluations = score(prepared, "after", ranks)
         if ranks.is_first:  # The others have ended: nothing here waits for them.
             evaluations += not_evaluated(config)
             ledger = None if plan.privacy is None else read_run_ledger(folder)
             record = report(config, plan, folder, prepared.counts, evaluations, ledger, curve)
-            conclude(trackings, plan.steps, record)
+            if tracking is not None:
+                tracking.conclude(plan.steps, results(record.privacy, record.evaluations))
 
 
 def sharded(prepared: Prepared, ranks: Ranks) -> Prepared:

@@ -30,7 +30,6 @@ from dpft.files import (
     MODEL,
     PRIVACY,
     PRIVATE,
-    SCORES_BY_STEP,
     SYNTHESIS,
     TRAINING,
     TRIALS,
@@ -66,7 +65,6 @@ from dpft.records.promises import (
     has_noise,
     read_privacy,
 )
-from dpft.records.scores import ScoresByStep
 from dpft.released import check_released
 from dpft.reports.report import write_report
 from dpft.reports.run_record import RunRecord, find_runs, read_run
@@ -286,14 +284,11 @@ def _while_training(
     """Yields what bounds some first steps: its place, the bound, and what so many steps cost."""
     if not isinstance(plan, PrivacyPlan):
         return
-    curve, scores = privacy.epsilon_curve, folder / SCORES_BY_STEP
+    curve = privacy.epsilon_curve
     found: list[tuple[str, int, float | None]] = []
     if curve is not None:
         pairs = zip(curve.steps, curve.epsilons, strict=True)
         found += [(f"{folder / PRIVACY}: epsilon_curve", *pair) for pair in pairs]
-    if scores.exists():
-        points = read_record(scores, ScoresByStep).points
-        found += [(f"{scores}: epsilon", point.step, point.epsilon) for point in points]
     noise = Noise(noise_multiplier=plan.noise_multiplier, sample_rate=plan.sample_rate)
     for place, steps, bound in found:
         if bound is not None and steps > 0:

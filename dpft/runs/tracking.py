@@ -1,13 +1,8 @@
-"""What is told while a run goes: to trackers, and on a terminal while a model is scored.
+"""Trackers of a run, and what a terminal shows while a model is scored.
 
-Of a step trackers are told: steps taken, the learning rate, the upper bound of epsilon spent so far
-(once its tight curve is computed, so that it never falls) and steps per second. Never a loss, a
-gradient norm, a clipped share, a drawn size or a seed, and ``privacy.show_diagnostics`` changes
-nothing about that. Every point carries a time, and a step's time follows its drawn size: so points
-lie at boundaries of windows of ten steps and more, which bar and log lines share (docs/design.md,
-rule 7). Configuration and results are what the public files of the run's folder say: config.yaml as
-the report shows it, the plan, privacy.json, and of metrics.json the entries of public splits alone
-(rule 8).
+Trackers are told the lines of progress.jsonl (``dpft.training.progress``), and at the end what the
+public files of the run's folder say: config.yaml as the report shows it, the plan, privacy.json,
+and of metrics.json the entries of public splits alone (docs/design.md, rule 8).
 
 Bars and lines of scoring show no text, and no time unless the work follows from public numbers
 alone. How many records a private split has is private, too: of one, a bar knows tenths alone, and
@@ -20,10 +15,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
 
 from rich.console import Console
 from rich.progress import (
@@ -38,105 +31,63 @@ from rich.progress import (
 
 from dpft.config.keys import plain
 from dpft.config.schema import TrainConfig
-from dpft.errors import DpftError, StateError
 from dpft.evaluation.evaluate import OnProgress
 from dpft.files import TRACKING
-from dpft.records.configuration import TrackerState
-from dpft.records.form import read_record, write_record
 from dpft.records.promises import PrivateRun, RunPrivacy
-from dpft.records.scores import ScoreEntry
+from dpft.records.scores import ProgressLine, ScoreEntry
 from dpft.reports.report import public_configuration
-from dpft.reports.run_record import RunRecord, read_overrides
+from dpft.reports.run_record import read_overrides
 from dpft.runs.run_plan import RunPlan
 from dpft.startup import end_startup
-from dpft.training.listeners import PublicStep, StepWindows, clock_time, draws_bars
-from dpft.training.trackers import Place, Tracker, TrackerConfig
+from dpft.training.listeners import WINDOW, clock_time, draws_bars
+from dpft.training.trackers import Tracker, TrackerConfig
 
 logger = logging.getLogger(__name__)
 
 
 class Tracking:
-    """Listens to the steps of a session and writes some of them.
+    """Writes lines of progress.jsonl to a tracker, about ``every`` steps apart.
 
-    A tracker that fails is left alone from then on: a step that is spent must not be lost for it.
+    If a tracker fails, the run continues without it, because the steps are spent.
     """
 
-    def __init__(
-        self,
-        tracker: Tracker,
-        *,
-        name: str,
-        path: Path,
-        written: TrackerState,
-        every: int,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """Goes on where ``written`` says, which is kept at ``path``.
-
-        There are ``every`` steps between two points, rounded up to whole tens; ``clock`` tells
-        seconds since the epoch.
-        """
-        self._tracker, self._name, self._path = tracker, name, path
-        self._written, self._every, self._clock = written, every, clock
-        self._start = self._step = 0
-        self._marked_step: int | None = None
-        """The last boundary that this session has come to; rates count from there."""
-        self._marked_time = clock()
-        self._at_boundary = True
-        """Whether now is a time that may show."""
+    def __init__(self, tracker: Tracker, *, name: str, every: int = WINDOW) -> None:
+        """Write to ``tracker``; ``every`` is rounded up to whole tens."""
+        self._tracker, self._name = tracker, name
+        self._every = -(-every // WINDOW) * WINDOW
+        self._steps, self._seconds = 0, 0.0
+        """Those since the last point whose duration is known."""
         self._failed = False
 
-    def begin(self, step: int) -> None:
-        """See ``StepListener``."""
-        self._start = self._step = step
-        self._marked_step, self._marked_time = None, self._clock()
-        self._at_boundary = True
-
-    def after_step(self, public: PublicStep) -> None:
-        """See ``StepListener``; what is written at a boundary is of the steps since the last."""
-        self._step = public.step
-        self._at_boundary = StepWindows(self._start, public.last_step).shows(public.step)
-        windows = StepWindows(self._start, public.last_step, every=self._every)
-        if not windows.shows(public.step):
+    def show(self, line: ProgressLine, last_step: int) -> None:
+        """See ``ProgressReader``; lines with scores are written, too."""
+        if line.since is not None and line.seconds is not None:
+            self._steps += line.step - line.since
+            self._seconds += line.seconds
+        is_point = line.step % self._every == 0 or line.step == last_step
+        if not is_point and line.evaluations is None:
             return
-        if self._marked_step is None and windows.starts_on_grid:
-            self._marked_step = self._start
-        before, began = self._marked_step, self._marked_time
-        self._marked_step, self._marked_time = public.step, self._clock()
-        if public.step <= self._written.last_step:
-            return
-        values = {"train/learning_rate": public.learning_rate}
-        if before is not None:
-            seconds = max(self._marked_time - began, 1e-9)
-            values["train/steps_per_second"] = (public.step - before) / seconds
-        if public.epsilon is not None:
-            values["privacy/epsilon"] = public.epsilon.epsilon
-        self._guard(lambda: self._write(values))
+        values = {
+            f"eval/{scores.split}/{name}": value
+            for scores in line.evaluations or ()
+            for name, value in scores.metrics.items()
+        }
+        if line.learning_rate is not None:
+            values["train/learning_rate"] = line.learning_rate
+        if self._steps:
+            values["train/steps_per_second"] = self._steps / self._seconds
+        if line.epsilon is not None:
+            values["privacy/epsilon"] = line.epsilon
+        self._steps, self._seconds = 0, 0.0
+        self._guard(lambda: self._tracker.write(line.step, _finite(values)))
 
     def conclude(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes what is known at the end, once in a run; all of it must be public."""
-        if self._at_boundary:
-            self._marked_time = self._clock()
-        # else: of so few steps it shows when they began, not when they ended
-        if not self._written.concluded:
-            self._guard(lambda: self._conclude(step, values))
+        """Writes what is known at the end; all of it must be public."""
+        self._guard(lambda: self._tracker.conclude(step, _finite(values)))
 
     def close(self, *, failed: bool) -> None:
         """Ends the session."""
         self._guard(lambda: self._tracker.close(failed=failed))
-
-    def _write(self, values: Mapping[str, float]) -> None:
-        # Noted first: a kill between the two costs a point, and doubles none.
-        self._note(replace(self._written, last_step=self._step))
-        self._tracker.write(self._step, _finite(values), self._marked_time)
-
-    def _conclude(self, step: int, values: Mapping[str, float]) -> None:
-        self._note(replace(self._written, concluded=True))
-        self._tracker.conclude(step, _finite(values), self._marked_time)
-
-    def _note(self, written: TrackerState) -> None:
-        write_record(self._path, written)
-        self._written = written
 
     def _guard(self, action: Callable[[], None]) -> None:
         if self._failed:
@@ -151,47 +102,8 @@ class Tracking:
             )
 
 
-@contextmanager
-def open_tracking(
-    config: TrackerConfig, folder: Path, *, public: Mapping[str, Any]
-) -> Iterator[Tracking]:
-    """Gives a session's tracking, closed at the end of the block.
-
-    ``public`` is what the tracker says of the run once, ready for JSON.
-    """
-    path = folder / TRACKING / f"{config.name}.json"
-    own = folder / TRACKING / config.name
-    own.mkdir(parents=True, exist_ok=True)
-    goes_on = path.exists()
-    written = _read(path) if goes_on else TrackerState(run_id=uuid4().hex[:8])
-    place = Place(folder=own, run_id=written.run_id, goes_on=goes_on, config=public)
-    tracker = config.open(place)
-    write_record(path, written)
-    tracking = Tracking(tracker, name=config.name, path=path, written=written, every=config.every)
-    failed = True
-    try:
-        yield tracking
-        failed = False
-    finally:
-        tracking.close(failed=failed)
-
-
-def _read(path: Path) -> TrackerState:
-    try:
-        return read_record(path, TrackerState)
-    except (OSError, DpftError) as error:
-        raise StateError(
-            f"{path} is damaged: it must hold how far the tracker has come; remove it to begin"
-            " tracking anew, or set tracking=none."
-        ) from error
-
-
 def _finite(values: Mapping[str, float]) -> dict[str, float]:
     return {tag: value for tag, value in values.items() if math.isfinite(value)}
-
-
-Trackings = tuple[Tracking, ...]
-"""One, or none with ``tracking=none``."""
 
 
 def check_tracking(config: TrainConfig) -> None:
@@ -201,10 +113,10 @@ def check_tracking(config: TrainConfig) -> None:
 
 
 @contextmanager
-def tracked(config: TrainConfig, plan: RunPlan, folder: Path) -> Iterator[Trackings]:
-    """Gives the trackers of a session, closed at the end of the block."""
+def tracked(config: TrainConfig, plan: RunPlan, folder: Path) -> Iterator[Tracking | None]:
+    """Gives the tracker of a session, closed at the end of the block; None without one."""
     if not isinstance(config.tracking, TrackerConfig):
-        yield ()
+        yield None
         return
     # Of seeds only those that the user wrote are shown.
     public = public_configuration(plain(config), read_overrides(folder) or ())
@@ -214,15 +126,16 @@ def tracked(config: TrainConfig, plan: RunPlan, folder: Path) -> Iterator[Tracki
         reproducible = config.privacy.noise_seed is not None
         mark = {"reproducible": "not private"} if reproducible else {}
         public |= {"plan": {**asdict(plan.privacy), "private": not reproducible, **mark}}
-    with open_tracking(config.tracking, folder, public=public) as tracking:
-        yield (tracking,)
-
-
-def conclude(trackings: Trackings, step: int, record: RunRecord) -> None:
-    """Tells what the run's report says: headline epsilon, steps, and scores of public splits."""
-    values = results(record.privacy, record.evaluations)
-    for tracking in trackings:
-        tracking.conclude(step, values)
+    own = folder / TRACKING / config.tracking.name
+    own.mkdir(parents=True, exist_ok=True)
+    tracker = config.tracking.open(own, public)
+    tracking = Tracking(tracker, name=config.tracking.name, every=config.tracking.every)
+    failed = True
+    try:
+        yield tracking
+        failed = False
+    finally:
+        tracking.close(failed=failed)
 
 
 def results(privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]) -> dict[str, float]:

@@ -223,8 +223,8 @@ FORMS: dict[str, tuple[Any, str, str]] = {
         "What a run of `dpft train` or `dpft tune` promises, by whose accounting, and what it"
         " assumes. With epsilon it is a private run.",
     ),
+    "progress_line": (scores.ProgressLine, "A line of progress.jsonl", ""),
     "report": (costs.RunsReport, "Output of `dpft report runs=… output=json`", ""),
-    "scores_by_step": (scores.ScoresByStep, "scores_by_step.json of a run", ""),
     "tokenizer": (
         promises.PrivateVocabularyAnswer | promises.OpenVocabularyAnswer,
         "Output of `dpft tokenizer output=json`",

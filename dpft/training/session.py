@@ -460,7 +460,7 @@ class AfterStep:
             learning_rate=learning_rate_of(self.training_state, step),
             epsilon=epsilon,
         )
-        for listener in self.session.listeners:
-            listener.after_step(public)
         if evaluation is not None:
             evaluation.after_step(step, epsilon)
+        for listener in self.session.listeners:
+            listener.after_step(public)

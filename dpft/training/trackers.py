@@ -1,8 +1,8 @@
 """Trackers: TensorBoard and Weights & Biases, to which a run's public numbers are written.
 
 ``tracking=tensorboard`` writes event files in the run's own folder; ``tracking=wandb`` tells
-Weights & Biases nothing but what is written to it. Here stands where and how numbers are kept;
-which numbers, and when, is decided once for all trackers in ``dpft.runs.tracking``.
+Weights & Biases nothing but what is written to it. ``dpft.training.progress`` decides which numbers
+trackers are told, and when.
 """
 
 import importlib
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+from uuid import uuid4
 
 import yaml
 
@@ -27,33 +28,18 @@ if TYPE_CHECKING:
     from tensorboard.summary.writer.record_writer import RecordWriter
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a tracker writes, and what it says of the run once."""
-
-    folder: Path
-    """The tracker's own folder in the run's; it exists."""
-    run_id: str
-    """Random name by which the tracker knows the run again."""
-    goes_on: bool
-    """Whether an earlier session of the run has written there."""
-    config: Mapping[str, Any]
-    """The run's public configuration, ready for JSON."""
-
-
 class Tracker(Protocol):
     """An open tracker; any of its methods may fail, and then it is left alone."""
 
-    def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+    def write(self, step: int, values: Mapping[str, float]) -> None:
         """Adds a point to curves.
 
         Args:
             step: Steps taken; above that of the last point.
             values: Tag to value.
-            seconds: Since the epoch; what the point shows as its time.
         """
 
-    def conclude(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+    def conclude(self, step: int, values: Mapping[str, float]) -> None:
         """Adds what is known once training has ended; arguments as of ``write``."""
 
     def close(self, *, failed: bool) -> None:
@@ -104,8 +90,13 @@ class TrackerConfig(TrackingConfig):
         """
 
     @abstractmethod
-    def open(self, place: Place) -> Tracker:
+    def open(self, folder: Path, public: Mapping[str, Any]) -> Tracker:
         """Returns the tracker, ready to be written to.
+
+        Args:
+            folder: The tracker's own folder in the run's; it exists, and is empty unless an earlier
+                session of the run wrote there.
+            public: The run's public configuration, ready for JSON.
 
         Raises:
             InputError: It cannot be reached, or refuses the run.
@@ -142,16 +133,16 @@ class TensorBoard(TrackerConfig):
         """See ``TrackerConfig``."""
         require_package("tensorboard", self.name)
 
-    def open(self, place: Place) -> "EventFile":
+    def open(self, folder: Path, public: Mapping[str, Any]) -> "EventFile":
         """Returns a new event file; TensorBoard reads all those of a folder as one run.
 
         That of a session that goes on is begun with its first point: when the session began, near
         which its first steps were taken, is not told (docs/design.md, rule 7).
         """
-        file = EventFile(place.folder)
-        if not place.goes_on:
+        file = EventFile(folder)
+        if not any(folder.iterdir()):
             file.begin()
-            file.write_text("config", yaml.safe_dump(dict(place.config), sort_keys=True))
+            file.write_text("config", yaml.safe_dump(dict(public), sort_keys=True))
         return file
 
 
@@ -176,7 +167,7 @@ class EventFile:
         self._file = RecordWriter((self._folder / name).open("xb"))
         self._put(Event(wall_time=now / 1e9, file_version="brain.Event:2"))
 
-    def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+    def write(self, step: int, values: Mapping[str, float]) -> None:
         """See ``Tracker``."""
         from tensorboard.compat.proto.event_pb2 import Event
         from torch.utils.tensorboard.summary import scalar
@@ -185,11 +176,11 @@ class EventFile:
         for tag, value in values.items():
             # float32, the default, would round an upper bound down as often as up
             summary = scalar(tag, value, new_style=True, double_precision=True)
-            self._put(Event(wall_time=seconds, step=step, summary=summary))
+            self._put(Event(wall_time=time.time(), step=step, summary=summary))
 
-    def conclude(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+    def conclude(self, step: int, values: Mapping[str, float]) -> None:
         """See ``Tracker``."""
-        self.write(step, values, seconds)
+        self.write(step, values)
 
     def write_text(self, tag: str, content: str) -> None:
         """Adds a text, shown as it is."""
@@ -240,13 +231,13 @@ class WeightsAndBiases(TrackerConfig):
                     " WANDB_API_KEY, or keep the run here with tracking.mode=offline."
                 )
 
-    def open(self, place: Place) -> "WandbRun":
+    def open(self, folder: Path, public: Mapping[str, Any]) -> "WandbRun":
         """Returns the run at wandb, or with its id the one that an earlier session began."""
         with _no_reports():
             import wandb
 
             try:
-                run = wandb.init(config=dict(place.config), settings=self._settings(place))
+                run = wandb.init(config=dict(public), settings=self._settings(folder))
             except wandb.Error as error:
                 raise InputError(
                     f"tracking=wandb could not begin a run: {' '.join(str(error).split())}; mend"
@@ -256,17 +247,20 @@ class WeightsAndBiases(TrackerConfig):
         shutil.rmtree(Path(run.dir).parent / "logs", ignore_errors=True)
         return WandbRun(run)
 
-    def _settings(self, place: Place) -> "wandb.Settings":
+    def _settings(self, folder: Path) -> "wandb.Settings":
         import wandb
+
+        # wandb names a session's folder [offline-]run-TIME-ID.
+        earlier = [path.name.rpartition("-")[2] for path in folder.glob("wandb/*run-*-*")]
 
         return wandb.Settings(
             mode=self.mode,
             project=self.project,
             entity=self.entity,
             run_name=self.run_name,
-            run_id=place.run_id,
+            run_id=earlier[0] if earlier else uuid4().hex[:8],
             resume="allow" if self.mode == "online" else None,
-            root_dir=str(place.folder),
+            root_dir=str(folder),
             use_dot_wandb=False,
             symlink=False,
             silent=True,
@@ -295,11 +289,11 @@ class WandbRun:
         """Writes to ``run``."""
         self._run = run
 
-    def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+    def write(self, step: int, values: Mapping[str, float]) -> None:
         """See ``Tracker``."""
-        self._run.log({**values, "_timestamp": seconds}, step=step, commit=True)
+        self._run.log(dict(values), step=step, commit=True)
 
-    def conclude(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+    def conclude(self, step: int, values: Mapping[str, float]) -> None:
         """See ``Tracker``; they stand in the run's summary, and in no curve."""
         self._run.summary.update(dict(values))
 

@@ -10,7 +10,7 @@ from typing import Any
 from dpft.records.configuration import RunConfiguration, parse_configuration
 from dpft.records.form import as_json, parse
 from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy
-from dpft.records.scores import Decoding, ScoreEntry, ScoresByStep
+from dpft.records.scores import Decoding, ProgressLine, ScoreEntry
 from dpft.reports import report
 from dpft.reports.report import statement
 from dpft.reports.run_record import RunRecord, model_name
@@ -43,7 +43,7 @@ def run_of(
     config: Mapping[str, Any],
     privacy: Any,
     evaluations: Sequence[ScoreEntry] = (),
-    by_step: ScoresByStep | None = None,
+    progress: Sequence[ProgressLine] = (),
 ) -> RunRecord:
     """Returns a run's record, of a folder that is not there."""
     known = config_of(config)
@@ -54,7 +54,7 @@ def run_of(
         privacy=replace(privacy_of(privacy), model=model_name(known.model)),
         evaluations=list(evaluations),
         overrides=None,
-        by_step=by_step,
+        progress=tuple(progress),
     )
 
 

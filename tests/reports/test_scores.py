@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from dpft.errors import StateError
-from dpft.files import PAGE, REPORT, SCORES_BY_STEP
+from dpft.files import PAGE, PROGRESS, REPORT
 from dpft.privacy.accounting.interpretation import best_attack_accuracy
-from dpft.records.form import parse, write_record
-from dpft.records.scores import ScoresByStep
+from dpft.records.form import as_json, parse
+from dpft.records.scores import ProgressLine
 from dpft.reports.report import write_report
 from dpft.reports.run_record import read_run
 from dpft.reports.scores import main_metric, meaning, score_tables, series_of, series_plot
@@ -69,22 +69,16 @@ def test_a_model_with_a_private_tokenizer_promises_what_both_cost() -> None:
 series_of = plain(series_of)
 series_plot = plain(series_plot)
 
-HEAD = {"schema_version": 1, "every": 10}
 
-
-def point(step: int, bleu: float, epsilon: float | None = None, **changes: Any) -> dict[str, Any]:
+def point(step: int, bleu: float, epsilon: float | None = None, **changes: Any) -> ProgressLine:
     one = {"task": "e2e", "split": "test", "examples": 630, "metrics": {"bleu": bleu}, **changes}
-    spent = {} if epsilon is None else {"epsilon": epsilon, "accountant": "rdp"}
-    return {"step": step, **spent, "evaluations": [one]}
-
-
-def content(*points: dict[str, Any]) -> ScoresByStep:
-    return parse({**HEAD, "points": list(points)}, ScoresByStep)
+    spent = {} if epsilon is None else {"epsilon": epsilon}
+    return parse({"schema_version": 1, "step": step, **spent, "evaluations": [one]}, ProgressLine)
 
 
 def test_a_series_runs_from_before_training_to_after_it() -> None:
     privacy = private() | {"epsilon": 2.0, "steps": 30, "steps_taken": 30}
-    points = content(point(10, 20.0, 1.001), point(20, 40.0, 1.5))
+    points = [point(10, 20.0, 1.001), point(20, 40.0, 1.5)]
     (series,) = series_of(points, privacy, BOTH)
     assert series.rows == [
         (0, 0.0, {"bleu": 10.0}),
@@ -104,28 +98,28 @@ def test_a_bound_that_was_loose_at_first_falls_to_what_later_steps_are_known_to_
 ):
     """Before the tight curve is computed RDP speaks, and fewer steps spend no more than more."""
     privacy = private() | {"epsilon": 1.4, "steps": 30, "steps_taken": 30}
-    (series,) = series_of(content(point(10, 1.0, 1.6), point(20, 2.0, 1.2)), privacy, BOTH)
+    (series,) = series_of([point(10, 1.0, 1.6), point(20, 2.0, 1.2)], privacy, BOTH)
     assert [epsilon for _, epsilon, _ in series.rows] == [0.0, 1.2, 1.2, 1.4]
 
 
 def test_without_privacy_the_plot_has_no_epsilon() -> None:
-    (series,) = series_of(content(point(10, 20.0)), non_private() | {"steps": 30}, BOTH)
+    (series,) = series_of([point(10, 20.0)], non_private() | {"steps": 30}, BOTH)
     assert [epsilon for _, epsilon, _ in series.rows] == [None] * 3
     assert "ε" not in str(series_plot(series, CONFIG, "series"))
 
 
 def test_a_split_that_is_private_by_now_is_not_shown() -> None:
     hidden = [entry.marked(False) for entry in BOTH]
-    points = content(point(10, 20.0, 1.0), point(20, 30.0, 1.1, split="other"))
+    points = [point(10, 20.0, 1.0), point(20, 30.0, 1.1, split="other")]
     assert [series.split for series in series_of(points, private(), hidden)] == ["other"]
-    assert series_of(None, private(), BOTH) == []
+    assert series_of([ProgressLine(step=10)], private(), BOTH) == []
 
 
 def test_both_reports_have_the_series(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     write_report(run)
     assert "while training" not in (run / REPORT).read_text() + (run / PAGE).read_text()
-    write_record(run / SCORES_BY_STEP, content(point(10, 20.5, 1.0)))
+    (run / PROGRESS).write_text(json.dumps(as_json(point(10, 20.5, 1.0))) + "\n")
     write_report(run)
     report, page = (run / REPORT).read_text(), (run / PAGE).read_text()
     assert "## Scores on e2e, split test, while training" in report
@@ -134,9 +128,9 @@ def test_both_reports_have_the_series(tmp_path: Path) -> None:
     assert "series0" in series.partition("<h2>")[0] and "20.5" in series.partition("<h2>")[0]
 
 
-@pytest.mark.parametrize("points", [None, [{"step": 1}], [{"step": "a", "evaluations": []}]])
-def test_a_damaged_series_is_refused_by_its_name(tmp_path: Path, points: object) -> None:
+@pytest.mark.parametrize("line", [[], {"step": 1}, {"step": 10, "evaluations": 1}])
+def test_a_damaged_progress_record_is_refused_by_its_name(tmp_path: Path, line: object) -> None:
     run = write_run(tmp_path / "run")
-    (run / SCORES_BY_STEP).write_text(json.dumps({**HEAD, "points": points}))
-    with pytest.raises(StateError, match="scores_by_step.json is damaged"):
+    (run / PROGRESS).write_text(json.dumps(line) + "\n")
+    with pytest.raises(StateError, match=r"progress\.jsonl is damaged"):
         read_run(run)

@@ -11,12 +11,14 @@ from jsonschema import Draft202012Validator
 
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.evaluate import Evaluation
-from dpft.files import PRIVATE_SCORES_BY_STEP, SCORES_BY_STEP
+from dpft.files import PROGRESS
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.runs import evaluation
-from dpft.runs.evaluation import ScheduledScores, scheduled_scores
+from dpft.runs.evaluation import scheduled_scores
 from dpft.schemas import schema
 from dpft.training import loop
+from dpft.training.listeners import PublicStep
+from dpft.training.progress import ProgressRecord
 from tests.stories.tiny import SETTING, TRAINING, Workspace, make_workspace
 
 SHORT = ("task.metrics=[perplexity]", "eval.limit=2", "privacy.self_check=false")
@@ -39,9 +41,15 @@ def scored(workspace: Workspace) -> Path:
 
 
 def points(folder: Path) -> list[dict[str, Any]]:
-    content = json.loads((folder / SCORES_BY_STEP).read_text())
-    Draft202012Validator(schema("scores_by_step")).validate(content)
-    return content["points"]
+    """The lines of progress.jsonl that have scores."""
+    lines = [json.loads(line) for line in (folder / PROGRESS).read_text().splitlines()]
+    for line in lines:
+        Draft202012Validator(schema("progress_line")).validate(line)
+    return [line for line in lines if "evaluations" in line]
+
+
+def scored_steps(folder: Path) -> list[int]:
+    return [point["step"] for point in points(folder)] if (folder / PROGRESS).exists() else []
 
 
 @pytest.mark.slow
@@ -66,7 +74,7 @@ def test_scores_while_training_leave_every_weight_as_it_was(workspace: Workspace
     weights = [(folder / "model" / "model.safetensors").read_bytes() for folder in folders]
     assert weights[0] == weights[1]
     assert [point["step"] for point in points(folders[0])] == [10]
-    assert not (folders[1] / SCORES_BY_STEP).exists()
+    assert scored_steps(folders[1]) == []
 
 
 @pytest.mark.slow
@@ -88,7 +96,13 @@ def test_a_run_that_goes_on_continues_its_series(
     assert [point["step"] for point in points(folder)] == [10, 20]
     done = workspace.run("train", "resume=broken")
     assert done.code == 0, done.err
-    assert points(folder) == points(scored)
+    kept = ("step", "epsilon", "evaluations")
+    first, second = (
+        [[point[key] for key in kept] for point in points(f)] for f in (folder, scored)
+    )
+    assert first == second
+    steps = [json.loads(line)["step"] for line in (folder / PROGRESS).read_text().splitlines()]
+    assert steps == [10, 20, 30]
 
 
 def test_private_splits_are_refused_before_any_record_is_read(workspace: Workspace) -> None:
@@ -111,12 +125,12 @@ def test_without_privacy_there_is_no_epsilon(workspace: Workspace) -> None:
     assert "| 10 | – |" in (workspace.root / "open/report.md").read_text()
 
 
-Make = Callable[..., ScheduledScores]
-
-
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Makes what scores a model that is worth the number of times it was scored."""
+def take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[int, list[int]]]:
+    """Takes steps with a model that is worth the number of times it was scored.
+
+    Returns at which of them scores appeared, and the steps that had any then.
+    """
     scores = iter(range(1, 100))
 
     def evaluate(*_: object, **__: object) -> list[Evaluation]:
@@ -128,7 +142,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
     monkeypatch.setattr(evaluation, "evaluate", evaluate)
 
-    def made(**changes: object) -> ScheduledScores:
+    def taken(start: int, last: int, end: int, **changes: object) -> dict[int, list[int]]:
         config = SimpleNamespace(
             eval=EvalConfig(**{"every_steps": 10, **changes}),
             method=SimpleNamespace(extra_positions=0),
@@ -139,72 +153,56 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             division=SimpleNamespace(scored={"test": [1]}),
             plan=SimpleNamespace(size=SimpleNamespace(num_examples=100)),
         )  # fmt: skip
-        found = scheduled_scores(prepared, tmp_path)
-        assert found is not None
-        return found
+        progress, seen = ProgressRecord(tmp_path), {}
+        scheduled = scheduled_scores(prepared, progress)
+        assert scheduled is not None
+        spent = SpentEpsilon(epsilon=1.0, accountant="rdp")
+        progress.begin(start)
+        scheduled.begin(start, last, spent)
+        before = scored_steps(tmp_path)
+        for step in range(start + 1, end + 1):
+            scheduled.after_step(step, spent)
+            progress.after_step(
+                PublicStep(step=step, last_step=last, learning_rate=0.1, epsilon=spent)
+            )
+            now = scored_steps(tmp_path)
+            if now != before:
+                seen[step], before = now, now
+        return seen
 
-    return made
+    return taken
 
 
-def take(scores: ScheduledScores, start: int, last: int, end: int) -> dict[int, list[int]]:
-    """Takes steps; returns at which of them the public file changed, and its steps then."""
-    folder, seen = scores._folder, {}
-    assert folder is not None
-    spent = SpentEpsilon(epsilon=1.0, accountant="rdp")
-    scores.begin(start, last, spent)
-    before: list[int] = []
-    for step in range(start + 1, end + 1):
-        scores.after_step(step, spent)
-        path = folder / SCORES_BY_STEP
-        now = [point["step"] for point in points(folder)] if path.exists() else []
-        if now != before:
-            seen[step], before = now, now
-    return seen
+Take = Callable[..., dict[int, list[int]]]
 
 
 def test_trust_rule_7_points_appear_at_multiples_of_ten_and_a_window_after_the_start(
-    make: Make,
+    take: Take,
 ) -> None:
-    assert take(make(every_steps=3), 0, 45, 45) == {10: [10], 20: [10, 20], 30: [10, 20, 30]}
+    assert take(0, 45, 45, every_steps=3) == {10: [10], 20: [10, 20], 30: [10, 20, 30]}
     # Steps 26 to 30 are too few to show: what they gave waits for the next boundary.
-    again = take(make(), 25, 65, 40)
-    assert again == {26: [10, 20], 40: [10, 20, 30, 40]}
+    assert take(25, 65, 41) == {40: [10, 20, 30, 40]}
 
 
-def test_what_waits_is_in_private_and_shows_when_training_has_ended(
-    make: Make, tmp_path: Path
-) -> None:
-    scores = make()
-    assert take(scores, 25, 40, 39) == {}
-    waiting = json.loads((tmp_path / PRIVATE_SCORES_BY_STEP).read_text())["points"]
-    assert [point["step"] for point in waiting] == [30]
-    assert (tmp_path / PRIVATE_SCORES_BY_STEP).stat().st_mode & 0o777 == 0o600
-    make().publish()  # as of a run that is only reported anew
-    assert [point["step"] for point in points(tmp_path)] == [30]
+def test_scores_of_steps_that_are_taken_again_give_way(take: Take, tmp_path: Path) -> None:
+    take(0, 60, 40)
+    old = {point["step"]: point["evaluations"] for point in points(tmp_path)}
+    take(20, 60, 40)
+    new = {point["step"]: point["evaluations"] for point in points(tmp_path)}
+    assert old[20] == new[20] and old[30] != new[30] and old.keys() == new.keys()
 
 
-def test_scores_of_steps_that_are_taken_again_give_way(make: Make, tmp_path: Path) -> None:
-    take(make(), 0, 60, 40)
-    old = {point["step"]: point for point in points(tmp_path)}
-    take(make(), 20, 60, 40)
-    new = {point["step"]: point for point in points(tmp_path)}
-    assert old[20] == new[20] and old[30] != new[30]
+def test_a_score_that_its_checkpoint_survived_is_made_up_for(take: Take, tmp_path: Path) -> None:
+    assert take(20, 60, 30) == {30: [20, 30]}
 
 
-def test_a_score_that_its_checkpoint_survived_is_made_up_for(make: Make, tmp_path: Path) -> None:
-    scores = make()
-    scores.begin(20, 60, None)
-    scores.publish()
-    assert [point["step"] for point in points(tmp_path)] == [20]
-
-
-def test_epochs_are_steps_of_the_public_number_of_examples(make: Make) -> None:
+def test_epochs_are_steps_of_the_public_number_of_examples(take: Take) -> None:
     """100 examples by 8 are 12.5 steps: rounded, and then up to whole tens."""
-    assert take(make(every_steps=None, every_epochs=1), 0, 60, 60) == {20: [20], 40: [20, 40]}
+    assert take(0, 60, 60, every_steps=None, every_epochs=1) == {20: [20], 40: [20, 40]}
 
 
 def test_a_schedule_that_asks_for_nothing_says_so(
-    make: Make, caplog: pytest.LogCaptureFixture
+    take: Take, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert take(make(every_steps=30), 0, 45, 45) == {}
+    assert take(0, 45, 45, every_steps=30) == {}
     assert "eval.every_steps=30 scores nothing while training" in caplog.text

@@ -2,13 +2,16 @@ import io
 import itertools
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from dpft.records.scores import ProgressLine, StepScores
 from dpft.runs import tracking
-from dpft.runs.tracking import batch_progress, results
+from dpft.runs.tracking import Tracking, batch_progress, results
 from tests.reports.plain import privacy_of
 from tests.reports.test_privacy_record import record as private
 from tests.reports.test_report import entry
@@ -36,6 +39,62 @@ def test_trust_rule_8_only_scores_of_public_splits_are_told() -> None:
         "privacy/steps_taken": 20.0,
         "eval/after/test/bleu": 20.0,
     }
+
+
+class Kept:
+    """A tracker that keeps what it is told, and may fail from a call on."""
+
+    def __init__(self, fails_after: int = 10**6) -> None:
+        self.points: list[tuple[int, dict[str, float]]] = []
+        self.left = fails_after
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise ConnectionError("the network\nis down")
+        self.points.append((step, dict(values)))
+
+    conclude = write
+
+    def close(self, *, failed: bool) -> None:
+        pass
+
+
+def told(kept: Kept, *steps: int, every: int = 10, **changes: Any) -> Tracking:
+    """A tracking that is told lines at some steps of a run of 70, ten steps in two seconds each."""
+    found = Tracking(kept, name="kept", every=every)
+    for step in steps:
+        known = {"since": step - 10, "seconds": 2.0, "learning_rate": 0.1, "epsilon": 1.0}
+        found.show(ProgressLine(step=step, **(known | changes)), 70)
+    return found
+
+
+def test_a_tracker_gets_a_point_every_so_many_steps_with_the_rate_since_the_last_one() -> None:
+    kept = Kept()
+    told(kept, 10, 20, 30, 40, 50, 60, 70, every=25)
+    assert [step for step, _ in kept.points] == [30, 60, 70]
+    assert all(set(values) == CURVES for _, values in kept.points)
+    assert {values["train/steps_per_second"] for _, values in kept.points} == {5.0}
+
+
+def test_scores_are_points_of_their_own_and_what_is_not_known_is_left_out() -> None:
+    kept = Kept()
+    scores = (StepScores(task="e2e", split="test", examples=2, metrics={"bleu": 3.5}),)
+    told(kept, 20, every=50, evaluations=scores, since=None, seconds=None, epsilon=None)
+    assert kept.points == [(20, {"train/learning_rate": 0.1, "eval/test/bleu": 3.5})]
+
+
+def test_a_tracker_that_fails_is_warned_of_once_and_loses_no_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kept = Kept(fails_after=1)
+    listener = told(kept, 10, 20, 30)
+    listener.conclude(40, {"privacy/epsilon_reported": 3.0})
+    listener.close(failed=False)
+    assert [step for step, _ in kept.points] == [10]
+    assert caplog.messages == [
+        "tracking=kept failed, and the run goes on without it: ConnectionError: the network is down"
+    ]
 
 
 @pytest.mark.slow
@@ -97,7 +156,7 @@ def test_trust_rule_7_wandb_is_told_public_quantities_only(workspace: Workspace)
     assert outcome.code == 0, outcome.err
     files = [path for path in (workspace.root / "wb" / "tracking").rglob("*") if path.is_file()]
     (path,) = (path for path in files if path.suffix == ".wandb")
-    assert [other.name for other in files if other != path] == ["wandb.json"]
+    assert files == [path]
     records = wandb_records(path)
     rows = [record.history for record in records if record.HasField("history")]
     keys = {(item.key or "/".join(item.nested_key)) for row in rows for item in row.item}

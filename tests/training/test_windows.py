@@ -1,16 +1,16 @@
 """Seen from outside (docs/design.md, rule 7): what a run shows, and when, tells of no few steps."""
 
-import json
 import logging
 import random
 from collections import Counter
 
 import pytest
 
-from dpft.records.configuration import TrackerState
+from dpft.files import PRIVATE_PROGRESS, PROGRESS
 from dpft.runs.tracking import Tracking
 from dpft.training import listeners as progress_module
 from dpft.training.listeners import PublicStep, StepProgress, StepWindows
+from dpft.training.progress import ProgressRecord
 from tests.slowness import slow_but
 from tests.training.toy import spent
 
@@ -114,8 +114,8 @@ class Watched:
     def __init__(self, observer: Observer) -> None:
         self._see = observer.see
 
-    def write(self, step, values, seconds) -> None:
-        self._see("point", step, *values.items(), at=seconds)
+    def write(self, step, values) -> None:
+        self._see("point", step, *values.items())
 
     conclude = write
 
@@ -126,29 +126,30 @@ def transcript(durations, sessions, monkeypatch, tmp_path, *, terminal: bool, ev
     The last one takes the last step, and what it shows of its end is seen, too.
     """
     observer, last_step = Observer(), len(durations)
-    path = tmp_path / "tracking.json"
-    path.unlink(missing_ok=True)
+    path = tmp_path / PROGRESS
+    for left in (path, tmp_path / PRIVATE_PROGRESS):
+        left.unlink(missing_ok=True)
+    content = ""
     observed(observer, monkeypatch, terminal=terminal)
     for start, end in sessions:
         observer.session(setup=30)
-        before = json.loads(path.read_text())["last_step"] if path.exists() else 0
-        written = TrackerState(run_id="abc", last_step=before)
-        tracking = Tracking(
-            Watched(observer), name="watched", path=path, written=written, every=every,
-            clock=observer.clock,
-        )  # fmt: skip
+        tracking = Tracking(Watched(observer), name="watched", every=every)
+        record = ProgressRecord(tmp_path, [tracking], clock=observer.clock)
         progress = StepProgress(
             steps=last_step, expected_batch_size=10**15, epsilon_after=spent, taken=start,
             clock=observer.clock,
         )  # fmt: skip
         with progress:
-            tracking.begin(start)
+            record.begin(start)
             for step in range(start + 1, end + 1):
                 observer.now += durations[step - 1]
                 progress.advance(step)
-                tracking.after_step(
+                record.after_step(
                     PublicStep(step=step, last_step=last_step, learning_rate=0.1, epsilon=spent(1))
                 )
+                if path.exists() and path.read_text() != content:
+                    content = path.read_text()
+                    observer.see("file", content)
         if observer.began is not None and end == last_step:
             tracking.conclude(last_step, {"privacy/epsilon_reported": 1.0})
             observer.see("report")

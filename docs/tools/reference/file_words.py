@@ -9,9 +9,10 @@ PUBLIC: dict[str, tuple[str, str]] = {
         "The scores, before and after training; of a private split, that they are in `private/`.",
         "metrics",
     ),
-    "SCORES_BY_STEP": (
-        "With `eval.every_steps` or `eval.every_epochs`: scores of a public split while training.",
-        "scores_by_step",
+    "PROGRESS": (
+        "A line every ten steps: how long they took, ε so far, and scores of a public split by"
+        " `eval.every_steps` or `eval.every_epochs`.",
+        "progress_line",
     ),
     "LEDGER": (
         "A line that names the run, and one for each noisy step, on disk before a weight moved.",
@@ -22,7 +23,7 @@ PUBLIC: dict[str, tuple[str, str]] = {
     "TOKENIZER": ("Of `dpft tokenizer`: the tokenizer that was made of them.", ""),
     "SYNTHESIS": ("Of `dpft synthesize`: how it was asked for; its training is a run below.", ""),
     "TRAINING": ("Of `dpft synthesize`: the folder of its training, a run of its own.", ""),
-    "TRACKING": ("With `tracking=`: event files, and how far each tracker has come.", ""),
+    "TRACKING": ("With `tracking=`: event files.", ""),
     "HYDRA": ("How the command was composed.", ""),
     "OVERRIDES": ("The words of the command.", ""),
     "PREDICTIONS": (
@@ -50,9 +51,9 @@ PRIVATE: dict[str, tuple[str, str]] = {
     "DIAGNOSTICS": ("Losses, gradient norms, clipped shares and batch sizes of each step.", ""),
     "BEGUN": ("The day and the versions with which the run was begun.", ""),
     "PRIVATE_METRICS": ("The scores of private splits, and how many were scored.", "metrics"),
-    "PRIVATE_SCORES_BY_STEP": (
-        "`scores_by_step.json` until ten steps more may show.",
-        "scores_by_step",
+    "PRIVATE_PROGRESS": (
+        "Lines that the next boundary of ten steps makes public.",
+        "progress_line",
     ),
     "PRIVATE_REPORT": ("The same, to read.", ""),
     "DATA_SUMMARY": ("How many records were read, left out, cut, held out and trained on.", ""),
@@ -100,7 +101,7 @@ SCHEMA_GROUPS: dict[str, tuple[str, ...]] = {
             "privacy",
             "tokenizer_privacy",
             "metrics",
-            "scores_by_step",
+            "progress_line",
             "predictions_line",
             "ledger_line",
         ),

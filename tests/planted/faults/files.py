@@ -87,6 +87,18 @@ FAULTS: tuple[Fault, ...] = (
         tests=(f"{TESTS}test_nothing_but_the_ledger_appears_in_public_between_two_steps",),
     ),
     Fault(
+        name="files/a-progress-line-for-each-step",
+        breaks="progress.jsonl has no line between two boundaries of ten steps.",
+        edits=(
+            Edit(
+                "dpft/training/progress.py",
+                "        if not windows.shows(public.step):\n            return\n",
+                "",
+            ),
+        ),
+        tests=(f"{TESTS}test_nothing_but_the_ledger_appears_in_public_between_two_steps",),
+    ),
+    Fault(
         name="files/checkpoint-outside-private",
         breaks="Checkpoints, which contain keys and unreleased weights, are below private/.",
         edits=(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from dpft.errors import InputError
-from dpft.training.trackers import Place, WandbRun, WeightsAndBiases
+from dpft.training.trackers import WandbRun, WeightsAndBiases
 from tests.training.trackers.reading import wandb_records
 
 
@@ -47,8 +47,7 @@ def stand(tmp_path, monkeypatch) -> Stand:
     return made
 
 
-def place(folder: Path) -> Place:
-    return Place(folder=folder, run_id="abc12345", goes_on=False, config={"train": {"steps": 40}})
+PUBLIC = {"train": {"steps": 40}}
 
 
 def test_nobody_logged_in_is_refused_before_anything_and_wandb_reports_no_errors(stand) -> None:
@@ -64,42 +63,48 @@ def test_nobody_logged_in_is_refused_before_anything_and_wandb_reports_no_errors
 def test_a_server_that_cannot_be_reached_is_refused_in_one_sentence(stand, tmp_path) -> None:
     stand.reachable = False
     with pytest.raises(InputError, match="could not begin a run: no such host; .*mode=offline"):
-        WeightsAndBiases().open(place(tmp_path))
+        WeightsAndBiases().open(tmp_path, PUBLIC)
 
 
 def test_everything_wandb_records_by_itself_is_off_and_a_run_goes_on_under_its_id(
     stand, tmp_path
 ) -> None:
-    WeightsAndBiases().open(place(tmp_path))
+    WeightsAndBiases().open(tmp_path, PUBLIC)
     off = {"console": "off", "capture_loggers": {}, "sync_tensorboard": False, "save_code": False}
     names = ("code", "git", "job_creation")
     off |= {f"disable_{name}": True for name in names}
     off |= {f"x_disable_{name}": True for name in ("meta", "stats", "machine_info")}
     off |= {"x_save_requirements": False, "host": "", "program": ""}
     assert off.items() <= stand.settings.items()
-    assert (stand.settings["run_id"], stand.settings["resume"]) == ("abc12345", "allow")
-    assert not (tmp_path / "logs").exists()
+    first, stand.folder = stand.settings["run_id"], tmp_path / "again"
+    stand.folder.mkdir()
+    (tmp_path / "wandb" / f"run-20260131_120000-{first}").mkdir(parents=True)
+    WeightsAndBiases().open(tmp_path, PUBLIC)
+    assert (stand.settings["run_id"], stand.settings["resume"]) == (first, "allow")
+    assert len(first) == 8 and not (tmp_path / "logs").exists()
 
 
-def test_results_stand_in_the_summary_and_points_carry_the_time_they_are_given() -> None:
+def test_results_stand_in_the_summary_and_points_have_their_step() -> None:
     rows, summary = [], {}
     run = SimpleNamespace(log=lambda values, **rest: rows.append((values, rest)), summary=summary)
-    WandbRun(run).write(20, {"privacy/epsilon": 2.0}, 1020.0)
-    WandbRun(run).conclude(20, {"privacy/epsilon_reported": 2.5}, 1030.0)
-    assert rows == [({"privacy/epsilon": 2.0, "_timestamp": 1020.0}, {"step": 20, "commit": True})]
+    WandbRun(run).write(20, {"privacy/epsilon": 2.0})
+    WandbRun(run).conclude(20, {"privacy/epsilon_reported": 2.5})
+    assert rows == [({"privacy/epsilon": 2.0}, {"step": 20, "commit": True})]
     assert summary == {"privacy/epsilon_reported": 2.5}
 
 
 @pytest.mark.slow
 def test_an_offline_run_holds_the_points_and_nothing_of_the_machine(tmp_path) -> None:
     pytest.importorskip("wandb")
-    tracker = WeightsAndBiases(mode="offline").open(place(tmp_path))
-    tracker.write(10, {"privacy/epsilon": 1.0}, 1010.0)
-    tracker.write(20, {"privacy/epsilon": 2.0}, 1020.0)
-    tracker.conclude(20, {"privacy/epsilon_reported": 2.5}, 1030.0)
+    tracker = WeightsAndBiases(mode="offline").open(tmp_path, PUBLIC)
+    tracker.write(10, {"privacy/epsilon": 1.0})
+    tracker.write(20, {"privacy/epsilon": 2.0})
+    tracker.conclude(20, {"privacy/epsilon_reported": 2.5})
     tracker.close(failed=False)
     (path,) = tmp_path.rglob("*.wandb")
     assert [each for each in tmp_path.rglob("*") if each.is_file() or each.is_symlink()] == [path]
+    assert path.parent.name.startswith("offline-run-")
+    run_id = path.stem.removeprefix("run-")
     records = wandb_records(path)
     kinds = {record.WhichOneof("record_type") for record in records}
     assert kinds <= {"header", "run", "telemetry", "summary", "history", "exit"}
@@ -109,3 +114,7 @@ def test_an_offline_run_holds_the_points_and_nothing_of_the_machine(tmp_path) ->
     assert [row.step.num for row in history] == [10, 20]
     for told in (socket.gethostname(), str(tmp_path), str(Path.home()), str(Path.cwd())):
         assert told.encode() not in path.read_bytes()
+    again = WeightsAndBiases(mode="offline").open(tmp_path, PUBLIC)
+    again.write(30, {"privacy/epsilon": 3.0})
+    again.close(failed=False)
+    assert {path.stem for path in tmp_path.rglob("*.wandb")} == {f"run-{run_id}"}

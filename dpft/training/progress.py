@@ -1,0 +1,176 @@
+"""progress.jsonl: how far a run has come, a line at each boundary of a window of ten steps.
+
+The file is public, and it is the only record of a run's progress: trackers are told its lines, and
+the report reads the scores in it. A line holds the steps, how long the steps before it took, the
+learning rate, the upper bound of epsilon, and scores of public splits. It never holds a loss, a
+gradient norm, a clipped share, a drawn size or a seed, and ``privacy.show_diagnostics`` changes
+nothing about that. A step's time follows its drawn size, so that lines appear at boundaries of
+``StepWindows`` only (docs/design.md, rule 7).
+
+A resumed run takes steps again whose lines are in the file. The new lines replace them at the next
+boundary, so that each step has one line. Lines of steps that are still to come stay until then: the
+last step of the file never falls, and trackers are told no step twice.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from dpft.files import PRIVATE_PROGRESS, PROGRESS, private_path, write_text
+from dpft.privacy.accounting.curve import SpentEpsilon
+from dpft.records.scores import ProgressLine, StepScores, progress_text, read_progress
+from dpft.training.listeners import PublicStep, StepWindows
+
+logger = logging.getLogger(__name__)
+
+
+class ProgressReader(Protocol):
+    """Is told each line once."""
+
+    def show(self, line: ProgressLine, last_step: int) -> None:
+        """Show a line of a run that ends at ``last_step``; must not raise."""
+
+
+class ProgressRecord:
+    """Listens to the steps of a session and writes progress.jsonl.
+
+    Between two boundaries, private/progress.jsonl has the lines: those of the checkpoint that the
+    session began with, and scores that no boundary has shown yet. At the next boundary they
+    replace the public ones.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        readers: Sequence[ProgressReader] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Continue the files of a run's folder; ``clock`` returns seconds.
+
+        Raises:
+            StateError: A file is damaged.
+        """
+        self._folder, self._readers, self._clock = folder, readers, clock
+        public, waiting = folder / PROGRESS, folder / PRIVATE_PROGRESS
+        self._public = {line.step: line for line in read_progress(public)}
+        self._lines = {
+            line.step: line for line in read_progress(waiting if waiting.exists() else public)
+        }
+        self._is_cut_off = not _is_whole(public)
+        self._told = max(self._public, default=0)
+        """The last step that readers were told."""
+        self._start = 0
+        self._marked_step: int | None = None
+        """The last boundary of this session; durations count from there."""
+        self._marked_time = 0.0
+
+    def begin(self, step: int) -> None:
+        """See ``StepListener``; lines of later steps are of weights that are gone."""
+        self._start = step
+        self._marked_step, self._marked_time = None, self._clock()
+        if any(known > step for known in self._lines):
+            self._lines = {known: self._lines[known] for known in self._lines if known <= step}
+            self._write_private()
+
+    def has_scores(self, step: int) -> bool:
+        """Return whether the weights after ``step`` steps were scored."""
+        return step in self._lines and self._lines[step].evaluations is not None
+
+    def add_scores(
+        self,
+        step: int,
+        scores: Sequence[StepScores],
+        epsilon: SpentEpsilon | None,
+        *,
+        seconds: float = 0.0,
+    ) -> None:
+        """Keep scores of a public split in private/ until the next boundary.
+
+        Args:
+            step: Steps that the weights have taken.
+            scores: One for each part of the split.
+            epsilon: Upper bound of what the steps so far have spent; None without privacy.
+            seconds: How long the scoring took; the steps' duration does not include it.
+        """
+        line = self._lines.get(step, ProgressLine(step=step, epsilon=_finite(epsilon)))
+        self._lines[step] = replace(line, evaluations=tuple(scores))
+        self._marked_time += seconds
+        self._write_private()
+
+    def after_step(self, public: PublicStep) -> None:
+        """See ``StepListener``; at a boundary the line of the step is written."""
+        windows = StepWindows(self._start, public.last_step)
+        if not windows.shows(public.step):
+            return
+        before, began = self._marked_step, self._marked_time
+        if before is None and windows.starts_on_grid:
+            before = self._start
+        self._marked_step, self._marked_time = public.step, self._clock()
+        scored = self._lines.get(public.step)
+        self._lines[public.step] = ProgressLine(
+            step=public.step,
+            since=before,
+            seconds=None if before is None else max(self._marked_time - began, 1e-9),
+            learning_rate=public.learning_rate,
+            epsilon=_finite(public.epsilon),
+            evaluations=None if scored is None else scored.evaluations,
+        )
+        self.publish(public.last_step)
+
+    def publish(self, last_step: int) -> None:
+        """Write all lines into the public file; call it at a time that may be public."""
+        fresh = [line for step, line in self._lines.items() if self._public.get(step) != line]
+        if not fresh:
+            return
+        fresh.sort(key=lambda line: line.step)
+        last = max(self._public, default=0)
+        is_longer = fresh[0].step > last and self._public.keys() <= self._lines.keys()
+        later = {step: line for step, line in self._public.items() if step > fresh[-1].step}
+        self._public = dict(sorted((self._lines | later).items()))
+        path = self._folder / PROGRESS
+        if is_longer and path.exists() and not self._is_cut_off:
+            with path.open("a", encoding="utf-8") as file:
+                file.write("".join(map(progress_text, fresh)))
+        else:
+            write_text(path, "".join(map(progress_text, self._public.values())))
+            self._is_cut_off = False
+        (self._folder / PRIVATE_PROGRESS).unlink(missing_ok=True)
+        for line in fresh:
+            if line.evaluations is not None:
+                logger.info("step %d: %s", line.step, _in_words(line.evaluations))
+            if line.step > self._told:
+                self._told = line.step
+                for reader in self._readers:
+                    reader.show(line, last_step)
+
+    def _write_private(self) -> None:
+        text = "".join(progress_text(self._lines[step]) for step in sorted(self._lines))
+        write_text(private_path(self._folder, PRIVATE_PROGRESS), text, mode=0o600)
+
+
+def _finite(epsilon: SpentEpsilon | None) -> float | None:
+    return epsilon.epsilon if epsilon is not None and math.isfinite(epsilon.epsilon) else None
+
+
+def remove_scores(folder: Path) -> None:
+    """Remove all scores from progress.jsonl, because their split is no longer public."""
+    lines = read_progress(folder / PROGRESS)
+    if any(line.evaluations is not None for line in lines):
+        texts = [progress_text(replace(line, evaluations=None)) for line in lines]
+        write_text(folder / PROGRESS, "".join(texts))
+
+
+def _is_whole(path: Path) -> bool:
+    return not path.exists() or path.read_bytes().endswith(b"\n")
+
+
+def _in_words(evaluations: Sequence[StepScores]) -> str:
+    return "; ".join(
+        f"{scores.split} {', '.join(f'{k} {v:.4g}' for k, v in scores.metrics.items())}"
+        for scores in evaluations
+    )
