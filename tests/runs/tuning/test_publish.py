@@ -33,7 +33,12 @@ def trial_of(folder: Path, number: int) -> Path:
     """Makes the folder of a finished trial with scores, a model and texts; returns it."""
     spent = make_run(folder / "private" / "spent")
     record = json.loads((spent / "privacy.json").read_text())
-    record["calibration"] = {"accountant": "rdp", "epsilon": record["epsilon"], "grid": "g"}
+    record["calibration"] = {
+        "accountant": "rdp",
+        "epsilon": record["epsilon"],
+        "grid": "g",
+        "target": None,
+    }
     config = yaml.safe_load((spent / "config.yaml").read_text())
     trial = write_run(trial_folder(folder, number), privacy=record, train=config["train"])
     own = yaml.safe_load((trial / "config.yaml").read_text())
