@@ -72,8 +72,6 @@ class Method(ABC):
     """Whether ``save`` leaves a model that ``from_pretrained`` loads; else it needs the base."""
     trains_beside: ClassVar[bool] = False
     """Whether it leaves the base's own weights as they are, which may then be quantized."""
-    phase_names: ClassVar[tuple[str, ...]] = ()
-    """What its ``phases`` are called, where they are not called as it is."""
     required_init: ClassVar[str | None] = None
     """The only ``model.init`` it works with; None: any."""
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
 from dpft.methods.base import METHODS, Method, MethodPhase
@@ -55,7 +55,6 @@ class TwoPhase(Method):
     ``prepare`` found, so a resumed run asks both again.
     """
 
-    phase_names: ClassVar[tuple[str, ...]] = ("full", "bitfit")
     full_epochs: float = 1.0
     """Epochs of full fine-tuning; at most 2 suffice (Bu et al. 2022, section 4.4)."""
     bitfit_learning_rate: float | None = None

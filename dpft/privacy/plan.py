@@ -246,10 +246,6 @@ class HistogramPlan:
         """Returns the first step of its one phase."""
         return (0,)
 
-    def may_end_after(self, streams: Sequence[int]) -> bool:
-        """Returns whether its step was taken."""
-        return sum(streams) >= self.steps
-
     def entry_at(self, step: int) -> dict[str, Any]:
         """Returns what the ledger says of its one step."""
         return dict(self.histogram)

@@ -227,12 +227,8 @@ def _compose(taken: Mapping[Noise, int], delta: float, leader: str) -> EpsilonBo
 
 
 def _notes(run: SpentRun) -> list[str]:
-    """Returns what the ledger's end and the configuration say beside the number."""
+    """Returns what the ledger's end says beside the number."""
     notes = [NOT_PRIVATE_SEED] if run.plan.reproducible else []
-    notes += [
-        f"{difference}; epsilon is computed of the ledger, whatever that file says."
-        for difference in run.differences
-    ]
     if run.ledger.torn_step:
         notes.append(
             "the last line of the ledger is torn: the run broke off while it was written, and its"

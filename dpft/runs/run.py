@@ -87,7 +87,7 @@ from dpft.runs.prepared_run import (
 )
 from dpft.runs.run_cost import check_sharding, cut
 from dpft.runs.run_plan import RunPlan, announce_steps, curve_of_run, plan_run, with_noise
-from dpft.runs.saved_run import check_beside, check_model, read_ended_ledger
+from dpft.runs.saved_run import check_model
 from dpft.runs.together import (
     agreed,
     check_alike,
@@ -214,7 +214,6 @@ def go_on(
             if resume_point.has_ended:
                 check_model(folder, resume_point.ledger)  # It is scored, or stands as it is.
                 if (folder / REPORT).exists() and (folder / PRIVACY).exists():
-                    check_beside(folder, resume_point.ledger)
                     return resume_point, None
             read_own_evaluations(folder)
             return resume_point, read_secrets(folder)
@@ -394,7 +393,7 @@ def _record_beside(model: ModelConfig) -> RunPrivacy | None:
     if found is None:
         return None
     if (found.parent / LEDGER).exists() or knows_the_end(found.parent):
-        ledger = read_ended_ledger(found.parent)
+        ledger = read_run_ledger(found.parent)
         if ledger is not None and folder == found.parent / MODEL:
             check_released(folder, ledger.released, ledger=found.parent / LEDGER)
     record = read_privacy(found)

@@ -17,7 +17,7 @@ from dpft.runs.account import (
     together_table,
 )
 from dpft.runs.saved_run import SpentRun, read_spent
-from tests.runs.run_folders import SIZE, edit, make_run, mechanism, tear
+from tests.runs.run_folders import SIZE, make_run, mechanism, tear
 from tests.slowness import slow
 from tests.stories.tiny import Workspace
 
@@ -152,18 +152,6 @@ def test_a_torn_first_line_is_refused_where_nothing_shows_what_followed(
         outcome = workspace.run("account", name)
         assert (outcome.code, outcome.out) == (3, "")
         assert "b/ledger.jsonl, line 1: the first line is torn" in outcome.err
-
-
-def test_what_another_file_says_otherwise_is_named_and_not_answered_for(
-    workspace: Workspace,
-) -> None:
-    before = record(workspace, "run=a")
-    edit(workspace.root / "a", delta=0.02)
-    found = record(workspace, "run=a")
-    assert (found["epsilon"], found["delta"]) == (before["epsilon"], before["delta"])
-    for words in (["run=a"], ["runs=[a,b]"]):
-        text = " ".join(workspace.run("account", *words).out.split())
-        assert "a/privacy.json: delta must be 0.0125, as the ledger says, got 0.02" in text
 
 
 def test_a_total_says_how_many_ledgers_it_counts_and_what_it_leaves_out(

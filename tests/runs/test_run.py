@@ -178,7 +178,7 @@ def standing(calls: Calls, *, has_ended: bool) -> None:
     known = SimpleNamespace(step=1, run=BoundRun())
     point = SimpleNamespace(has_ended=has_ended, run_id="a" * 32, ledger=object(), checkpoint=known)
     calls.note("same_records", "delete_generator_states", "finish")
-    calls.note("check_beside", "check_model")
+    calls.note("check_model")
     secrets = Secrets(unit_key=bytes(32), held_out_key=None, audit_key=b"")
     calls.note(find_resume_point=point, read_secrets=secrets)
 
@@ -213,7 +213,7 @@ def test_of_a_run_that_has_ended_only_its_secrets_are_deleted(
     for name in ("report.md", "privacy.json"):
         (calls.folder / name).touch()
     go_on(config, calls.folder)
-    names = ["find_resume_point", "check_model", "check_beside", "delete_generator_states"]
+    names = ["find_resume_point", "check_model", "delete_generator_states"]
     assert calls == names
 
 

@@ -18,11 +18,10 @@ from dpft.data.raw_rows import memory_rows
 from dpft.errors import InputError, RunError, StateError
 from dpft.privacy.accounting import evaluate
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
-from dpft.privacy.ledger import Ledger, read_ledger
+from dpft.privacy.ledger import read_ledger
 from dpft.records import synthesis as records
 from dpft.records.form import read_record
 from dpft.records.promises import PrivateRun, run_privacy
-from dpft.runs.saved_run import read_spent
 from dpft.synthesis import command, generator, plan
 from dpft.synthesis.condition import Condition
 from dpft.synthesis.rows import RowFormat
@@ -146,27 +145,6 @@ def test_the_trainings_own_record_states_the_whole_epsilon_and_no_smaller_one(
         text = (training / name).read_text()
         assert whole in text and alone not in text, name
     assert "histogram of its synthesis together" in (training / "report.md").read_text()
-    assert not read_spent(str(training)).differences
-    content = json.loads((training / "privacy.json").read_text())
-    for name, changed in (("histogram", None), ("epsilon", said.parts[1].epsilon)):
-        edited = {k: v for k, v in {**content, name: changed}.items() if v is not None}
-        (training / "privacy.json").write_text(json.dumps(edited))
-        assert any(name in each for each in read_spent(str(training)).differences), name
-
-
-def test_a_histogram_that_the_trainings_plan_does_not_name_is_refused(
-    made: dpft.Synthesized, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(made.folder, tmp_path / "run")
-    lines = (folder / "ledger.jsonl").read_text().splitlines()
-    plan = json.loads(lines[0])
-    ledger = folder / "ledger.jsonl"
-    ledger.unlink()
-    with Ledger(ledger, plan=plan["plan"]) as other:
-        other.append(1, plan["plan"]["histogram"])
-        other.close()
-    with pytest.raises(StateError, match="must be the ledger of the histogram"):
-        dpft.account(run=folder)
 
 
 def test_what_is_public_says_nothing_of_real_rows(made: dpft.Synthesized) -> None:

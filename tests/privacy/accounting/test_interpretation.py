@@ -8,13 +8,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from dpft.privacy.accounting import calibrate_noise_multiplier, interpretation, rdp
-from dpft.privacy.accounting.gdp import gaussian_epsilon
+from dpft.privacy.accounting import calibrate_noise_multiplier, interpretation
 from dpft.privacy.accounting.interpretation import (
     LEAST_SHARE,
     LEAST_STRENGTH,
     best_attack_accuracy,
-    epsilon_lower_bound,
     lowest_attack_error,
     noise_warnings,
     signal_notes,
@@ -22,7 +20,6 @@ from dpft.privacy.accounting.interpretation import (
 )
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.plan import default_delta, planned_steps
-from tests.slowness import slow_but
 
 GPT2, GPT2_LARGE, ROBERTA_LARGE = 124_439_808, 774_030_080, 355_359_744
 # num_examples, expected_batch_size, epochs, the largest model published, and the noise multipliers
@@ -158,28 +155,3 @@ def test_where_the_bound_tells_nothing_there_is_no_percentage() -> None:
 def test_the_examples_of_the_module_hold() -> None:
     failed, tried = doctest.testmod(interpretation)
     assert tried and not failed
-
-
-@pytest.mark.parametrize(
-    ("noise", "rate", "steps", "delta"),
-    slow_but(
-        [*product([0.3, 4.0], [1e-4, 1.0], [1, 300], [1e-9, 1e-2]), (0.6, 0.02, 3, 1e-5)],
-        product([0.3, 0.6, 1.0, 4.0], [1e-4, 0.02, 0.5, 1.0], [1, 3, 300], [1e-9, 1e-5, 1e-2]),
-    ),
-)
-def test_what_a_test_shows_is_not_above_what_an_accountant_bounds(
-    noise: float, rate: float, steps: int, delta: float
-) -> None:
-    shown = epsilon_lower_bound(noise_multiplier=noise, sample_rate=rate, steps=steps, delta=delta)
-    mechanism = SampledGaussian(noise_multiplier=noise, sample_rate=rate, steps=steps, delta=delta)
-    bound = rdp.epsilon(mechanism).upper
-    assert bound is not None
-    assert 0 <= shown <= bound
-
-
-@pytest.mark.parametrize("steps", [1, 4, 1000])
-def test_without_sampling_a_test_shows_nearly_all(steps: int) -> None:
-    """The sum of all steps is then a Gaussian mechanism whose epsilon is known."""
-    noise = 2.0 * math.sqrt(steps)
-    shown = epsilon_lower_bound(noise_multiplier=noise, sample_rate=1.0, steps=steps, delta=1e-5)
-    assert shown == pytest.approx(gaussian_epsilon(0.5, 1e-5), rel=1e-2)
