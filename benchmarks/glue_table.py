@@ -17,7 +17,7 @@ from benchmarks.sweep import table
 from dpft.config.load import load_saved
 from dpft.config.schema import POLYMORPHIC, TrainConfig
 from dpft.data.sources import load_examples
-from dpft.reports.run_record import read_run
+from dpft.runs.guarantee import read_finished_run
 
 LEARNING_RATES = {"full": "1e-3", "lora": "1e-2", "bitfit": "1e-2", "linear_probe": "5e-2"}
 """Method to its learning rate, the same with and without privacy."""
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folders = [options.runs / f"{method}-{privacy}" for method, privacy in names]
     share = majority_share(folders[0])
     note = f"\nMajority class of the validation split: {share:.3f}.\n"
-    options.output.write_text(table([read_run(folder) for folder in folders]) + note)
+    options.output.write_text(table([read_finished_run(folder) for folder in folders]) + note)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.tables import markdown_table
-from dpft.reports.run_record import read_run
+from dpft.runs.guarantee import read_finished_run
 
 EPSILONS, SEEDS = (1, 3, 8), (0, 1, 2)
 MECHANISMS = {"dp_sgd": ["mechanism=dp_sgd"], "banded": ["mechanism=banded"]}
@@ -125,7 +125,7 @@ def take_all(
 
 def score(run: Run, setting: Setting, options: argparse.Namespace) -> float:
     """Returns the score of a run that was taken."""
-    return read_run(run.folder(options.runs)).evaluations[-1].metrics[setting.metric]
+    return read_finished_run(run.folder(options.runs)).evaluations[-1].metrics[setting.metric]
 
 
 def searches(settings: dict[str, Setting]) -> list[Run]:

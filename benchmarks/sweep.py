@@ -9,7 +9,8 @@ from pathlib import Path
 
 from benchmarks.tables import markdown_table
 from dpft.records.promises import PrivateRun
-from dpft.reports.run_record import RunRecord, find_runs, read_run
+from dpft.reports.run_record import RunRecord, find_runs
+from dpft.runs.guarantee import read_finished_run
 
 COLUMNS = ("method", "learning rate", "ε", "noise multiplier", "trainable", "share")
 
@@ -46,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
     finished, _ = find_runs(parser.parse_args().folders)
-    print(table([read_run(folder) for folder in finished]))
+    print(table([read_finished_run(folder) for folder in finished]))
 
 
 if __name__ == "__main__":

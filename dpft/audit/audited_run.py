@@ -48,13 +48,14 @@ from dpft.models.loading import quiet_transformers
 from dpft.models.losses import per_example_losses, token_nll
 from dpft.records.configuration import Fingerprint
 from dpft.records.form import joined, json_text, read_record, write_record
-from dpft.records.promises import Audited, RunPrivacy, run_privacy
+from dpft.records.promises import Audited
 from dpft.reports import terminal
 from dpft.reports.pages import line, render_page
 from dpft.reports.report import write_report
 from dpft.reports.terminal import Grid
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import kept_here, read_secrets
+from dpft.runs.guarantee import privacy_of
 from dpft.runs.held_out import (
     HELD_OUT,
     TrainingData,
@@ -314,7 +315,7 @@ def audit(config: AuditConfig) -> Finding:
     run = AuditedRun(
         folder=folder,
         config=saved,
-        privacy=_privacy(folder),
+        privacy=privacy_of(folder),
         device=config.train,
         synthetic=None if config.synthetic is None else Path(config.synthetic),
     )
@@ -345,12 +346,13 @@ def keep(finding: Finding, name: str, folder: Path) -> str:
 
 def release(finding: Finding, name: str, folder: Path) -> None:
     """Adds to the run's report what follows from public things alone; epsilon stays as it is."""
-    privacy = _privacy(folder)
+    privacy = privacy_of(folder)
     audited = joined(Audited, privacy.audited or Audited(), **{name: finding.released})
     for label, figure in finding.figures.items():
         write_text(audit_path(folder, f"{AUDIT}/{name}-{label}.svg"), figure)
-    write_record(folder / PRIVACY, replace(privacy, audited=audited))
-    write_report(folder)
+    privacy = replace(privacy, audited=audited)
+    write_record(folder / PRIVACY, privacy)
+    write_report(folder, privacy)
 
 
 def show(finding: Finding, config: AuditConfig) -> None:
@@ -368,13 +370,3 @@ def show(finding: Finding, config: AuditConfig) -> None:
         terminal.show([WITHHELD.format(name=config.audit.name), *finding.files])
         return
     terminal.show([*(finding.parts or [Grid(rows=finding.rows), *finding.notes]), *finding.files])
-
-
-def _privacy(folder: Path) -> RunPrivacy:
-    """Returns the promise in the run's privacy.json."""
-    if not (folder / PRIVACY).exists():
-        raise InputError(
-            f"{folder} has no {PRIVACY}, beside whose promise a finding would stand; go on with the"
-            f" run by dpft train resume={folder}."
-        )
-    return run_privacy(folder / PRIVACY)

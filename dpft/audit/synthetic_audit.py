@@ -49,10 +49,11 @@ from dpft.files import (
 from dpft.models.loading import quiet_transformers
 from dpft.records import audits
 from dpft.records.audits import CanariesInTexts, ClassifierScores, Utility
-from dpft.records.promises import RunPrivacy, guarantee, is_promised, run_privacy
+from dpft.records.promises import RunPrivacy, guarantee, is_promised
 from dpft.reports.pages import render_html
 from dpft.reports.scores import tone_of
 from dpft.reports.terminal import Grid
+from dpft.runs.guarantee import privacy_of
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import trained_model_of_run
 from dpft.tasks.base import Example, TextTask
@@ -351,7 +352,7 @@ def audit_synthetic(
     import_extra("datasketch")
     if label is not None:
         label_task(task, label)
-    privacy = run_privacy(run / PRIVACY) if (run / PRIVACY).exists() else None
+    privacy = privacy_of(run) if (run / PRIVACY).exists() else None
     file = read_synthetic(run, task, synthetic.expanduser(), privacy)
     with hold_run(run):
         result = _compared(run, config, task, file, limit, label, privacy)

@@ -27,7 +27,7 @@ from dpft.errors import InputError
 from dpft.evaluation.predictions import spread
 from dpft.records import audits
 from dpft.records.audits import ClassifierScores, Utility
-from dpft.records.promises import RunPrivacy, Statement, is_promised, read_statement, spent_on
+from dpft.records.promises import RunPrivacy, Statement, is_promised, ledger_of, read_statement
 from dpft.runs.held_out import load_training_data
 from dpft.tasks.base import Example, Record, Task, TextTask, are_texts
 from dpft.tasks.custom import CustomTexts
@@ -76,7 +76,7 @@ def read_synthetic(
             )
     said = file.with_name(f"{file.stem}.privacy.json")
     statement = read_statement(said) if said.is_file() else None
-    if statement and privacy and spent_on(statement) != spent_on(privacy):
+    if statement and privacy and ledger_of(statement) != ledger_of(privacy):
         raise InputError(
             f"synthetic must be written by the run's model, got records of {statement.run},"
             f" by the statement beside them; give run=RUN, the one that wrote them, instead of"

@@ -12,8 +12,7 @@ from dpft.files import PAGE, PRIVATE_METRICS, REPORT, SCHEMA_VERSION, write_text
 from dpft.records.promises import PrivateRun, guarantee
 from dpft.reports import comparison
 from dpft.reports.run_record import RunRecord
-from dpft.runs.composition import account_for_spent, account_together
-from dpft.runs.saved_run import read_finished_runs, read_spent, rebuild_report
+from dpft.runs.guarantee import read_finished_runs, rebuild_report
 
 PLOT_FILE = "report.png"
 logger = logging.getLogger(__name__)
@@ -80,21 +79,16 @@ def run(config: ReportConfig) -> None:
 def cost_of(record: RunRecord) -> dict[str, Any]:
     """Return a run's epsilon and delta, whose bound it is, and whether it protects anybody.
 
-    They are computed from the ledger, like those of ``dpft account run=``; with the tokenizer if
-    the same records made it. The best run of a search is the exception: its ledger has one of a
-    secret number of trials, so only privacy.json states the search's epsilon.
+    The guarantee is computed from the ledger; with the tokenizer if the same records made it.
     """
-    if not isinstance(record.privacy, PrivateRun):
+    privacy = record.privacy
+    if not isinstance(privacy, PrivateRun):
         return {"epsilon": None, "delta": None, "accountant": None, "private": False}
-    if record.is_of_search:
-        epsilon, delta = guarantee(record.privacy)
-        accountant, private = record.privacy.accountant, record.privacy.private
-    else:
-        spent = read_spent(str(record.folder))
-        if spent.plan.tokenizer is None:
-            bound = account_for_spent(spent)
-        else:
-            bound = account_together([spent])
-        epsilon, delta, accountant = bound.epsilon, bound.delta, bound.accountant
-        private = not spent.plan.reproducible
-    return {"epsilon": epsilon, "delta": delta, "accountant": accountant, "private": private}
+    epsilon, delta = guarantee(privacy)
+    accountant = privacy.accountant if privacy.tokenizer is None else "pld"
+    return {
+        "epsilon": epsilon,
+        "delta": delta,
+        "accountant": accountant,
+        "private": privacy.private,
+    }

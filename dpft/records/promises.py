@@ -555,28 +555,7 @@ Vocabulary = PrivateVocabulary | OpenVocabulary
 """What a run of ``dpft tokenizer`` promises."""
 
 
-def read_privacy(path: Path) -> RunPrivacy | Vocabulary:
-    """Returns what a privacy.json says.
-
-    Raises:
-        FileNotFoundError: It is not there.
-        InputError: It is of another schema version.
-        StateError: It is damaged.
-    """
-    content = read_json(path)
-    kind: Any = OpenRun
-    if "mechanism" in content and "total_parameters" not in content:
-        kind = PrivateVocabulary if "epsilon" in content else OpenVocabulary
-    elif "epsilon" in content or "delta" in content:
-        kind = PrivateRun
-    try:
-        found: RunPrivacy | Vocabulary = parse(content, kind)
-        return found
-    except Misfit as misfit:
-        raise StateError(f"{path} is damaged: {misfit}; put it back as it was.") from None
-
-
-def run_privacy(path: Path) -> RunPrivacy:
+def read_privacy(path: Path) -> RunPrivacy:
     """Returns the privacy.json of a run that trained a model.
 
     Raises:
@@ -584,13 +563,18 @@ def run_privacy(path: Path) -> RunPrivacy:
         InputError: It is of another schema version, or of a tokenizer's run.
         StateError: It is damaged.
     """
-    found = read_privacy(path)
-    if isinstance(found, PrivateVocabulary | OpenVocabulary):
+    content = read_json(path)
+    if "mechanism" in content and "total_parameters" not in content:
         raise InputError(
             f"{path.parent} is of dpft tokenizer, which trains no model; its own report says all of"
             " it."
         )
-    return found
+    kind: Any = PrivateRun if "epsilon" in content or "delta" in content else OpenRun
+    try:
+        found: RunPrivacy = parse(content, kind)
+        return found
+    except Misfit as misfit:
+        raise StateError(f"{path} is damaged: {misfit}; put it back as it was.") from None
 
 
 def read_statement(path: Path) -> Statement:
@@ -605,24 +589,9 @@ def read_statement(path: Path) -> Statement:
     return found
 
 
-def spent_on(record: RunPrivacy | Statement) -> tuple[float, LedgerHead] | None:
-    """Returns what tells a private run from any other: its epsilon, of which ledger; else None."""
-    if isinstance(record, PrivateRun | GeneratedPrivately):
-        return record.epsilon, record.ledger
-    return None
-
-
-def read_vocabulary(path: Path) -> Vocabulary:
-    """Returns the privacy.json of a tokenizer's run.
-
-    Raises:
-        InputError: It is of another schema version, or of a run that trained a model.
-        StateError: It is damaged.
-    """
-    found = read_privacy(path)
-    if isinstance(found, PrivateRun | OpenRun):
-        raise StateError(f"{path} must be of a run of dpft tokenizer; put it back as it was.")
-    return found
+def ledger_of(record: RunPrivacy | Statement) -> LedgerHead | None:
+    """Returns the ledger that a private run's record names; None where there is no noise."""
+    return record.ledger if isinstance(record, PrivateRun | GeneratedPrivately) else None
 
 
 def has_noise(privacy: RunPrivacy | Vocabulary) -> TypeGuard[PrivateRun | PrivateVocabulary]:

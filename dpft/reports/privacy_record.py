@@ -18,12 +18,9 @@ from dpft.methods.base import ParameterCounts
 from dpft.parallel.parallel_config import LOOPBACK_OF_ONE_MACHINE, NOT_SHARDED
 from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.accounting.interpretation import noise_warnings
-from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.selection import TrialCount
 from dpft.privacy.accounting.summary import (
     AccountingReport,
-    account,
-    account_composition,
     delta_text,
     eps_text,
 )
@@ -32,7 +29,7 @@ from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER, ClippingPlan, Priva
 from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
 from dpft.records.configuration import RunConfiguration
 from dpft.records.form import joined
-from dpft.records.ledger import Calibration, LedgerHead
+from dpft.records.ledger import LedgerHead
 from dpft.records.promises import (
     CountedBefore,
     NoPromise,
@@ -56,22 +53,6 @@ NOT_CHECKED = (
 )
 
 
-def account_for_run(plan: PrivacyPlan, ledger: LedgerRecord, accountant: str) -> AccountingReport:
-    """Returns the accounting of the steps in the ledger, and of the histogram of a synthesis.
-
-    Args:
-        plan: The run's.
-        ledger: What it has spent.
-        accountant: Whose upper bound should lead.
-    """
-    streams = ledger.streams or (1,)
-    own, cost = plan.event(streams), plan.cost(streams)
-    if isinstance(cost, SampledGaussian):
-        return account(own, accountant=accountant)
-    both = account_composition(cost, accountant=accountant)
-    return AccountingReport(mechanism=own, **vars(both))
-
-
 def promise_of(
     plan: PrivacyPlan, accounting: AccountingReport, *, trainable_parameters: int = 1
 ) -> PlanPromise:
@@ -81,12 +62,11 @@ def promise_of(
     """
     from dpft.privacy.clipping.engine import rounding_headroom
 
-    epsilon, accountant = _headline(plan, accounting)
     return PlanPromise(
-        epsilon=epsilon,
+        epsilon=accounting.epsilon,
         delta=accounting.mechanism.delta,
         delta_source=plan.delta_source,
-        accountant=accountant,
+        accountant=accounting.accountant,
         epsilons=accounting.epsilons,
         noise_multiplier=accounting.mechanism.noise_multiplier,
         sample_rate=accounting.mechanism.sample_rate,
@@ -127,7 +107,7 @@ def private_run(
     size_source: str,
     self_check: bool = True,
     steps_kept: int | None = None,
-    curve: EpsilonCurve | None = None,
+    curve: EpsilonCurve | SpentCurve | None = None,
 ) -> PrivateRun:
     """Returns the privacy.json of a private run.
 
@@ -222,14 +202,6 @@ def parameters_of(counts: ParameterCounts) -> Parameters:
     )
 
 
-def _headline(plan: PrivacyPlan, accounting: AccountingReport) -> tuple[float, str]:
-    """Returns the bound of the planned steps as it was calibrated, on whatever machine."""
-    calibration = plan.calibration
-    if calibration is not None and accounting.mechanism == plan.event():
-        return calibration.epsilon, calibration.accountant
-    return accounting.epsilon, accounting.accountant
-
-
 NETWORK_ASSUMED = (
     "Assumed: a trusted or encrypted network between the run's machines. Keys and sums without"
     " noise crossed it, and gloo and NCCL neither encrypt nor authenticate."
@@ -309,45 +281,14 @@ def _promised(entry: StartingModel) -> str:
     )
 
 
-NOT_OF_A_SEARCH = ("gave no bound", "is refused", "disagree.", "not a numerical composition.")
-"""How warnings of a single run's accountants end or go on; they say nothing of a search's bound."""
-
-
-def with_selection(
-    record: PrivateRun,
-    calibration: Calibration,
-    count: TrialCount,
-    *,
-    space: Mapping[str, Sequence[Any]],
-) -> PrivateRun:
-    """Returns the winner's record under the bound of the whole search.
-
-    What accountants say of the winner's steps alone is left out: lower than what was spent, it
-    would be read as epsilon.
-    """
-    warnings = [
-        text for text in record.warnings if not any(part in text for part in NOT_OF_A_SEARCH)
-    ]
-    if record.tokenizer is not None:
-        # The choice among the trials has no mechanism to compose with the tokenizer's, and the
-        # winner's own steps cost less than the search: the sum of both epsilons holds.
-        both = calibration.epsilon + record.tokenizer.epsilon
-        tokenizer = replace(record.tokenizer, simple_composition=both)
-        record = replace(record, epsilon_with_tokenizer=both, tokenizer=tokenizer)
-    return replace(
-        record,
-        epsilon_curve=None,
-        epsilon=calibration.epsilon,
-        accountant=calibration.accountant,
-        epsilons={calibration.accountant: calibration.epsilon},
-        warnings=tuple(warnings),
-        selection=Selection(
-            theorem="Papernot and Steinke 2022 (arXiv 2110.03620), Theorem 2",
-            eta=count.eta,
-            gamma=count.gamma,
-            expected_trials=count.expected,
-            search_space={key: tuple(values) for key, values in space.items()},
-        ),
+def selection_of(count: TrialCount, *, space: Mapping[str, Sequence[Any]]) -> Selection:
+    """Returns what a report says of how the best trial was chosen."""
+    return Selection(
+        theorem="Papernot and Steinke 2022 (arXiv 2110.03620), Theorem 2",
+        eta=count.eta,
+        gamma=count.gamma,
+        expected_trials=count.expected,
+        search_space={key: tuple(values) for key, values in space.items()},
     )
 
 

@@ -25,7 +25,6 @@ from dpft.files import (
     HISTOGRAM,
     MODEL,
     PAGE,
-    PRIVACY,
     PRIVATE_METRICS,
     PRIVATE_REPORT,
     REPORT,
@@ -46,9 +45,9 @@ from dpft.records.promises import (
     PrivateVocabulary,
     Prompts,
     RunPrivacy,
+    Vocabulary,
     guarantee,
     has_noise,
-    read_vocabulary,
 )
 from dpft.records.scores import PRIVATE_SPLIT, Decoding, ScoreEntry
 from dpft.reports.epsilon import delta_notes
@@ -239,13 +238,13 @@ def _key(word: str) -> str:
     return word.lstrip("+~").partition("=")[0]
 
 
-def write_report(folder: Path) -> RunRecord:
+def write_report(folder: Path, privacy: RunPrivacy) -> RunRecord:
     """Writes report.md, report.html and the model's card from the other public files of a run.
 
     Returns:
         What those files say.
     """
-    record = read_run(folder)
+    record = read_run(folder, privacy)
     report = render(record)
     if (folder / MODEL).is_dir():
         write_card(record, folder / MODEL)
@@ -434,9 +433,9 @@ OPEN_COVERAGE: tuple[str, ...] = (
 OPEN_NOTE = "There is no ledger: no noise was drawn, and nothing was spent."
 
 
-def write_tokenizer_report(folder: Path) -> None:
-    """Writes report.md and report.html from the other public files of a run."""
-    record, plot = read_vocabulary(folder / PRIVACY), None
+def write_tokenizer_report(folder: Path, record: Vocabulary) -> None:
+    """Writes report.md and report.html of a vocabulary."""
+    plot = None
     kind, coverage, note = "Vocabulary", OPEN_COVERAGE, OPEN_NOTE
     if isinstance(record, PrivateVocabulary):
         kind, note = "Private vocabulary", LEDGER_NOTE

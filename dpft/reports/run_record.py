@@ -40,7 +40,7 @@ from dpft.records.configuration import (
     parse_configuration,
 )
 from dpft.records.form import read_record, write_record
-from dpft.records.promises import PrivateRun, RunPrivacy, run_privacy
+from dpft.records.promises import PrivateRun, RunPrivacy
 from dpft.records.scores import (
     PRIVATE_SPLIT,
     Metrics,
@@ -174,7 +174,7 @@ class RunRecord:
     values: Mapping[str, Any]
     """All of config.yaml."""
     privacy: RunPrivacy
-    """What privacy.json says."""
+    """What the run guarantees."""
     evaluations: list[ScoreEntry]
     """Entries of metrics.json, which of private splits say no more than may be shown; none where
     nothing was scored."""
@@ -204,10 +204,9 @@ class RunRecord:
         return [entry for entry in self.evaluations if entry.stage == stage]
 
 
-def read_run(folder: Path) -> RunRecord:
-    """Returns what a run's public files say."""
+def read_run(folder: Path, privacy: RunPrivacy) -> RunRecord:
+    """Returns what a run's public files say beside what it guarantees."""
     try:
-        privacy = run_privacy(folder / PRIVACY)
         values = dict(read_yaml(folder / CONFIGURATION))
         figures = sorted((folder / AUDIT).glob("*.svg"))
         stem, _, suffix = WRONG_IMAGES.partition(".")

@@ -6,7 +6,6 @@ training by PLD, at the sum of both deltas, of which the threshold's half of the
 taken first. Importing it imports no torch.
 """
 
-import hashlib
 import json
 import logging
 import math
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from dpft.config.schema import TrainConfig
 from dpft.errors import InputError, StateError
-from dpft.files import HISTOGRAM, JOURNAL, LEDGER, PRIVACY, TOKENIZER, TOKENIZER_CONFIG, read_file
+from dpft.files import HISTOGRAM, JOURNAL, LEDGER, TOKENIZER, TOKENIZER_CONFIG
 from dpft.privacy.accounting import EpsilonBound, account, account_composition, evaluate
 from dpft.privacy.accounting.calibration import smallest_noise
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
@@ -26,12 +25,9 @@ from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION, PrivacyPlan,
 from dpft.privacy.privacy_config import NOT_PRIVATE
 from dpft.records.ledger import LedgerHead
 from dpft.records.promises import (
-    OpenVocabulary,
     PlanPromise,
     TokenizerCost,
     WithTokenizer,
-    read_privacy,
-    read_vocabulary,
 )
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.runs.saved_run import SpentRun, read_spent, taken_before
@@ -266,8 +262,7 @@ def tokenizer_of(config: TrainConfig) -> SpentRun | None:
     Raises:
         InputError: It is not there, its noise was predictable, it protects another unit than the
             run, or it has no ledger where one is needed.
-        StateError: Its ledger is damaged, or the tokenizer is not the one that the ledger's run
-            reported.
+        StateError: Its ledger is damaged.
     """
     guarantee, given = config.privacy.guarantee, config.model.tokenizer
     if guarantee is None or given is None:
@@ -277,13 +272,6 @@ def tokenizer_of(config: TrainConfig) -> SpentRun | None:
         _check_public(config)
         return None
     spent = read_spent(str(folder))
-    known = read_vocabulary(folder / PRIVACY).tokenizer_sha256
-    found = hashlib.sha256(read_file(folder / TOKENIZER / "tokenizer.json")).hexdigest()
-    if known != found:
-        raise StateError(
-            f"{folder / TOKENIZER} is not the tokenizer that {folder / PRIVACY} names; put it back"
-            " as it was."
-        )
     if spent.plan.reproducible and guarantee.noise_seed is None:
         raise InputError(
             f"model.tokenizer must be private, got {given!r}, whose noise was predictable"
@@ -335,9 +323,7 @@ def _check_public(config: TrainConfig) -> None:
     if config.model.tokenizer_is_public:
         return
     place = Path(str(config.model.tokenizer)).expanduser().resolve()
-    record = (place.parent if place.name == TOKENIZER else place) / PRIVACY
-    is_open = record.exists() and isinstance(read_privacy(record), OpenVocabulary)
-    if is_open or any(map(_says_not_private, (place, place / TOKENIZER))):
+    if any(map(_says_not_private, (place, place / TOKENIZER))):
         raise InputError(
             f"model.tokenizer must be private, got {config.model.tokenizer!r}, made with"
             " privacy=none; make one with privacy.eps, or, where its texts are public, set"
@@ -381,34 +367,39 @@ def spent_before(tokenizer: SpentRun | None) -> SpentBefore | None:
 
 
 def cost_together(
-    taken: Mapping[Noise, int], *, epsilon: float, delta: float, tokenizer: SpentRun
+    taken: Mapping[Noise, int],
+    *,
+    epsilon: float,
+    delta: float,
+    before: SpentBefore,
+    run: str | Path = "",
 ) -> WithTokenizer:
-    """Returns what a run and its tokenizer cost together."""
-    at = delta + tokenizer.plan.delta
-    both = account_taken(added_up(taken, tokenizer.taken), at, "pld")
-    own = account_taken(tokenizer.taken, tokenizer.plan.delta, "prv")
+    """Returns what the steps of a run in a folder cost with the tokenizer that its plan names."""
+    at, others = delta + before.delta, taken_before(before, run)
+    both = account_taken(added_up(taken, others), at, "pld")
+    own = account_taken(others, before.delta, "prv")
     return WithTokenizer(
         epsilon_with_tokenizer=min(both.epsilon, epsilon + own.epsilon),
         delta_with_tokenizer=at,
         tokenizer=TokenizerCost(
             epsilon=own.epsilon,
-            delta=tokenizer.plan.delta,
-            ledger=LedgerHead(lines=tokenizer.ledger.lines, head=tokenizer.ledger.head),
+            delta=before.delta,
+            ledger=LedgerHead(lines=before.lines, head=before.head),
             simple_composition=epsilon + own.epsilon,
         ),
     )
 
 
-def planned_with_tokenizer(
-    config: TrainConfig, plan: PrivacyPlan, promise: PlanPromise
-) -> WithTokenizer:
+def planned_with_tokenizer(plan: PrivacyPlan, promise: PlanPromise) -> WithTokenizer:
     """Returns what ``dpft plan`` says of a run and its tokenizer together; nothing without one."""
-    tokenizer = tokenizer_of(config)
-    if tokenizer is None:
+    if plan.tokenizer is None:
         return WithTokenizer()
     noise = Noise(noise_multiplier=plan.noise_multiplier, sample_rate=plan.sample_rate)
     return cost_together(
-        {noise: plan.event().steps}, epsilon=promise.epsilon, delta=plan.delta, tokenizer=tokenizer
+        {noise: plan.event().steps},
+        epsilon=promise.epsilon,
+        delta=plan.delta,
+        before=plan.tokenizer,
     )
 
 

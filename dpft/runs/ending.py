@@ -18,7 +18,6 @@ from dpft.evaluation.metrics.base import LOWER, better_value
 from dpft.files import (
     DATA_SUMMARY,
     JOURNAL,
-    LEDGER,
     PAGE,
     PREDICTIONS,
     PRIVACY,
@@ -28,7 +27,7 @@ from dpft.files import (
 from dpft.kinds import NOTHING, PROMPTS
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve
-from dpft.privacy.ledger import LedgerRecord, Noise, added_up, check_ledger, steps_taken
+from dpft.privacy.ledger import LedgerRecord, check_ledger
 from dpft.privacy.plan import EXAMPLE
 from dpft.privacy.replay_log import NO_STEPS, read_journal
 from dpft.records.configuration import StepEntry
@@ -38,23 +37,21 @@ from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry
 from dpft.reports.epsilon import headline_of
 from dpft.reports.pages import digits
 from dpft.reports.privacy_record import (
-    account_for_run,
     no_promise,
     parameters_of,
-    private_run,
     processes_of,
     started_from,
 )
 from dpft.reports.report import write_report
-from dpft.reports.run_record import RunRecord, data_name, model_title, read_run
+from dpft.reports.run_record import RunRecord, data_name, model_title
 from dpft.reports.scores import ScoreTable, metric_words, score_tables
 from dpft.reports.sections import headline, what_epsilon_is_of
 from dpft.reports.terminal import Grid, show
-from dpft.runs.composition import PUBLIC_TOKENIZER, cost_together, tokenizer_of
 from dpft.runs.evaluation import write_scores
 from dpft.runs.folder import origin, read_begun
+from dpft.runs.guarantee import private_guarantee, read_finished_run
 from dpft.runs.run_plan import RunPlan
-from dpft.runs.saved_run import taken_before
+from dpft.runs.saved_run import read_spent
 from dpft.tasks.base import Task
 
 BAD_SCORES = "docs/how-to/bad-scores.md"
@@ -65,7 +62,7 @@ def show_ending(folder: Path, task: Task) -> None:
     if not sys.stdout.isatty():
         show(ending_lines(folder, task))
         return
-    record, kind_before, rows = read_run(folder), "", []
+    record, kind_before, rows = read_finished_run(folder), "", []
     for kind, _, text in (
         line.partition(": ") for line in ending_lines(folder, task, in_tables=True)
     ):
@@ -102,7 +99,7 @@ def ending_lines(folder: Path, task: Task, *, in_tables: bool = False) -> list[s
     here = Path.cwd()
     whole = Path(os.path.abspath(folder))
     short = whole.relative_to(here) if whole.is_relative_to(here) else folder
-    record = read_run(folder)
+    record = read_finished_run(folder)
     tables, left_out = score_tables(record.evaluations), []
     if (folder / DATA_SUMMARY).exists():  # none of a search, or an old run
         told = f"what was left out, cut and held out is in {short / DATA_SUMMARY} (private)"
@@ -254,36 +251,16 @@ def report(
         )
         privacy = joined(OpenRun, nothing, begun, parameters_of(counts))
     else:
-        ledger = ledger or NO_STEPS
-        check_ledger(ledger, plan.privacy)
-        alone = private_run(
-            plan.privacy,
-            account_for_run(plan.privacy, ledger, guarantee.accountant),
-            ledger,
+        check_ledger(ledger or NO_STEPS, plan.privacy)
+        given = config.model.tokenizer
+        privacy = private_guarantee(
+            read_spent(str(folder), trial=True),
             counts,
             origin=begun,
-            reproducible=guarantee.noise_seed is not None,
             size_source=plan.size.source,
             self_check=guarantee.self_check,
-            steps_kept=plan.steps,
+            tokenizer_is_public=given is not None and plan.privacy.tokenizer is None,
             curve=curve,
         )
-        taken = steps_taken(ledger, folder / LEDGER)
-        if plan.privacy.counts is not None:
-            taken = added_up(taken, taken_before(plan.privacy.counts, folder))
-        privacy = _with_tokenizer(config, alone, taken)
     write_record(folder / PRIVACY, privacy)
-    return write_report(folder)
-
-
-def _with_tokenizer(
-    config: TrainConfig, alone: PrivateRun, taken: Mapping[Noise, int]
-) -> PrivateRun:
-    """Returns what a run promises with a tokenizer that is private too, or taken as public."""
-    if config.model.tokenizer is None:
-        return alone
-    tokenizer = tokenizer_of(config)
-    if tokenizer is None:
-        return replace(alone, warnings=(*alone.warnings, PUBLIC_TOKENIZER))
-    both = cost_together(taken, epsilon=alone.epsilon, delta=alone.delta, tokenizer=tokenizer)
-    return replace(alone, **vars(both))
+    return write_report(folder, privacy)

@@ -47,9 +47,10 @@ from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.records.scores import PRIVATE_SPLIT, STAGES, Stage, StepScores
 from dpft.reports.report import write_report
-from dpft.reports.run_record import read_evaluations, read_own_evaluations, read_run, write_metrics
+from dpft.reports.run_record import read_evaluations, read_own_evaluations, write_metrics
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import WriteRequest
+from dpft.runs.guarantee import privacy_of, read_finished_run
 from dpft.runs.held_out import HELD_OUT, NOT_EVALUATED, is_unscored, records_to_score
 from dpft.runs.prepared_run import Prepared
 from dpft.runs.run_cost import cut, loading_device
@@ -154,7 +155,7 @@ def score_and_write(
                 logger.warning("%s", alarm)
             write_scores(config, folder, evaluations)
             if (folder / PRIVACY).exists() and (folder / CONFIGURATION).exists():
-                write_report(folder)
+                write_report(folder, privacy_of(folder))
             public = eval_split_is_public(config.task, config.eval)
             logger.info("scores and predictions: %s", folder if public else folder / PRIVATE)
     return evaluations
@@ -174,7 +175,7 @@ def _open_folder(config: EvaluateConfig, folder: Path, held: ExitStack) -> None:
         # Files that could not be written anew are refused before anything is scored.
         read_own_evaluations(folder)
         if (folder / PRIVACY).exists():
-            read_run(folder)
+            read_finished_run(folder)
     elif (folder / CONFIGURATION).exists():
         raise InputError(
             f"{folder} is a run's folder, whose scores another model's would replace; choose"

@@ -18,17 +18,18 @@ from dpft.data.raw_rows import MEMORY, WRITERS, write_rows
 from dpft.data.rows import Check, accept_all, are_records, load_prompts
 from dpft.errors import InputError, RunError
 from dpft.evaluation.evaluate import counter
-from dpft.files import GENERATED, PRIVACY, hold_run
+from dpft.files import GENERATED, hold_run
 from dpft.generation.decoding import Draws
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.processes import own_device, started
 from dpft.parallel.rank_environment import without_logging
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.records.form import write_record
-from dpft.records.promises import OWN_RECORDS, Prompts, RunPrivacy, run_privacy
+from dpft.records.promises import OWN_RECORDS, Prompts, RunPrivacy
 from dpft.records.scores import Decoding
 from dpft.reports.report import notes_on, statement
 from dpft.runs.exit_codes import crash_kept
+from dpft.runs.guarantee import privacy_of
 from dpft.runs.run_cost import cut, loading_device
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
@@ -278,23 +279,6 @@ def _with_model(
     trained_model = trained_model_of_run(Path(config.run), saved)
     asked = replace(config, task=trained_model.fitted(config.task))
     return trained_model, asked, trained_model.fitted(saved.task)
-
-
-def privacy_of(folder: Path) -> RunPrivacy:
-    """Returns the run's privacy.json.
-
-    Raises:
-        InputError: The run has none, so that what its texts cost cannot be said, or one of another
-            schema version.
-        StateError: It is damaged.
-    """
-    path = folder / PRIVACY
-    if not path.exists():
-        raise InputError(
-            f"run must have a {PRIVACY}, which says what its texts cost, got {str(folder)!r},"
-            " which has none; put it back, or train anew."
-        )
-    return run_privacy(path)
 
 
 def written_task(config: GenerateConfig, trained: Task) -> TextTask:

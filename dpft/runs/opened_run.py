@@ -17,14 +17,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config.schema import ExportConfig, TrainConfig
 from dpft.errors import InputError
-from dpft.files import EXPORT, MODEL, PRIVACY, REPORT, hold_run, share
+from dpft.files import EXPORT, LEDGER, MODEL, PRIVACY, REPORT, hold_run, share
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.accounting.summary import delta_text, eps_text
-from dpft.records.form import as_json
+from dpft.records.form import as_json, write_record
 from dpft.records.promises import PrivateRun, guarantee, is_promised
 from dpft.released import recorded_base, write_released
 from dpft.reports.report import write_card
-from dpft.reports.run_record import RunRecord, data_name, model_title, read_run, with_own_scores
+from dpft.reports.run_record import RunRecord, data_name, model_title, with_own_scores
+from dpft.runs.guarantee import read_finished_run
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
 
@@ -45,10 +46,7 @@ class Run:
 
     @property
     def epsilon(self) -> float | None:
-        """The upper bound that privacy.json states; None where there is none to rely on.
-
-        What contradicts the run's ledger was refused when it was opened; ``dpft.account(run=…)``
-        computes epsilon from the ledger alone.
+        """The upper bound that the run's ledger gives; None where there is none to rely on.
 
         That is a run without privacy, of a test's seed, or whose noise can be computed. Where the
         records made the model's tokenizer, too, it is the bound of both.
@@ -64,7 +62,7 @@ class Run:
 
     @property
     def privacy(self) -> Mapping[str, Any]:
-        """Content of privacy.json: everything that epsilon depends on."""
+        """Everything that epsilon depends on, under the names of privacy.json."""
         privacy: Mapping[str, Any] = as_json(self.record.privacy)
         return privacy
 
@@ -162,14 +160,14 @@ def open_run(folder: "str | Path | Run") -> Run:
     """
     path = Path(folder)
     config = saved_run(str(path))
-    return Run(folder=path, config=config, record=with_own_scores(read_run(path)))
+    return Run(folder=path, config=config, record=with_own_scores(read_finished_run(path)))
 
 
 logger = logging.getLogger(__name__)
 
 
 def export(config: ExportConfig) -> None:
-    """Writes the folder: the run's model, merged or as it was saved, its digests, privacy.json.
+    """Writes the folder: the model, merged or as it was saved, its digests, privacy.json, ledger.
 
     Raises:
         InputError: There is no such run, the folder is there already, or the weights cannot be
@@ -186,8 +184,11 @@ def export(config: ExportConfig) -> None:
             write(partial, target)
             write_released(partial, None if config.merge else recorded_base(folder / MODEL))
             if (folder / PRIVACY).exists():
-                shutil.copy(folder / PRIVACY, partial / PRIVACY)
-                write_card(read_run(folder), partial)
+                record = read_finished_run(folder)
+                write_record(partial / PRIVACY, record.privacy)
+                if (folder / LEDGER).exists():
+                    shutil.copy(folder / LEDGER, partial / LEDGER)
+                write_card(record, partial)
             else:
                 logger.warning("%s has no %s, so none is exported", folder, PRIVACY)
     logger.info("model: %s", target)

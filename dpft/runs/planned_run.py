@@ -146,7 +146,7 @@ def describe(
         expected_batch_size=plan.privacy.expected_batch_size,
         trainable_parameters=trained,
     )
-    together = planned_with_tokenizer(config, plan.privacy, promise)
+    together = planned_with_tokenizer(plan.privacy, promise)
     beside = noise_beside_independent(config, plan)
     return joined(
         PrivatePlan,

@@ -51,10 +51,9 @@ from dpft.parallel.rank_environment import submitted_job, without_logging
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import WholeSums
 from dpft.privacy.accounting.curve import EpsilonCurve
-from dpft.privacy.replay_log import knows_the_end, read_run_ledger
+from dpft.privacy.replay_log import read_run_ledger
 from dpft.records.form import keys_of
-from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy, StartingModel, read_privacy
-from dpft.released import check_released
+from dpft.records.promises import PrivateRun, StartingModel, read_privacy
 from dpft.reports.run_record import read_own_evaluations
 from dpft.runs.ending import report
 from dpft.runs.evaluation import not_evaluated, scheduled_scores, score, write_scores
@@ -76,6 +75,7 @@ from dpft.runs.folder import (
     start_anew,
     write_begun,
 )
+from dpft.runs.guarantee import privacy_of
 from dpft.runs.held_out import canaries_text
 from dpft.runs.prepared_run import (
     Planner,
@@ -369,13 +369,21 @@ def write_beginning(
 
 
 def starting_models(model: ModelConfig) -> list[StartingModel]:
-    """Returns what each private training promised that a model has behind it, the last one first.
+    """Returns what each private training of a model guarantees its records, the last one first.
 
-    A run's model (``model.path``), or an exported one, has some; another has none.
+    The guarantee of a run's model (``model.path``), or of an exported one, is computed from the
+    ledger beside it; those of still earlier trainings are as its privacy.json recorded them.
     """
-    record = _record_beside(model)
-    if record is None:
+    folder = _run_beside(model)
+    if folder is None:
         return []
+    if isinstance(read_privacy(folder / PRIVACY), PrivateRun) and not (folder / LEDGER).exists():
+        logger.warning(
+            "%s has no %s beside it: the report will not state what was guaranteed when the model"
+            " was trained", folder / PRIVACY, LEDGER,
+        )  # fmt: skip
+        return []
+    record = privacy_of(folder)
     earlier = [*(record.starting_models or ())]
     if not isinstance(record, PrivateRun):
         return earlier
@@ -383,18 +391,16 @@ def starting_models(model: ModelConfig) -> list[StartingModel]:
     return [StartingModel(**{**kept, "ledger": record.ledger.head}), *earlier]
 
 
-def _record_beside(model: ModelConfig) -> RunPrivacy | None:
-    """Returns the privacy.json that lies beside a model's folder, or in an exported one."""
+def _run_beside(model: ModelConfig) -> Path | None:
+    """Returns the folder with the privacy.json of a model that dpft trained; None: there is none.
+
+    It is the model's own folder, if it was exported, or that of the run.
+    """
     if model.path is None:
         return None
     folder = Path(model.path).expanduser().resolve()
-    places = [folder / PRIVACY, *([folder.parent / PRIVACY] if folder.name == MODEL else [])]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        return None
-    if (found.parent / LEDGER).exists() or knows_the_end(found.parent):
-        ledger = read_run_ledger(found.parent)
-        if ledger is not None and folder == found.parent / MODEL:
-            check_released(folder, ledger.released, ledger=found.parent / LEDGER)
-    record = read_privacy(found)
-    return record if isinstance(record, PrivateRun | OpenRun) else None
+    places = [folder, *([folder.parent] if folder.name == MODEL else [])]
+    found = next((place for place in places if (place / PRIVACY).is_file()), None)
+    if found is not None and found != folder:
+        check_model(found, read_run_ledger(found))
+    return found

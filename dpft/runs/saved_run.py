@@ -38,8 +38,6 @@ from dpft.privacy.plan import (
 from dpft.privacy.replay_log import knows_the_end, read_run_ledger
 from dpft.records.configuration import read_saved
 from dpft.released import check_released
-from dpft.reports.report import write_report
-from dpft.reports.run_record import RunRecord, find_runs, read_run
 
 CLOSING_LINE = "closing line"
 """What shows the end of a finished run's ledger where private/ is not there."""
@@ -303,36 +301,3 @@ def _has_ended(folder: Path, config: TrainConfig) -> bool:
             " was."
         )
     return True
-
-
-def read_finished_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[Path]]:
-    """Returns the records of the finished runs in some folders, and the folders of the others.
-
-    Raises:
-        InputError: A folder holds none, or none of them has a report, or one has a symbolic link.
-        StateError: A run's files are damaged.
-    """
-    finished, unfinished = find_runs(folders)
-    if not finished:
-        raise InputError(
-            f"runs must name a run that has ended, got {len(unfinished)} that have not; go on with"
-            " them by dpft train resume=RUN."
-        )
-    for folder in finished:
-        refuse_links(folder)
-    return [read_run(folder) for folder in finished], unfinished
-
-
-def rebuild_report(record: RunRecord) -> None:
-    """Writes report.md, report.html and the model's card of a run anew from its public files.
-
-    In the folder of a search every file keeps its time, which is that of the search's beginning:
-    another would tell how long the search took at most.
-    """
-    public = [path for path in record.folder.glob("*") if path.name != PRIVATE]
-    below = [path for top in public for path in top.rglob("*")]
-    times = {path: path.stat().st_mtime_ns for path in (*below, *public, record.folder)}
-    write_report(record.folder)
-    if record.is_of_search:
-        for path, time in times.items():
-            os.utime(path, ns=(time, time))

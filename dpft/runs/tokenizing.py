@@ -62,7 +62,7 @@ from dpft.records.promises import (
     OpenVocabularyAnswer,
     PrivateVocabulary,
     PrivateVocabularyAnswer,
-    read_vocabulary,
+    Vocabulary,
 )
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.report import table, write_tokenizer_report
@@ -161,15 +161,16 @@ class Made:
     tokenizer_sha256: str | None = None
 
 
-def write_outcome(command: TokenizerCommand, folder: Path, made: Made) -> None:
-    """Writes privacy.json and the reports of a histogram that was released."""
-    write_record(folder / PRIVACY, _record(command, folder, made))
-    write_tokenizer_report(folder)
+def write_outcome(command: TokenizerCommand, folder: Path, made: Made) -> Vocabulary:
+    """Writes privacy.json and the reports of a histogram that was released; returns the former."""
+    record = _record(command, folder, made)
+    write_record(folder / PRIVACY, record)
+    write_tokenizer_report(folder, record)
+    return record
 
 
-def answer(folder: Path) -> Answer:
+def answer(record: Vocabulary, folder: Path) -> Answer:
     """Returns what the command prints of a run."""
-    record = read_vocabulary(folder / PRIVACY)
     kind = (
         PrivateVocabularyAnswer if isinstance(record, PrivateVocabulary) else OpenVocabularyAnswer
     )
@@ -266,8 +267,7 @@ def finish(command: TokenizerCommand, folder: Path) -> Answer:
         raise InputError(_what_stands(folder, str(error), len(words))) from None
     except RunError as error:
         raise RunError(_what_stands(folder, str(error).rstrip("."), len(words))) from None
-    write_outcome(command, folder, made)
-    return answer(folder)
+    return answer(write_outcome(command, folder, made), folder)
 
 
 def make_without_privacy(
@@ -301,8 +301,8 @@ def make_without_privacy(
         **read_begun(folder).when,
     )
     write_record(folder / PRIVACY, record)
-    write_tokenizer_report(folder)
-    return answer(folder)
+    write_tokenizer_report(folder, record)
+    return answer(record, folder)
 
 
 def _saved(
@@ -376,12 +376,6 @@ def make_tokenizer(
                     )
                 close_ledger_of(folder)
                 closed_ledger(folder)
-                known = read_vocabulary(folder / PRIVACY) if (folder / PRIVACY).exists() else None
-                digest = hashlib.sha256(read_file(folder / HISTOGRAM)).hexdigest()
-                if isinstance(known, PrivateVocabulary) and known.histogram_sha256 != digest:
-                    raise StateError(
-                        f"{folder / HISTOGRAM} is not what the run released; put it back as it was."
-                    )
                 dump(replace(command, resume=None), folder / CONFIGURATION)
                 return finish(command, folder)
         return _begin(command, folder, write_request)

@@ -65,10 +65,10 @@ from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.records.costs import Search, Trial
 from dpft.records.form import read_record, write_record
-from dpft.records.promises import PrivateRun, read_privacy
+from dpft.records.promises import PrivateRun
 from dpft.records.scores import Metrics, TrialScore
 from dpft.reports.epsilon import NOT_PRIVATE_SEED
-from dpft.reports.privacy_record import with_selection
+from dpft.reports.privacy_record import selection_of
 from dpft.reports.report import write_report
 from dpft.runs.exit_codes import FULL_OR_FORBIDDEN, crash_kept, exit_code_of_job
 from dpft.runs.folder import (
@@ -80,6 +80,7 @@ from dpft.runs.folder import (
     start_anew,
     write_begun,
 )
+from dpft.runs.guarantee import privacy_of
 from dpft.runs.held_out import TrainingData, divide, known_by, load_training_data
 from dpft.runs.run import begin, go_on
 from dpft.runs.run_plan import RunPlan, plan_run, warn_of_delta, with_batch_size
@@ -345,14 +346,13 @@ def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> 
         target = folder / source.relative_to(trial)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
-    won = read_privacy(trial / PRIVACY)
+    won = privacy_of(trial)
     assert isinstance(won, PrivateRun)
     begun = read_begun(folder)
-    space = command.tuning.values()
-    best = with_selection(won, search.calibration, command.tune.count, space=space)
-    of_search = replace(best, starting_models=begun.starting_models, **begun.when)
+    chosen = selection_of(command.tune.count, space=command.tuning.values())
+    of_search = replace(won, selection=chosen, starting_models=begun.starting_models, **begun.when)
     write_record(folder / PRIVACY, of_search)
-    write_report(folder)
+    write_report(folder, of_search)
     date_to_the_beginning(folder)
 
 

@@ -37,7 +37,6 @@ WHERE = {
     "synthetic_text.label_task": ASKED,
     "membership._reference": ASKED,
     "synthetic_text": FILES,
-    "audited_run._privacy": FILES,
     "audited_run._missing_key": FILES,
     "audited_run._other_records": FILES,
     "base.kept_canaries": FILES,

@@ -2,8 +2,9 @@ from pathlib import Path
 
 from benchmarks.sweep import table
 from dpft.files import write_json
-from dpft.reports.run_record import find_runs, read_run
+from dpft.reports.run_record import find_runs
 from tests.reports import folders
+from tests.reports.folders import read
 from tests.reports.test_report import non_private, private
 
 
@@ -19,7 +20,7 @@ def test_a_row_holds_the_promise_the_share_and_the_last_scores(tmp_path: Path) -
     kept = {**private(), "epsilon": 2.9981, "noise_multiplier": 0.7}
     first = write_run(tmp_path / "0", "lora", kept, 50.0)
     ordinary = write_run(tmp_path / "1", "full", non_private(), 60.0)
-    lines = table([read_run(first), read_run(ordinary)]).splitlines()
+    lines = table([read(first), read(ordinary)]).splitlines()
     assert lines[0].endswith("| trainable | share | bleu |")
     assert lines[2] == "| lora | 0.004 | 2.998 | 0.700 | 1,000 | 5.00% | 50.000 |"
     assert lines[3] == "| full | 0.004 | not private |  | 1,000 | 5.00% | 60.000 |"

@@ -9,7 +9,6 @@ import yaml
 from dpft.cli.report import expand
 from dpft.privacy.plan import SpentBefore
 from dpft.reports.run_record import write_metrics
-from tests.reports.folders import write_run
 from tests.reports.plain import TOKENIZER
 from tests.reports.test_report import entry
 from tests.runs.run_folders import edit, make_plan, make_run
@@ -125,7 +124,7 @@ def test_repeated_runs_are_joined() -> None:
 
 
 def test_a_runs_own_report_is_rebuilt_and_no_table_printed(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
+    folder = finished(tmp_path / "run")
     outcome = Workspace(tmp_path).run("report", "run", "rebuild=true")
     assert (outcome.code, outcome.out) == (0, "")
     assert outcome.err == "INFO: run: report.md and report.html written anew\n"

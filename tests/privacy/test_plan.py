@@ -3,6 +3,7 @@ import math
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 
 import dp_accounting
@@ -28,13 +29,14 @@ from dpft.privacy.plan import (
 )
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import make_randomness
-from dpft.records.ledger import Calibration
 from dpft.records.promises import Origin
 from dpft.reports.pages import epsilon_points
-from dpft.reports.privacy_record import account_for_run, private_run, promise_of
+from dpft.reports.privacy_record import promise_of
 from dpft.runs import tuning
+from dpft.runs.guarantee import private_guarantee
 from dpft.runs.planned_run import account_for_plan
 from dpft.runs.run_plan import RunPlan
+from dpft.runs.saved_run import SpentRun
 
 
 def plan(**changes) -> PrivacyPlan:
@@ -103,9 +105,19 @@ def test_trust_rule_1_draws_noise_and_ledger_follow_the_plans_mechanism(followed
 def test_trust_rule_1_every_reported_epsilon_follows_the_plans_mechanism(
     followed, shared_accounting
 ):
+    followed = replace(followed, accountant="rdp")
     expected = account(followed.event(), accountant="rdp")
-    ledger = LedgerRecord(steps=3, mechanisms=({},) * 3, closed=True, lines=4, head="ab" * 32)
-    assert account_for_run(followed, ledger, "rdp") == expected
+    entries = tuple(followed.entry_at(step) for step in range(3))
+    ledger = LedgerRecord(
+        steps=3, mechanisms=entries, closed=True, lines=4, head="ab" * 32, plan=followed
+    )
+    spent = SpentRun(
+        folder="",
+        ledger=ledger,
+        plan=followed,
+        taken=steps_taken(ledger, Path(LEDGER)),
+        end=None,
+    )
     run = RunPlan(size=None, steps=3, phases=(), privacy=followed)
     privacy = DifferentialPrivacy(name="dp", noise_multiplier=1.0, accountant="rdp")
     assert account_for_plan(SimpleNamespace(privacy=privacy), run) == expected
@@ -119,22 +131,11 @@ def test_trust_rule_1_every_reported_epsilon_follows_the_plans_mechanism(
     assert numbers == {key: mechanism.get(key, expected.epsilon) for key in numbers}
     counts = ParameterCounts(trainable=1, new=0, total=1)
     origin = Origin(model="tiny", data="e2e")
-    run = private_run(
-        followed, expected, ledger, counts, origin=origin, reproducible=False, size_source="given"
-    )
+    run = private_guarantee(spent, counts, origin=origin, size_source="given")
+    assert run.epsilon == expected.epsilon
     run = replace(run, steps_taken=mechanism["steps"], epsilon=math.inf)
     plotted = epsilon_points(run)[-1]
     assert plotted == (mechanism["steps"], pytest.approx(expected.epsilon))
-
-
-def test_trust_rule_1_a_calibrated_epsilon_is_reported_of_the_plans_mechanism_alone(
-    shared_accounting,
-):
-    calibration = Calibration(accountant="rdp", epsilon=0.125, grid="")
-    own = plan(calibration=calibration)
-    assert promise_of(own, account(own.event())).epsilon == 0.125
-    other = account(replace(own.event(), noise_multiplier=4.0))
-    assert promise_of(own, other).epsilon == other.epsilon
 
 
 def test_trust_rule_1_a_search_is_calibrated_to_its_plans_mechanisms(followed, monkeypatch):

@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from dpft.reports.run_record import model_name, write_metrics
+from dpft.records.promises import read_privacy
+from dpft.reports.run_record import RunRecord, model_name, read_run, write_metrics
 from tests.reports.plain import config_of
 from tests.reports.test_report import CONFIG, entry, private
 
@@ -39,6 +40,11 @@ def write_run(
     write_metrics(folder, [before, after], public=public, publish=publish)
     (folder / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
     return folder
+
+
+def read(folder: Path) -> RunRecord:
+    """Returns a run whose privacy.json is that of its ledger."""
+    return read_run(folder, read_privacy(folder / "privacy.json"))
 
 
 FULL, LORA = (60.0, 61.0, 62.0), (50.0, 51.0, 52.0)

@@ -13,19 +13,19 @@ from PIL import Image
 
 from dpft.errors import InputError
 from dpft.reports.comparison import choose_metrics, frame_of, notes_of, plot, render, table
-from dpft.reports.run_record import find_runs, read_run
-from tests.reports.folders import EVIL, sweep, write_run
+from dpft.reports.run_record import find_runs
+from tests.reports.folders import EVIL, read, sweep, write_run
 
 COST = {"epsilon": 2.98991, "delta": 1e-5, "accountant": "prv", "private": True}
 NO_COST = {"epsilon": None, "delta": None, "accountant": None, "private": False}
 
 
 def compared(folders: list[Path], cost: Mapping[str, Any] = COST, **options: Any):
-    return frame_of([(read_run(folder), cost) for folder in folders], **options)
+    return frame_of([(read(folder), cost) for folder in folders], **options)
 
 
 def rendered(to: str, folders: list[Path], **options: Any) -> str:
-    notes = notes_of([read_run(folder) for folder in folders], [])
+    notes = notes_of([read(folder) for folder in folders], [])
     return render(to, *compared(folders, **options), notes)
 
 
@@ -193,7 +193,7 @@ def test_markdown_has_a_title_a_table_and_notes(tmp_path: Path) -> None:
     assert len(table_.splitlines()) == 6
     assert scores.startswith("Scores are after fine-tuning: the mean, ±")
     assert "`dpft account runs=…`" in cost
-    begun = notes_of([read_run(tmp_path / "full-3-0")], [tmp_path / "begun"])[-1]
+    begun = notes_of([read(tmp_path / "full-3-0")], [tmp_path / "begun"])[-1]
     assert begun == f"Left out, because they have not ended: {tmp_path / 'begun'}."
 
 

@@ -10,13 +10,14 @@ from huggingface_hub import ModelCard
 from matplotlib.figure import Figure
 
 from dpft.models.architecture import PooledClassifier
+from dpft.records.promises import read_privacy
 from dpft.records.scores import Sample
 from dpft.reports import pages
 from dpft.reports.pages import epsilon_plot, epsilon_points
 from dpft.reports.report import render, render_run_page, write_card, write_report
-from dpft.reports.run_record import RunRecord, read_run
+from dpft.reports.run_record import RunRecord
 from tests.models import small
-from tests.reports.folders import EVIL, write_run
+from tests.reports.folders import EVIL, read, write_run
 from tests.reports.plain import plain, privacy_of
 from tests.reports.test_privacy_record import LEDGER
 from tests.reports.test_report import non_private, private
@@ -32,7 +33,7 @@ def page_of(record: RunRecord) -> str:
 
 
 def page(folder: Path, **changes: object) -> str:
-    return page_of(read_run(write_run(folder / "run", **changes)))
+    return page_of(read(write_run(folder / "run", **changes)))
 
 
 def test_the_page_says_all_that_the_headline_rests_on(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_the_page_says_all_that_the_headline_rests_on(tmp_path: Path) -> None:
 
 def test_the_page_is_the_report_rendered(tmp_path: Path) -> None:
     """Every line of the Markdown that is not markup is a text of the page, in the same order."""
-    record = read_run(write_run(tmp_path / "run", reference=REFERENCE))
+    record = read(write_run(tmp_path / "run", reference=REFERENCE))
     text = html.unescape(re.sub("<[^>]*>", "", page_of(record)))
     place = 0
     for word in re.findall(r"\w[\w.]+", re.sub(r"[*`#|\\-]", " ", render(record))):
@@ -83,7 +84,7 @@ def test_names_reasons_and_paths_are_escaped_everywhere(tmp_path: Path) -> None:
         privacy={"warnings": [EVIL]},
     )
     (folder / "model").mkdir()
-    write_report(folder)
+    write_report(folder, read_privacy(folder / "privacy.json"))
     for name in ("report.md", "report.html", "model/README.md"):
         text = (folder / name).read_text()
         # indented lines are code, which every renderer escapes
@@ -94,7 +95,7 @@ def test_names_reasons_and_paths_are_escaped_everywhere(tmp_path: Path) -> None:
 
 
 def test_the_page_is_the_same_each_time(tmp_path: Path) -> None:
-    record = read_run(write_run(tmp_path / "run"))
+    record = read(write_run(tmp_path / "run"))
     assert page_of(record) == page_of(record)
 
 
@@ -125,7 +126,7 @@ def test_the_recipe_shows_no_seed_and_no_path_that_the_user_did_not_write(tmp_pa
 
 def test_a_run_without_privacy_has_no_epsilon_on_its_page(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    text = page_of(replace(read_run(folder), privacy=privacy_of(non_private())))
+    text = page_of(replace(read(folder), privacy=privacy_of(non_private())))
     assert "NOT PRIVATE" in text and "<svg" not in text and "Accountants" not in text
 
 
@@ -169,7 +170,7 @@ def card(folder: Path, **changes: object) -> ModelCard:
     run = write_run(folder / "run", **changes)
     (run / "model").mkdir()
     (run / "model" / "adapter_config.json").write_text("{}")
-    write_report(run)
+    write_report(run, read_privacy(run / "privacy.json"))
     return ModelCard((run / "model" / "README.md").read_text())
 
 
@@ -199,10 +200,10 @@ def test_the_card_of_a_classifier_of_ours_says_how_to_read_it(tmp_path: Path) ->
     """The class of transformers would start its encoder at random."""
     folder = tmp_path / "model"
     PooledClassifier(small.bert_config(num_labels=2)).save_pretrained(folder)
-    write_card(read_run(write_run(tmp_path / "run")), folder)
-    read = ModelCard((folder / "README.md").read_text())
-    assert "PooledClassifier.from_pretrained(FOLDER" in read.text
-    assert read.data.library_name is None
+    write_card(read(write_run(tmp_path / "run")), folder)
+    written = ModelCard((folder / "README.md").read_text())
+    assert "PooledClassifier.from_pretrained(FOLDER" in written.text
+    assert written.data.library_name is None
 
 
 def test_a_card_of_a_run_that_is_not_private_does_not_say_it_is(tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ TEXTS = {"samples": [{"input": "name[A]", "prediction": EVIL, "reference": "A is
 
 def with_texts(folder: Path, *, public: bool = True) -> str:
     run = write_run(folder / "run", scores=TEXTS)
-    record = read_run(run)
+    record = read(run)
     texts = (Sample(input="name[A]", prediction="the the", reference=""),)
     record.evaluations[0] = replace(record.evaluations[0], samples=texts).marked(public)
     return page_of(record)

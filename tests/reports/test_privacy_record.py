@@ -51,11 +51,11 @@ def accounting(steps: int = 4, **changes: object) -> AccountingReport:
         "rdp": 3.4,
         "gdp": 2.5,
         "pld": NoAnswer(error="It timed out."),
-        "prv": Interval(lower=2.97, estimate=2.98, upper=2.989),
+        "prv": Interval(lower=2.97, estimate=2.98, upper=2.99),
     }
     values = {
         "mechanism": mechanism,
-        "epsilon": 2.989,
+        "epsilon": 2.99,
         "delta": mechanism.delta,
         "accountant": "prv",
         "epsilons": epsilons,
@@ -150,12 +150,6 @@ def test_each_phase_stands_with_its_own_sensitivity_and_the_first_in_the_headlin
         {"method": "full", "steps": 1, "max_grad_norm": 0.1, "sensitivity": 0.1},
         {"method": "bitfit", "steps": 3, "max_grad_norm": 0.5, "sensitivity": 0.5},
     ]
-
-
-def test_the_headline_is_the_calibrated_bound_on_every_machine() -> None:
-    slow = accounting(epsilon=3.4, accountant="rdp")
-    assert promised(plan(), slow)["epsilon"] == 2.99
-    assert promised(plan(), slow)["accountant"] == "prv"
 
 
 def test_other_steps_than_planned_are_accounted_anew() -> None:

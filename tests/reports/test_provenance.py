@@ -13,7 +13,6 @@ from dpft.parallel.parallel_config import described, sharding
 from dpft.privacy.accounting.selection import ACCOUNTANT, TrialCount
 from dpft.records.audits import GuessesInShort
 from dpft.records.form import as_json, parse
-from dpft.records.ledger import Calibration
 from dpft.records.promises import PrivateRun, Process
 from dpft.reports.privacy_record import (
     is_another_mechanism,
@@ -21,11 +20,10 @@ from dpft.reports.privacy_record import (
     one_run_rows,
     process_rows,
     processes_of,
-    with_selection,
+    selection_of,
 )
 from dpft.reports.report import render_card
-from dpft.reports.run_record import read_run
-from tests.reports.folders import write_run
+from tests.reports.folders import read, write_run
 from tests.reports.plain import privacy_of, render
 from tests.reports.test_privacy_record import record as recorded
 from tests.reports.test_report import BOTH, CONFIG, non_private, private
@@ -113,7 +111,7 @@ def test_a_finding_that_contradicts_itself_is_no_finding(
     run = write_run(tmp_path / "run", privacy=audited())
     (run / "privacy.json").write_text(json.dumps(privacy))
     with pytest.raises(StateError, match=re.escape(says)):
-        read_run(run)
+        read(run)
 
 
 def test_steps_held_against_canaries_are_marked_whether_or_not_it_was_audited() -> None:
@@ -143,14 +141,14 @@ def test_what_contradicts_the_guarantee_leads_the_report_and_travels_with_the_mo
     privacy = audited(**changes)
     assert render(CONFIG, privacy, BOTH).startswith(says)
     run = write_run(tmp_path / "run", privacy=privacy)
-    card = render_card(read_run(run), run)
+    card = render_card(read(run), run)
     assert card.index(says) < card.index("-differentially private")
 
 
 def test_an_audit_below_epsilon_alarms_nobody(tmp_path: Path) -> None:
     privacy = audited(epsilon_lower=2.99)
     run = write_run(tmp_path / "run", privacy=privacy)
-    for text in (render(CONFIG, privacy, BOTH), render_card(read_run(run), run)):
+    for text in (render(CONFIG, privacy, BOTH), render_card(read(run), run)):
         assert "CONTRADICTED" not in text and "NOT THIS MECHANISM" not in text
 
 
@@ -174,22 +172,10 @@ def test_what_a_verdict_on_the_mechanism_assumes_is_said_where_it_rests_on_that(
 SPACE = {"train.learning_rate": (0.1, 0.2)}
 
 
-def selected(**more: object) -> dict:
-    curve = {"steps": [1], "epsilons": [0.1], "accountants": ["prv"]}
-    alone = {**private(), **more, "epsilon_curve": curve}
-    alone["warnings"] = [*alone["warnings"], "prv gave no bound: it is late.", "delta is large"]
-    bound = Calibration(accountant=ACCOUNTANT, epsilon=2.98765, grid="orders")
-    count = TrialCount(eta=1, gamma=0.1)
-    return as_json(with_selection(privacy_of(alone), bound, count, space=SPACE))
-
-
-def test_nothing_of_the_record_is_what_one_trial_alone_would_have_spent() -> None:
-    record = selected()
-    assert (record["epsilon"], record["accountant"]) == (2.98765, ACCOUNTANT)
-    assert record["epsilons"] == {ACCOUNTANT: 2.98765}
-    assert "epsilon_curve" not in record
-    assert "delta is large" in record["warnings"]
-    assert not [text for text in record["warnings"] if "prv" in text]
+def selected() -> dict:
+    bound = {"epsilon": 2.98765, "accountant": ACCOUNTANT, "epsilons": {ACCOUNTANT: 2.98765}}
+    chosen = as_json(selection_of(TrialCount(eta=1, gamma=0.1), space=SPACE))
+    return {**private(), **bound, "selection": chosen}
 
 
 def test_the_record_says_how_the_choice_was_made() -> None:
@@ -206,16 +192,3 @@ def test_the_report_leads_with_the_bound_and_says_what_it_covers() -> None:
     assert "best of a secret random number of runs, of 10 in expectation (eta 1, gamma" in report
     assert "how long the search took, which tells how many there were" in report
     assert "secret random number" not in render(CONFIG, private(), BOTH)
-
-
-def test_a_search_and_its_tokenizer_cost_the_sum_not_what_the_winner_cost_with_it() -> None:
-    own = {"epsilon": 0.5, "delta": 1e-6, "simple_composition": 3.0}
-    own["ledger"] = {"lines": 2, "head": "ab" * 32}
-    both = {"epsilon_with_tokenizer": 2.6, "delta_with_tokenizer": 2e-6, "tokenizer": own}
-    record = selected(**both)
-    assert record["epsilon_with_tokenizer"] == 2.98765 + 0.5
-    assert record["tokenizer"]["simple_composition"] == 2.98765 + 0.5
-    assert record["delta_with_tokenizer"] == 2e-6
-    report = render(CONFIG, record, BOTH)
-    assert "both together are **(ε = 3.4877, " in report.splitlines()[0]
-    assert "composed by pld" not in report

@@ -12,6 +12,7 @@ from dpft.privacy.ledger import Ledger
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.randomness import DROPOUT_SOURCE
 from dpft.records.form import parse
+from dpft.records.promises import read_privacy
 from dpft.records.scores import ScoreEntry
 from dpft.reports.report import A_PATH, public_configuration, write_report
 from dpft.reports.run_record import (
@@ -313,9 +314,9 @@ def test_the_report_is_written_from_the_folders_files_alone(tmp_path: Path) -> N
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     (tmp_path / "privacy.json").write_text(json.dumps(private()))
     write_metrics(tmp_path, [entry("after", 2.0)], public=True)
-    write_report(tmp_path)
+    write_report(tmp_path, read_privacy(tmp_path / "privacy.json"))
     first = (tmp_path / "report.md").read_text()
-    write_report(tmp_path)
+    write_report(tmp_path, read_privacy(tmp_path / "privacy.json"))
     assert (tmp_path / "report.md").read_text() == first
     assert "| bleu | 2.0000 |" in first
 

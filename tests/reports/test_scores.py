@@ -10,11 +10,11 @@ from dpft.errors import StateError
 from dpft.files import PAGE, PROGRESS, REPORT
 from dpft.privacy.accounting.interpretation import best_attack_accuracy
 from dpft.records.form import as_json, parse
+from dpft.records.promises import read_privacy
 from dpft.records.scores import ProgressLine
 from dpft.reports.report import write_report
-from dpft.reports.run_record import read_run
 from dpft.reports.scores import main_metric, meaning, score_tables, series_of, series_plot
-from tests.reports.folders import write_run
+from tests.reports.folders import read, write_run
 from tests.reports.plain import TOKENIZER, plain
 from tests.reports.test_report import BOTH, CONFIG, entry, non_private, private
 
@@ -117,10 +117,10 @@ def test_a_split_that_is_private_by_now_is_not_shown() -> None:
 
 def test_both_reports_have_the_series(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    write_report(run)
+    write_report(run, read_privacy(run / "privacy.json"))
     assert "while training" not in (run / REPORT).read_text() + (run / PAGE).read_text()
     (run / PROGRESS).write_text(json.dumps(as_json(point(10, 20.5, 1.0))) + "\n")
-    write_report(run)
+    write_report(run, read_privacy(run / "privacy.json"))
     report, page = (run / REPORT).read_text(), (run / PAGE).read_text()
     assert "## Scores on e2e, split test, while training" in report
     assert "| 10 | 1.0000 | 20.5000 |" in report
@@ -133,4 +133,4 @@ def test_a_damaged_progress_record_is_refused_by_its_name(tmp_path: Path, line: 
     run = write_run(tmp_path / "run")
     (run / PROGRESS).write_text(json.dumps(line) + "\n")
     with pytest.raises(StateError, match=r"progress\.jsonl is damaged"):
-        read_run(run)
+        read(run)

@@ -28,7 +28,7 @@ from dpft.tasks.base import TextTask
 from dpft.tasks.custom import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from tests.models import small
-from tests.reports.folders import write_run
+from tests.reports.folders import read, write_run
 from tests.reports.test_report import entry, non_private, private
 from tests.slowness import slow_but
 
@@ -38,6 +38,8 @@ ANSI = re.compile(r"\x1b\[[\d;]*m")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run whose guarantee is taken from privacy.json: it has no ledger."""
+    monkeypatch.setattr(ending, "read_finished_run", read)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "outputs" / "day"
 

@@ -42,12 +42,12 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_a_runs_texts_cost_must_be_known(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
-    assert privacy_of(folder).epsilon == 1.0
+    assert privacy_of(folder).private
     (folder / "privacy.json").write_text("{")
     with pytest.raises(StateError, match="is damaged"):
         privacy_of(folder)
     (folder / "privacy.json").unlink()
-    with pytest.raises(InputError, match=r"run must have a privacy\.json"):
+    with pytest.raises(InputError, match=r"run must be a run that has its privacy\.json"):
         privacy_of(folder)
 
 

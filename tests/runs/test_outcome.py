@@ -1,6 +1,8 @@
 """A run's record is made of its ledger, held against its plan, and its report of that record."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,8 +64,12 @@ def test_a_private_run_is_reported_by_its_ledger(folder: Path, private: TrainCon
 
 
 def test_what_weakens_the_promise_is_in_the_record(folder: Path, private: TrainConfig) -> None:
+    shutil.rmtree(folder)
+    seeded = replace(plan(), reproducible=True)
+    train_privately(session(folder), seeded, privacy(None), epsilon_after=spent)
     weak = with_privacy(private, noise_seed=1, self_check=False)
-    report(weak, run_plan(plan()), folder, COUNTS, [], read_run_ledger(folder))
+    dump(weak, folder / "config.yaml")
+    report(weak, run_plan(seeded), folder, COUNTS, [], read_run_ledger(folder))
     content = record(folder)
     assert (content["private"], content["reproducible"]) == (False, True)
     assert any("privacy.self_check=false" in warning for warning in content["warnings"])

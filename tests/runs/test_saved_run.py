@@ -8,13 +8,12 @@ import pytest
 from dpft.errors import InputError, StateError
 from dpft.files import PAGE, REPORT
 from dpft.privacy.ledger import Noise
+from dpft.records.ledger import Calibration
+from dpft.runs.guarantee import read_finished_runs, rebuild_report
 from dpft.runs.saved_run import (
     find_ledgers,
-    read_finished_runs,
     read_spent,
-    rebuild_report,
 )
-from tests.reports.folders import write_run
 from tests.runs.run_folders import (
     BATCH,
     NOISE,
@@ -208,9 +207,13 @@ def test_a_link_in_a_received_folder_is_refused(tmp_path: Path) -> None:
 def test_a_rebuilt_report_is_the_same_and_of_a_search_as_old(
     tmp_path: Path, searched: bool
 ) -> None:
-    selection = {"theorem": "T", "eta": 1.0, "gamma": 0.1, "expected_trials": 3.0}
-    selection["search_space"] = {}
-    folder = write_run(tmp_path / "run", privacy={"selection": selection} if searched else {})
+    known = None
+    if searched:
+        chosen = {"theorem": "T", "eta": 1.0, "gamma": 0.1, "expected_trials": 3.0}
+        known = {"selection": {**chosen, "search_space": {}}}
+    calibration = Calibration(accountant="rdp-selection", epsilon=3.0, grid="g", target=3.0)
+    plan = make_plan(is_trial=searched, calibration=calibration if searched else None)
+    folder = make_run(tmp_path / "run", plan=plan, known=known, eps=3.0)
     (record,), _ = read_finished_runs([folder])
     rebuild_report(record)
     first = (folder / PAGE).read_bytes()

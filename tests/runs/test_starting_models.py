@@ -8,13 +8,18 @@ import pytest
 
 from dpft.errors import StateError
 from dpft.models.source import ModelConfig
+from dpft.privacy.accounting import account
+from dpft.privacy.ledger import read_ledger
 from dpft.records.form import as_json
 from dpft.reports.privacy_record import started_from, starting_sentences
 from dpft.runs.run import starting_models
 from tests.reports.plain import plain
 from tests.reports.test_privacy_record import record as private
 from tests.reports.test_privacy_record import without_privacy
+from tests.runs.run_folders import edit, make_plan, make_run
 
+pytestmark = pytest.mark.usefixtures("shared_accounting")
+EVENT = make_plan().event()
 HEAD = "ab" * 32
 PROMISED: dict[str, Any] = {
     **private(calibration=None), "epsilon": 3.0, "delta": 1e-6, "data": "corpus (a folder)",
@@ -37,23 +42,35 @@ def beside(folder: Path, record: dict[str, Any]) -> ModelConfig:
     return ModelConfig(name="local", path=str(folder / "model"))
 
 
-def test_a_runs_model_and_an_exported_one_bring_what_was_promised(tmp_path: Path) -> None:
-    model = beside(tmp_path / "run", PROMISED)
+def private_model(folder: Path, **recorded: Any) -> ModelConfig:
+    """The folder of a private run that was exported, with its ledger."""
+    make_run(folder, known={"data": "corpus (a folder)", **recorded})
+    return ModelConfig(name="local", path=str(folder))
+
+
+def test_an_exported_model_has_the_guarantee_of_the_ledger_beside_it(tmp_path: Path) -> None:
+    model = private_model(tmp_path / "run", epsilon=0.1)
     (entry,) = starting_models(model)
-    assert (entry.epsilon, entry.delta, entry.data) == (3.0, 1e-6, "corpus (a folder)")
-    assert entry.ledger == HEAD
-    exported = ModelConfig(name="local", path=str(tmp_path / "run"))
-    assert starting_models(exported) == [entry]
+    assert (entry.delta, entry.data) == (1 / 80, "corpus (a folder)")
+    assert entry.epsilon == account(EVENT, accountant="rdp").epsilon
+    assert entry.ledger == read_ledger(tmp_path / "run" / "ledger.jsonl").head
+
+
+def test_a_model_without_its_ledger_gets_a_warning_and_states_no_guarantee(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert starting_models(beside(tmp_path / "run", PROMISED)) == []
+    assert "has no ledger.jsonl beside it" in caplog.text
 
 
 def test_public_training_in_between_loses_nothing(tmp_path: Path) -> None:
-    first = starting_models(beside(tmp_path / "first", PROMISED))
+    first = starting_models(private_model(tmp_path / "first"))
     between = starting_models(
         beside(tmp_path / "b", NOT_PRIVATE | {"starting_models": as_json(first)})
     )
     assert between == first
-    again = PROMISED | {"epsilon": 1.0, "starting_models": as_json(first)}
-    assert [each.epsilon for each in starting_models(beside(tmp_path / "c", again))] == [1.0, 3.0]
+    again = starting_models(private_model(tmp_path / "c", starting_models=as_json(first)))
+    assert len(again) == 2 and again[1:] == first
 
 
 def test_a_model_without_a_promise_brings_nothing(tmp_path: Path) -> None:
@@ -64,7 +81,8 @@ def test_a_model_without_a_promise_brings_nothing(tmp_path: Path) -> None:
 
 
 def test_a_damaged_promise_is_refused(tmp_path: Path) -> None:
-    model = beside(tmp_path / "run", {"schema_version": 1, "epsilon": 3.0})
+    model = private_model(tmp_path / "run")
+    edit(tmp_path / "run", model=3)
     with pytest.raises(StateError, match="damaged"):
         starting_models(model)
 

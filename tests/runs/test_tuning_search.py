@@ -88,8 +88,6 @@ def test_the_winner_has_the_bound_of_the_whole_search(
     assert record["accountant"] == ACCOUNTANT
     assert record["epsilons"] == {ACCOUNTANT: record["epsilon"]}
     assert 7.98 < record["epsilon"] <= 8
-    own = json.loads((workspace.root / "run/private/tuning/trial-1/privacy.json").read_text())
-    assert own["epsilons"]["rdp"] < record["epsilon"] / 1.3, "one trial alone costs much less"
     assert record["selection"]["expected_trials"] == pytest.approx(10.57, abs=0.01)
     report = (workspace.root / "run/report.md").read_text()
     assert f"| {ACCOUNTANT} | " in report and "| prv |" not in report

@@ -186,7 +186,6 @@ def test_account_answers_from_the_ledger_beside_a_damaged_privacy_json(
     assert (whole.code, damaged.code) == (0, 0), damaged.err
     rows = [line for line in whole.out.splitlines() if "epsilon" in line]
     assert rows and set(rows) <= set(damaged.out.splitlines())
-    assert "bad/privacy.json is damaged" in damaged.out
 
 
 @pytest.mark.parametrize("case", DAMAGED)

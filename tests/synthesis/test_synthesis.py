@@ -21,7 +21,7 @@ from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
 from dpft.privacy.ledger import read_ledger
 from dpft.records import synthesis as records
 from dpft.records.form import read_record
-from dpft.records.promises import PrivateRun, run_privacy
+from dpft.records.promises import PrivateRun, read_privacy
 from dpft.synthesis import command, generator, plan
 from dpft.synthesis.condition import Condition
 from dpft.synthesis.rows import RowFormat
@@ -133,7 +133,7 @@ def test_the_trainings_own_record_states_the_whole_epsilon_and_no_smaller_one(
     """Who reads the training's folder alone must not take its steps' epsilon for the table's."""
     said = read_record(made.folder / "synthesis.json", records.Synthesis)
     training = shutil.copytree(made.folder / "training", tmp_path / "training")
-    privacy = run_privacy(training / "privacy.json")
+    privacy = read_privacy(training / "privacy.json")
     assert isinstance(privacy, PrivateRun) and privacy.histogram is not None
     assert privacy.epsilon == pytest.approx(said.epsilon, abs=1e-9) and privacy.delta == said.delta
     assert privacy.histogram.ledger == said.parts[0].ledger

@@ -178,9 +178,9 @@ FAULTS: tuple[Fault, ...] = (
         breaks="A run's report covers the steps that were taken, and not only the planned ones.",
         edits=(
             Edit(
-                "dpft/reports/privacy_record.py",
-                "    streams = ledger.streams or (1,)",
-                "    streams = (plan.steps,)",
+                "dpft/runs/guarantee.py",
+                "tuple(sorted(run.whole.items()))",
+                "tuple(sorted({noise: plan.steps for noise in run.whole}.items()))",
             ),
         ),
         tests=(TWICE,),

@@ -17,7 +17,7 @@ from dpft.records.ledger import Calibration
 from dpft.runs.tuning import check_spent, go_on_search, publish
 from tests.config.test_tune import command
 from tests.reports.folders import write_run
-from tests.runs.run_folders import make_run, mechanism
+from tests.runs.run_folders import make_plan, make_run, mechanism
 from tests.runs.tuning.test_search import SEARCH
 
 BOUND = Calibration(accountant="rdp-selection", epsilon=7.99, grid="orders")
@@ -31,14 +31,10 @@ def tune() -> TuneCommand:
 
 def trial_of(folder: Path, number: int) -> Path:
     """Makes the folder of a finished trial with scores, a model and texts; returns it."""
-    spent = make_run(folder / "private" / "spent")
+    plan = make_plan(is_trial=True, calibration=BOUND)
+    spent = make_run(folder / "private" / "spent", plan=plan)
     record = json.loads((spent / "privacy.json").read_text())
-    record["calibration"] = {
-        "accountant": "rdp",
-        "epsilon": record["epsilon"],
-        "grid": "g",
-        "target": None,
-    }
+    record["calibration"] = vars(BOUND) | {"target": 8.0}
     config = yaml.safe_load((spent / "config.yaml").read_text())
     trial = write_run(trial_folder(folder, number), privacy=record, train=config["train"])
     own = yaml.safe_load((trial / "config.yaml").read_text())
@@ -79,10 +75,8 @@ def test_the_best_trials_files_are_public_and_its_log_is_not(
 
 
 def test_the_record_has_the_bound_of_the_whole_search(tune: TuneCommand, search: Path) -> None:
-    own = json.loads((trial_folder(search, 0) / "privacy.json").read_text())
     publish(tune, THREE, trial_folder(search, 0), search)
     record = json.loads((search / "privacy.json").read_text())
-    assert own["epsilon"] == 1.0
     assert record["epsilons"] == {"rdp-selection": 7.99} and record["epsilon"] == 7.99
     assert record["selection"]["expected_trials"] == tune.tune.count.expected
     assert record["selection"]["search_space"] == tune.tuning.values()
