@@ -16,7 +16,7 @@ only say: nobody tells dpft who they are.
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -99,6 +99,7 @@ from dpft.runs.tracking import Tracking, results, tracked
 from dpft.runs.training_records import render
 from dpft.runs.white_box import WhiteBoxListener, white_box
 from dpft.training.checkpoint import ResumePoint, delete_generator_states, find_resume_point
+from dpft.training.listeners import StepProgress
 from dpft.training.progress import ProgressRecord
 
 logger = logging.getLogger(__name__)
@@ -279,10 +280,18 @@ def finish(
     with ExitStack() as held:
         if ranks.is_first:
             held.enter_context(hint_of_resume(folder))
+        bar = None
+        if ranks.is_first:
+            bar = StepProgress(
+                steps=plan.steps,
+                expected_batch_size=config.train.batch_size(plan.size.num_examples),
+                counted="examples" if prepared.training_set.units is None else "units",
+            )
 
         def opened() -> tuple[Tracking | None, ProgressRecord, EpsilonCurve | None, bool]:
             tracking = held.enter_context(tracked(config, plan, folder))
-            progress = ProgressRecord(folder, [] if tracking is None else [tracking])
+            readers = [reader for reader in (bar, tracking) if reader is not None]
+            progress = ProgressRecord(folder, readers)
             curve = curve_of_run(config, plan) if with_curve else None
             write_private(folder, {DATA_SUMMARY: render(prepared.summary)})
             taken = 0 if resume_point is None else resume_point.checkpoint.step
@@ -307,16 +316,17 @@ def finish(
             ranks.first(write_scores, config, folder, evaluations)
         scheduled = scheduled_scores(prepared, progress, ranks)
         canaries = ranks.first(listening) or ()
-        train(
-            prepared,
-            folder,
-            resume_point,
-            listeners=(*canaries, *([] if progress is None else [progress])),
-            state_at_start=state,
-            curve=curve,
-            evaluation=scheduled,
-            ranks=ranks,
-        )
+        with nullcontext() if bar is None else bar:
+            train(
+                prepared,
+                folder,
+                resume_point,
+                listeners=(*canaries, *([] if progress is None else [progress])),
+                state_at_start=state,
+                curve=curve,
+                evaluation=scheduled,
+                ranks=ranks,
+            )
         if progress is not None:
             progress.publish(plan.steps)
         evaluations = score(prepared, "after", ranks)

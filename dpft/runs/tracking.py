@@ -59,8 +59,14 @@ class Tracking:
         """Those since the last point whose duration is known."""
         self._failed = False
 
-    def show(self, line: ProgressLine, last_step: int) -> None:
-        """See ``ProgressReader``; lines with scores are written, too."""
+    def begin(self, step: int) -> None:
+        """See ``ProgressReader``."""
+        self._steps, self._seconds = 0, 0.0
+
+    def show(self, line: ProgressLine, last_step: int, *, again: bool = False) -> None:
+        """See ``ProgressReader``; no step is written again."""
+        if again:
+            return
         if line.since is not None and line.seconds is not None:
             self._steps += line.step - line.since
             self._seconds += line.seconds

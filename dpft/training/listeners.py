@@ -10,8 +10,6 @@ and a rate from the expected batch size.
 
 import logging
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Protocol, Self
@@ -21,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.accounting.summary import round_up
+from dpft.records.scores import ProgressLine
 from dpft.startup import TRAINING, doing, end_startup
 
 
@@ -127,93 +126,77 @@ def draws_bars(console: Console) -> bool:
 
 
 class StepProgress:
-    """A bar on a terminal, a few log lines elsewhere."""
+    """Shows lines of progress.jsonl: a bar on a terminal, a few log lines elsewhere."""
 
-    def __init__(
-        self,
-        *,
-        steps: int,
-        expected_batch_size: int,
-        epsilon_after: Callable[[int], SpentEpsilon] | None,
-        taken: int = 0,
-        counted: str = "examples",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Prepares to show ``steps`` steps, of which ``taken`` are of earlier sessions.
+    def __init__(self, *, steps: int, expected_batch_size: int, counted: str = "examples") -> None:
+        """Prepare to show ``steps`` steps.
 
         The rate is counted by the public ``expected_batch_size``, a number of what ``counted``
         says.
         """
-        self._steps = steps
+        self._steps, self._counted = steps, counted
         self._expected_batch_size = expected_batch_size
-        self._epsilon_after = epsilon_after
-        self._counted = counted
-        self._clock = clock
-        self._windows = StepWindows(taken, steps)
-        self._lines = StepWindows(taken, steps, every=math.ceil(steps / LOG_LINES))
-        self._taken = taken
-        self._marked: tuple[int, float] | None = None
-        """The first step shown, and when: rates count from there."""
+        self._timed, self._seconds = 0, 0.0
+        """The session's steps whose duration is known."""
+        self._lines = StepWindows(0, steps)
         console = Console(stderr=True)
         self._draws = draws_bars(console)
         columns = TextColumn("training"), BarColumn(), TextColumn("{task.fields[note]}")
         self._bar = Progress(
             *columns, console=console, disable=not self._draws, refresh_per_second=1
         )
-        first = self._windows.first
-        waits = "" if first is None else f"steps show from step {first} of {steps} on"
-        self._task = self._bar.add_task("training", total=steps, completed=taken, note=waits)
+        self._task = self._bar.add_task("training", total=steps, note="")
 
     def __enter__(self) -> Self:
-        if self._windows.starts_on_grid:
-            self._begin(self._taken)
-            return self
-        doing(TRAINING)
-        if self._taken < self._steps:
-            first = self._windows.first
-            shown = "no progress" if first is None else f"progress from step {first} on"
-            logger.info(
-                "steps %d to %d show %s: the times of fewer than ten steps would tell of their"
-                " batches",
-                *(self._taken + 1, self._steps, shown),
-            )
         return self
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
         end_startup()
 
-    def advance(self, step: int) -> None:
-        """Shows that ``step`` steps are taken, if they end a window."""
-        if not self._windows.shows(step):
+    def begin(self, step: int) -> None:
+        """See ``ProgressReader``."""
+        self._lines = StepWindows(step, self._steps, every=math.ceil(self._steps / LOG_LINES))
+        windows = StepWindows(step, self._steps)
+        first = windows.first
+        waits = "" if first is None else f"steps show from step {first} of {self._steps} on"
+        self._bar.update(self._task, completed=step, note=waits)
+        if windows.starts_on_grid:
+            self._start()
             return
-        if self._marked is None:
-            self._begin(step)
-        note = self.note(step)
-        counted = ", ".join(filter(None, [f"{step}/{self._steps}", note]))
-        self._bar.update(self._task, completed=step, note=counted)
-        if not self._draws and self._lines.shows(step):
-            logger.info("step %d of %d%s", step, self._steps, f", {note}" if note else "")
+        doing(TRAINING)
+        if step < self._steps:
+            shown = "no progress" if first is None else f"progress from step {first} on"
+            logger.info(
+                "steps %d to %d show %s: the times of fewer than ten steps would tell of their"
+                " batches",
+                *(step + 1, self._steps, shown),
+            )
 
-    def note(self, step: int) -> str:
-        """Returns epsilon so far, the rate, time taken and to go, at a window's end.
+    def show(self, line: ProgressLine, last_step: int, *, again: bool = False) -> None:
+        """See ``ProgressReader``."""
+        self._start()
+        note = self._note(line)
+        counted = ", ".join(filter(None, [f"{line.step}/{self._steps}", note]))
+        self._bar.update(self._task, completed=line.step, note=counted)
+        if not self._draws and self._lines.shows(line.step):
+            logger.info("step %d of %d%s", line.step, self._steps, f", {note}" if note else "")
 
-        Epsilon is the bound that the run's end will state; until its accountant has it, none is
-        shown: a looser one would seem to fall afterwards.
-        """
+    def _note(self, line: ProgressLine) -> str:
+        """Return epsilon so far, the rate, and the time taken and to go."""
         parts = []
-        spent = None if self._epsilon_after is None else self._epsilon_after(step)
-        if spent is not None:
-            parts.append(f"epsilon {round_up(spent.epsilon, DECIMALS):.{DECIMALS}f}")
-        if self._marked is not None and step > self._marked[0]:
-            here, elapsed = step - self._marked[0], max(self._clock() - self._marked[1], 1e-9)
-            parts.append(f"{here * self._expected_batch_size / elapsed:.0f} {self._counted}/s")
-            parts.append(f"{clock_time(elapsed)} taken")
-            parts.append(f"{clock_time(elapsed / here * (self._steps - step))} to go")
+        if line.epsilon is not None:
+            parts.append(f"epsilon {round_up(line.epsilon, DECIMALS):.{DECIMALS}f}")
+        if line.since is not None and line.seconds is not None:
+            self._timed += line.step - line.since
+            self._seconds += line.seconds
+            each = self._seconds / self._timed
+            parts.append(f"{self._expected_batch_size / each:.0f} {self._counted}/s")
+            parts.append(f"{clock_time(self._seconds)} taken")
+            parts.append(f"{clock_time(each * (self._steps - line.step))} to go")
         return ", ".join(parts)
 
-    def _begin(self, step: int) -> None:
-        self._marked = (step, self._clock())
+    def _start(self) -> None:
         # Not before: how long a session took from an odd step, less how long one took from
         # another, would be the time of fewer than ten.
         end_startup()

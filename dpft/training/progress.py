@@ -1,11 +1,11 @@
 """progress.jsonl: how far a run has come, a line at each boundary of a window of ten steps.
 
-The file is public, and it is the only record of a run's progress: trackers are told its lines, and
-the report reads the scores in it. A line holds the steps, how long the steps before it took, the
-learning rate, the upper bound of epsilon, and scores of public splits. It never holds a loss, a
-gradient norm, a clipped share, a drawn size or a seed, and ``privacy.show_diagnostics`` changes
-nothing about that. A step's time follows its drawn size, so that lines appear at boundaries of
-``StepWindows`` only (docs/design.md, rule 7).
+The file is public, and it is the only record of a run's progress: the terminal and trackers show
+its lines, and the report reads the scores in it. A line holds the steps, how long the steps before
+it took, the learning rate, the upper bound of epsilon, and scores of public splits. It never holds
+a loss, a gradient norm, a clipped share, a drawn size or a seed, and ``privacy.show_diagnostics``
+changes nothing about that. A step's time follows its drawn size, so that lines appear at boundaries
+of ``StepWindows`` only (docs/design.md, rule 7).
 
 A resumed run takes steps again whose lines are in the file. The new lines replace them at the next
 boundary, so that each step has one line. Lines of steps that are still to come stay until then: the
@@ -29,10 +29,16 @@ logger = logging.getLogger(__name__)
 
 
 class ProgressReader(Protocol):
-    """Is told each line once."""
+    """Is told the lines of a session when they become public."""
 
-    def show(self, line: ProgressLine, last_step: int) -> None:
-        """Show a line of a run that ends at ``last_step``; must not raise."""
+    def begin(self, step: int) -> None:
+        """See ``StepListener``."""
+
+    def show(self, line: ProgressLine, last_step: int, *, again: bool) -> None:
+        """Show a line of a run that ends at ``last_step``; must not raise.
+
+        ``again``: an earlier session had a line of this step.
+        """
 
 
 class ProgressRecord:
@@ -63,7 +69,7 @@ class ProgressRecord:
         }
         self._is_cut_off = not _is_whole(public)
         self._told = max(self._public, default=0)
-        """The last step that readers were told."""
+        """The last step that readers were told over all sessions."""
         self._start = 0
         self._marked_step: int | None = None
         """The last boundary of this session; durations count from there."""
@@ -76,6 +82,8 @@ class ProgressRecord:
         if any(known > step for known in self._lines):
             self._lines = {known: self._lines[known] for known in self._lines if known <= step}
             self._write_private()
+        for reader in self._readers:
+            reader.begin(step)
 
     def has_scores(self, step: int) -> bool:
         """Return whether the weights after ``step`` steps were scored."""
@@ -143,10 +151,9 @@ class ProgressRecord:
         for line in fresh:
             if line.evaluations is not None:
                 logger.info("step %d: %s", line.step, _in_words(line.evaluations))
-            if line.step > self._told:
-                self._told = line.step
-                for reader in self._readers:
-                    reader.show(line, last_step)
+            for reader in self._readers:
+                reader.show(line, last_step, again=line.step <= self._told)
+            self._told = max(self._told, line.step)
 
     def _write_private(self) -> None:
         text = "".join(progress_text(self._lines[step]) for step in sorted(self._lines))

@@ -31,7 +31,7 @@ from dpft.parallel.ranks import ALONE, Ranks, Share
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.training.checkpoint import ResumePoint, restore_checkpoint, save_checkpoint
-from dpft.training.listeners import PublicStep, StepEvaluation, StepListener, StepProgress
+from dpft.training.listeners import PublicStep, StepEvaluation, StepListener
 from dpft.training.loop import StepEngine, StepStatistics, TrainingSet, train
 from dpft.training.optimizers import (
     OptimizerConfig,
@@ -336,19 +336,12 @@ def take_steps(
         )
 
     with ExitStack() as held:
-        diagnostics = progress = None
+        diagnostics = None
         if ranks.is_first:
             diagnostics = held.enter_context(
                 closing(Diagnostics(session.folder, max_grad_norm=max_grad_norm, goes_on=goes_on))
             )
             diagnostics.write_size(session.training_set, num_examples=session.num_examples)
-            progress = StepProgress(
-                steps=engine.steps,
-                taken=engine.steps_taken,
-                expected_batch_size=session.batch_size,
-                epsilon_after=epsilon_after,
-                counted="examples" if session.training_set.units is None else "units",
-            )
         if not goes_on:
             save(0)
         ranks.first(before_first_draw)
@@ -362,10 +355,7 @@ def take_steps(
             save=save,
             epsilon_after=epsilon_after,
             diagnostics=diagnostics,
-            progress=progress,
         )
-        if progress is not None:
-            held.enter_context(progress)
         for listener in session.listeners:
             listener.begin(engine.steps_taken)
         if session.evaluation is not None:
@@ -405,8 +395,7 @@ class AfterStep:
     epsilon_after: Callable[[int], SpentEpsilon] | None
     """What a number of steps has spent; None for a non-private run, and beside the first."""
     diagnostics: Diagnostics | None
-    progress: StepProgress | None
-    """Both on the first process alone."""
+    """On the first process alone."""
 
     def __call__(self, statistics: StepStatistics) -> None:
         """Ends a step, whose statistics say of this process's records, and are private.
@@ -434,8 +423,6 @@ class AfterStep:
             self.save(step)
             # A request that came meanwhile needs no other step: this one's checkpoint is there.
             (terminated,) = ranks.any(self.terminated())
-        if self.progress is not None:
-            self.progress.advance(step)
         if terminated:
             raise SystemExit(TERMINATED)
 

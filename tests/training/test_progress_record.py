@@ -31,13 +31,18 @@ KEYS = {"schema_version", "step", "since", "seconds", "learning_rate", "epsilon"
 
 
 class Told:
-    """Keeps the steps that it is told."""
+    """Keeps the steps that it is told for the first time."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
+        self.began: list[int] = []
 
-    def show(self, line: ProgressLine, last_step: int) -> None:
-        self.steps.append(line.step)
+    def begin(self, step: int) -> None:
+        self.began.append(step)
+
+    def show(self, line: ProgressLine, last_step: int, *, again: bool) -> None:
+        if not again:
+            self.steps.append(line.step)
 
 
 def record(folder: Path, *readers: Any, seconds: float = 1.0) -> ProgressRecord:

@@ -78,17 +78,18 @@ def observed(observer: Observer, monkeypatch: pytest.MonkeyPatch, *, terminal: b
 
     class Bar:
         def __init__(self, *columns, console, disable, refresh_per_second=10) -> None:
-            self.shows = not disable
+            self.shows, self.started = not disable, False
 
         def add_task(self, *args, **values) -> int:
             return 0
 
         def start(self) -> None:
+            self.started = self.shows
             if self.shows:
                 observer.see("bar")
 
         def update(self, task, **values) -> None:
-            if self.shows:
+            if self.started:
                 observer.see("bar", *values.items())
 
         def stop(self) -> None:
@@ -134,16 +135,12 @@ def transcript(durations, sessions, monkeypatch, tmp_path, *, terminal: bool, ev
     for start, end in sessions:
         observer.session(setup=30)
         tracking = Tracking(Watched(observer), name="watched", every=every)
-        record = ProgressRecord(tmp_path, [tracking], clock=observer.clock)
-        progress = StepProgress(
-            steps=last_step, expected_batch_size=10**15, epsilon_after=spent, taken=start,
-            clock=observer.clock,
-        )  # fmt: skip
-        with progress:
+        bar = StepProgress(steps=last_step, expected_batch_size=10**15)
+        record = ProgressRecord(tmp_path, [bar, tracking], clock=observer.clock)
+        with bar:
             record.begin(start)
             for step in range(start + 1, end + 1):
                 observer.now += durations[step - 1]
-                progress.advance(step)
                 record.after_step(
                     PublicStep(step=step, last_step=last_step, learning_rate=0.1, epsilon=spent(1))
                 )
@@ -196,8 +193,7 @@ def test_trust_rule_7_no_public_output_tells_the_time_of_fewer_than_ten_steps(
 def test_a_short_session_says_that_it_shows_no_progress_or_from_when_on(caplog) -> None:
     caplog.set_level(logging.INFO)
     for taken, steps in ((0, 9), (15, 100), (0, 100)):
-        with StepProgress(steps=steps, expected_batch_size=1, epsilon_after=None, taken=taken):
-            pass
+        StepProgress(steps=steps, expected_batch_size=1).begin(taken)
     why = "the times of fewer than ten steps would tell of their batches"
     assert caplog.messages == [
         f"steps 1 to 9 show no progress: {why}",
