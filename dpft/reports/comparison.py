@@ -243,6 +243,7 @@ def render(
         cells = rows.to_latex(index=False, escape=True)
         return comments + str(cells).replace("±", r"$\pm$").replace("–", "--")
     if to == "html":
+        rows = rows.replace(" ± ", "\u00a0±\u00a0", regex=True)  # a score stays on one line
         cells = Markup(rows.to_html(index=False, border=0))
         content = Markup("<h1>{}</h1>\n{}\n").format(title, cells)
         content += Markup("\n").join(Markup("<p>{}</p>").format(words(note)) for note in notes)

@@ -66,7 +66,7 @@ def test_csv_has_one_row_per_run_and_json_the_same(runs: Workspace) -> None:
 def test_a_table_and_a_plot_are_written_to_files(runs: Workspace) -> None:
     outcome = runs.run("report", "sweep", "to=html", "file=runs.html")
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "INFO: table: runs.html\n")
-    assert "50.500 ± 0.707" in (runs.root / "runs.html").read_text()
+    assert "50.500\u00a0±\u00a00.707" in (runs.root / "runs.html").read_text()
     outcome = runs.run("report", "sweep", "to=plot")
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "INFO: plot: report.png\n")
     assert (runs.root / "report.png").read_bytes().startswith(b"\x89PNG")
