@@ -140,7 +140,6 @@ def _environment(*, html: bool) -> Environment:
     environment.filters |= {
         "up": eps_text,
         "score": score,
-        "digits": digits,
         "indented": indented,
         "line": line,
         "words": words,
