@@ -29,8 +29,14 @@ import yaml
 from benchmarks import tables
 from dpft.privacy.cipher import secret_key
 from dpft.privacy.mechanisms.histogram import noise_for_counts, noisy_counts
-from dpft.synthesis.condition import shares
-from dpft.synthesis.measures import Tables, associations, marginals, usefulness
+from dpft.synthesis.histogram import shares
+from dpft.synthesis.measures import (
+    Tables,
+    associations,
+    column_distances,
+    frame_of,
+    usefulness,
+)
 from dpft.synthesis.schema import Row, Schema, read_schema
 
 TITLE = "Synthetic tables"
@@ -143,7 +149,7 @@ def rows_of(path: Path, schema: Schema) -> list[Row]:
 
 def independent(table: str, schema: Schema, real: Sequence[Row], epsilon: float) -> Made:
     """Returns rows whose categories are drawn one by one from private histograms of each."""
-    columns = [column for column in schema.learned if column.is_categorical]
+    columns = [column for column in schema.learned if column.options]
     # Each unit adds 1 to a cell of every histogram: together sqrt(columns) in L2 norm.
     noise = noise_for_counts(eps=epsilon, l2_cap=len(columns) ** 0.5, delta=1 / (10 * ROWS))
     draw = np.random.default_rng(0)
@@ -170,21 +176,22 @@ def slot_errors(rows: Sequence[Row]) -> str:
 
 def table_row(made: Made, schema: Schema, real: Sequence[Row], tested: Sequence[Row]) -> list[str]:
     """Returns a row of the results."""
-    categories = Schema(
-        columns=tuple(c for c in schema.learned if c.is_categorical), label=schema.label
-    )
-    own = Tables(synthetic=made.rows, training=real[: len(made.rows)], controls=tested)
-    of_columns = marginals(categories, own)
-    pairs = associations(categories, own)
-    told = usefulness(categories if made.table == "e2e" else schema, own)
+    categories = Schema(columns=tuple(c for c in schema.learned if c.options), label=schema.label)
+    sides = (made.rows, real[: len(made.rows)], tested)
+    own = Tables(*(frame_of(categories, side) for side in sides))
+    distances = column_distances(categories, own).rows.values()
+    pairs = np.array(list(associations(categories, own).rows.values()))
+    full = categories if made.table == "e2e" else schema
+    told = usefulness(full, Tables(*(frame_of(full, side) for side in sides)))
+    trees = told.rows.get(f"{schema.label} by trees trained on them")
     has_texts = made.origin != "independent histograms"
     return [
         made.table,
         made.origin,
         made.epsilon,
-        f"{np.mean([each.total_variation for each in of_columns]):.3f}",
-        "" if pairs is None else f"{pairs.mean_difference:.3f}",
-        told if isinstance(told, str) else f"{told.boosting_synthetic:.3f}",
+        f"{np.mean([synthetic for synthetic, _ in distances]):.3f}",
+        f"{np.abs(pairs[:, 1] - pairs[:, 0]).mean():.3f}" if len(pairs) else "",
+        str(told.note) if trees is None else f"{trees[0]:.3f}",
         slot_errors(made.rows) if made.table == "e2e" and has_texts else "",
         made.parsed,
         made.minutes,

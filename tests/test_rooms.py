@@ -12,14 +12,14 @@ from docs.tools.rooms import imported_modules
 
 PACKAGE = Path(dpft.__file__).parent
 LEVELS = (
-    {"cli"},
-    {"synthesis"},
+    {"cli", "schemas"},
     {"audit"},
+    {"synthesis"},
     {"runs"},
     {"config", "estimates"},
     {"training", "evaluation", "reports"},
     {"tasks", "data", "models", "methods", "tokenizers", "generation", "privacy"},
-    {"parallel", "schemas"},
+    {"parallel"},
     {"records"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

@@ -21,7 +21,7 @@ from dpft.data.canaries import Canary, make_canaries
 from dpft.errors import InputError, StateError
 from dpft.files import AUDIT_KEY, CANARIES
 from dpft.kinds import Registry
-from dpft.records.audits import AuditRecord, ExposureTable, GuessesInShort
+from dpft.records.audits import ExposureTable, GuessesInShort
 from dpft.records.promises import RunPrivacy
 from dpft.reports.terminal import Grid
 from dpft.runs.held_out import read_canaries
@@ -48,8 +48,8 @@ class AuditedRun:
 class Finding:
     """The outcome of an audit."""
 
-    record: AuditRecord
-    """All of it; private."""
+    record: Any
+    """All of it, as a record; private."""
     rows: Sequence[tuple[str, str]] = ()
     """Quantities and their values, in words, for a terminal."""
     parts: Sequence[Grid | str] = ()

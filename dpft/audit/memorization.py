@@ -31,13 +31,13 @@ from typing import Any
 
 from dpft.audit.audited_run import RunRecords, Unseen, check_writes_texts, read_run_records
 from dpft.audit.base import CONTINUATION, SPANS, import_extra
-from dpft.audit.text_overlap import METHOD, PromptSets, prompt_sets, whole_text
 from dpft.data.corpora import MEAN_SPAN, NOISE_DENSITY, CorpusEncoding, hidden_spans, public_bits
 from dpft.data.encoding import TokenEncoding
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.evaluation.evaluate import OnProgress, counter
 from dpft.evaluation.predictions import spread
+from dpft.evaluation.text_overlap import METHOD, PromptSets, prompt_sets, whole_text
 from dpft.files import MEMORIZATION, hold_run, private_audit_path
 from dpft.generation.decoding import Prefix, batches_by_tokens, continuations, evaluation_mode
 from dpft.kinds import IGNORED_LABEL, MASKED, SEQ2SEQ

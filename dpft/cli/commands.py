@@ -303,7 +303,7 @@ def _generate() -> Subcommand:
 
 
 def _synthesize() -> Subcommand:
-    from dpft.config.synthesize import POLYMORPHIC, SynthesizeConfig, configuration, expand
+    from dpft.synthesis.config import POLYMORPHIC, SynthesizeConfig, configuration, expand
 
     def run(config: SynthesizeConfig) -> None:
         from dpft.reports.terminal import Answer, show_answer

@@ -17,6 +17,7 @@ REMOVED = {
     "privacy.secure_noise": "Noise always comes from a cryptographic generator. Omit the key.",
     "privacy.witness": "Publish the head that `dpft account run=RUN` prints. Omit the key.",
     "witness": "Give the published head instead: `dpft account run=RUN head=HASH`.",
+    "audit.label": "Name a `label` in the schema of `dpft synthesize`, or use scikit-learn.",
     "optimizer=adam_bc": "It was not better than AdamW. Use optimizer=adamw.",
     "optimizer=muon": "It was not better than AdamW. Use optimizer=adamw.",
     "train.average": "Averages of weights brought no gain. dpft releases the last weights.",

@@ -13,7 +13,7 @@ from dataclasses import is_dataclass
 from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 from dpft.files import write_text
-from dpft.records import audits, costs, ledger, plans, promises, scores, synthesis
+from dpft.records import audits, costs, ledger, plans, promises, scores
 from dpft.records.form import (
     Limits,
     keys_of,
@@ -24,6 +24,7 @@ from dpft.records.form import (
     texts_of,
 )
 from dpft.schemas import path_of
+from dpft.synthesis import records as synthesis_records
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
@@ -194,7 +195,7 @@ FORMS: dict[str, tuple[Any, str, str]] = {
         "",
     ),
     "audit_one_run": (audits.OneRunAudit, "private/audit/one_run.json", ""),
-    "audit_synthetic": (audits.SyntheticAudit, "Output of audit=synthetic", ""),
+    "audit_synthetic": (synthesis_records.SyntheticAudit, "Output of audit=synthetic", ""),
     "doctor": (plans.Doctor, "Output of `dpft doctor output=json`", ""),
     "generated_privacy": (
         promises.GeneratedPrivately | promises.GeneratedOpenly,
@@ -237,17 +238,21 @@ FORMS: dict[str, tuple[Any, str, str]] = {
         " privacy=none nothing.",
     ),
     "synthesis": (
-        synthesis.Synthesis,
+        synthesis_records.Synthesis,
         "synthesis.json of a synthesis",
         "What a synthesis promises: the epsilon of its histogram and its training together. Without"
         " epsilon it was not private.",
     ),
     "synthesis_measures": (
-        synthesis.Measures,
+        synthesis_records.Measures,
         "private/measures.json of a synthesis",
         "Synthetic rows against real ones, for the owner alone.",
     ),
-    "synthesize": (synthesis.SynthesisAnswer, "Output of `dpft synthesize output=json`", ""),
+    "synthesize": (
+        synthesis_records.SynthesisAnswer,
+        "Output of `dpft synthesize output=json`",
+        "",
+    ),
 }
 """Name of each schema to its record, or records that a key tells apart, its title and what it is.
 

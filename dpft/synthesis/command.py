@@ -1,10 +1,10 @@
-"""``dpft synthesize``, in the shell or Python: schema, table, histogram, training, rows, pages.
+"""``dpft synthesize``, on the command line or from Python.
 
-Whatever public numbers can refuse is refused before a record is read, and whatever the records can
-before noise is drawn. Then come three parts, each of which is kept when it is done: the histogram,
-whose ledger line is on disk before its noise is drawn and whose noisy counts are never drawn again;
-the training, a run of its own in ``training/``, which goes on as any run does; the rows, in blocks.
-``resume=`` goes on with the first that is not done.
+Settings that public numbers can reject are rejected before a record is read, and invalid records
+before noise is drawn. Each of the three parts is kept when it is done: the histogram, whose ledger
+line is on disk before its noise is drawn and whose noise is never drawn again; the training, a run
+of its own in ``training/``; the rows, in blocks. ``resume=`` continues with the first unfinished
+part.
 """
 
 import hmac
@@ -24,15 +24,7 @@ from dpft.config.composing import given_text
 from dpft.config.keys import in_shell
 from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
-from dpft.config.synthesize import (
-    OpenSynthesis,
-    SharedPrivacy,
-    SynthesizeConfig,
-    configuration,
-    expand,
-)
 from dpft.data.raw_rows import MEMORY, Rows, file_rows, rows_in_memory
-from dpft.data.raw_rows import Row as SourceRow
 from dpft.data.training_records import new_key
 from dpft.errors import InputError, RunError, StateError
 from dpft.files import (
@@ -66,63 +58,63 @@ from dpft.runs.run_cost import planned_model
 from dpft.runs.run_plan import RunPlan, plan_run
 from dpft.runs.saved_run import read_spent, read_spent_of_synthesis
 from dpft.runs.task_model import fitted_to, training_head
-from dpft.synthesis.condition import allotted, shares
-from dpft.synthesis.generator import BLOCKS, generate_rows
-from dpft.synthesis.outcome import Finished, digest, finished, is_whole, write_outcome
+from dpft.synthesis.config import (
+    DRAFT,
+    OpenSynthesis,
+    SharedPrivacy,
+    SynthesizeConfig,
+    configuration,
+    expand,
+)
+from dpft.synthesis.draft import draft_schema
+from dpft.synthesis.generate import BLOCKS, generate_rows
+from dpft.synthesis.histogram import allotted, shares
 from dpft.synthesis.plan import (
     ACCOUNTANT,
-    COUNTS,
-    DRAFTED,
     GIVEN_COLUMN,
     ROW_COLUMN,
-    SCHEMA_FILE,
-    SYNTHETIC,
-    TABLE_KEY,
     Budget,
     PublicPart,
-    delta_source,
     plan_budget,
     public_part,
-    size_of,
     task_words,
-    unit_definition,
-    with_chosen_training,
+    with_public_size,
 )
-from dpft.synthesis.schema import Row, draft_schema, read_schema
+from dpft.synthesis.report import SCHEMA_FILE, Finished, digest, finished, is_whole, write_outcome
+from dpft.synthesis.schema import read_schema
 from dpft.synthesis.table import PrivateTable, read_table, source_rows
 
 if TYPE_CHECKING:
     import datasets
     import pandas
 
-
 logger = logging.getLogger(__name__)
+
+COUNTS, SYNTHETIC = "counts.json", "synthetic.csv"
+DRAFTED, TABLE_KEY = "private/draft.schema.yaml", "private/table_key"
 
 
 def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None) -> Finished | None:
-    """Makes a synthetic table of a private one, or goes on with one that broke off.
+    """Make a synthetic table of a private one, or continue an interrupted synthesis.
 
     Returns:
-        What the command prints; None of a draft, of which only the log speaks.
+        The output of the command; None for a draft.
 
     Raises:
-        InputError: Something does not fit.
+        InputError: A setting or a row is invalid.
         RunError: Training failed.
-        StateError: What a synthesis left is damaged.
+        StateError: A file of the synthesis is damaged.
     """
     quiet_transformers()
     refuse_links(folder)
     with rows_in_memory(rows), crash_kept(folder):
-        if config.is_draft:
+        if config.schema == DRAFT:
             _draft(config, folder)
             return None
-        if config.resume is None:
-            return _begin(config, folder)
-        return _go_on(config, folder)
+        return _begin(config, folder) if config.resume is None else _continue(config, folder)
 
 
 def _draft(config: SynthesizeConfig, folder: Path) -> None:
-    """Writes a schema that the data suggest into private/, for its owner to go through."""
     check_writable(folder)
     text = draft_schema(source_rows(config.data or ""), unit=config.privacy.unit)
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,47 +129,45 @@ def _draft(config: SynthesizeConfig, folder: Path) -> None:
 
 
 def _beside(data: str) -> tuple[Path, Path]:
-    """Returns where a table's schema lies unless it is named."""
+    """Return the default paths of a table's schema."""
     path = Path(data).expanduser()
     stem = path.name.split(".")[0] if path.name.count(".") <= 2 else path.stem
     return path.with_name(f"{stem}.schema.yaml"), path.with_name(f"{stem}.schema.json")
 
 
-def schema_file(config: SynthesizeConfig) -> Path:
-    """Returns the file of the schema.
+def _schema_file(config: SynthesizeConfig) -> Path:
+    """Return the file of the schema.
 
     Raises:
-        InputError: There is none; the sentence says how one is drafted.
+        InputError: There is none.
     """
     if config.schema is not None:
         return Path(config.schema).expanduser()
-    places: tuple[Path, ...] = () if config.data is None else _beside(config.data)
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        data = "" if config.data is None else f" data={config.data}"
-        where = "" if config.data is None else f", and there is no {places[0]}"
-        raise InputError(
-            "dpft synthesize needs a schema, which says what is public of the table, got none"
-            f"{where}; have one drafted for you to edit by dpft synthesize{data} schema=draft."
-        )
-    return found
+    places = _beside(config.data or "")
+    for place in places:
+        if place.is_file():
+            return place
+    raise InputError(
+        "dpft synthesize needs a schema, which says what is public of the table, got none, and"
+        f" there is no {places[0]}; have one drafted for you to edit by dpft synthesize"
+        f" data={config.data} schema=draft."
+    )
 
 
 def _begin(config: SynthesizeConfig, folder: Path) -> Finished:
     rows = source_rows(config.data or "")
-    place = schema_file(config)
+    place = _schema_file(config)
     schema = read_schema(place)
     _refuse_used(folder)
-    target = target_file(config, folder)
+    target = _target(config, folder)
     if target.exists():
         raise InputError(f"to must be a new file, got {str(target)!r}, which exists.")
     if config.to is not None and not target.parent.is_dir():
         raise InputError(
             f"to must be in a folder that is there, got {str(target)!r}; make {target.parent}."
         )
-    part, table = _with_table(public_part(config, schema), rows)
-    budget = plan_budget(part, table)
-    # what does not go together is refused before the histogram spends anything
+    part, table, budget = _with_table(public_part(config, schema), rows)
+    # A model and settings that do not fit are rejected before the histogram spends anything.
     training = _training(part, budget)
     architecture = read_architecture(training.model)
     fitted = fitted_to(training, architecture)
@@ -189,8 +179,7 @@ def _begin(config: SynthesizeConfig, folder: Path) -> Finished:
     folder.mkdir(parents=True, exist_ok=True)
     with hold_run(folder):
         _refuse_used(folder)
-        text = place.read_text(encoding="utf-8-sig")
-        write_text(folder / SCHEMA_FILE, text)
+        write_text(folder / SCHEMA_FILE, place.read_text(encoding="utf-8-sig"))
         lines = f"{key.hex()}\n{table.fingerprint(key)}\n"
         write_text(private_path(folder, TABLE_KEY), lines, mode=0o600)
         dump(replace(config, resume=None), folder / SYNTHESIS)
@@ -198,16 +187,15 @@ def _begin(config: SynthesizeConfig, folder: Path) -> Finished:
         return _finish(part, table, budget, sides, folder)
 
 
-def _go_on(config: SynthesizeConfig, folder: Path) -> Finished:
-    target = target_file(config, folder)
+def _continue(config: SynthesizeConfig, folder: Path) -> Finished:
+    target = _target(config, folder)
     if is_whole(folder, target):
         logger.info("the synthesis in %s has ended; nothing is left to do", folder)
         return finished(folder, target)
     rows = source_rows(config.data or "")
     part = public_part(config, read_schema(folder / SCHEMA_FILE))
     with hold_run(folder):
-        part, table = _with_table(part, rows)
-        budget = plan_budget(part, table)
+        part, table, budget = _with_table(part, rows)
         path = folder / TABLE_KEY
         try:
             known, before = path.read_text(encoding="ascii").split("\n")[:2]
@@ -219,12 +207,11 @@ def _go_on(config: SynthesizeConfig, folder: Path) -> Finished:
                 "resume needs the table that the synthesis was begun with, got another; give the"
                 " same rows in the same order, or begin anew."
             )
-        sides = table.sides(config.eval.held_out, key)
-        return _finish(part, table, budget, sides, folder)
+        return _finish(part, table, budget, table.sides(config.eval.held_out, key), folder)
 
 
-def target_file(config: SynthesizeConfig, folder: Path) -> Path:
-    """Returns where the synthetic rows go."""
+def _target(config: SynthesizeConfig, folder: Path) -> Path:
+    """Return the file of the synthetic rows."""
     return folder / SYNTHETIC if config.to is None else Path(config.to).expanduser()
 
 
@@ -238,14 +225,13 @@ def _refuse_used(folder: Path) -> None:
     check_writable(folder)
 
 
-def _with_table(part: PublicPart, rows: Iterator[SourceRow]) -> tuple[PublicPart, PrivateTable]:
-    """Returns the table, and the public part with the training that goes with its public size."""
+def _with_table(part: PublicPart, rows: Iterator[Any]) -> tuple[PublicPart, PrivateTable, Budget]:
+    """Return the table, the public part with its public size, and the budget."""
     config = part.config
     table = read_table(rows, part.schema, unit=config.privacy.unit, invalid=config.invalid)
     cut = tuple(None if row is None else part.rows.cut(row, part.tokenizer) for row in table.rows)
-    table = replace(table, rows=cut)
-    chosen = with_chosen_training(config, size_of(part, table)[0])
-    return replace(part, config=chosen), table
+    part, size, source = with_public_size(part, table.num_units)
+    return part, replace(table, rows=cut), plan_budget(part, size, source)
 
 
 def _finish(
@@ -255,25 +241,22 @@ def _finish(
     sides: tuple[Sequence[int], Sequence[int]],
     folder: Path,
 ) -> Finished:
-    kept, held = sides
     with _hint(folder):
-        noisy: tuple[float, ...] = ()
+        num = part.config.num or budget.num_examples
+        cells: list[Mapping[str, Any]] = [{}] * num
         if part.condition is not None:
-            noisy = _histogram(part, table, budget, kept, folder)
-        _train(part, table, budget, kept, folder)
-        wanted = part.config.num or budget.num_examples
-        cells: list[Mapping[str, Any]] = [{}] * wanted
-        if part.condition is not None:
-            numbers = allotted(shares(noisy), wanted)
+            noisy = _histogram(part, table, budget, sides[0], folder)
+            numbers = allotted(shares(noisy), num)
             cells = [part.condition.row(at) for at, n in enumerate(numbers) for _ in range(n)]
+        _train(part, table, budget, sides[0], folder)
         drawn = generate_rows(part, cells, folder)
         if not drawn.rows:
             raise RunError(
-                f"none of {wanted} rows kept the schema's rules in {1 + part.config.retries}"
+                f"none of {num} rows kept the schema's rules in {1 + part.config.retries}"
                 " attempts, and all were given up; begin anew with rules that are kept more often,"
                 " or with more training. What was spent stands in the ledgers."
             )
-        target = target_file(part.config, folder)
+        target = _target(part.config, folder)
         write_outcome(part, table, budget, sides, drawn, folder, target)
         shutil.rmtree(folder / BLOCKS, ignore_errors=True)  # their rows are in the table
     return finished(folder, target)
@@ -281,6 +264,7 @@ def _finish(
 
 @contextmanager
 def _hint(folder: Path) -> Iterator[None]:
+    """Print how to continue if the block fails, unless the training did so."""
     try:
         yield
     except (InputError, StateError):
@@ -288,41 +272,41 @@ def _hint(folder: Path) -> Iterator[None]:
     except BaseException:
         training = folder / TRAINING
         if (training / MODEL).is_dir() or not (training / CHECKPOINTS).is_dir():
-            say(
-                f"to go on: dpft synthesize {in_shell('resume', folder)}"
-            )  # else the training said so
+            say(f"to go on: dpft synthesize {in_shell('resume', folder)}")
         raise
 
 
 def _histogram(
     part: PublicPart, table: PrivateTable, budget: Budget, kept: Sequence[int], folder: Path
-) -> tuple[float, ...]:
-    """Returns the noisy counts: those that are kept, or new ones, whose ledger line comes first.
+) -> Sequence[float]:
+    """Return the noisy counts: those on disk, or new ones, whose ledger line is written first.
 
     Raises:
-        StateError: The ledger says that noise was drawn and the counts are gone, or were changed.
+        StateError: Noise was drawn before and the counts are gone, or were changed.
     """
-    condition, path = part.condition, folder / COUNTS
+    condition, guarantee, path, ledger_path = (
+        part.condition, part.guarantee, folder / COUNTS, folder / LEDGER,
+    )  # fmt: skip
     assert condition is not None
-    if part.guarantee is None:
+    if guarantee is None:
         path = private_path(folder, COUNTS)
     if path.exists():
-        return _kept_counts(path, folder / LEDGER, budget)
-    units = ((table.units[at], condition.place(_row(table, at))) for at in kept)
-    counts = condition.count(units)
-    if budget.counts is None or part.guarantee is None:
+        return _kept_counts(path, ledger_path, budget)
+    rows = ((table.units[at], condition.place(table.rows[at] or {})) for at in kept)
+    counts = condition.count(rows)
+    if budget.counts is None or guarantee is None:
         write_json(path, {"counts": counts.tolist()}, mode=0o600)
-        return tuple(counts.tolist())
+        return list(counts.tolist())
     if (folder / TRAINING).exists():
         raise StateError(
             f"{path} is gone, and a training of its counts has begun: noise is not drawn twice. Put"
-            f" it back as it was, with {folder / LEDGER}."
+            f" it back as it was, with {ledger_path}."
         )
-    if (folder / LEDGER).exists() and read_ledger(folder / LEDGER).counted_steps == 0:
-        (folder / LEDGER).unlink()  # It broke off before a step's line: no noise was drawn.
-    if (folder / LEDGER).exists():
+    if ledger_path.exists() and read_ledger(ledger_path).counted_steps == 0:
+        ledger_path.unlink()  # interrupted before the step's line: no noise was drawn
+    if ledger_path.exists():
         raise StateError(
-            f"{folder / LEDGER} has the line of a histogram whose counts were never written: its"
+            f"{ledger_path} has the line of a histogram whose counts were never written: its"
             " epsilon stands spent, and noise is not drawn twice. Begin anew in another folder, and"
             " compose both by dpft account runs=[FIRST,SECOND]."
         )
@@ -335,65 +319,56 @@ def _histogram(
         histogram=step,
         num_examples=budget.num_examples,
         delta=budget.counts.delta,
-        delta_source=delta_source(part),
-        unit=part.guarantee.unit,
-        unit_definition=unit_definition(part),
-        reproducible=part.guarantee.noise_seed is not None,
-        data_id=part.guarantee.data_id,
+        delta_source=part.delta_source,
+        unit=guarantee.unit,
+        unit_definition=part.unit_definition,
+        reproducible=guarantee.noise_seed is not None,
+        data_id=guarantee.data_id,
     )
-    key = secret_key("condition", part.guarantee.noise_seed)
-    with Ledger(folder / LEDGER, plan=write_plan(plan)) as ledger:
+    key = secret_key("condition", guarantee.noise_seed)
+    with Ledger(ledger_path, plan=write_plan(plan)) as ledger:
         ledger.append(1, step)
         noisy = noisy_counts(counts, budget.counts.noise_std, key)
         write_json(path, {"counts": noisy.tolist(), "run_id": ledger.run_id, "head": ledger.head})
         ledger.close(released=digest(path))
-    return tuple(noisy.tolist())
+    return list(noisy.tolist())
 
 
-def _kept_counts(path: Path, ledger: Path, budget: Budget) -> tuple[float, ...]:
-    """Returns counts that were written, once the ledger is known to be theirs, and closed."""
+def _kept_counts(path: Path, ledger: Path, budget: Budget) -> Sequence[float]:
+    """Return the counts on disk, once the ledger is known to be theirs; close the ledger."""
     content = read_json(path)
-    found = content.get("counts")
-    if not isinstance(found, list) or not all(isinstance(each, int | float) for each in found):
+    counts = content.get("counts")
+    if not isinstance(counts, list) or not all(isinstance(each, int | float) for each in counts):
         raise StateError(f"{path} is damaged; put it back as it was.")
     if budget.counts is None:
-        return tuple(map(float, found))
+        return counts
     if not ledger.exists():
         raise StateError(f"{ledger} is gone, so that what the histogram spent is not known.")
     record = read_ledger(ledger)
-    if record.run_id != content.get("run_id") or content.get("head") not in record.heads:
-        raise StateError(f"{path} is not what {ledger} is of; put both back as they were.")
-    entry = {**budget.counts.entry()}
-    if record.steps != 1 or any(record.mechanisms[0].get(key) != entry[key] for key in entry):
-        raise StateError(f"{ledger} is of another histogram; put it back as it was.")
-    if len(found) != budget.counts.cells or record.released not in (None, digest(path)):
-        raise StateError(f"{path} is not what was released under noise; put it back as it was.")
+    is_of_ledger = record.run_id == content.get("run_id") and content.get("head") in record.heads
+    is_released = record.released in (None, digest(path)) and len(counts) == budget.counts.cells
+    if not is_of_ledger or not is_released:
+        raise StateError(f"{path} is not what {ledger} released; put both back as they were.")
     if not record.closed:
-        with Ledger.reopen(ledger, record) as open_ledger:
-            open_ledger.close(released=digest(path))
-    return tuple(map(float, found))
-
-
-def _row(table: PrivateTable, at: int) -> Row:
-    row = table.rows[at]
-    assert row is not None
-    return row
+        with Ledger.reopen(ledger, record) as reopened:
+            reopened.close(released=digest(path))
+    return counts
 
 
 def _train(
     part: PublicPart, table: PrivateTable, budget: Budget, kept: Sequence[int], folder: Path
 ) -> None:
-    """Trains the generator, a run in a folder of its own; goes on with one that broke off.
+    """Train the generator, a run in a folder of its own, or continue its training.
 
-    Its plan, the first line of its ledger, names the histogram, so that what both spent follows
-    from that ledger alone.
+    The plan in the first line of its ledger names the histogram, so that the epsilon of both
+    follows from that ledger alone.
 
     Raises:
-        StateError: The training that goes on names another histogram.
+        StateError: The training that continues names another histogram.
     """
     records = []
     for at in kept:
-        row = _row(table, at)
+        row = table.rows[at] or {}
         records.append({GIVEN_COLUMN: part.rows.prompt(row), ROW_COLUMN: part.rows.target(row)})
         if part.config.privacy.has_units:
             records[-1][part.config.privacy.unit] = table.units[at]
@@ -421,8 +396,7 @@ def _training(part: PublicPart, budget: Budget) -> TrainCommand:
     config = part.config
     weights = () if config.text_weight == 1 else part.rows.json_weights(config.text_weight)
     longest = part.max_prompt + part.max_target + 2
-    words = ["task=custom", *task_words(longest, weights), "privacy=none"]
-    composed = TRAIN_COMMAND.compose(words)
+    composed = TRAIN_COMMAND.compose(["task=custom", *task_words(longest, weights), "privacy=none"])
     plain: TrainCommand = TRAIN_COMMAND.load(composed.values, composed.words)
     assert isinstance(config.privacy, SharedPrivacy | OpenSynthesis)
     privacy = config.privacy.training
@@ -452,19 +426,19 @@ COMMAND = Command("synthesize", SynthesizeConfig, configuration)
 
 @dataclass(frozen=True, kw_only=True)
 class Synthesized:
-    """A synthetic table, and where everything lies."""
+    """A synthetic table and its files."""
 
     rows: "datasets.Dataset" = field(repr=False)
     """The synthetic rows."""
     path: Path
     """Their file."""
     folder: Path
-    """Of the synthesis; its private/ is for the owner alone."""
+    """The folder of the synthesis; its private/ is only for the owner."""
     statement: Figures = field(repr=False)
-    """What may be released with the rows: ``.statement.epsilon``."""
+    """The public statement: ``.statement.epsilon``."""
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Returns the rows as a frame of pandas."""
+        """Return the rows as a frame of pandas."""
         frame: pandas.DataFrame = self.rows.to_pandas()
         return frame
 
@@ -478,7 +452,7 @@ def synthesize(
     folder: Folder | None = None,
     **settings: Any,
 ) -> Synthesized:
-    """Makes a synthetic table of a private one, as ``dpft synthesize`` does.
+    """Make a synthetic table of a private one, as ``dpft synthesize`` does.
 
     Examples:
         >>> made = dpft.synthesize(  # doctest: +SKIP
@@ -487,18 +461,18 @@ def synthesize(
         >>> made.to_pandas(), made.statement.epsilon  # doctest: +SKIP
 
     Args:
-        rows: The private table: a file, a data set, a frame, or mappings. None: the words say
-            where it is, or what to go on with.
+        rows: The private table: a file, a data set, a frame, or mappings. None: the overrides name
+            it, or what to continue.
         overrides: As on the command line, such as ``model=tiny``.
-        schema: What is public of it: a file, or what such a file holds.
+        schema: The public schema: a file, or its content.
         privacy: Keys of the section ``privacy``: ``{"eps": 8, "unit": "customer_id"}``.
-        folder: Of the synthesis; None: a new one under ``outputs/``.
+        folder: The folder of the synthesis; None: a new one under ``outputs/``.
         settings: Other keys of the command, such as ``num`` and ``condition``.
 
     Raises:
-        InputError: Anything does not fit.
+        InputError: A setting or a row is invalid.
         RunError: Training failed.
-        StateError: What a synthesis that goes on left is damaged.
+        StateError: A file of an interrupted synthesis is damaged.
     """
     in_memory = None if rows is None or isinstance(rows, str | os.PathLike) else rows
     words = list(checked_words(overrides, None))
@@ -513,22 +487,21 @@ def synthesize(
             schema = file
         if schema is not None:
             words.append(f"schema={as_word(schema)}")
-        resumed = given_text(words, "resume")
-        there = COMMAND.place(expand(words), folder, resumed)
+        there = COMMAND.place(expand(words), folder, given_text(words, "resume"))
         composed = COMMAND.compose(expand(words), there)
         quiet_transformers()
         config = configuration(composed.values, composed.words)
-        if config.is_draft:
+        if config.schema == DRAFT:
             raise InputError("schema=draft is for the command line: a person goes through it.")
-        found = make_table(config, there, in_memory)
-    assert found is not None
+        made = make_table(config, there, in_memory)
+    assert made is not None
     import datasets
 
-    return Synthesized(  # rows are read here: the library would keep a copy in its cache
-        rows=datasets.Dataset.from_list([dict(row.sound()) for row in file_rows(found.target)]),
-        path=found.target,
+    return Synthesized(  # read here, because the library would keep a copy of the file
+        rows=datasets.Dataset.from_list([dict(row.sound()) for row in file_rows(made.target)]),
+        path=made.target,
         folder=there,
-        statement=Figures(as_json(found.record.statement)),
+        statement=Figures(as_json(made.record.statement)),
     )
 
 

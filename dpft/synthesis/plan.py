@@ -1,15 +1,12 @@
 """What is fixed before noise is drawn: the public part, and how one epsilon is divided.
 
-Everything here follows from the schema, the configuration and the public number of rows or units.
-The histogram spends ``privacy.share`` of epsilon by itself; training gets the least noise with
-which both together, composed by PLD at the same delta, keep within epsilon. Since noise adds up in
-squares, a share of 5 % costs the training far less than that.
+The histogram spends ``privacy.share`` of epsilon by itself. The training gets the least noise with
+which both together, composed by PLD at the same delta, keep within epsilon.
 """
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpft.config.synthesize import OpenSynthesis, SharedPrivacy, SynthesizeConfig
 from dpft.errors import InputError
 from dpft.kinds import OWN_DATA
 from dpft.models.architecture import max_positions, read_architecture
@@ -20,22 +17,15 @@ from dpft.privacy.mechanisms.histogram import GaussianCounts
 from dpft.privacy.plan import GIVEN, check_delta, default_delta
 from dpft.runs.api import IN_MEMORY, TRAIN_COMMAND
 from dpft.runs.task_model import TrainedModel
-from dpft.synthesis.condition import Condition, plan_counts
-from dpft.synthesis.decoding import RowGrammar
-from dpft.synthesis.rows import RowFormat, check_tokenizer
+from dpft.synthesis.config import SharedPrivacy, SynthesizeConfig
+from dpft.synthesis.histogram import Condition
+from dpft.synthesis.rows import RowFormat, check_tokenizer, compile_grammar
 from dpft.synthesis.schema import Schema
-from dpft.synthesis.table import PrivateTable
 
-SCHEMA_FILE, COUNTS = "schema.yaml", "counts.json"
-SYNTHETIC = "synthetic.csv"
-DRAFTED = "private/draft.schema.yaml"
-TABLE_KEY = "private/table_key"
 GIVEN_COLUMN, ROW_COLUMN = "__given__", "__row__"
-"""Columns of the records that the training reads: what of a row is given, and what is learned."""
-
-
+"""Columns of the training's records: what the model reads of a row, and what it writes."""
 ACCOUNTANT = "pld"
-"""Whose bound of both parts is kept within epsilon: the tightest that composes different noise."""
+"""The tightest accountant that composes different noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,38 +37,50 @@ class PublicPart:
     rows: RowFormat
     condition: Condition | None
     max_prompt: int
-    """Most tokens of what is given."""
+    """Most tokens of a prompt."""
     max_target: int
-    """Most tokens of what is written."""
+    """Most tokens of a target."""
     tokenizer: Any
     record: str
     """What a record is, in words that follow "one"."""
 
     @property
     def guarantee(self) -> SharedPrivacy | None:
-        """The promise; None without one."""
+        """The privacy settings; None without privacy."""
         privacy = self.config.privacy
         return privacy if isinstance(privacy, SharedPrivacy) else None
+
+    @property
+    def delta_source(self) -> str:
+        """``GIVEN``, or the rule that determines delta from the number of units."""
+        is_given = self.guarantee is not None and self.guarantee.delta is not None
+        return GIVEN if is_given else OWN_DATA
+
+    @property
+    def unit_definition(self) -> str:
+        """What the unit is, in words that follow "the unit is"."""
+        if self.guarantee is None:
+            return f"one {self.record}"
+        return self.guarantee.unit_definition(self.record)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How much noise each part gets; all of it public."""
+    """How much noise each part gets; all of it is public."""
 
     num_examples: int
     source: str
     delta: float | None = None
     counts: GaussianCounts | None = None
     noise_multiplier: float | None = None
-    """Of training; None without privacy."""
+    """Of the training; None without privacy."""
 
 
 def public_part(config: SynthesizeConfig, schema: Schema) -> PublicPart:
-    """Returns what follows from schema and configuration alone.
+    """Return what follows from schema and configuration alone.
 
     Raises:
-        InputError: Condition or model do not fit, or llguidance is not installed; before a record
-            is read.
+        InputError: Condition or model do not fit, or llguidance is not installed.
         RunError: The schema makes too large a grammar.
     """
     condition = Condition.of(schema, config.condition) if config.condition else None
@@ -96,8 +98,7 @@ def public_part(config: SynthesizeConfig, schema: Schema) -> PublicPart:
     task = TRAIN_COMMAND.compose(["task=custom", *task_words(64), "privacy=none"])
     known = TRAIN_COMMAND.load(task.values, task.words).task
     trained = TrainedModel(architecture=read_architecture(config.model))
-    head = trained.head(known)
-    tokenizer = trained.processor(known, head)
+    tokenizer = trained.processor(known, trained.head(known))
     check_tokenizer(tokenizer)
     prompt, target = rows.longest(tokenizer)
     positions = max_positions(trained.architecture.config())
@@ -107,7 +108,7 @@ def public_part(config: SynthesizeConfig, schema: Schema) -> PublicPart:
             f" model={config.model.name} has room for {positions}; lower max_tokens of its texts,"
             " drop a column, or set form=array."
         )
-    RowGrammar(rows, tokenizer)  # What it refuses is refused before anything is spent.
+    compile_grammar(rows, tokenizer)  # fails before anything is spent
     return PublicPart(
         config=config,
         schema=schema,
@@ -121,11 +122,11 @@ def public_part(config: SynthesizeConfig, schema: Schema) -> PublicPart:
 
 
 def task_words(max_length: int, weights: tuple[float, ...] = ()) -> list[str]:
-    """Returns the words by which the training reads what is given of a row, and what is learned.
+    """Return the overrides by which the training reads its records.
 
     Args:
-        max_length: Most tokens of both.
-        weights: ``RowFormat.json_weights``; none: all tokens count alike.
+        max_length: Most tokens of prompt and target together.
+        weights: ``RowFormat.json_weights``; empty: all tokens have the same weight.
     """
     return [
         f"task.json_weights=[{','.join(map(repr, weights))}]",
@@ -136,43 +137,36 @@ def task_words(max_length: int, weights: tuple[float, ...] = ()) -> list[str]:
     ]
 
 
-def size_of(part: PublicPart, table: PrivateTable) -> tuple[int, str]:
-    """Returns the public number of units, and who says it."""
-    given = part.config.privacy
-    if isinstance(given, SharedPrivacy | OpenSynthesis) and given.num_examples is not None:
-        return given.num_examples, "privacy.num_examples"
-    return table.num_units, "counted in the data"
+def with_public_size(part: PublicPart, num_units: int) -> tuple[PublicPart, int, str]:
+    """Return the part with the training's defaults filled in, the public size and its source."""
+    config = part.config
+    given = getattr(config.privacy, "num_examples", None)
+    size = num_units if given is None else given
+    train = config.train.for_own_data(size, method=config.method.name, own=True)
+    train = replace(train, expected_batch_size=train.batch_size(size))
+    source = "counted in the data" if given is None else "privacy.num_examples"
+    return replace(part, config=replace(config, train=train)), size, source
 
 
-def with_chosen_training(config: SynthesizeConfig, num_examples: int) -> SynthesizeConfig:
-    """Returns the configuration with the batch, epochs and learning rate that null stands for."""
-    train = config.train.for_own_data(num_examples, method=config.method.name, own=True)
-    batch = train.batch_size(num_examples)
-    return replace(config, train=replace(train, expected_batch_size=batch))
-
-
-def plan_budget(part: PublicPart, table: PrivateTable) -> Budget:
-    """Returns how the noise is divided, from the number of units and configuration alone.
+def plan_budget(part: PublicPart, size: int, source: str) -> Budget:
+    """Return how the noise is divided.
 
     Raises:
-        InputError: The batch is larger than the data, delta promises nothing, the histogram would
-            be all noise, or epsilon is out of reach.
+        InputError: The batch is larger than the data, delta is too large, the histogram would be
+            all noise, or epsilon is out of reach.
     """
     config, guarantee = part.config, part.guarantee
-    size, source = size_of(part, table)
     if guarantee is None:
         return Budget(num_examples=size, source=source)
-    delta = guarantee.delta
-    if delta is None:
-        delta = default_delta(size, OWN_DATA)
+    delta = default_delta(size, OWN_DATA) if guarantee.delta is None else guarantee.delta
     check_delta(delta, num_examples=size, allow_large=guarantee.allow_large_delta)
     assert guarantee.eps is not None
     counts = None
     if part.condition is not None:
-        counts = plan_counts(part.condition, eps=guarantee.eps, share=guarantee.share, delta=delta)
-        part.condition.check_worth(counts, size)
-    steps = config.train.planned_steps(size)
-    rate = config.train.batch_size(size) / size
+        counts = part.condition.plan(
+            eps=guarantee.eps, share=guarantee.share, delta=delta, num_examples=size
+        )
+    steps, rate = config.train.planned_steps(size), config.train.batch_size(size) / size
     noise = training_noise(counts, eps=guarantee.eps, delta=delta, sample_rate=rate, steps=steps)
     return Budget(
         num_examples=size, source=source, delta=delta, counts=counts, noise_multiplier=noise
@@ -182,7 +176,7 @@ def plan_budget(part: PublicPart, table: PrivateTable) -> Budget:
 def training_noise(
     counts: GaussianCounts | None, *, eps: float, delta: float, sample_rate: float, steps: int
 ) -> float:
-    """Returns the least noise of training with which it and the histogram keep within epsilon.
+    """Return the least noise of the training with which it and the histogram keep within epsilon.
 
     Raises:
         InputError: No noise keeps within it.
@@ -193,26 +187,14 @@ def training_noise(
         before = [SampledGaussian(noise_multiplier=noise, sample_rate=1.0, steps=1, delta=delta)]
 
     def together(noise_multiplier: float) -> float:
-        own = SampledGaussian(
+        training = SampledGaussian(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=steps, delta=delta
         )
-        found = evaluate(ACCOUNTANT, Composition(parts=(own, *before)))
-        assert found.upper is not None
-        return found.upper
+        answer = evaluate(ACCOUNTANT, Composition(parts=(training, *before)))
+        assert answer.upper is not None
+        return answer.upper
 
     try:
         return smallest_noise(together, eps, start=1.0)
     except AccountantError as error:
         raise InputError(f"privacy.eps={eps:g} is out of reach: {error}.") from error
-
-
-def delta_source(part: PublicPart) -> str:
-    """Returns ``GIVEN``, or the rule by which delta follows from the number of units."""
-    guarantee = part.guarantee
-    return OWN_DATA if guarantee is None or guarantee.delta is None else GIVEN
-
-
-def unit_definition(part: PublicPart) -> str:
-    """Returns what the unit is, in words that follow "the unit is": the training's own."""
-    guarantee = part.guarantee
-    return f"one {part.record}" if guarantee is None else guarantee.unit_definition(part.record)

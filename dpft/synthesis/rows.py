@@ -1,37 +1,38 @@
-r"""Rows as text, and text as rows: compact JSON in a fixed order of columns, condition first.
+r"""Rows as text, and text as rows: compact JSON in a fixed order, the condition's columns first.
 
-The condition's columns are what a model reads, the others what it writes:
+The model reads the condition's columns and writes the others:
 
     {"city":"Rome","label":true,   |   "age":42,"note":"says \"no\""}
 
-or without names, which takes fewer tokens, ``["Rome",true,   |   42,"says \"no\""]``. Quotes,
-backslashes and control characters of a text are escaped as JSON has it, so that no text can end its
-own column; the tests send all of Unicode there and back.
+The form ``array`` omits the names and takes fewer tokens: ``["Rome",true,  |  42,"says \"no\""]``.
+
+llguidance derives from the schema which tokens may follow, and ends a text once it has its
+``max_tokens``. So every value is in range; a row whose text ends within an escape is drawn again.
+In columns of values the model
+draws from the whole distribution, because rare values must stay as rare as they are; in texts from
+the nucleus.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
-from dpft.errors import InputError
-from dpft.synthesis.columns import Column, Misfit, Text, literal
-from dpft.synthesis.schema import Row, Schema
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, PreTrainedTokenizerFast, TopPLogitsWarper
+
+from dpft.errors import InputError, RunError
+from dpft.synthesis.schema import TEXT, Column, Misfit, Row, Schema
 
 OBJECT, ARRAY = "object", "array"
 FORMS = (OBJECT, ARRAY)
-
-
-class Tokenizer(Protocol):
-    """What is needed of a tokenizer of transformers."""
-
-    def __call__(self, text: str, **settings: Any) -> Any:
-        """Returns the tokens of a text, under ``input_ids``."""
-
-    def decode(self, token_ids: Sequence[int], **settings: Any) -> Any:
-        """Returns the text of some tokens."""
+SLACK = 4
+"""Tokens for a value beyond those that it takes by itself."""
+BODY = r'/([^"\\\x00-\x1f]|\\["\\nrtbf]|\\u00[01][0-9a-f])*/'
+"""The inside of a JSON string, as ``json.dumps`` writes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class RowFormat:
 
     schema: Schema
     condition: tuple[str, ...] = ()
-    """Columns that are read; the model writes the others."""
+    """Columns that the model reads; it writes the others."""
     form: str = OBJECT
 
     def __post_init__(self) -> None:
@@ -61,142 +62,222 @@ class RowFormat:
         """The columns that the model writes, in the schema's order."""
         return tuple(c for c in self.schema.learned if c.name not in self.condition)
 
-    @property
-    def texts(self) -> tuple[Text, ...]:
-        """Those of free text."""
-        return tuple(column for column in self.written if isinstance(column, Text))
-
-    def prompt(self, row: Mapping[str, Any]) -> str:
-        """Returns what the model reads of a row: at least the bracket that opens it."""
-        parts = [self._name(c) + c.spell(row[c.name]) + "," for c in self.given]
-        return self._brackets[0] + "".join(parts)
-
-    def target(self, row: Mapping[str, Any]) -> str:
-        """Returns what the model writes after it."""
-        spelled = (column.spell(row[column.name]) for column in self.written)
-        pairs = zip(self.literals, [*spelled, ""], strict=True)
-        return "".join(before + value for before, value in pairs)
-
-    def read(self, prompt: str, target: str) -> Row | None:
-        """Returns the row that both texts are, in the schema's order; None where they are none."""
-        try:
-            found = json.loads(prompt + target.removeprefix(" "), parse_float=Decimal)
-        except (ValueError, RecursionError):
-            return None
-        columns = (*self.given, *self.written)
-        if isinstance(found, list) and len(found) == len(columns):
-            found = {c.name: value for c, value in zip(columns, found, strict=True)}
-        if not isinstance(found, dict) or [*found] != [column.name for column in columns]:
-            return None
-        try:
-            return {c.name: c.parse(found[c.name]) for c in self.schema.learned}
-        except Misfit:
-            return None
-
     @cached_property
     def literals(self) -> tuple[str, ...]:
-        """What stands before each column that is written, and after the last one."""
+        """The text before each written column, and after the last one."""
         names = [("," if at else "") + self._name(c) for at, c in enumerate(self.written)]
-        return (*names, self._brackets[1])
-
-    def json_weights(self, of_text: float) -> tuple[float, ...]:
-        """Returns what the stretches of a target count in its loss, names and values by turns.
-
-        >>> from dpft.synthesis.columns import column_of
-        >>> columns = (column_of("age", {"type": "integer", "minimum": 1, "maximum": 9}),
-        ...            column_of("note", {"type": "text", "max_tokens": 9}))
-        >>> RowFormat(schema=Schema(columns=columns)).json_weights(2.0)
-        (1.0, 1.0, 1.0, 2.0)
-        >>> RowFormat(schema=Schema(columns=columns), form="array").json_weights(2.0)
-        (1.0, 2.0)
-        """
-        values = [of_text if isinstance(column, Text) else 1.0 for column in self.written]
-        if self.form == ARRAY:
-            return tuple(values)
-        return tuple(weight for value in values for weight in (1.0, value))
-
-    @property
-    def pattern(self) -> str:
-        """A regular expression of every target.
-
-        Some tokenizers begin each text with a blank, which may stand first.
-        """
-        values = [column.pattern for column in self.written] + [""]
-        pairs = zip(self.literals, values, strict=True)
-        return " ?" + "".join(literal(before) + value for before, value in pairs)
-
-    def cut(self, row: Row, tokenizer: Tokenizer) -> Row:
-        """Returns a row whose texts have at most ``max_tokens`` tokens, as they stand in a target.
-
-        A text that is too long loses its end; what is cut depends on the row alone.
-        """
-        cut = {
-            column.name: _shortened(row[column.name], column, tokenizer) for column in self.texts
-        }
-        return row | cut
-
-    def longest(self, tokenizer: Tokenizer) -> tuple[int, int]:
-        """Returns the most tokens of a prompt and of a target; both are public.
-
-        A value may be written in other tokens than the fewest, so there is room for some more.
-        """
-        prompt = self._brackets[0] + "".join(self._name(c) + c.longest + "," for c in self.given)
-        spelled = [column.longest for column in self.written] + [""]
-        target = "".join(a + b for a, b in zip(self.literals, spelled, strict=True))
-        texts = sum(text.room + SLACK for text in self.texts)
-        values = len(self.written) - len(self.texts)
-        return count(prompt, tokenizer), count(target, tokenizer) + texts + SLACK * values
+        return (*names, "]" if self.form == ARRAY else "}")
 
     def _name(self, column: Column) -> str:
         return "" if self.form == ARRAY else json.dumps(column.name, ensure_ascii=False) + ":"
 
+    def prompt(self, row: Mapping[str, Any]) -> str:
+        """Return the text that the model reads: at least the opening bracket."""
+        return self._prompt([column.spell(row[column.name]) for column in self.given])
+
+    def _prompt(self, values: Sequence[str]) -> str:
+        pairs = zip(self.given, values, strict=True)
+        texts = (f"{self._name(column)}{value}," for column, value in pairs)
+        return ("[" if self.form == ARRAY else "{") + "".join(texts)
+
+    def target(self, row: Mapping[str, Any]) -> str:
+        """Return the text that the model writes after it."""
+        return self._target([column.spell(row[column.name]) for column in self.written])
+
+    def _target(self, values: Sequence[str]) -> str:
+        pairs = zip(self.literals, [*values, ""], strict=True)
+        return "".join(before + value for before, value in pairs)
+
+    def read(self, prompt: str, target: str) -> Row | None:
+        """Return the row of both texts, or None if they are not a row of the schema."""
+        target = target.removeprefix(" ").replace('\ufffd"', '"')  # a letter cut at a text's end
+        try:
+            content = json.loads(prompt + target, parse_float=str, parse_int=str)
+        except (ValueError, RecursionError):
+            return None
+        names = [column.name for column in (*self.given, *self.written)]
+        if isinstance(content, list) and len(content) == len(names):
+            content = dict(zip(names, content, strict=True))
+        if not isinstance(content, dict) or [*content] != names:
+            return None
+        try:
+            return {c.name: c.read(content[c.name]) for c in self.schema.learned}
+        except Misfit:
+            return None
+
+    def json_weights(self, of_text: float) -> tuple[float, ...]:
+        """Return the weights in the loss of a target's segments, names and values in turn.
+
+        >>> from dpft.synthesis.schema import schema_of
+        >>> columns = {"age": {"type": "integer", "minimum": 1, "maximum": 9},
+        ...            "note": {"type": "text", "max_tokens": 9}}
+        >>> RowFormat(schema=schema_of({"columns": columns})).json_weights(2.0)
+        (1.0, 1.0, 1.0, 2.0)
+        >>> RowFormat(schema=schema_of({"columns": columns}), form="array").json_weights(2.0)
+        (1.0, 2.0)
+        """
+        values = [of_text if column.kind == TEXT else 1.0 for column in self.written]
+        if self.form == ARRAY:
+            return tuple(values)
+        return tuple(weight for value in values for weight in (1.0, value))
+
+    def cut(self, row: Row, tokenizer: Any) -> Row:
+        """Return a row whose texts have at most ``max_tokens`` tokens; longer ones lose their end.
+
+        How a text is cut depends on this row only.
+        """
+        texts = (column for column in self.written if column.kind == TEXT)
+        return row | {c.name: _shortened(row[c.name], c, tokenizer) for c in texts}
+
+    def longest(self, tokenizer: Any) -> tuple[int, int]:
+        """Return the most tokens of a prompt and of a target; both are public.
+
+        A model may write a value in more tokens than necessary, so there is room for some more.
+        """
+        prompt = self._prompt([column.longest for column in self.given])
+        target = self._target([column.longest for column in self.written])
+        room = sum(SLACK + column.max_tokens for column in self.written)
+        return count_tokens(prompt, tokenizer), count_tokens(target, tokenizer) + room
+
     @property
-    def _brackets(self) -> tuple[str, str]:
-        return ("[", "]") if self.form == ARRAY else ("{", "}")
+    def grammar(self) -> str:
+        """The grammar of every target, in llguidance's variant of Lark.
+
+        Some tokenizers begin each text with a blank, so that a target may begin with one.
+        """
+        parts, rules = ['" "?'], []
+        for at, column in enumerate(self.written):
+            parts += [json.dumps(self.literals[at], ensure_ascii=False), f"value_{at}"]
+            if column.kind == TEXT:
+                missing = '"null" | ' if column.missing else ""
+                rules.append(f'value_{at}: {missing}"\\"" text_{at} "\\""')
+                rules.append(f"text_{at}[max_tokens={column.max_tokens}]: {BODY}")
+            else:
+                rules.append(f"value_{at}: %json {json.dumps(column.json_schema)}")
+        parts = [part for part in parts if part != '""']
+        return "\n".join([f"start: {' '.join(parts)} {json.dumps(self.literals[-1])}", *rules])
 
 
-SLACK = 4
-"""Tokens for a value beyond those that it takes by itself."""
+def count_tokens(text: str, tokenizer: Any) -> int:
+    """Return how many tokens a text has."""
+    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    return len(ids)
 
 
-def count(text: str, tokenizer: Tokenizer) -> int:
-    """Returns how many tokens a text has."""
-    return len(_ids(text, tokenizer))
-
-
-def _ids(text: str, tokenizer: Tokenizer) -> list[int]:
-    found = tokenizer(text, add_special_tokens=False, split_special_tokens=True)
-    return list(found["input_ids"])
-
-
-def _shortened(value: Any, column: Text, tokenizer: Tokenizer) -> Any:
-    """Returns a text cut to its room, as it stands between quotes."""
-    if value is None:
-        return None
+def _shortened(value: Any, column: Column, tokenizer: Any) -> Any:
+    """Return a text cut to its room, counted as it is written between quotes."""
     # Few tokens are shorter than a letter's escape, so most texts are known to fit by their length.
-    if 6 * len(value) <= column.room:
+    if value is None or 6 * len(value) <= column.max_tokens:
+        return value
+
+    def fits(text: str) -> bool:
+        return count_tokens(column.spell(text)[1:-1], tokenizer) <= column.max_tokens
+
+    if fits(value):
         return value
     low, high = 0, len(value)
-    if count(column.spell(value)[1:-1], tokenizer) <= column.room:
-        return value
     while high - low > 1:
         middle = (low + high) // 2
-        fits = count(column.spell(value[:middle])[1:-1], tokenizer) <= column.room
-        low, high = (middle, high) if fits else (low, middle)
+        low, high = (middle, high) if fits(value[:middle]) else (low, middle)
     return value[:low]
 
 
-def check_tokenizer(tokenizer: Tokenizer) -> None:
-    """Refuses a tokenizer that cannot write what a row may hold.
+def check_tokenizer(tokenizer: Any) -> None:
+    """Reject a tokenizer that loses characters of a row.
 
     Raises:
-        InputError: It loses letters, blanks or signs.
+        InputError: It loses letters, blanks or signs, or is not a fast one.
     """
     probe = '{"a":"é  \\n\\"東","b":-1.50,"c":null}'
-    ids = _ids(probe, tokenizer)
+    ids = tokenizer(probe, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     back = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     if str(back).removeprefix(" ") != probe:
         raise InputError(
             "model must have a tokenizer that writes every text as it is, got one that loses some"
             ' of {"a":"é"}; choose a model that writes, such as model=gpt2.'
         )
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise InputError(
+            "dpft synthesize needs a model whose tokenizer has a tokenizer.json; choose another"
+            " model."
+        )
+
+
+@dataclass(frozen=True)
+class RowGrammar:
+    """The compiled grammar of a target."""
+
+    matcher: Any
+    """llguidance's matcher of a target that has not begun."""
+    size: int
+    """The number of tokens that the grammar knows."""
+
+
+def compile_grammar(rows: RowFormat, tokenizer: Any) -> RowGrammar:
+    """Compile the grammar of a row format for a tokenizer.
+
+    Raises:
+        InputError: llguidance is not installed.
+        RunError: The schema's grammar is too large for llguidance.
+    """
+    try:
+        import llguidance.hf
+    except ImportError:
+        raise InputError(
+            "dpft synthesize needs llguidance, which is not installed; install it with pip"
+            " install 'dpft[synthesis]'."
+        ) from None
+    tokens = llguidance.hf.from_tokenizer(tokenizer)
+    matcher = llguidance.LLMatcher(tokens, llguidance.grammar_from("lark", rows.grammar))
+    if matcher.is_error():
+        reason = " ".join(matcher.get_error().split())
+        raise RunError(f"the schema makes too large a grammar ({reason[:200]}); simplify it.")
+    return RowGrammar(matcher, int(tokens.vocab_size))
+
+
+class RowConstraint(LogitsProcessor):
+    """Allows only tokens that continue a row, and cuts the distribution of texts to its nucleus."""
+
+    TEXT_SHARE = 1 / 3
+    """A share of the vocabulary that can follow only inside a text."""
+
+    def __init__(self, grammar: RowGrammar, rows: int, *, before: int, top_p: float) -> None:
+        """Begin a batch.
+
+        Args:
+            grammar: The grammar of a target.
+            rows: How many rows the batch has.
+            before: How many tokens precede the targets.
+            top_p: The share of the probability that the nucleus of a text has.
+        """
+        import llguidance.torch
+
+        self._library, self._before = llguidance.torch, before
+        self._matchers = [grammar.matcher.deep_copy() for _ in range(rows)]
+        self._executor, self._size = llguidance.LLExecutor(), grammar.size
+        self._nucleus = TopPLogitsWarper(top_p) if top_p < 1 else None
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return the logits, minus infinity for each token that cannot follow.
+
+        Args:
+            input_ids: All tokens so far, shape (b, t).
+            scores: Logits of the next token, shape (b, v).
+        """
+        if input_ids.shape[1] > self._before:
+            for matcher, token in zip(self._matchers, input_ids[:, -1].tolist(), strict=True):
+                if not matcher.is_stopped():
+                    matcher.consume_token(token)
+        # llguidance's own function that applies a mask compiles a kernel first.
+        mask = self._library.allocate_token_bitmask(len(scores), self._size)
+        places = [(matcher, at) for at, matcher in enumerate(self._matchers)]
+        self._library.fill_next_token_bitmask_par(self._executor, places, mask)
+        bits = np.unpackbits(mask.numpy().view(np.uint8), axis=1, bitorder="little")
+        allowed = torch.zeros(scores.shape, dtype=torch.bool)
+        width = min(scores.shape[1], self._size)
+        allowed[:, :width] = torch.from_numpy(bits[:, :width] == 1)
+        held = scores.masked_fill(~allowed.to(scores.device), float("-inf"))
+        if self._nucleus is None:
+            return held
+        in_text = (allowed.sum(1) > self.TEXT_SHARE * self._size).to(scores.device)
+        return torch.where(in_text[:, None], self._nucleus(input_ids, held), held)

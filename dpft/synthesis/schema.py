@@ -1,10 +1,4 @@
-"""What is public of a private table, as its owner says it: columns, rules, what cannot be.
-
-A schema is a file that a person wrote, YAML or a JSON Schema. Everything that a synthetic table
-takes from outside of the noise is in it: names, values, ranges, lengths. Nothing is filled in from
-the records. Without a schema there is a draft that the data suggest: every value and range in it
-was looked up in the records, so it is written into private/ and says above each column what its
-owner has to ask: may everybody know this?
+"""The schema of a private table: everything that is public, as its owner declares it in a file.
 
     columns:
       city: {type: category, values: [Rome, Oslo]}
@@ -17,42 +11,51 @@ owner has to ask: may everybody know this?
     impossible: [{city: Oslo, age: 99}]
     label: city
 
-Frictionless' Table Schema and pandera were looked at: neither has a text's length in tokens, an id
-that is made anew, or what cannot be, and their constraints check data where these are a promise.
+A column validates the cells of a file, spells each value as JSON in exactly one way, and has a JSON
+Schema, from which llguidance derives what a model may write. Nothing is looked up in the records.
 """
 
+import datetime
 import json
 import math
 import operator
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from dpft.data.raw_rows import Row as SourceRow
 from dpft.errors import InputError
-from dpft.privacy.plan import EXAMPLE
-from dpft.synthesis.columns import (
-    Column,
-    Flag,
-    Misfit,
-    Ranged,
-    Value,
-    column_of,
-    day_of,
-    is_identifier,
-    number_of,
-)
+from dpft.tasks.base import is_unicode
 from dpft.tasks.templates import spelled
 
+Value = str | int | float | bool | None
+"""The content of a valid cell: a date is YYYY-MM-DD, a missing cell None."""
+Row = dict[str, Value]
+"""The value of each learned column, by name."""
+KINDS = {
+    "category": ("values", "missing"),
+    "integer": ("minimum", "maximum", "step", "missing"),
+    "decimal": ("minimum", "maximum", "step", "missing"),
+    "date": ("minimum", "maximum", "missing"),
+    "boolean": ("missing",),
+    "text": ("max_tokens", "missing"),
+    "id": (),
+    "drop": (),
+}
+"""The values of ``type:``, and the other keys that each takes."""
+TEXT, DATE, ID, NUMBERS = "text", "date", "id", ("integer", "decimal")
+FLAGS = dict.fromkeys(("true", "yes", "1", "t", "y"), True) | dict.fromkeys(
+    ("false", "no", "0", "f", "n"), False
+)
+MOST_DIGITS, MOST_VALUES, MOST_DAYS = 15, 10_000, 100_000
+"""Limits of a number, which float64 represents exactly, and of the branches of the grammar."""
 MARK = "# A DRAFT"
-"""How a draft begins, and no schema."""
-KEYS = ("columns", "rules", "impossible", "label")
+"""The first line of a draft, which is not accepted as a schema."""
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -61,56 +64,308 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
-Row = dict[str, Value]
-"""Name of each learned column to what it holds."""
+
+
+class Misfit(ValueError):
+    """A cell that its column does not allow, or an invalid column. No cell is quoted."""
 
 
 class FaultyCell(InputError):
-    """A row that is not as its schema says.
+    """A row that its schema does not allow. No cell is quoted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a table; see ``column_of``.
 
     Attributes:
-        column: Where; None where a rule between columns is broken.
-        fault: What is wrong, without the value.
+        name: The name in the file.
+        kind: One of ``KINDS``. An id is numbered 1, 2, 3, and drop is left out.
+        missing: Whether a cell may be empty.
+        values: The values of a category.
+        minimum: The smallest value of a range: a Decimal, or a date as text.
+        maximum: The largest value.
+        step: The distance between two neighboring numbers, counted from the minimum.
+        max_tokens: The length to which a text is cut.
     """
 
-    def __init__(self, column: str | None, fault: str) -> None:
-        super().__init__(f"the column {column} {fault}" if column else fault)
-        self.column, self.fault = column, fault
+    name: str
+    kind: str
+    missing: bool = False
+    values: tuple[Any, ...] = ()
+    minimum: Any = None
+    maximum: Any = None
+    step: Any = None
+    max_tokens: int = 0
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether the model learns and writes the column."""
+        return self.kind not in (ID, "drop")
+
+    @cached_property
+    def originals(self) -> dict[str, Any]:
+        """The values of a category by their text."""
+        return {str(spelled(value)): value for value in self.values}
+
+    @cached_property
+    def options(self) -> tuple[Value, ...]:
+        """All values of a category or boolean, with None if cells may be missing; else empty."""
+        options: tuple[Value, ...] = (True, False) if self.kind == "boolean" else ()
+        options = (*self.originals, *options)
+        return (*options, None) if options and self.missing else options
+
+    @cached_property
+    def places(self) -> int:
+        """Digits after the point, of every number."""
+        exponents = (
+            int(each.normalize().as_tuple().exponent) for each in (self.minimum, self.step)
+        )
+        return max(0, *(-exponent for exponent in exponents))
+
+    def read(self, cell: object) -> Value:
+        """Return the value of a cell of a file; raise Misfit for an invalid one."""
+        text = cell_text(cell)
+        # If no cell may be missing, an empty text is a text.
+        is_empty = self.missing and not text if self.kind == TEXT else not (text or "").strip()
+        if text is not None and not is_empty:
+            return self.parse(text if self.kind == TEXT else text.strip())
+        if not self.missing:
+            raise Misfit("is missing, which the schema does not allow (missing: true)")
+        return None
+
+    def parse(self, text: str) -> Value:
+        """Return the value of a text that is not missing; raise Misfit for an invalid one."""
+        if self.kind == TEXT:
+            if not is_unicode(text):
+                raise Misfit("must be valid Unicode")
+            return text
+        if self.kind == "boolean":
+            if text.lower() not in FLAGS:
+                raise Misfit("must be true or false (or yes and no, or 1 and 0)")
+            return FLAGS[text.lower()]
+        if self.kind == "category":
+            if text not in self.originals:
+                raise Misfit(f"must be one of the {len(self.values)} values that the schema lists")
+            return text
+        if self.kind in NUMBERS and re.match(r"[+-]?0\d", text):
+            raise Misfit(
+                "has a leading zero, which a number would lose (make the column a category or text)"
+            )
+        value: Any = day_of(text) if self.kind == DATE else number_of(text)
+        if not self.minimum <= value <= self.maximum:
+            raise Misfit(f"must be from {self.minimum} to {self.maximum}")
+        if self.kind == DATE:
+            return str(value)
+        if self.kind == "integer" and value % 1:
+            raise Misfit("must be a whole number")
+        steps = ((value - self.minimum) / self.step).quantize(Decimal(1), ROUND_HALF_EVEN)
+        nearest = self.minimum + steps * self.step
+        return int(nearest) if self.kind == "integer" else float(nearest)
+
+    def spell(self, value: Value) -> str:
+        """Return a value as JSON, a number without zeros at its end, as llguidance requires."""
+        if value is not None and self.kind in NUMBERS:
+            text = f"{value:.{self.places}f}"
+            return text.rstrip("0").rstrip(".") if "." in text else text
+        return json.dumps(value, ensure_ascii=False)
+
+    def cell(self, value: Value) -> Value:
+        """Return a value as it is written to a file."""
+        return self.originals[str(value)] if value is not None and self.originals else value
+
+    @property
+    def json_schema(self) -> dict[str, Any]:
+        """The JSON Schema of the values, except texts; it allows numbers between two steps."""
+        schema: dict[str, Any] = {"enum": [each for each in self.options if each is not None]}
+        if self.kind == DATE:
+            first, last = int(self.number(self.minimum)), int(self.number(self.maximum))
+            days = map(datetime.date.fromordinal, range(first, last + 1))
+            schema = {"enum": [day.isoformat() for day in days]}
+        elif self.kind == "integer":
+            schema = {"type": "integer"}
+            schema |= {"minimum": int(self.minimum), "maximum": int(self.maximum)}
+        elif self.kind == "decimal":
+            schema = {"type": "number", "multipleOf": float(Decimal(1).scaleb(-self.places))}
+            schema |= {"minimum": float(self.minimum), "maximum": float(self.maximum)}
+        return {"anyOf": [schema, {"type": "null"}]} if self.missing else schema
+
+    @property
+    def longest(self) -> str:
+        """The longest JSON of a value, without the contents of texts."""
+        if self.kind == TEXT:
+            return '""'
+        if self.kind in NUMBERS:
+            return max((f"{end:.{self.places}f}" for end in (self.minimum, self.maximum)), key=len)
+        return max(map(self.spell, self.options or (self.minimum,)), key=len)
+
+    def number(self, value: Any) -> float:
+        """Return a number as it is and a date as the number of its day."""
+        if self.kind == DATE:
+            return float(datetime.date.fromisoformat(value).toordinal())
+        return float(value)
+
+    def first_from(self, number: float) -> str:
+        """Return how the first value at or above a number is written."""
+        if self.kind == DATE:
+            return datetime.date.fromordinal(math.ceil(round(number, 6))).isoformat()
+        steps = math.ceil(round((number - float(self.minimum)) / float(self.step), 6))
+        return f"{self.minimum + steps * self.step:.{self.places}f}"
+
+
+def cell_text(cell: object) -> str | None:
+    """Return a cell of a file as text, None for a missing cell; raise Misfit for a list."""
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return None
+    if isinstance(cell, str | datetime.date | Decimal):
+        return str(cell)
+    text = spelled(cell)
+    if text is None:
+        raise Misfit("must not hold a list or an object")
+    return text
+
+
+def number_of(text: str) -> Decimal:
+    """Return the number in a text; raise Misfit if there is none."""
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        number = Decimal("NaN")
+    if not number.is_finite() or "_" in text:  # Decimal reads 1_0 as 10
+        raise Misfit("must be a number")
+    return number
+
+
+def day_of(text: str) -> str:
+    """Return the date in a text as YYYY-MM-DD; raise Misfit if there is none."""
+    pattern = r"\d{4}-\d\d-\d\d([T ]00:00(:00(\.0+)?)?)?"
+    try:
+        if not re.fullmatch(pattern, text, re.ASCII):
+            raise ValueError
+        return datetime.date.fromisoformat(text[:10]).isoformat()
+    except ValueError:
+        raise Misfit("must be a day of the calendar, YYYY-MM-DD") from None
+
+
+def column_of(name: str, line: Mapping[str, Any]) -> Column:
+    """Return the column that a line of a schema declares.
+
+    >>> age = column_of("age", {"type": "integer", "minimum": 18, "maximum": 99})
+    >>> age.read("42"), age.spell(42), age.json_schema
+    (42, '42', {'type': 'integer', 'minimum': 18, 'maximum': 99})
+
+    Raises:
+        InputError: The declaration is invalid.
+    """
+    given = dict(line)
+    kind = str(given.pop("type", None))
+    try:
+        if kind not in KINDS:
+            raise Misfit(f"needs a type, one of {', '.join(KINDS)}, got {line.get('type')!r}")
+        for key in given:
+            if key not in KINDS[kind]:
+                taken = ", ".join(KINDS[kind]) or "no other key"
+                raise Misfit(f"has {key!r}, but type: {kind} takes {taken}; drop it")
+        if not isinstance(given.get("missing", False), bool):
+            raise Misfit(f"must have true or false as missing, got {given['missing']!r}")
+        if kind == "category":
+            given["values"] = _checked_values(given.get("values"))
+        elif "minimum" in KINDS[kind]:
+            given |= _checked_range(kind, given)
+        elif kind == TEXT:
+            room = given.get("max_tokens")
+            if type(room) is not int or room < 1:
+                raise Misfit(f"needs max_tokens, a number of at least 1, got {room!r}")
+        column = Column(name=name, kind=kind, **given)
+        if kind in NUMBERS:
+            size = max(abs(column.minimum), abs(column.maximum), column.step)
+            if size.adjusted() + 1 + column.places > MOST_DIGITS:
+                raise Misfit(
+                    f"may have at most {MOST_DIGITS} digits, those after the point counted"
+                )
+            if (column.maximum - column.minimum) % column.step:
+                raise Misfit(
+                    f"must reach its maximum, {column.maximum}, from its minimum,"
+                    f" {column.minimum}, in steps of {column.step}; change one"
+                )
+            if kind == "integer" and column.places:
+                raise Misfit("must have a whole minimum and step; make it a decimal")
+    except Misfit as misfit:
+        raise InputError(f"the schema's column {name} {misfit}.") from None
+    return column
+
+
+def _checked_values(values: Any) -> tuple[Any, ...]:
+    if not isinstance(values, list) or not 0 < len(values) <= MOST_VALUES:
+        raise Misfit(f"needs values, the public list of them, at most {MOST_VALUES}: values: [a]")
+    for value in values:
+        text = spelled(value)
+        is_text = text and is_unicode(text) and (not isinstance(value, str) or value == text)
+        if isinstance(value, bool) or not is_text:
+            raise Misfit(
+                f"lists {value!r}, which is not a text or a number; quote it, without blanks"
+            )
+    if len({spelled(value) for value in values}) < len(values):
+        raise Misfit("lists two values that are written alike; drop one")
+    return tuple(values)
+
+
+def _checked_range(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ends and the step of a range as values."""
+    keys = {key: given.get(key) for key in ("minimum", "maximum")}
+    if kind != DATE:
+        keys["step"] = given.get("step", "1" if kind == "integer" else "0.01")
+    checked: dict[str, Any] = {}
+    for key, value in keys.items():
+        if value is None:
+            raise Misfit(f"needs a {key}: a range is public, and none is guessed")
+        try:
+            checked[key] = (day_of if kind == DATE else number_of)(str(value))
+        except Misfit as misfit:
+            raise Misfit(f"has a {key} that {misfit}, got {value!r}") from None
+    if checked["minimum"] > checked["maximum"]:
+        raise Misfit(f"must have a minimum of at most its maximum, got {checked['minimum']}")
+    if kind != DATE and not checked["step"] > 0:
+        raise Misfit(f"must have a step above 0, got {checked['step']}")
+    if kind == DATE:
+        ends = (datetime.date.fromisoformat(checked[key]) for key in ("maximum", "minimum"))
+        if operator.sub(*ends).days >= MOST_DAYS:
+            raise Misfit(f"may have at most {MOST_DAYS} days; narrow its range")
+    return checked
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A comparison of a column with another, or with a value; true where one is missing."""
+    """A comparison of a column with another column or a value; true if one is missing."""
 
     text: str
     left: str
     compare: str
     right: str | None
-    """The other column."""
+    """The other column; None: ``value`` is compared."""
     value: Value = None
-    """What stands in its place."""
 
     def holds(self, row: Mapping[str, Value]) -> bool:
-        """Returns whether a row keeps it."""
+        """Return whether a row satisfies the rule."""
         one, other = row[self.left], self.value if self.right is None else row[self.right]
         return one is None or other is None or COMPARISONS[self.compare](one, other)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """A table's public side."""
+    """The public description of a table."""
 
     columns: tuple[Column, ...]
     """In the order in which a row is written."""
     rules: tuple[Rule, ...] = ()
     impossible: tuple[Mapping[str, Value], ...] = ()
-    """Values of categorical columns that never stand in one row."""
+    """Combinations of values that no row has."""
     label: str | None = None
-    """The column by whose classes a synthetic table is tried."""
+    """The categorical column that classifiers predict in the private report."""
 
     @cached_property
     def learned(self) -> tuple[Column, ...]:
-        """The columns that a model learns."""
+        """The columns that the model learns."""
         return tuple(column for column in self.columns if column.is_learned)
 
     @cached_property
@@ -118,57 +373,45 @@ class Schema:
         """Every column by its name."""
         return {column.name: column for column in self.columns}
 
-    def row(self, cells: Mapping[str, object]) -> Row:
-        """Returns what a row of the file holds, in the columns that are learned.
+    def row(self, cells: Mapping[str, object], *, blank_invalid: bool = False) -> Row:
+        """Return a row of a file in the learned columns.
+
+        Args:
+            cells: The cells of the row.
+            blank_invalid: Whether an invalid cell becomes a missing one if its column allows that.
 
         Raises:
-            FaultyCell: It is not as the schema says; the message quotes no cell.
+            FaultyCell: The schema does not allow the row.
         """
         row: Row = {}
         for column in self.learned:
             try:
                 row[column.name] = column.read(cells.get(column.name))
             except Misfit as misfit:
-                raise FaultyCell(column.name, f"{misfit}") from None
+                if not (blank_invalid and column.missing):
+                    raise FaultyCell(f"the column {column.name} {misfit}") from None
+                row[column.name] = None
         broken = self.broken(row)
         if broken is not None:
-            raise FaultyCell(None, f"a row breaks the schema's {broken}")
+            raise FaultyCell(f"a row breaks the schema's {broken}")
         return row
 
-    def mended(self, cells: Mapping[str, object]) -> Row | None:
-        """Returns the row with what does not fit as missing; None where that is not allowed."""
-        row: Row = {}
-        for column in self.learned:
-            try:
-                row[column.name] = column.read(cells.get(column.name))
-            except Misfit:
-                if not column.missing:
-                    return None
-                row[column.name] = None
-        return row if self.broken(row) is None else None
-
     def broken(self, row: Mapping[str, Value]) -> str | None:
-        """Returns the rule that a row breaks, in words; None where it keeps all."""
+        """Return the name of a rule that a row breaks, or None."""
         for rule in self.rules:
             if not rule.holds(row):
                 return f"rule {rule.text}"
-        for cells in self.impossible:
-            if all(row[name] == value for name, value in cells.items()):
-                return "list of what is impossible"
+        if any(cells.items() <= row.items() for cells in self.impossible):
+            return "list of what is impossible"
         return None
 
-    def check_columns(self, found: Iterable[str], *, place: str) -> None:
-        """Refuses data that lack a column of the schema, or have one that it does not name.
-
-        Raises:
-            InputError: They do.
-        """
-        there = list(found)
-        needed = [column.name for column in self.learned]
-        for name in needed:
-            if name not in there:
+    def check_columns(self, names: Iterable[str], *, place: str) -> None:
+        """Reject data that lack a learned column, or have a column that is not in the schema."""
+        there = list(names)
+        for column in self.learned:
+            if column.name not in there:
                 raise InputError(
-                    f"the schema's column {name} must be in {place}, which has"
+                    f"the schema's column {column.name} must be in {place}, which has"
                     f" {', '.join(there) or 'no column'}; drop it from the schema, or add it."
                 )
         for name in there:
@@ -180,28 +423,24 @@ class Schema:
 
 
 def read_schema(path: Path) -> Schema:
-    """Returns the schema in a file, YAML or a JSON Schema.
+    """Return the schema in a file of YAML or JSON.
 
     Raises:
-        InputError: It cannot be read, or says something that makes no sense; names the column.
+        InputError: The file is not readable, is a draft, or is not a valid schema.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-        if text.startswith(MARK):
-            raise InputError(
-                f"{path} is a draft, made of the private records; go through it, and take its"
-                " comment away when everybody may know what it says."
-            )
-        content = json.loads(text) if path.suffix == ".json" else yaml.load(text, _SchemaLoader)
-    except InputError:
-        raise
+        content = yaml.load(text, _SchemaLoader)
     except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise InputError(f"schema must be a file of YAML or JSON, got {path} ({reason}).") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path} must hold columns: and a line for each, got something else.")
+    if text.startswith(MARK):
+        raise InputError(
+            f"{path} is a draft, made of the private records; go through it, and take its comment"
+            " away when everybody may know what it says."
+        )
     try:
-        return schema_of(from_json_schema(content) if "properties" in content else content)
+        return schema_of(content if isinstance(content, dict) else {})
     except InputError as error:
         raise InputError(*(f"{path}: {fault}" for fault in error.faults)) from None
 
@@ -214,18 +453,17 @@ class _SchemaLoader(yaml.SafeLoader):  # type: ignore[misc]
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
         """Return the number of a scalar, or its text if the number would be written otherwise."""
-        tag = node.tag.rpartition(":")[2]
-        number = getattr(super(), f"construct_yaml_{tag}")(node)
+        number = getattr(super(), f"construct_yaml_{node.tag.rpartition(':')[2]}")(node)
         return number if str(number) == node.value else node.value
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        """Returns the mapping; see yaml."""
+        """Return a mapping whose keys are unique."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.YAMLError(f"{key!r} stands twice")
-        found: dict[Hashable, Any] = super().construct_mapping(node, deep)
-        return found
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 for _tag in ("int", "float"):
@@ -233,76 +471,58 @@ for _tag in ("int", "float"):
 
 
 def schema_of(content: Mapping[str, Any]) -> Schema:
-    """Returns the schema that the keys of a file spell.
-
-    Raises:
-        InputError: One makes no sense.
-    """
-    unknown = sorted(set(map(str, content)) - set(KEYS))
+    """Return the schema that the keys of a file describe; raise InputError for an invalid one."""
+    keys = ("columns", "rules", "impossible", "label")
+    unknown = sorted(set(map(str, content)) - set(keys))
     if unknown:
-        raise InputError(f"a schema has {', '.join(KEYS)}, got {unknown[0]!r}; drop it.")
+        raise InputError(f"a schema has {', '.join(keys)}, got {unknown[0]!r}; drop it.")
     lines = content.get("columns")
     if not isinstance(lines, dict) or not lines:
         raise InputError("a schema needs columns:, a line for each, such as age: {type: integer}.")
-    columns = []
-    for name, says in lines.items():
-        if not isinstance(name, str) or not name.strip():
-            raise InputError(f"a column's name must be a text, got {name!r}; quote it.")
-        if not isinstance(says, dict):
+    for name, line in lines.items():
+        if not isinstance(name, str) or not name.strip() or not isinstance(line, dict):
             raise InputError(
                 f"the schema's column {name} needs a type, as {name}: {{type: text, max_tokens:"
-                f" 60}}, got {says!r}."
+                f" 60}}, got {line!r}."
             )
-        columns.append(column_of(name, says))
-    schema = Schema(columns=tuple(columns))
+    schema = Schema(columns=tuple(column_of(name, line) for name, line in lines.items()))
     if not schema.learned:
         raise InputError("a schema needs a column to learn, got only id and drop.")
     label = content.get("label")
-    if label is not None:
-        column = schema.named.get(str(label))
-        if column is None or not column.is_categorical:
-            raise InputError(
-                f"label must be a column of type category or boolean, got {label!r}; drop it."
-            )
+    if label is not None and not (isinstance(label, str) and label in schema.named
+                                  and schema.named[label].options):  # fmt: skip
+        raise InputError(
+            f"label must be a column of type category or boolean, got {label!r}; drop it."
+        )
+    for key in ("rules", "impossible"):
+        if not isinstance(content.get(key) or [], list):
+            raise InputError(f"{key} must be a list, got {content[key]!r}.")
     return Schema(
         columns=schema.columns,
-        rules=tuple(_rule(schema, each) for each in _list(content, "rules")),
-        impossible=tuple(_impossible(schema, each) for each in _list(content, "impossible")),
-        label=None if label is None else str(label),
+        rules=tuple(_rule(schema, text) for text in content.get("rules") or ()),
+        impossible=tuple(_impossible(schema, cells) for cells in content.get("impossible") or ()),
+        label=label,
     )
 
 
-def _list(content: Mapping[str, Any], key: str) -> list[Any]:
-    found = content.get(key) or []
-    if not isinstance(found, list):
-        raise InputError(f"{key} must be a list, got {found!r}.")
-    return found
-
-
 def _rule(schema: Schema, text: object) -> Rule:
-    parts = re.split(r"\s*(>=|<=|==|!=|>|<)\s*", str(text).strip())
     learned = {column.name: column for column in schema.learned}
+    parts = re.split(r"\s*(>=|<=|==|!=|>|<)\s*", str(text).strip())
     if not isinstance(text, str) or len(parts) != 3 or parts[0] not in learned:
         raise InputError(
             f"a rule must compare a column with another or with a value, as discharge >= admission,"
             f" got {text!r}."
         )
     left, compare, other = parts
-    ordered = compare not in ("==", "!=")
-    if ordered and not isinstance(learned[left], Ranged):
-        raise InputError(
-            f"the rule {text} orders {left}, which is no number and no date; use == or !=."
-        )
+    kind = learned[left].kind
+    if compare not in ("==", "!=") and kind not in (*NUMBERS, DATE):
+        raise InputError(f"the rule {text} orders {left}, which is no number and no date; use ==.")
     if other in learned:
-        kinds = [
-            "number" if kind in ("integer", "decimal") else kind
-            for kind in (learned[left].kind, learned[other].kind)
-        ]
-        if kinds[0] != kinds[1]:
-            raise InputError(f"the rule {text} compares a {kinds[0]} with a {kinds[1]}.")
+        if kind != learned[other].kind and not {kind, learned[other].kind} <= set(NUMBERS):
+            raise InputError(f"the rule {text} compares a {kind} with a {learned[other].kind}.")
         return Rule(text=text, left=left, compare=compare, right=other)
     try:
-        value = learned[left].read_present(other.strip("'\""))
+        value = learned[left].parse(other.strip("'\""))
     except Misfit as misfit:
         raise InputError(
             f"the rule {text} names no column after {compare}; {left} {misfit}."
@@ -313,188 +533,15 @@ def _rule(schema: Schema, text: object) -> Rule:
 def _impossible(schema: Schema, cells: object) -> Mapping[str, Value]:
     if not isinstance(cells, dict) or not cells:
         raise InputError(
-            "impossible must list what never stands together, as {city: Oslo, smoker: true}, got"
-            f" {cells!r}."
+            f"impossible must list cells as {{city: Oslo, smoker: true}}, got {cells!r}."
         )
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for name, cell in cells.items():
         column = schema.named.get(name)
         if column is None or not column.is_learned:
             raise InputError(f"impossible names {name!r}, which is no column that is learned.")
         try:
-            found[name] = column.read(cell)
+            values[name] = column.read(cell)
         except Misfit as misfit:
             raise InputError(f"impossible has a {name} that {misfit}.") from None
-    return found
-
-
-def from_json_schema(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a JSON Schema of a row says, in the keys of a schema.
-
-    ``x-dpft`` in a property holds keys that JSON Schema lacks: ``{"type": "id"}``, max_tokens.
-
-    Raises:
-        InputError: A property is of a type that no column is.
-    """
-    required, properties = content.get("required", []), content["properties"]
-    if not isinstance(properties, dict) or not isinstance(required, list):
-        raise InputError("a JSON Schema must have an object as properties, and a list as required.")
-    columns: dict[str, Any] = {}
-    for name, says in properties.items():
-        if not isinstance(says, dict) or not isinstance(says.get("x-dpft", {}), dict):
-            raise InputError(f"the property {name} must be an object, x-dpft too, got {says!r}.")
-        if not isinstance(says.get("enum", []), list):
-            raise InputError(f"the property {name} must have a list as its enum, got {says!r}.")
-        line = _property(name, says)
-        types = says.get("type")
-        nullable = isinstance(types, list) and "null" in types
-        if line.get("type") not in ("id", "drop") and (nullable or name not in required):
-            line.setdefault("missing", True)
-        columns[name] = line
-    kept = {key: content[key] for key in KEYS[1:] if key in content}
-    return {"columns": columns, **kept}
-
-
-def _property(name: str, says: Mapping[str, Any]) -> dict[str, Any]:
-    own = dict(says.get("x-dpft", {}))
-    types = says.get("type")
-    kinds = [each for each in (types if isinstance(types, list) else [types]) if each != "null"]
-    line: dict[str, Any] = {}
-    if "type" in own:
-        pass
-    elif "enum" in says:
-        line = {"type": "category", "values": [v for v in says["enum"] if v is not None]}
-    elif kinds == ["boolean"]:
-        line = {"type": "boolean"}
-    elif kinds == ["string"] and says.get("format") == "date":
-        line = {"type": "date"}
-        line |= {k: says[f"format{k.title()}"] for k in _ENDS if f"format{k.title()}" in says}
-    elif kinds == ["string"]:
-        line = {"type": "text"}
-    elif kinds in (["integer"], ["number"]):
-        line = {"type": "integer" if kinds == ["integer"] else "decimal"}
-        line |= {key: says[key] for key in _ENDS if key in says}
-        line |= {"step": says["multipleOf"]} if "multipleOf" in says else {}
-    else:
-        raise InputError(
-            f"the property {name} must be a string, a number, a boolean or an enum, got"
-            f" {types!r}; leave it out by x-dpft: {{type: drop}}."
-        )
-    return line | own
-
-
-_ENDS = ("minimum", "maximum")
-
-
-FEW_VALUES = 50
-"""Different values of a column that may be a category."""
-LETTERS_OF_A_TOKEN = 3
-HEAD = f"""\
-{MARK}: all of it was read out of the private table, and what you leave in it becomes public.
-# Go through each line and ask whether everybody may know it: take values from a code book and
-# ranges from common sense, not from these records. Then save it beside the data, as
-# NAME.schema.yaml, without this comment: a file that begins with it is refused.
-#   type: category (values), integer and decimal (minimum, maximum, step), date (minimum, maximum),
-#         boolean, text (max_tokens), id (made anew, never learned), drop (left out)
-#   missing: true, where a cell may be empty
-# rules: [discharge >= admission]        compared where both are there
-# impossible: [{{city: Oslo, smoker: true}}]     what never stands together
-# label: COLUMN                          by whose classes the synthetic table is tried
-"""
-
-
-def draft_schema(rows: Iterable[SourceRow], *, unit: str) -> str:
-    """Returns the text of a schema for some rows.
-
-    Args:
-        rows: Of the table.
-        unit: The column of the unit, which is no column to learn; or example.
-
-    Raises:
-        InputError: There are no rows, or they cannot be read.
-    """
-    cells: dict[str, list[object]] = {}
-    count = 0
-    for row in rows:
-        for name, value in row.sound().items():
-            cells.setdefault(name, [None] * count).append(value)
-        count += 1
-        for own in cells.values():
-            own.extend([None] * (count - len(own)))
-    if not count:
-        raise InputError("data must have rows for a draft to be made of, got none.")
-    lines = [HEAD, "columns:"]
-    for name, found in cells.items():
-        says, asks = ({"type": "id"}, "the unit") if name == unit else _guess(name, found)
-        lines += [f"  # {asks}", f"  {_flow(name)}: {_flow(says)}"]
-    return "\n".join(lines) + "\n"
-
-
-def _guess(name: str, cells: Sequence[object]) -> tuple[dict[str, Any], str]:
-    """Returns what a column seems to hold, and what its owner is to ask."""
-    column = Column(name=name)
-    there = [cell for cell in cells if not column.is_empty(cell)]
-    missing: dict[str, Any] = {"missing": True} if len(there) < len(cells) else {}
-    if not there:
-        return {"type": "drop"}, "no row has a value"
-    if not all(isinstance(cell, str | int | float | bool) for cell in there):
-        return {"type": "drop"}, "it holds lists or objects, which no column can"
-    distinct = {spelled(cell) for cell in there}
-    if {str(each).lower() for each in distinct} <= set(Flag.WORDS) - {"0", "1"}:
-        return {"type": "boolean", **missing}, "two values"
-    numbers = _all_read(number_of, there)
-    if numbers and not any(map(is_identifier, there)):
-        return _numeric(numbers, missing)
-    if days := _all_read(day_of, there):
-        ends = {"minimum": min(days), "maximum": max(days)}
-        return {"type": "date", **ends, **missing}, "the earliest and latest day of the records"
-    if len(distinct) == len(there) and len(there) > 1 and _is_name_of_id(name):
-        return {"type": "id"}, "each row has another value"
-    if len(distinct) <= min(FEW_VALUES, max(2, len(there) // 4)):
-        values = sorted(str(each) for each in distinct)
-        says = {"type": "category", "values": values, **missing}
-        return says, f"{len(values)} values; a rare one may name somebody"
-    room = max(_num_tokens(str(cell)) for cell in there)
-    return {"type": "text", "max_tokens": room, **missing}, "the longest text has about so many"
-
-
-def _num_tokens(text: str) -> int:
-    """Return about how many tokens a text has; digits and other scripts have a token each."""
-    others = len(re.sub(r"[A-Za-z\s]", "", text))
-    return math.ceil((len(text) - others) / LETTERS_OF_A_TOKEN) + others
-
-
-def _all_read(read: Callable[[object], Any], cells: Sequence[object]) -> list[Any]:
-    """Returns what is read of all cells; nothing where one holds nothing of that kind."""
-    try:
-        return [read(cell) for cell in cells]
-    except Misfit:
-        return []
-
-
-def _numeric(found: Sequence[Decimal], missing: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    asks = "the smallest and largest number of the records"
-    places = max(0, *(-int(each.as_tuple().exponent) for each in found))
-    if places == 0:
-        whole = {"minimum": int(min(found)), "maximum": int(max(found))}
-        return {"type": "integer", **whole, **missing}, asks
-    places = min(places, 6)
-    unit = Decimal(1).scaleb(-places)
-    low = (min(found) / unit).to_integral_value("ROUND_FLOOR") * unit
-    high = (max(found) / unit).to_integral_value("ROUND_CEILING") * unit
-    ends = {"minimum": float(low), "maximum": float(high), "step": float(unit)}
-    return {"type": "decimal", **ends, **missing}, asks
-
-
-def _is_name_of_id(name: str) -> bool:
-    lower = name.lower()
-    return lower in (EXAMPLE, "id", "key", "uuid") or lower.endswith(("_id", "id", "number"))
-
-
-def _flow(value: Any) -> str:
-    """Returns a value as one line of YAML."""
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**9,
-                          allow_unicode=True)  # fmt: skip
-    return str(text).strip()
+    return values

@@ -1,7 +1,6 @@
-"""The private table: read and checked cell by cell, so many rows a unit, controls held out.
+"""The private table: its rows, validated cell by cell, their units, and the controls.
 
-Nothing of it is quoted, and nothing of it becomes public but its number of rows (or of units),
-where that is not given: also of a row that does not fit, which the number counts.
+No message quotes a cell. The only public number is the number of units; it counts invalid rows too.
 """
 
 import hashlib
@@ -12,47 +11,44 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpft.data.raw_rows import FORMATS, MEMORY, TRAIN, Row, file_rows, memory_rows
+from dpft.data import raw_rows
+from dpft.data.raw_rows import FORMATS, MEMORY, TRAIN, file_rows, memory_rows
 from dpft.data.training_records import split_held_out
 from dpft.errors import InputError
 from dpft.privacy.plan import EXAMPLE
-from dpft.synthesis.schema import FaultyCell, Schema
-from dpft.synthesis.schema import Row as TableRow
+from dpft.synthesis.schema import FaultyCell, Row, Schema
 from dpft.tasks.templates import spelled
 
 FEWEST = 20
-"""Rows, or units, below which there is nothing that could be learned and hidden."""
+"""Number of rows, or units, below which nothing can be learned that hides each of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateTable:
-    """The rows of a table; private but for ``num_units``."""
+    """The rows of a table; private except for ``num_units``."""
 
-    rows: tuple[TableRow | None, ...]
-    """None: it was not as the schema says, and is left out."""
+    rows: tuple[Row | None, ...]
+    """None: the row is invalid and is left out."""
     units: tuple[str, ...]
-    """Whose each row is."""
+    """The privacy unit of each row."""
     faults: Counter[str]
-    """How many rows were not as the schema says, by what was wrong."""
+    """How many rows are invalid, by the reason."""
 
     @property
     def num_units(self) -> int:
-        """Number of units, those without a row that fits among them."""
+        """The number of units, including those without a valid row."""
         return len(set(self.units))
 
     def sides(self, fraction: float | None, key: bytes) -> tuple[Sequence[int], Sequence[int]]:
-        """Returns the places of the rows to learn from, and of the controls.
+        """Return the indices of the valid rows to learn from, and of the controls.
 
         Args:
-            fraction: Of the units, for the controls; None: there are none.
-            key: Secret; the same one gives the same sides.
-
-        Raises:
-            InputError: One side is empty.
+            fraction: The share of the units that are controls; None: there are none.
+            key: A secret; the same key gives the same sides.
         """
         everything: tuple[Sequence[int], Sequence[int]] = (range(len(self.rows)), ())
-        kept, held = everything if fraction is None else split_held_out(self.units, fraction, key)
-        kept, held = ([at for at in side if self.rows[at] is not None] for side in (kept, held))
+        sides = everything if fraction is None else split_held_out(self.units, fraction, key)
+        kept, held = ([at for at in side if self.rows[at] is not None] for side in sides)
         if not kept:
             raise InputError(
                 "data left no row to learn from, once controls (eval.held_out) and rows that are"
@@ -66,102 +62,86 @@ class PrivateTable:
         return kept, held
 
     def fingerprint(self, key: bytes) -> str:
-        """Returns a keyed hash of all rows in their order; as secret as the key."""
+        """Return a keyed hash of all rows in their order; it is as secret as the key."""
         digest = hmac.new(key, b"rows of a table\n", hashlib.sha256)
         for row, unit in zip(self.rows, self.units, strict=True):
-            cells = None if row is None else {name: repr(value) for name, value in row.items()}
-            digest.update(json.dumps([unit, cells]).encode() + b"\n")
+            digest.update(json.dumps([unit, row]).encode() + b"\n")
         return digest.hexdigest()
 
 
-def source_rows(data: str) -> Iterator[Row]:
-    """Returns the rows of a file, which are read as they are asked for, or those of a program.
-
-    Raises:
-        InputError: There is no such file, or none of a known format, at once; later names the line.
-    """
+def source_rows(data: str) -> Iterator[raw_rows.Row]:
+    """Return the rows of a file, read on demand, or of a table in memory."""
     if data == MEMORY:
         return iter(memory_rows(TRAIN))
-    path = Path(data).expanduser()
     if not data.endswith(tuple(FORMATS)):
         raise InputError(f"data must end in {', '.join(FORMATS)}, got {data!r}.")
+    path = Path(data).expanduser()
     if not path.is_file():
         raise InputError(f"data must be the file of a table, got {data!r}, which is no file.")
     return iter(file_rows(path))
 
 
-def read_table(rows: Iterable[Row], schema: Schema, *, unit: str, invalid: str) -> PrivateTable:
-    """Returns the rows of a table, checked against its schema.
+def read_table(
+    rows: Iterable[raw_rows.Row], schema: Schema, *, unit: str, invalid: str
+) -> PrivateTable:
+    """Return the rows of a table, validated by its schema.
 
     Args:
-        rows: As they lie.
-        schema: What each may hold.
-        unit: example, or the column that says whose row it is.
-        invalid: What becomes of a row that is not as the schema says: error, missing or skip.
+        rows: The rows of the file.
+        schema: The public schema.
+        unit: example, or the column of the privacy unit.
+        invalid: What happens to an invalid row: error, missing or skip.
 
     Raises:
-        InputError: A column is not there, or not in the schema; a row does not fit, and invalid is
-            error: names its place, and quotes nothing; or there are too few rows.
+        InputError: The columns are not those of the schema, a row is invalid and ``invalid`` is
+            error, or there are too few rows.
     """
-    found: list[TableRow | None] = []
+    valid: list[Row | None] = []
     units: list[str] = []
     faults: Counter[str] = Counter()
     columns: dict[str, None] = {}
     for row in rows:
         if row.fault is None and not columns and row.has_columns:
-            # Of a table the first row has all columns: what it lacks is said before any cell's
-            # fault. Objects of a .jsonl may each lack some, and are asked together.
-            names = schema.named.keys() - row.values.keys()
-            if not all(schema.named[n].missing or not schema.named[n].is_learned for n in names):
+            # The first row of a table has all columns. Objects of a .jsonl file may lack some.
+            absent = [schema.named[name] for name in schema.named.keys() - row.values.keys()]
+            if any(column.is_learned and not column.missing for column in absent):
                 schema.check_columns(row.values, place=row.place)
         columns |= dict.fromkeys(row.values)
-        units.append(_unit_of(row, unit, len(units)))
-        found.append(_checked(row, schema, invalid, faults))
-    if not found:
-        raise InputError(f"data must have at least {FEWEST} rows, got none.")
-    schema.check_columns(columns, place="the data")
-    table = PrivateTable(rows=tuple(found), units=tuple(units), faults=faults)
+        units.append(str(len(units)) if unit == EXAMPLE else _unit_of(row, unit))
+        valid.append(_valid(row, schema, invalid, faults))
+    schema.check_columns(columns or schema.named, place="the data")
+    table = PrivateTable(rows=tuple(valid), units=tuple(units), faults=faults)
     if table.num_units < FEWEST:
         noun = "rows" if unit == EXAMPLE else f"values of {unit}"
         raise InputError(
-            f"data must have at least {FEWEST} {noun}, got {table.num_units}: of so few nothing can"
-            " be learned that hides each of them."
+            f"data must have at least {FEWEST} {noun}, got {table.num_units or 'none'}: of so few"
+            " nothing can be learned that hides each of them."
         )
     return table
 
 
-def _unit_of(row: Row, unit: str, number: int) -> str:
-    """Returns whose a row is; where each is its own, its number."""
-    if unit == EXAMPLE:
-        return str(number)
-    if unit not in row.values:
+def _unit_of(row: raw_rows.Row, unit: str) -> str:
+    name = spelled(row.values.get(unit))
+    if not name:
         raise InputError(
-            f"privacy.unit must be example or a column of the data, got {unit!r}, which"
-            f" {row.place} lacks."
+            f"{row.place} has no value in the column {unit}, which privacy.unit names; fill it, or"
+            " leave the row out."
         )
-    found = spelled(row.values[unit])
-    if not found:
-        raise InputError(
-            f"{row.place}: the column {unit}, which privacy.unit names, is empty, so that nobody"
-            " knows whose row it is; fill it, or leave the row out."
-        )
-    return found
+    return name
 
 
-def _checked(row: Row, schema: Schema, invalid: str, faults: Counter[str]) -> TableRow | None:
-    """Returns a row as its schema has it; None where it is left out, as the row alone decides."""
+def _valid(row: raw_rows.Row, schema: Schema, invalid: str, faults: Counter[str]) -> Row | None:
+    """Return a row as the schema allows it, or None; this depends on the row only."""
     try:
         return schema.row(row.sound())
-    except FaultyCell as error:
-        if invalid == "error":
-            raise InputError(
-                f"{row.place}: {error}; mend the row or the schema, or set invalid=missing or"
-                " invalid=skip."
-            ) from None
-        faults[str(error)] += 1
-        return schema.mended(row.values) if invalid == "missing" else None
     except InputError as error:
         if invalid == "error":
-            raise InputError(f"{str(error).rstrip('.')}; or set invalid=skip.") from None
-        faults["it is no row of the file's format"] += 1
+            hint = "mend the row or the schema, or set invalid=missing or invalid=skip."
+            place = f"{row.place}: " if isinstance(error, FaultyCell) else ""
+            raise InputError(f"{place}{str(error).rstrip('.')}; {hint}") from None
+        is_row = isinstance(error, FaultyCell)
+        faults[str(error) if is_row else "it is no row of the file's format"] += 1
+    try:
+        return schema.row(row.sound(), blank_invalid=True) if invalid == "missing" else None
+    except InputError:
         return None

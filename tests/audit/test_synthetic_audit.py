@@ -8,14 +8,20 @@ from typing import Any
 
 import pytest
 
+from dpft.audit.base import AuditedRun, Finding
 from dpft.audit.kinds.synthetic import SyntheticText
-from dpft.audit.synthetic_audit import SyntheticResult, audit_synthetic, written_pages
-from dpft.errors import InputError
+from dpft.errors import InputError, StateError
 from dpft.files import CANARIES, private_audit_path, write_json
 from dpft.reports.terminal import Grid
+from dpft.runs.guarantee import privacy_of as run_privacy
+from dpft.runs.saved_run import saved_run
+from dpft.synthesis.audit import SyntheticFile, read_synthetic
+from dpft.tasks.custom import CustomTexts
+from dpft.tasks.e2e import E2ETask
 from dpft.training.training_config import DeviceConfig
 from tests.audit.conftest import moods
-from tests.reports.plain import stated
+from tests.reports.plain import privacy_of, stated
+from tests.reports.test_privacy_record import record as private
 from tests.stories.tiny import MARKER, Workspace, write_rows
 
 TEXTS = [(f"name[New {n}]", f"New {n} is a pub by the river number {n % 7}.") for n in range(30)]
@@ -40,9 +46,20 @@ def new(texts_runs: Workspace) -> Path:
     return path
 
 
-def audited(run: str, file: Path, **options: Any) -> SyntheticResult:
-    device = DeviceConfig(device="cpu")
-    return audit_synthetic(Path(run), file, **{"limit": 10_000, **options}, device=device)
+def audited(run: str, file: Path, limit: int = 10_000) -> Finding:
+    folder, device = Path(run), DeviceConfig(device="cpu")
+    about = AuditedRun(
+        folder=folder, config=saved_run(run), privacy=run_privacy(folder),
+        device=device, synthetic=file,
+    )  # fmt: skip
+    return SyntheticText(limit=limit).find(about)
+
+
+def table(finding: Finding, title: str) -> Any:
+    """Returns a table of the record."""
+    record = finding.record
+    (found,) = (each for each in record.compared if each.title == title)
+    return found
 
 
 def share_test_split() -> None:
@@ -57,17 +74,17 @@ def test_each_page_is_where_it_may_be(new: Path) -> None:
     result = audited("pairs", new)
     private, released = Path("pairs", PRIVATE_PAGE), Path("pairs", RELEASED_PAGE)
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
-    assert "This page is private" in private.read_text()
-    assert "It costs." in released.read_text()
-    assert "private" not in released.read_text()
-    assert result.record().private is True
-    titles = [part.title for part in result.parts() if isinstance(part, Grid)]
-    assert titles[:2] == ["What the synthetic texts hold of single records", "The texts"]
-    assert written_pages(Path("pairs"), result) == [
-        f"A page with plots, for the owner of the data alone: {private}",
+    assert "for the owner of the data alone" in private.read_text()
+    assert "it costs" in released.read_text()
+    assert "owner" not in released.read_text()
+    assert result.record.private is True
+    titles = [part.title for part in result.parts if isinstance(part, Grid)]
+    assert titles == ["Copies of single records", "The texts, beside test records"]
+    assert result.files == [
+        f"A page with all tables, for the owner of the data alone: {private}",
         f"A page that may be released: {released}",
     ]
-    words = [row[0] for part in result.parts() if isinstance(part, Grid) for row in part.rows]
+    words = [row[0] for part in result.parts if isinstance(part, Grid) for row in part.rows]
     assert len(words) > 5 and "_" not in str(words), "words, no keys"
 
 
@@ -78,7 +95,7 @@ def test_the_released_page_is_the_same_whatever_the_private_records_are(new: Pat
     released = Path("pairs", RELEASED_PAGE)
     pages = [released.read_bytes()]
     private = [Path("pairs", PRIVATE_PAGE).read_bytes()]
-    assert b"Against test records" in pages[0]
+    assert b"beside test records" in pages[0]
     Path("pairs/private/fingerprint").unlink()
     write_rows(Path("data/train.jsonl"), TEXTS)
     audited("pairs", new)
@@ -103,20 +120,19 @@ def test_a_private_test_split_is_not_on_the_released_page(new: Path) -> None:
     assert b"test records" not in before
 
 
-def test_no_text_stands_on_the_released_page(new: Path) -> None:
+def test_no_text_stands_on_a_page(new: Path) -> None:
     write_rows(new, [*TEXTS, (f"name[{MARKER}]", f"{MARKER} is a pub.")])
     share_test_split()
     audited("pairs", new)
-    assert MARKER in Path("pairs", PRIVATE_PAGE).read_text()
+    assert MARKER not in Path("pairs", PRIVATE_PAGE).read_text(), "no page quotes a record"
     assert MARKER not in Path("pairs", RELEASED_PAGE).read_text()
 
 
 def test_a_copied_training_record_is_found(new: Path) -> None:
     write_rows(new, [*TEXTS, ("name[x]", f"{MARKER} is a pub.")])
-    leakage = audited("pairs", new).leakage
-    assert leakage is not None and leakage.unseen is not None
-    assert leakage.copies == 1
-    assert (leakage.training.exact, leakage.unseen.exact) == (1, 0)
+    copies = table(audited("pairs", new), "Copies of single records")
+    training, others = copies.rows["that are a synthetic text, %"]
+    assert training == pytest.approx(100 / copies.rows["records compared"][0]) and others == 0
 
 
 def test_canaries_are_looked_for(new: Path) -> None:
@@ -124,7 +140,7 @@ def test_canaries_are_looked_for(new: Path) -> None:
     canary = {"kind": "coin", "read": [], "learned": [], "number": 0, "copies": 0, "unit": "c"}
     found = {**canary, "texts": [TEXTS[3][1]], "included": True}
     path.write_text(json.dumps({"schema_version": 1, "canaries": [found]}))
-    assert audited("pairs", new).record().canaries["included"].found == 1
+    assert table(audited("pairs", new), "Canaries").rows == {"included": (1, 1)}
     assert "included" in Path("pairs", PRIVATE_PAGE).read_text()
     assert "anar" not in Path("pairs", RELEASED_PAGE).read_text()
 
@@ -135,20 +151,8 @@ def test_what_cannot_be_released_takes_an_old_page_away(new: Path) -> None:
     Path("new.privacy.json").unlink()
     result = audited("pairs", new)
     assert not Path("pairs", RELEASED_PAGE).exists()
-    assert any("no new.privacy.json lies beside" in str(part) for part in result.parts())
-    assert len(written_pages(Path("pairs"), result)) == 1
-
-
-@pytest.mark.slow
-def test_a_class_is_learned_from_synthetic_and_from_real_records(texts_runs: Workspace) -> None:
-    path = Path("moods_new.jsonl")
-    path.write_text("".join(json.dumps(row) + "\n" for row in moods()[::2]))
-    state(Path("held"), path)
-    record = audited("held", path, label="mood").record()
-    assert record.quality.reference == "held-out records"
-    assert record.utility.synthetic.accuracy > record.utility.commonest.accuracy
-    assert "macro F1" in Path("held", PRIVATE_PAGE).read_text()
-    assert "macro F1" not in Path("held", RELEASED_PAGE).read_text()
+    assert any("no new.privacy.json lies beside" in str(part) for part in result.parts)
+    assert len(result.files) == 1
 
 
 def test_without_its_private_folder_a_run_has_the_synthetic_text_alone(
@@ -159,13 +163,137 @@ def test_without_its_private_folder_a_run_has_the_synthetic_text_alone(
     state(Path("held"), path)
     shutil.rmtree("held/private")
     result = audited("held", path)
-    assert result.leakage is None and result.quality is None
-    assert "put its private/ back as it was" in result.not_there["training records"]
+    assert [each.title for each in result.record.compared if each.rows] == ["The texts"]
+    assert any("put its private/ back as it was" in each for each in result.record.remarks)
     assert "The texts" in Path("held", RELEASED_PAGE).read_text()
 
 
 def test_what_is_asked_must_make_sense(new: Path) -> None:
     with pytest.raises(InputError, match=r"audit\.limit must be at least 1, got 0\."):
         SyntheticText(limit=0)
-    with pytest.raises(InputError, match=r"audit\.label needs task=custom"):
-        audited("pairs", new, label="food")
+
+
+PRIVACY = private()
+STATEMENT = {**stated(PRIVACY), "notes": ["it costs"]}
+FILE_ROWS = [("name[Cafe]", "A cafe."), ("name[Inn]", "An inn.")]
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "new.jsonl"
+    write_rows(path, FILE_ROWS)
+    path.chmod(0o644)
+    return path
+
+
+def read(file: Path, privacy: dict[str, Any] | None = PRIVACY) -> SyntheticFile:
+    return read_synthetic(
+        Path("run"), E2ETask(name="e2e", data_dir="data"), file, privacy and privacy_of(privacy)
+    )
+
+
+def state_of(file: Path, **changed: Any) -> None:
+    write_json(file.with_name("new.privacy.json"), {**STATEMENT, **changed})
+
+
+def test_what_a_model_wrote_is_read(file: Path) -> None:
+    state_of(file)
+    found = read(file)
+    assert found.texts(found.records, 10) == ["A cafe.", "An inn."]
+    assert found.texts(found.records, 1) == ["A cafe."]
+    assert (found.notes, found.why_private) == (("it costs",), None)
+
+
+def test_a_learned_prompt_is_written_too_unless_it_was_given(tmp_path: Path) -> None:
+    task = CustomTexts(
+        name="custom", prompt_template="{q}: ", target_template="{a}", learn_prompt=True
+    )
+    file = tmp_path / "new.jsonl"
+    file.write_text('{"q": "Why", "a": "so"}\n')
+    for prompts, text in (("none", "Why: so"), ("the user's", "so")):
+        state_of(file, prompts=prompts)
+        found = read_synthetic(Path("run"), task, file, privacy_of(PRIVACY))
+        assert found.texts(found.records, 1) == [text]
+
+
+@pytest.mark.parametrize("column", ["mood", "Mood"])
+def test_a_row_whose_label_is_none_is_left_out_and_counted(tmp_path: Path, column: str) -> None:
+    task = CustomTexts(
+        name="custom",
+        prompt_template="{mood}: ",
+        target_template="{text}",
+        learn_prompt=True,
+        label_column="mood",
+        labels=("bad", "good"),
+        column_aliases={"Mood": "mood"} if column == "Mood" else {},
+    )
+    file = tmp_path / "new.jsonl"
+    labels = ("bad", "pgative", "good", "")
+    lines = (json.dumps({column: mood, "text": f"day of {mood}"}) for mood in labels)
+    file.write_text("\n".join(lines))
+    found = read_synthetic(Path("run"), task, file, None)
+    assert found.texts(found.records, 9) == ["day of bad", "day of good"]
+    assert found.no_rows == 2
+    file.write_text(json.dumps({column: "pgative", "text": "x"}))
+    with pytest.raises(
+        InputError, match="at least one row whose label is of task.labels, got none"
+    ):
+        read_synthetic(Path("run"), task, file, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("none.jsonl", None, "synthetic must name a file that `dpft generate` wrote"),
+        ("new.txt", "text", r"ending with \.csv, .*got"),
+        ("new.jsonl", "", "synthetic must hold at least one row, got none in"),
+        ("new.jsonl", "text\n", "line 1: not a JSON object"),
+        ("new.jsonl", '{"text": "a"}\n', "line 1: lacks the column meaning_representation"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, name: str, content: str | None, said: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=said) as refused:
+        read(tmp_path / name)
+    assert len(refused.value.faults) == 1
+
+
+def test_the_runs_own_records_are_refused(file: Path) -> None:
+    (file.parent / "data").mkdir()
+    write_rows(file.parent / "data/train.jsonl", FILE_ROWS)
+    (file.parent / "link.jsonl").symlink_to(file.parent / "data/train.jsonl")
+    with pytest.raises(InputError, match=r"which is the run's own train\.jsonl\."):
+        read(file.parent / "link.jsonl")
+
+
+def test_records_of_another_run_are_refused(file: Path) -> None:
+    state_of(file, ledger={"lines": 3, "head": "b" * 64}, run="2026/1")
+    with pytest.raises(InputError, match="got records of 2026/1, by the statement beside them"):
+        read(file)
+
+
+def test_without_a_statement_nothing_may_be_released(file: Path) -> None:
+    assert "no new.privacy.json lies beside" in str(read(file).why_private)
+
+
+def test_of_a_run_without_privacy_nothing_may_be_released(file: Path) -> None:
+    state_of(file)
+    reproducible = {**PRIVACY, "private": False}
+    for privacy in (reproducible, None):
+        assert "the run promises no privacy" in str(read(file, privacy).why_private)
+
+
+def test_prompts_are_no_more_open_than_their_file(file: Path) -> None:
+    state_of(file, prompts="the user's")
+    assert read(file).why_private is None
+    file.chmod(0o600)
+    assert "prompts in a file that its owner alone may read" in str(read(file).why_private)
+
+
+def test_a_damaged_statement_is_said(file: Path) -> None:
+    for content in ("{", json.dumps({"schema_version": 1, "notes": "x", "prompts": "none"})):
+        file.with_name("new.privacy.json").write_text(content)
+        with pytest.raises(StateError, match="is damaged"):
+            read(file)

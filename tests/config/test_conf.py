@@ -18,11 +18,11 @@ from dpft.config.account import AccountConfig, DoctorConfig, ReportConfig
 from dpft.config.composing import ListConfig, compose
 from dpft.config.load import config_directory, load, load_saved, to_yaml
 from dpft.config.schema import TokenizerCommand
-from dpft.config.synthesize import POLYMORPHIC as SYNTHESIZE
-from dpft.config.synthesize import SynthesizeConfig
 from dpft.config.tune import TuneCommand
 from dpft.errors import InputError
 from dpft.runs.configuring import without_recipes_promise
+from dpft.synthesis.config import POLYMORPHIC as SYNTHESIZE
+from dpft.synthesis.config import SynthesizeConfig
 from tests.slowness import slow_but
 
 CONF = config_directory()

@@ -1,6 +1,6 @@
-"""``audit=synthetic``: how useful synthetic records are, and which training records they leak.
+"""``audit=synthetic``: usefulness of synthetic records, and what they reveal of training records.
 
-``dpft.audit.synthetic_audit`` does it.
+This module reads the run's records; ``dpft.synthesis.audit`` compares them.
 """
 
 from dataclasses import dataclass
@@ -16,19 +16,25 @@ class SyntheticText(Audit):
     name: str = "synthetic"
     limit: int = 10_000
     """Most records of each kind that are compared, evenly spread over them."""
-    label: str | None = None
-    """Column of a class, by which a classifier is taught and tested; None: no classifier is."""
 
     def __post_init__(self) -> None:
         check_counts(self, "limit")
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""
-        from dpft.audit.synthetic_audit import audit_synthetic, written_pages
+        from dpft.audit.audited_run import Unseen, check_writes_texts, records_and_unseen
+        from dpft.runs.task_model import trained_model_of_run
+        from dpft.synthesis.audit import RealRecords, audit_parts, audit_synthetic
 
-        assert run.synthetic is not None
-        result = audit_synthetic(
-            run.folder, run.synthetic, limit=self.limit, label=self.label, device=run.device
+        task = check_writes_texts(run.config)
+        encoding = trained_model_of_run(run.folder, run.config).encoding(task, max_new_tokens=None)
+        records, unseen = records_and_unseen(run.folder, run.config, encoding)
+        real = RealRecords(
+            training=records if isinstance(records, str) else records.training,
+            others=unseen.records if isinstance(unseen, Unseen) else unseen,
+            split=unseen.split if isinstance(unseen, Unseen) else "",
+            public=isinstance(unseen, Unseen) and unseen.public,
         )
-        files = written_pages(run.folder, result)
-        return Finding(record=result.record(), parts=result.parts(), files=files)
+        assert run.synthetic is not None
+        record, files = audit_synthetic(run.folder, task, run.synthetic, real, limit=self.limit)
+        return Finding(record=record, parts=audit_parts(record), files=files)

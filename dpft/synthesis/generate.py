@@ -1,8 +1,8 @@
-"""Rows by the trained model: of each cell as many as its share says, every one a row of the schema.
+"""Synthetic rows by the trained model: for each cell as many as its share, each valid.
 
-What is written here follows from released counts, the released model and the schema: it costs no
-epsilon. A row that breaks a rule between its columns is drawn again, with other random numbers of
-the same seed, and counted. Rows are written down in blocks, so that who is interrupted loses one.
+Everything follows from released counts, the released model and the schema, so it costs no epsilon.
+A row that breaks a rule is drawn again with other random numbers and counted. Rows are written to
+disk in blocks, so that an interruption loses at most one block.
 """
 
 from collections import Counter
@@ -15,59 +15,61 @@ import numpy as np
 from transformers import LogitsProcessorList
 
 from dpft.errors import StateError
-from dpft.evaluation.outputs import ModelOutputs
 from dpft.files import TRAINING, read_json, write_json
 from dpft.generation.decoding import generate_texts
 from dpft.generation.processors import nucleus_processors, root_seed, uniforms
-from dpft.kinds import CAUSAL
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import trained_model_of_run
 from dpft.runs.tracking import batch_progress
-from dpft.synthesis.decoding import RowConstraint, RowGrammar
-from dpft.synthesis.measures import Embed, embedding
 from dpft.synthesis.plan import GIVEN_COLUMN, PublicPart
-from dpft.synthesis.rows import RowFormat
+from dpft.synthesis.rows import RowConstraint, RowFormat, compile_grammar
 from dpft.synthesis.schema import Row
 from dpft.tasks.custom import CustomTexts
 
 BLOCK = 1024
 BLOCKS = "blocks"
-"""Folder of the rows that are done, until all are."""
+"""Folder of the blocks until all rows are written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """Synthetic rows, and what it took to draw them."""
+    """Synthetic rows, and how many attempts they took."""
 
     rows: tuple[Row, ...]
     unparsed: int
-    """Texts that were no rows; each was drawn anew."""
+    """Texts that were not rows; each was drawn again."""
     rejected: Mapping[str, int]
-    """Rows that broke a rule, by the rule; each was drawn anew."""
+    """Rows that broke a rule, by the rule; each was drawn again."""
     left_out: int
     """Rows that were given up."""
 
 
 class Writer:
-    """The trained model as it writes rows."""
+    """The trained model, which writes rows."""
 
     def __init__(self, part: PublicPart, folder: Path) -> None:
-        """Loads the model of a synthesis."""
-        self._outputs, self._task = _trained(part, folder)
+        """Load the model of a synthesis."""
+        config = saved_run(str(folder / TRAINING))
+        trained = trained_model_of_run(folder / TRAINING, config)
+        task = trained.fitted(config.task)
+        assert isinstance(task, CustomTexts)
+        self._task, self._rows = task, part.rows
+        self._outputs = trained.outputs(
+            task, part.config.train.prepare(), batch_size=part.config.batch_size, max_new_tokens=1
+        )
         encoding: Any = self._outputs.encoding
         self._encoding = encoding
-        self._rows = part.rows
-        self._grammar = RowGrammar(part.rows, encoding.tokenizer)
+        self._grammar = compile_grammar(part.rows, encoding.tokenizer)
         self._decode = part.config.decode.limited_to(part.max_target)
         self._seed = root_seed(self._decode.seed)
 
     def texts(self, prompts: Sequence[str], places: Sequence[int], attempt: int) -> list[str]:
-        """Returns what the model writes after each prompt, held to the grammar.
+        """Return what the model writes after each prompt.
 
         Args:
-            prompts: Beginnings of rows.
-            places: Each one's place among all rows, by which its random numbers are known.
-            attempt: How often it was written before.
+            prompts: The beginnings of rows.
+            places: The index of each row among all rows, which addresses its random numbers.
+            attempt: How often the row was drawn before.
         """
         most = self._decode.max_new_tokens
         asked = self._encoding.prompts(
@@ -77,12 +79,13 @@ class Writer:
         )
 
         def processors(indices: Sequence[int], before: int) -> LogitsProcessorList:
-            own = [places[index] for index in indices]
-            numbers = uniforms(self._seed, own, most, attempt=attempt)
+            numbers = uniforms(self._seed, [places[at] for at in indices], most, attempt=attempt)
             warmed, _, choice = nucleus_processors(
                 numbers, top_p=1.0, temperature=self._decode.temperature
             )
-            held = RowConstraint(self._grammar, len(own), before=before, top_p=self._decode.top_p)
+            held = RowConstraint(
+                self._grammar, len(indices), before=before, top_p=self._decode.top_p
+            )
             return LogitsProcessorList([warmed, held, choice])
 
         return generate_texts(
@@ -95,9 +98,9 @@ class Writer:
         )
 
     def block(self, cells: Sequence[Mapping[str, Any]], start: int, retries: int) -> dict[str, Any]:
-        """Returns the rows of some cells, as texts, from place ``start``, and what it took."""
+        """Return the rows of some cells as texts, from index ``start``, and their attempts."""
         prompts = [self._rows.prompt(cell) for cell in cells]
-        found: dict[int, str] = {}
+        valid: dict[int, str] = {}
         left, unparsed, rejected = list(range(len(cells))), 0, Counter[str]()
         for attempt in range(1 + retries):
             texts = self.texts([prompts[at] for at in left], [start + at for at in left], attempt)
@@ -105,17 +108,17 @@ class Writer:
             for at, text in zip(left, texts, strict=True):
                 row = self._rows.read(prompts[at], text)
                 broken = None if row is None else self._rows.schema.broken(row)
-                if row is None or broken is not None:
-                    unparsed += row is None
-                    rejected.update([broken] if broken else [])
-                    again.append(at)
-                else:
-                    found[at] = text
+                if row is not None and broken is None:
+                    valid[at] = text
+                    continue
+                unparsed += row is None
+                rejected.update([broken] if broken else [])
+                again.append(at)
             left = again
             if not left:
                 break
         return {
-            "rows": [[prompts[at], found[at]] for at in sorted(found)],
+            "rows": [[prompts[at], valid[at]] for at in sorted(valid)],
             "unparsed": unparsed,
             "rejected": dict(rejected),
             "left_out": len(left),
@@ -123,30 +126,29 @@ class Writer:
 
 
 def generate_rows(part: PublicPart, cells: Sequence[Mapping[str, Any]], folder: Path) -> Drawn:
-    """Returns the synthetic rows, those that are done already among them.
+    """Return the synthetic rows, including those of blocks that are on disk.
 
     Raises:
         StateError: A block is damaged.
     """
-    blocks = folder / BLOCKS
-    blocks.mkdir(exist_ok=True)
-    order = np.random.default_rng(0).permutation(len(cells))
-    mixed = [cells[at] for at in order]
+    (folder / BLOCKS).mkdir(exist_ok=True)
+    mixed = [cells[at] for at in np.random.default_rng(0).permutation(len(cells))]
     starts = range(0, len(mixed), BLOCK)
-    paths = [blocks / f"{number:06d}.json" for number in range(len(starts))]
+    paths = [folder / BLOCKS / f"{number:06d}.json" for number in range(len(starts))]
     if not all(path.exists() for path in paths):
         writer = Writer(part, folder)
         with batch_progress() as show:
             for start, path in zip(starts, paths, strict=True):
                 if not path.exists():
-                    own = mixed[start : start + BLOCK]
-                    write_json(path, writer.block(own, start, part.config.retries))
+                    block = mixed[start : start + BLOCK]
+                    write_json(path, writer.block(block, start, part.config.retries))
                 show("rows", min(start + BLOCK, len(mixed)), len(mixed))
-    return _read_blocks(paths, part.rows)
+    return read_blocks(paths, part.rows)
 
 
-def _read_blocks(paths: Sequence[Path], rows: RowFormat) -> Drawn:
-    found: list[Row] = []
+def read_blocks(paths: Sequence[Path], rows: RowFormat) -> Drawn:
+    """Return the rows of blocks; raise StateError for a damaged one."""
+    valid: list[Row] = []
     unparsed, left_out, rejected = 0, 0, Counter[str]()
     for path in paths:
         block = read_json(path)
@@ -155,39 +157,10 @@ def _read_blocks(paths: Sequence[Path], rows: RowFormat) -> Drawn:
                 row = rows.read(prompt, text)
                 if row is None:
                     raise ValueError
-                found.append(row)
+                valid.append(row)
             unparsed += block["unparsed"]
             left_out += block["left_out"]
             rejected.update(block["rejected"])
         except (KeyError, TypeError, ValueError):
             raise StateError(f"{path} is damaged; remove it, and go on by resume=.") from None
-    return Drawn(rows=tuple(found), unparsed=unparsed, rejected=dict(rejected), left_out=left_out)
-
-
-def generator_features(part: PublicPart, folder: Path) -> Embed | None:
-    """Returns what gives features of texts by the generator.
-
-    None where it writes no texts that are to be compared, or does not read on from what it wrote.
-    """
-    texts = part.rows.texts
-    if not texts:
-        return None
-    outputs, _ = _trained(part, folder)
-    encoding: Any = outputs.encoding
-    if encoding.layout.kind != CAUSAL:
-        return None
-    most = max(text.room for text in texts)
-    return embedding(outputs.model, encoding.tokenizer, most_tokens=most)
-
-
-def _trained(part: PublicPart, folder: Path) -> tuple[ModelOutputs, CustomTexts]:
-    """Returns the trained model, and the task that says how it is asked."""
-    training = folder / TRAINING
-    config = saved_run(str(training))
-    trained = trained_model_of_run(training, config)
-    task = trained.fitted(config.task)
-    assert isinstance(task, CustomTexts)
-    outputs = trained.outputs(
-        task, part.config.train.prepare(), batch_size=part.config.batch_size, max_new_tokens=1
-    )
-    return outputs, task
+    return Drawn(rows=tuple(valid), unparsed=unparsed, rejected=dict(rejected), left_out=left_out)

@@ -24,7 +24,7 @@ from dpft.training.optimizers import OptimizerConfig, SchedulerConfig
 from dpft.training.training_config import TrainingConfig
 
 DRAFT = "draft"
-"""In place of a schema's file."""
+"""The value of ``schema`` that asks for a draft."""
 INVALID = ("error", "missing", "skip")
 ENDINGS = (".csv", ".jsonl", ".parquet")
 
@@ -34,7 +34,7 @@ class SharedPrivacy(DifferentialPrivacy):
     """One epsilon for the histogram of the condition and the training together."""
 
     share: float = 0.05
-    """Of epsilon, what the histogram alone spends; the noise of training makes up for it."""
+    """The share of epsilon that the histogram alone spends."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,7 +52,7 @@ class SharedPrivacy(DifferentialPrivacy):
 
     @property
     def training(self) -> DifferentialPrivacy:
-        """The settings that ``dpft train`` knows."""
+        """The settings of ``dpft train``."""
         return DifferentialPrivacy(**values_of(self, DifferentialPrivacy))
 
 
@@ -65,7 +65,7 @@ class OpenSynthesis(NoPrivacy):
 
     @property
     def training(self) -> NoPrivacy:
-        """The settings that ``dpft train`` knows."""
+        """The settings of ``dpft train``."""
         return NoPrivacy(**values_of(self, NoPrivacy))
 
 
@@ -73,7 +73,7 @@ CHOICES: dict[str, type[PrivacyConfig]] = {"dp": SharedPrivacy, "none": OpenSynt
 
 
 def privacy_class(name: str) -> type[PrivacyConfig]:
-    """Returns the configuration class of ``privacy=<name>``."""
+    """Return the configuration class of ``privacy=<name>``."""
     if name not in CHOICES:
         raise InputError(f"privacy must be one of {', '.join(CHOICES)}, got {name!r}.")
     return CHOICES[name]
@@ -87,10 +87,10 @@ POLYMORPHIC = {
 
 @dataclass(frozen=True, kw_only=True)
 class DrawConfig(DecodeConfig):
-    """How rows are drawn; how long one may be follows from the schema."""
+    """How rows are drawn; the schema determines their length."""
 
     max_new_tokens: int | None = None  # type: ignore[assignment]
-    """Not to be set: the schema's ``max_tokens`` say it."""
+    """Not to be set: it follows from the schema's ``max_tokens``."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens is not None:
@@ -102,19 +102,19 @@ class DrawConfig(DecodeConfig):
             )
 
     def limited_to(self, max_new_tokens: int) -> DecodeConfig:
-        """Returns the settings that write at most so many tokens."""
-        known = values_of(self, DecodeConfig)
-        return DecodeConfig(**(known | {"max_new_tokens": max_new_tokens}))
+        """Return the settings that write at most so many tokens."""
+        values = values_of(self, DecodeConfig)
+        return DecodeConfig(**(values | {"max_new_tokens": max_new_tokens}))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControlConfig:
-    """Which rows are kept from histogram and model, and what is compared with them."""
+    """The controls: rows that neither histogram nor model sees."""
 
     held_out: float | None = 0.1
     """Share of the rows, or units, that are controls; null: there are none, and no private page."""
     limit: int = 2000
-    """Most rows of a kind that are compared."""
+    """Most rows of each kind that the private page compares."""
 
     def __post_init__(self) -> None:
         if self.held_out is not None and not 0 < self.held_out < 1:
@@ -124,7 +124,7 @@ class ControlConfig:
 
 
 def check_source(data: str | None, resume: str | None) -> None:
-    """Refuses a synthesis of nothing."""
+    """Reject a synthesis without a table."""
     if data is None and resume is None:
         raise InputError(
             "data must be the file of a table, got none; give data=notes.csv, or resume=RUN."
@@ -146,10 +146,10 @@ class SynthesizeConfig(CrossChecked):
     data: str | None = None
     """File of the private table."""
     schema: str | None = None
-    """File that says what is public of it; draft: one is written to be edited; None: the data's
-    name with .schema.yaml or .schema.json in place of its ending."""
+    """File that declares what is public of the table; draft: writes a draft to edit; None: the
+    data's name with .schema.yaml or .schema.json in place of its ending."""
     condition: tuple[str, ...] = ()
-    """Columns whose joint histogram says which rows there are; the model learns the others."""
+    """Columns whose joint histogram determines how many rows of each kind there are."""
     num: int | None = None
     """Rows to write; None: the public number of rows, or units."""
     to: str | None = None
@@ -157,16 +157,16 @@ class SynthesizeConfig(CrossChecked):
     form: str = "object"
     """How a model sees a row: object, with the names of columns; array, without."""
     text_weight: float = 1.0
-    """What a token of a text counts in its row's loss, beside 1 of a token of another column."""
+    """The weight of a text's tokens in the loss; tokens of other columns have weight 1."""
     invalid: str = "error"
-    """What becomes of a row that is not as the schema says: error refuses it, missing empties the
-    cell where the schema allows it and else leaves the row out, skip leaves it out."""
+    """What happens to a row that the schema does not allow: error rejects it, missing empties the
+    cell if the schema allows that and otherwise skips the row, skip skips it."""
     retries: int = 5
-    """How often a row that breaks a rule between columns is drawn anew."""
+    """How often a row that breaks a rule between columns is drawn again."""
     batch_size: int = 64
     """Rows written at once; memory and speed only."""
     resume: str | None = None
-    """Folder of a synthesis that broke off."""
+    """Folder of an interrupted synthesis."""
     output: str = "table"
     """table for people, or json: one object on stdout."""
 
@@ -192,16 +192,11 @@ class SynthesizeConfig(CrossChecked):
         if self.to is not None and not self.to.endswith(ENDINGS):
             raise InputError(f"to must end in {', '.join(ENDINGS)}, got {self.to!r}.")
 
-    @property
-    def is_draft(self) -> bool:
-        """Whether only a schema is to be drafted."""
-        return self.schema == DRAFT
-
 
 def expand(overrides: list[str]) -> list[str]:
-    """Returns the words, with ``method=lora`` first where a large model is chosen and no method.
+    """Return the overrides, with ``method=lora`` first for a large model without a method.
 
-    A draft of a schema draws no noise, and needs no epsilon for it.
+    A draft of a schema draws no noise and needs no epsilon.
     """
     given = given_overrides(overrides)
     if given.get("schema") == DRAFT and "privacy.eps" not in given:
@@ -211,10 +206,10 @@ def expand(overrides: list[str]) -> list[str]:
 
 
 def configuration(composed: DictConfig, words: Words) -> SynthesizeConfig:
-    """Returns what was composed, or with ``resume=RUN`` what that synthesis was begun with.
+    """Return the composed configuration, or with ``resume=RUN`` that of the interrupted synthesis.
 
     Raises:
-        InputError: It is incomplete or wrong, or ``resume`` comes with anything but ``output``.
+        InputError: It is incomplete or invalid, or ``resume`` comes with anything but ``output``.
     """
     if composed.get("resume") is None:
         return load(composed, SynthesizeConfig, polymorphic=POLYMORPHIC)
@@ -230,5 +225,5 @@ def configuration(composed: DictConfig, words: Words) -> SynthesizeConfig:
             f"resume must be the folder of a dpft synthesize run, got {folder!r}, which"
             f" {what_lacks(path.parent, SYNTHESIS)}; give the folder that it named."
         )
-    found: SynthesizeConfig = load_saved(path, SynthesizeConfig, polymorphic=POLYMORPHIC)
-    return replace(found, resume=folder, output=str(composed.output))
+    saved: SynthesizeConfig = load_saved(path, SynthesizeConfig, polymorphic=POLYMORPHIC)
+    return replace(saved, resume=folder, output=str(composed.output))

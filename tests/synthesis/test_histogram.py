@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dpft.errors import InputError
 from dpft.privacy.mechanisms.histogram import noisy_counts
-from dpft.synthesis.condition import Condition, allotted, plan_counts, shares
+from dpft.synthesis.histogram import Condition, allotted, shares
 from dpft.synthesis.schema import schema_of
 
 CONTENT: dict[str, Any] = {
@@ -62,7 +62,7 @@ def test_a_row_that_is_its_own_unit_counts_1() -> None:
 
 
 def test_the_histogram_alone_spends_its_share_at_all_of_delta() -> None:
-    counts = plan_counts(CONDITION, eps=8, share=0.05, delta=1e-5)
+    counts = CONDITION.plan(eps=8, share=0.05, delta=1e-5, num_examples=10_000)
     assert 0.4 * (1 - 1e-4) <= counts.epsilon <= 0.4
     # Balle and Wang 2018, Theorem 8: delta of a Gaussian of this noise at this epsilon
     mu, eps = 1 / counts.noise_multiplier, counts.epsilon
@@ -96,10 +96,9 @@ def test_more_than_four_columns_are_refused() -> None:
 
 def test_a_histogram_of_noise_alone_is_refused_by_public_numbers() -> None:
     many = Condition.of(SCHEMA, ["many"])
-    counts = plan_counts(many, eps=8, share=0.05, delta=1e-5)
     with pytest.raises(InputError, match="all noise; name fewer"):
-        many.check_worth(counts, 10_000)
-    many.check_worth(counts, 1_000_000)
+        many.plan(eps=8, share=0.05, delta=1e-5, num_examples=10_000)
+    assert many.plan(eps=8, share=0.05, delta=1e-5, num_examples=1_000_000).cells == 9000
 
 
 @given(st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=30))

@@ -1,0 +1,145 @@
+"""Near duplicates of texts.
+
+Two texts are near duplicates if their sets of n-grams of ``NGRAM`` words have a Jaccard similarity
+of at least ``THRESHOLD``, as in NearDup of Lee et al. 2021 (arXiv 2107.06499, section 4.2), without
+its last step, an edit similarity. Fewer words are one n-gram. datasketch's locality-sensitive
+hashing finds candidates with 25 bands of 5 rows (a pair of similarity s with probability 1 - (1 -
+s^5)^25: 0.99995 at 0.8), and each is compared exactly: no false positives, and one of 20,000 pairs
+at the threshold may be missed.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import regex
+
+from dpft.errors import InputError
+from dpft.evaluation.words import spaced
+from dpft.tasks.base import Example
+
+_WORD = regex.compile(r"\w+|[^\w\s]")
+
+
+def words_of(text: str) -> list[str]:
+    """Returns the words of a text and its marks, each mark a word of its own.
+
+    Each character of a script that is written without blanks is a word, too.
+
+    >>> words_of("The Eagle, a pub.")
+    ['The', 'Eagle', ',', 'a', 'pub', '.']
+    """
+    words: list[str] = _WORD.findall(spaced(text))
+    return words
+
+
+def whole_text(record: Example) -> str:
+    """Returns a record as the model reads it: prompt and target."""
+    return record.prompt + record.target
+
+
+NGRAM = 5
+THRESHOLD = 0.8
+BANDS, ROWS = 25, 5
+METHOD = (
+    f"Jaccard similarity of {NGRAM}-grams of words at least {THRESHOLD}; candidates by MinHash"
+    " (datasketch), each verified exactly"
+)
+"""The definition of a near duplicate, in words."""
+Grams = frozenset[str]
+
+
+def grams_of(text: str) -> Grams:
+    """Returns the n-grams of a text's words; all its words as one where they are fewer.
+
+    >>> sorted(grams_of("The Eagle, a pub in town."))
+    [', a pub in town', 'a pub in town .', 'eagle , a pub in', 'the eagle , a pub']
+    """
+    words = words_of(text.lower())
+    last = max(1, len(words) - NGRAM + 1)
+    return frozenset(" ".join(words[at : at + NGRAM]) for at in range(last))
+
+
+def jaccard(one: Grams, other: Grams) -> float:
+    """Returns the share of the n-grams of either that both have."""
+    common = len(one & other)
+    return common / (len(one) + len(other) - common)
+
+
+class NearDuplicates:
+    """Texts, of which those near to another text can be found. Equal ones are held once."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        """Hashes the texts."""
+        try:
+            import datasketch
+        except ImportError:
+            raise InputError(
+                "near duplicates need datasketch, of the extra: pip install 'dpft[audit]'."
+            ) from None
+        self._datasketch = datasketch
+        self._index = self._datasketch.MinHashLSH(num_perm=BANDS * ROWS, params=(BANDS, ROWS))
+        self._grams = list(dict.fromkeys(map(grams_of, texts)))
+        for number, hashed in enumerate(self._hashed(self._grams)):
+            self._index.insert(number, hashed)
+
+    def near(self, texts: Sequence[str]) -> list[bool]:
+        """Returns for each text whether one of those held is near to it, or equal."""
+        grams = [grams_of(text) for text in texts]
+        known: dict[Grams, bool] = {}
+        distinct = list(dict.fromkeys(grams))
+        for one, hashed in zip(distinct, self._hashed(distinct), strict=True):
+            known[one] = any(self._is_near(one, at) for at in self._index.query(hashed))
+        return [known[one] for one in grams]
+
+    def repeated(self, texts: Sequence[str]) -> list[bool]:
+        """Returns for each of the texts held whether another of them is near to it, or equal."""
+        grams = [grams_of(text) for text in texts]
+        counts: dict[Grams, int] = {}
+        for one in grams:
+            counts[one] = counts.get(one, 0) + 1
+        known = {one: True for one, count in counts.items() if count > 1}
+        single = [one for one, count in counts.items() if count == 1]
+        for one, hashed in zip(single, self._hashed(single), strict=True):
+            found = self._index.query(hashed)
+            known[one] = any(self._grams[at] != one and self._is_near(one, at) for at in found)
+        return [known[one] for one in grams]
+
+    def _is_near(self, one: Grams, at: int) -> bool:
+        return jaccard(one, self._grams[at]) >= THRESHOLD
+
+    def _hashed(self, grams: Sequence[Grams]) -> Iterable[Any]:
+        """Yields the MinHash of each set of n-grams."""
+        encoded = ([gram.encode() for gram in one] for one in grams)
+        hashed: Iterable[Any] = self._datasketch.MinHash.generator(encoded, num_perm=BANDS * ROWS)
+        return hashed
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptSets:
+    """Places of records by whether another is near, as Ponomareva et al. 2022 prompt a model."""
+
+    train_dup: tuple[int, ...]
+    """Training records with a near duplicate among the training records."""
+    train_unique: tuple[int, ...]
+    """Training records without."""
+    valid_in_train: tuple[int, ...]
+    """Records not trained on with a near duplicate among the training records."""
+    valid_unique: tuple[int, ...]
+    """Records not trained on without."""
+
+
+def prompt_sets(training: Sequence[str], unseen: Sequence[str]) -> PromptSets:
+    """Returns the four sets of prompts, of every record of both."""
+    held = NearDuplicates(training)
+    repeated, in_train = held.repeated(training), held.near(unseen)
+    return PromptSets(
+        train_dup=_places(repeated, True),
+        train_unique=_places(repeated, False),
+        valid_in_train=_places(in_train, True),
+        valid_unique=_places(in_train, False),
+    )
+
+
+def _places(flags: Sequence[bool], wanted: bool) -> tuple[int, ...]:
+    return tuple(at for at, flag in enumerate(flags) if flag == wanted)

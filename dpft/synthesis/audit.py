@@ -1,0 +1,264 @@
+"""``audit=synthetic``: usefulness of records that a run's model wrote, and what they reveal.
+
+Copies are counted for training records and, for comparison, for records that were not trained on.
+Tables that follow from the synthetic texts and a published split may be released with them; all
+others are private. Leaving out a synthetic record because it is close to a training record is not
+post-processing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpft.data.raw_rows import FORMATS, file_rows
+from dpft.data.rows import examples_of, row_values, split_files
+from dpft.errors import InputError
+from dpft.evaluation.predictions import spread
+from dpft.evaluation.text_overlap import whole_text, words_of
+from dpft.files import (
+    CANARIES,
+    PRIVACY,
+    PRIVATE_SYNTHETIC_AUDIT,
+    SYNTHETIC_AUDIT,
+    audit_path,
+    hold_run,
+    private_audit_path,
+    write_text,
+)
+from dpft.records.audits import KeptCanaries
+from dpft.records.form import read_record
+from dpft.records.promises import (
+    RunPrivacy,
+    guarantee,
+    is_promised,
+    ledger_of,
+    read_statement,
+)
+from dpft.reports.pages import line, render_page
+from dpft.reports.terminal import Grid
+from dpft.runs.guarantee import privacy_of
+from dpft.synthesis.measures import copies, told_apart
+from dpft.synthesis.records import Comparison, SyntheticAudit
+from dpft.synthesis.report import OWNERS, grid, sections
+from dpft.tasks.base import TextTask
+from dpft.tasks.custom import CustomTexts
+
+OWNERS_ALONE = (
+    "private: it compares with records that were trained on or held out, no epsilon covers it, and"
+    " it stays with the owner of the data"
+)
+READABLE_BY_ALL = 0o004
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticFile:
+    """Synthetic records, and what is known of them."""
+
+    path: Path
+    records: Sequence[Any]
+    no_rows: int
+    """Rows that were left out, because their label is not one of ``task.labels``."""
+    prompted: bool
+    """Whether they contain a user's prompts."""
+    notes: tuple[str, ...]
+    """What their statement says of their cost."""
+    why_private: str | None
+    """Why nothing of them may be released; None if it may."""
+
+    def texts(self, records: Sequence[Any], limit: int) -> list[str]:
+        """Return what the model would write of records, of at most ``limit`` of them."""
+        chosen = [records[at] for at in spread(len(records), limit)]
+        is_whole = not self.prompted
+        return [whole_text(e) if e.learns_prompt and is_whole else e.target for e in chosen]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealRecords:
+    """The records that synthetic ones are compared with."""
+
+    training: Sequence[Any] | str
+    """The training records of the run, or why they are not available."""
+    others: Sequence[Any] | str
+    """Records that were not trained on, or why there are none."""
+    split: str = ""
+    """The name of their split."""
+    public: bool = False
+    """Whether that split is published."""
+
+
+def audit_synthetic(
+    run: Path, task: TextTask, path: Path, real: RealRecords, *, limit: int
+) -> tuple[SyntheticAudit, list[str]]:
+    """Compare synthetic records with a run's, and write a private page and one to release.
+
+    Returns:
+        The record, and sentences that name the pages.
+
+    Raises:
+        InputError: The records are not those of the run's model.
+        StateError: A file of the run is damaged.
+    """
+    privacy = privacy_of(run) if (run / PRIVACY).exists() else None
+    file = read_synthetic(run, task, path.expanduser(), privacy)
+    with hold_run(run):
+        record = _compared(run, file, real, privacy, limit)
+        title = f"# Synthetic records: {line(file.path.name)}"
+        place = private_audit_path(run, PRIVATE_SYNTHETIC_AUDIT)
+        text = [*file.notes, OWNERS, title, *map(line, record.remarks), *sections(record.compared)]
+        write_text(place, render_page("Synthetic records", "\n\n".join(text)), mode=0o600)
+        pages = [f"A page with all tables, for the owner of the data alone: {place}"]
+        (run / SYNTHETIC_AUDIT).unlink(missing_ok=True)  # of an earlier audit
+        if file.why_private is None:
+            text = [*file.notes, title, *sections(record.released)]
+            place = audit_path(run, SYNTHETIC_AUDIT)
+            write_text(place, render_page("Synthetic records", "\n\n".join(text)))
+            pages.append(f"A page that may be released: {place}")
+    return record, pages
+
+
+def audit_parts(record: SyntheticAudit) -> list[Grid | str]:
+    """Return the output for a terminal."""
+    tables = [table for table in record.compared if table.rows]
+    parts = [part for table in tables for part in (grid(table), table.note) if part]
+    return [*parts, *record.remarks, f"This is {OWNERS_ALONE}."]
+
+
+def _compared(
+    run: Path, file: SyntheticFile, real: RealRecords, privacy: RunPrivacy | None, limit: int
+) -> SyntheticAudit:
+    remarks = [
+        f"Not compared with {name}: {why}"
+        for name, why in (("training records", real.training), ("other records", real.others))
+        if isinstance(why, str)
+    ]
+    if file.no_rows:
+        remarks.append(f"{file.no_rows} rows have a label that is none of task.labels.")
+    if file.why_private is not None:
+        remarks.append(f"Nothing of this may be released: {file.why_private}.")
+    texts = file.texts(file.records, limit)
+    training, others = (
+        [] if isinstance(side, str) else file.texts(side, limit)
+        for side in (real.training, real.others)
+    )
+    compared = [copies(texts, training, others or None)] if training else []
+    shapes = released = _shapes({"synthetic": texts})
+    if others:
+        shapes = _shapes({"synthetic": texts, f"{real.split.replace('_', '-')} records": others})
+        released = shapes if real.public else released
+    promise = guarantee(privacy) if privacy and is_promised(privacy) else None
+    return SyntheticAudit(
+        note=OWNERS_ALONE,
+        synthetic=file.path.name,
+        limit=limit,
+        released=(released,),
+        compared=(*compared, _canaries(run, texts), shapes),
+        remarks=tuple(remarks),
+        epsilon=None if promise is None else promise[0],
+        delta=None if promise is None else promise[1],
+        not_released=file.why_private,
+    )
+
+
+def read_synthetic(
+    run: Path, task: TextTask, file: Path, privacy: RunPrivacy | None
+) -> SyntheticFile:
+    """Return the records of a file, if they are synthetic as far as that can be known.
+
+    Raises:
+        InputError: The file is missing, empty or of another format, contains an invalid row or the
+            run's own records, or is of another run.
+        StateError: The statement beside it is damaged.
+    """
+    records, no_rows = synthetic_records(task, file)
+    for own in split_files(task):
+        if file.samefile(own):
+            raise InputError(
+                f"synthetic must name records that a model wrote, got {str(file)!r}, which is the"
+                f" run's own {own.name}."
+            )
+    path = file.with_name(f"{file.stem}.privacy.json")
+    said = read_statement(path) if path.is_file() else None
+    if said and privacy and ledger_of(said) != ledger_of(privacy):
+        raise InputError(
+            f"synthetic must be written by the run's model, got records of {said.run}, by the"
+            " statement beside them; give run=RUN, the one that wrote them, instead of"
+            f" {str(run)!r}."
+        )
+    prompted = bool(task.prompt_columns) if said is None else said.prompts != "none"
+    why_private = None
+    if said is None:
+        why_private = (
+            f"no {path.name} lies beside the records, so nothing says that a model wrote them under"
+            " a guarantee"
+        )
+    elif privacy is None or not is_promised(privacy):
+        why_private = "the run promises no privacy, so its texts may hold training records"
+    elif prompted and not file.stat().st_mode & READABLE_BY_ALL:
+        why_private = "the records hold prompts in a file that its owner alone may read"
+    return SyntheticFile(
+        path=file,
+        records=records,
+        no_rows=no_rows,
+        prompted=prompted,
+        notes=tuple(line(note) for note in ([] if said is None else said.notes) if note),
+        why_private=why_private,
+    )
+
+
+def synthetic_records(task: TextTask, file: Path) -> tuple[list[Any], int]:
+    """Return the records of a file, and how many rows were left out because of their label.
+
+    Raises:
+        InputError: As ``read_synthetic``; the message does not quote a row.
+    """
+    if not file.name.endswith(tuple(FORMATS)) or not file.is_file():
+        raise InputError(
+            f"synthetic must name a file that `dpft generate` wrote, ending with"
+            f" {', '.join(FORMATS)}, got {str(file)!r}."
+        )
+    rows = kept = list(file_rows(file))
+    if isinstance(task, CustomTexts):
+        kept = [row for row in rows if task.has_label(row_values(task, row, task.columns))]
+    records = [record for row in kept for record in examples_of(task, row)]
+    if not records:
+        labeled = " whose label is of task.labels" if len(kept) < len(rows) else ""
+        raise InputError(f"synthetic must hold at least one row{labeled}, got none in {file}.")
+    return records, len(rows) - len(kept)
+
+
+def _shapes(sides: dict[str, list[str]]) -> Comparison:
+    """Return texts by themselves, side by side, and how often a classifier tells them apart."""
+    rows: dict[str, tuple[float, ...]] = {}
+    for texts in sides.values():
+        words = [words_of(text) for text in texts]
+        lengths = [len(each) for each in words]
+        for name, value in (
+            ("texts", len(texts)),
+            ("different ones, %", 100 * len(set(texts)) / len(texts)),
+            ("words: mean", float(np.mean(lengths))),
+            ("words: 5 of 100 have at most", float(np.quantile(lengths, 0.05))),
+            ("words: 95 of 100 have at most", float(np.quantile(lengths, 0.95))),
+            ("different words, % of all", 100 * len(set().union(*words)) / max(1, sum(lengths))),
+        ):
+            rows[name] = (*rows.get(name, ()), value)
+    title, note = "The texts", None
+    if len(sides) == 2:
+        title, accuracy = f"The texts, beside {[*sides][1]}", told_apart(*sides.values())
+        if accuracy is not None:
+            note = f"A classifier tells {accuracy:.1%} of both kinds right; a coin tells 50 %."
+    return Comparison(title=title, columns=tuple(sides), rows=rows, note=note)
+
+
+def _canaries(run: Path, texts: Sequence[str]) -> Comparison:
+    """Return how many of the run's canaries the texts contain."""
+    everything, path = "\n".join(texts), run / CANARIES
+    every = read_record(path, KeptCanaries).canaries if path.exists() else ()
+    rows: dict[str, tuple[float, ...]] = {}
+    for name, included in (("included", True), ("not included", False)):
+        kind = [canary for canary in every if canary.included == included]
+        found = [any(text.strip() in everything for text in canary.texts) for canary in kind]
+        rows |= {name: (len(kind), sum(found))} if kind else {}
+    return Comparison(title="Canaries", columns=("canaries", "found"), rows=rows)

@@ -1,0 +1,108 @@
+"""A draft of a schema, derived from the private records and therefore written to private/.
+
+Its owner must check each line before it becomes public.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from dpft.data.raw_rows import Row
+from dpft.errors import InputError
+from dpft.privacy.plan import EXAMPLE
+from dpft.synthesis.schema import FLAGS, MARK, Misfit, cell_text, day_of, number_of
+
+FEW_VALUES, LETTERS_OF_A_TOKEN = 50, 3
+PLAIN_NUMBER = re.compile(
+    r"-?(?:0|[1-9]\d{0,14}|(?=\.\d))(?:\.\d*(?:[eE][+-]?\d+)?|[eE][+-]\d+)?", re.ASCII
+)
+"""A number that float64 holds: no postcode (02116), phone number (+49…), card number or hash."""
+HEAD = f"""\
+{MARK}: all of it was read out of the private table, and what you leave in it becomes public.
+# Go through each line and ask whether everybody may know it: take values from a code book and
+# ranges from common sense, not from these records. Then save it beside the data, as
+# NAME.schema.yaml, without this comment: a file that begins with it is refused.
+#   type: category (values), integer and decimal (minimum, maximum, step), date (minimum, maximum),
+#         boolean, text (max_tokens), id (made anew, never learned), drop (left out)
+#   missing: true, where a cell may be empty
+# rules: [discharge >= admission]        compared where both are there
+# impossible: [{{city: Oslo, smoker: true}}]     what never stands together
+# label: COLUMN                          by whose classes the synthetic table is tried
+columns:
+"""
+
+
+def draft_schema(rows: Iterable[Row], *, unit: str) -> str:
+    """Return the text of a draft for some rows.
+
+    Args:
+        rows: The rows of the table.
+        unit: The column of the privacy unit, which is not learned; or example.
+
+    Raises:
+        InputError: There are no rows, or they are not readable.
+    """
+    table = pd.DataFrame([dict(row.sound()) for row in rows], dtype=object)
+    if table.empty:
+        raise InputError("data must have rows for a draft to be made of, got none.")
+    text = HEAD
+    for name, cells in table.items():
+        line, remark = _guess(str(name), cells.tolist())
+        if name == unit:
+            line, remark = {"type": "id"}, "the unit"
+        flow = yaml.safe_dump(line, default_flow_style=True, sort_keys=False, width=10**9,
+                              allow_unicode=True).strip()  # fmt: skip
+        text += f"  # {remark}\n  {json.dumps(name, ensure_ascii=False)}: {flow}\n"
+    return text
+
+
+def _guess(name: str, cells: Sequence[object]) -> tuple[dict[str, Any], str]:
+    """Return the line of a column, and the remark above it."""
+    try:
+        texts = [text for text in map(cell_text, cells) if text is not None and text.strip()]
+    except Misfit:
+        return {"type": "drop"}, "it holds lists or objects, which no column can"
+    if not texts:
+        return {"type": "drop"}, "no row has a value"
+    missing = {"missing": True} if len(texts) < len(cells) else {}
+    distinct = sorted({text.strip() for text in texts})
+    if {text.lower() for text in distinct} <= set(FLAGS) - {"0", "1"}:
+        return {"type": "boolean", **missing}, "two values"
+    if all(map(PLAIN_NUMBER.fullmatch, distinct)):
+        line = _range_of([number_of(text) for text in distinct])
+        return line | missing, "the smallest and largest number of the records"
+    try:
+        days = [day_of(text) for text in distinct]
+        line = {"type": "date", "minimum": min(days), "maximum": max(days)}
+        return line | missing, "the earliest and latest day of the records"
+    except Misfit:
+        pass
+    names_rows = re.fullmatch(f"{EXAMPLE}|key|uuid|.*id|.*number", name.lower(), re.DOTALL)
+    if names_rows and len(distinct) == len(texts) > 1:
+        return {"type": "id"}, "each row has another value"
+    if len(distinct) <= min(FEW_VALUES, max(2, len(texts) // 4)):
+        line = {"type": "category", "values": distinct}
+        return line | missing, f"{len(distinct)} values; a rare one may name somebody"
+    # Digits and letters of other scripts have about a token each.
+    others = [len(re.sub(r"[A-Za-z\s]", "", text)) for text in texts]
+    tokens = (math.ceil((len(text) - count) / LETTERS_OF_A_TOKEN) + count
+              for text, count in zip(texts, others, strict=True))  # fmt: skip
+    line = {"type": "text", "max_tokens": max(tokens)}
+    return line | missing, "the longest text has about so many"
+
+
+def _range_of(numbers: Sequence[Decimal]) -> dict[str, Any]:
+    places = min(6, max(0, *(-int(each.as_tuple().exponent) for each in numbers)))
+    if places == 0:
+        return {"type": "integer", "minimum": int(min(numbers)), "maximum": int(max(numbers))}
+    step = Decimal(1).scaleb(-places)
+    low = (min(numbers) / step).to_integral_value("ROUND_FLOOR") * step
+    high = (max(numbers) / step).to_integral_value("ROUND_CEILING") * step
+    ends = {"minimum": float(low), "maximum": float(high), "step": float(step)}
+    return {"type": "decimal", **ends}

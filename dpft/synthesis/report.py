@@ -1,0 +1,306 @@
+"""What a synthesis leaves: the table, its public statement, and the private page for its owner.
+
+Epsilon is computed from the ledgers. The public page describes the synthetic rows by themselves;
+everything that compares them with real rows is private.
+"""
+
+import datetime
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dpft.data.raw_rows import write_rows
+from dpft.errors import StateError
+from dpft.evaluation.predictions import spread
+from dpft.files import LEDGER, PAGE, PRIVATE_PAGE, TRAINING, private_path, read_file, write_text
+from dpft.privacy.accounting import evaluate
+from dpft.privacy.accounting.mechanism import Composition
+from dpft.privacy.accounting.summary import delta_text, eps_text
+from dpft.privacy.ledger import Noise, as_mechanisms
+from dpft.privacy.noise import NOISE_SOURCE
+from dpft.privacy.plan import NEIGHBORING_RELATION
+from dpft.records.form import read_record, write_record
+from dpft.records.ledger import LedgerHead
+from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
+from dpft.reports.pages import indented, line, render_page
+from dpft.reports.terminal import Grid
+from dpft.runs.composition import with_its_tokenizer
+from dpft.runs.saved_run import read_spent, read_spent_of_synthesis
+from dpft.synthesis.generate import Drawn
+from dpft.synthesis.measures import Tables, binned_counts, frame_of, measured
+from dpft.synthesis.plan import ACCOUNTANT, Budget, PublicPart
+from dpft.synthesis.records import (
+    Comparison,
+    Measures,
+    Synthesis,
+    SynthesisAnswer,
+    SynthesisPart,
+)
+from dpft.synthesis.schema import ID, Row, Schema
+from dpft.synthesis.table import PrivateTable
+
+SCHEMA_FILE, STATEMENT, MEASURES = "schema.yaml", "synthesis.json", "private/measures.json"
+OWNERS = (
+    "**This page is for the owner of the data alone: it is made of private rows.** To leave out a"
+    " synthetic row because of what is here is a choice by private records, which ε does not cover."
+)
+NOT_PRIVATE = "**NOT PRIVATE**: histogram and training had no noise (`privacy=none`)."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A finished synthesis, for people and for programs."""
+
+    parts: Sequence[Grid | str]
+    """The output for a terminal."""
+    record: SynthesisAnswer
+    target: Path
+    """The file of the synthetic rows."""
+
+
+def headline(said: Synthesis) -> str:
+    """Return the guarantee of a synthesis in one paragraph."""
+    if said.epsilon is None or said.delta is None:
+        return NOT_PRIVATE
+    marked = "" if said.private else " **Reproducible: not private.**"
+    return (
+        f"The synthetic rows and the model are **(ε = {eps_text(said.epsilon)}, δ ="
+        f" {delta_text(said.delta)})-differentially private**, histogram and training together, by"
+        f" {said.accountant}. The unit is {said.unit_definition}; there are {said.num_examples},"
+        f" which is taken as public.{marked}"
+    )
+
+
+def cells(table: Comparison) -> list[tuple[str, ...]]:
+    """Return the rows of a table as texts: counts as they are, other numbers with three digits."""
+    texts = {
+        name: [str(each) if isinstance(each, int) else f"{each:.3f}" for each in values]
+        for name, values in table.rows.items()
+    }
+    return [(name, *values) for name, values in texts.items()]
+
+
+def grid(table: Comparison) -> Grid:
+    """Return a table of numbers for a terminal."""
+    return Grid(title=table.title, columns=("", *table.columns), rows=cells(table))
+
+
+def section(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str) -> str:
+    """Return a table with its title and a note in Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    table = "\n".join(f"| {' | '.join(map(line, each))} |" for each in lines)
+    return f"## {line(title)}\n\n{table}\n\n{note}"
+
+
+def sections(tables: Iterable[Comparison]) -> list[str]:
+    """Return tables of numbers in Markdown; empty ones are left out."""
+    return [
+        section(table.title, ("", *table.columns), cells(table), line(table.note or ""))
+        for table in tables
+        if table.rows
+    ]
+
+
+def public_page(said: Synthesis, schema: str) -> str:
+    """Return the page that may be released with the synthetic rows."""
+    parts = [
+        (p.name, eps_text(p.epsilon), f"{p.noise_multiplier:.4g}", str(p.steps), p.ledger.head)
+        for p in said.parts
+    ]
+    rejected = ", ".join(f"{n} broke the {rule}" for rule, n in said.rejected.items()) or "none"
+    facts = [
+        ("rows", str(said.rows)),
+        ("texts that were no rows, drawn again", str(said.unparsed)),
+        ("rows that broke a rule, drawn again", rejected),
+        ("rows given up", str(said.left_out)),
+        ("condition", ", ".join(said.condition) or "none"),
+        ("generator", f"{said.model}, fine-tuned by {said.method}"),
+        ("unit", said.unit_definition),
+        ("number of units, taken as public", f"{said.num_examples} ({said.num_examples_source})"),
+        ("neighboring relation", said.neighboring_relation),
+        ("noise", said.noise_source),
+        ("SHA-256 of the rows", said.rows_sha256),
+        ("SHA-256 of the schema", said.schema_sha256),
+    ]
+    columns = ("part", "ε alone", "noise multiplier", "noisy steps", "head of its ledger")
+    note = (
+        "Nothing else read a record. The ε of each part is its own, at the δ of the whole; together"
+        " they are composed, not added. `dpft account run=FOLDER` computes the same from the"
+        " training's ledger, whose first line names the histogram."
+    )
+    text = [headline(said), *said.warnings, "# A synthetic table"]
+    text += [section("What ε covers", columns, parts, note)] if parts else []
+    text += [section("What was made", ("", ""), facts, ""), *sections(said.columns)]
+    return render_page("A synthetic table", "\n\n".join([*text, "## The schema", indented(schema)]))
+
+
+def private_page(said: Synthesis, measures: Measures, faults: Mapping[str, int]) -> str:
+    """Return the page for the owner alone."""
+    title = "Synthetic rows against real ones"
+    text = [OWNERS, headline(said), f"# {title}", *sections(measures.tables)]
+    if faults:
+        rows = [(fault, str(count)) for fault, count in faults.items()]
+        text.append(section("Rows that were not as the schema says", ("", "rows"), rows, ""))
+    return render_page(title, "\n\n".join(text))
+
+
+def write_table(path: Path, schema: Schema, rows: Sequence[Row]) -> None:
+    """Write the synthetic rows in the schema's order, with new ids."""
+    columns = [column for column in schema.columns if column.is_learned or column.kind == ID]
+    write_rows(path, [
+        {c.name: number if c.kind == ID else c.cell(row[c.name]) for c in columns}
+        for number, row in enumerate(rows, start=1)
+    ])  # fmt: skip
+
+
+def write_outcome(
+    part: PublicPart,
+    table: PrivateTable,
+    budget: Budget,
+    sides: tuple[Sequence[int], Sequence[int]],
+    drawn: Drawn,
+    folder: Path,
+    target: Path,
+) -> None:
+    """Write the table, its statement and the pages.
+
+    Raises:
+        StateError: A ledger is gone or damaged.
+    """
+    schema = part.schema
+    write_table(target, schema, drawn.rows)
+    said = statement(part, budget, drawn, folder, target)
+    write_record(folder / STATEMENT, said)
+    if sides[1]:
+        real = ([row for row in map(table.rows.__getitem__, side) if row] for side in sides)
+        tables = (
+            frame_of(schema, [rows[at] for at in spread(len(rows), part.config.eval.limit)])
+            for rows in (drawn.rows, *real)
+        )
+        measures = Measures(tables=measured(schema, Tables(*tables)))
+        write_record(private_path(folder, MEASURES), measures, mode=0o600)
+        page = private_page(said, measures, table.faults)
+        write_text(private_path(folder, PRIVATE_PAGE), page, mode=0o600)
+    text = (folder / SCHEMA_FILE).read_text(encoding="utf-8")
+    write_text(folder / PAGE, public_page(said, text))
+
+
+def statement(
+    part: PublicPart, budget: Budget, drawn: Drawn, folder: Path, target: Path
+) -> Synthesis:
+    """Return the public statement."""
+    config, guarantee = part.config, part.guarantee
+    rows = {"rows": frame_of(part.schema, drawn.rows)}
+    said = Synthesis(
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        private=guarantee is not None and guarantee.noise_seed is None,
+        reproducible=True if guarantee is not None and guarantee.noise_seed is not None else None,
+        unit=config.privacy.unit,
+        unit_definition=part.unit_definition,
+        neighboring_relation=NEIGHBORING_RELATION,
+        noise_source=NOISE_SOURCE if guarantee is not None else "none",
+        num_examples=budget.num_examples,
+        num_examples_source=budget.source,
+        parts=(),
+        warnings=(),
+        schema_sha256=digest(folder / SCHEMA_FILE),
+        condition=config.condition,
+        model=config.model.name,
+        method=config.method.name,
+        rows=len(drawn.rows),
+        rows_sha256=digest(target),
+        unparsed=drawn.unparsed,
+        rejected=drawn.rejected,
+        left_out=drawn.left_out,
+        columns=tuple(binned_counts(column, rows) for column in part.schema.learned),
+    )
+    if guarantee is None or guarantee.eps is None or budget.delta is None:
+        return said
+    said = replace(
+        said,
+        delta=budget.delta,
+        delta_source=part.delta_source,
+        accountant=ACCOUNTANT,
+        eps=guarantee.eps,
+        share=None if budget.counts is None else guarantee.share,
+    )
+    said = with_epsilon(said, folder)
+    warnings = delta_warnings(budget.delta, budget.num_examples, source=part.delta_source)
+    training = read_spent_of_synthesis(str(folder))
+    if training.plan.tokenizer is not None:
+        warnings.append(with_its_tokenizer(training, budget.delta))
+    if guarantee.noise_seed is not None:
+        warnings.insert(0, NOT_PRIVATE_SEED)
+    if said.epsilon is not None and said.epsilon > guarantee.eps:
+        warnings.append(
+            f"more noisy steps were taken than planned, after a crash: epsilon is above the"
+            f" {guarantee.eps:g} that was asked for"
+        )
+    return replace(said, warnings=tuple(warnings))
+
+
+def with_epsilon(said: Synthesis, folder: Path) -> Synthesis:
+    """Return a statement with epsilon of the whole and of each part, computed from the ledgers.
+
+    Raises:
+        StateError: A ledger is gone, is damaged, or is not closed.
+    """
+    ledgers = [folder / TRAINING / LEDGER, *([] if said.share is None else [folder / LEDGER])]
+    for path in ledgers:
+        if not path.exists():
+            raise StateError(f"{path} is gone; put it back as it was.")
+    training = read_spent_of_synthesis(str(folder))
+    spent = {} if said.share is None else {"histogram": read_spent(str(folder))}
+    parts = []
+
+    def epsilon(taken: Mapping[Noise, int]) -> float:
+        composition = Composition(parts=as_mechanisms(taken, said.delta or 0.0))
+        answer = evaluate(ACCOUNTANT, composition).upper
+        assert answer is not None
+        return answer
+
+    for name, run in (spent | {"training": training}).items():
+        if not run.ledger.closed:
+            raise StateError(f"{Path(run.folder) / LEDGER} is not closed; put it back.")
+        part = SynthesisPart(
+            name=name,
+            epsilon=epsilon(run.taken),
+            noise_multiplier=min(noise.noise_multiplier for noise in run.taken),
+            steps=run.steps,
+            run_id=str(run.ledger.run_id),
+            ledger=LedgerHead(lines=run.ledger.lines, head=run.ledger.head),
+        )
+        parts.append(part)
+    return replace(said, epsilon=epsilon(training.whole), parts=tuple(parts))
+
+
+def is_whole(folder: Path, target: Path) -> bool:
+    """Return whether a synthesis is finished: its rows are those of its statement."""
+    if not (folder / PAGE).exists() or not target.exists():
+        return False
+    return read_record(folder / STATEMENT, Synthesis).rows_sha256 == digest(target)
+
+
+def finished(folder: Path, target: Path) -> Finished:
+    """Return the output of the command; only a terminal gets private measures, and no pipe."""
+    said = read_record(folder / STATEMENT, Synthesis)
+    if said.delta is not None:
+        said = with_epsilon(said, folder)
+    parts: list[Grid | str] = [headline(said), *(f"Warning: {each}" for each in said.warnings)]
+    files = {"synthetic rows": str(target), "public page": str(folder / PAGE)}
+    measures = str(folder / MEASURES) if (folder / MEASURES).exists() else None
+    if measures is not None:
+        files["private page, for you alone"] = str(folder / PRIVATE_PAGE)
+        if sys.stdout.isatty():
+            summary = read_record(folder / MEASURES, Measures).tables[0]
+            parts.append(grid(replace(summary, title="Against real rows (for you alone)")))
+    parts.append(Grid(rows=list(files.items()), title="Files"))
+    record = SynthesisAnswer(run=str(folder), to=str(target), statement=said, measures=measures)
+    return Finished(parts=parts, record=record, target=target)
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    return hashlib.sha256(read_file(path)).hexdigest()
