@@ -39,7 +39,7 @@ from dpft.reports.report import public_configuration
 from dpft.reports.run_record import read_overrides
 from dpft.runs.run_plan import RunPlan
 from dpft.startup import end_startup
-from dpft.training.listeners import WINDOW, clock_time, draws_bars
+from dpft.training.listeners import WINDOW, draws_bars
 from dpft.training.trackers import Tracker, TrackerConfig
 
 logger = logging.getLogger(__name__)
@@ -160,13 +160,11 @@ def results(privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]) -> dict[str,
 
 
 PARTS = 10
-"""Parts of a work that a bar shows, where its size is not to be seen."""
+"""Parts of a work that a bar shows if its size is private."""
 FIFTHS = 5
-"""Parts of a work that a line is logged of."""
-FORETOLD_AFTER = 5.0
-"""Seconds after which the time that a work will take is said, though no tenth of it is done."""
-LOG_LINES, APART = 10, 1.0
-"""Most lines that one scoring logs, and the least seconds between two of them."""
+"""Parts of a work whose end is logged."""
+APART = 1.0
+"""The least seconds between two lines."""
 
 
 @contextmanager
@@ -178,8 +176,8 @@ def batch_progress(
     Args:
         doing: What the lines begin with.
         counts: Whether a bar may show how much there is.
-        timed: Whether bar and lines may show the time to go: how much work there is and how long it
-            takes depend on no private record.
+        timed: Whether a bar may show the time to go: how much work there is and how long it takes
+            depend on no private record.
         shown: Whether this process shows anything.
     """
     if not shown:
@@ -187,7 +185,7 @@ def batch_progress(
         return
     console = Console(stderr=True)
     if not draws_bars(console):
-        yield _logged(doing, PARTS if timed else FIFTHS if counts else 1, timed=timed)
+        yield _logged(doing, FIFTHS if counts else 1)
         return
     amount = MofNCompleteColumn() if counts else TaskProgressColumn()
     bars: dict[str, TaskID] = {}
@@ -212,36 +210,22 @@ def batch_progress(
         yield show
 
 
-def _logged(
-    doing: str, parts: int, *, timed: bool = False, clock: Callable[[], float] | None = None
-) -> OnProgress:
-    """Returns a function that logs each of some equal parts of a work once it is done.
+def _logged(doing: str, parts: int, *, clock: Callable[[], float] = time.monotonic) -> OnProgress:
+    """Return a function that logs each of some equal parts of a work once it is done.
 
-    Of one part it logs the end of each kind of work, once, however often that kind begins anew.
-
-    Where it is ``timed``, lines say the time to go, the first of them before any part is done.
+    If there is one part, it logs the end of each kind of work, once, however often that kind begins
+    again. Otherwise lines are a second apart.
     """
-    seconds, start = clock or time.monotonic, f"{doing}: " if doing else ""
-    begun, is_foretold = seconds(), False
-    logged: list[float] = []
+    start, last = f"{doing}: " if doing else "", -APART
     reached: dict[str, int] = {}
 
     def show(what: str, done: int, total: int) -> None:
-        nonlocal is_foretold
-        now, part = seconds(), parts * done // total
-        left = clock_time((now - begun) / done * (total - done)) if timed and done else ""
-        if left and not is_foretold and now - begun >= FORETOLD_AFTER and part < 1:
-            is_foretold = True
-            form = "%s%d %s to score, about %s to go"
-            logger.info(form, start, total - done, what, left)
-        before = reached.get(what, 0)
-        # the next part of a split begins anew
+        nonlocal last
+        before, part, now = reached.get(what, 0), parts * done // total, clock()
+        # the next part of a split begins again
         reached[what] = max(before, part) if parts == 1 else part % parts
-        apart = not logged or now - logged[-1] >= APART
-        if part <= before or (parts > 1 and not (apart and len(logged) < LOG_LINES)):
-            return
-        logged.append(now)
-        to_go = f", about {left} to go" if left and part < parts else ""
-        logger.info("%s%d %% of %s%s", start, 100 * part // parts, what, to_go)
+        if part > before and (parts == 1 or now - last >= APART):
+            last = now
+            logger.info("%s%d %% of %s", start, 100 * part // parts, what)
 
     return show
