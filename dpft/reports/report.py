@@ -72,10 +72,10 @@ from dpft.reports.scores import (
     confused_pairs,
     confusion_figures,
     meaning,
-    metric_words,
     score_tables,
     series_of,
     series_plot,
+    specs_of,
 )
 from dpft.reports.sections import HEAD_COMMAND, PREDICTABLE, sections
 from dpft.tasks.base import TASKS, LabelTask, SeqToSeqTask, Task
@@ -265,7 +265,7 @@ def render(record: RunRecord) -> str:
         **sections(config, privacy, evaluations),
         meaning=meaning(privacy),
         tables=tables,
-        about={name: about for name, about in metric_words(config, names).items() if about.meaning},
+        about=specs_of(config, names),
         by_step=series_of(record.progress, privacy, evaluations),
         confusions=[
             (entry, confused_pairs(entry.confusion))

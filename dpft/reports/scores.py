@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from markupsafe import Markup
 
-from dpft.evaluation.metrics.base import HIGHER, METRICS, MetricSpec
+from dpft.evaluation.metrics.base import METRICS, MetricSpec
 from dpft.files import WRONG_IMAGES
 from dpft.privacy.accounting.interpretation import best_attack_accuracy
 from dpft.privacy.accounting.summary import eps_text, round_up
@@ -149,55 +149,29 @@ def _not_computed(evaluations: Sequence[ScoreEntry]) -> dict[str, list[str]]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetricWords:
-    """A metric in words; all of them empty for one that dpft does not know."""
-
-    arrow: str
-    """Points to where the better values are; empty where neither direction is better."""
-    better: str
-    meaning: str
-    """What the number is, and where that is defined."""
-
-
-UNKNOWN = MetricWords(arrow="", better="", meaning="")
-
-
-def metric_words(config: RunConfiguration, keys: Iterable[str]) -> dict[str, MetricWords]:
-    """Returns what to say of each key of metrics.json.
+def specs_of(config: RunConfiguration, keys: Iterable[str]) -> dict[str, MetricSpec]:
+    """Return the metric of each key of metrics.json that dpft knows.
 
     Args:
-        config: Content of config.yaml; its task's metrics say which of two metrics a key is of.
+        config: Content of config.yaml; its task's metrics decide between two metrics of one key.
         keys: Keys of ``metrics``.
     """
     known = METRICS.entries()
-    own = [known[name] for name in _chosen(config) if name in known]
-    by_key = {spec.reported_as: spec for spec in [*known.values(), *own]}
-    return {key: _words(by_key[key]) if key in by_key else UNKNOWN for key in keys}
+    chosen = [known[name] for name in config.task.metrics or () if name in known]
+    by_key = {spec.reported_as: spec for spec in [*known.values(), *chosen]}
+    return {key: by_key[key] for key in keys if key in by_key}
 
 
 def main_metric(config: RunConfiguration, keys: Sequence[str]) -> str | None:
-    """Returns the key of the score to lead with: the task's first that is there.
+    """Return the key of the leading score: the first of the task's metrics that has a better value.
 
     Returns:
-        None where no metric says which of two values is better.
+        None if no metric has one.
     """
     known = METRICS.entries()
-    chosen = [known[name].reported_as for name in _chosen(config) if name in known]
-    words = metric_words(config, keys)
-    return next((key for key in [*chosen, *keys] if key in words and words[key].arrow), None)
-
-
-def _chosen(config: RunConfiguration) -> Sequence[str]:
-    return config.task.metrics or ()
-
-
-def _words(spec: MetricSpec) -> MetricWords:
-    arrow, better = "", ""
-    if spec.better is not None:
-        higher = spec.better == HIGHER
-        arrow, better = ("↑", "higher is better") if higher else ("↓", "lower is better")
-    return MetricWords(arrow=arrow, better=better, meaning=f"{spec.description} {spec.citation}")
+    chosen = [known[name].reported_as for name in config.task.metrics or () if name in known]
+    specs = specs_of(config, keys)
+    return next((key for key in [*chosen, *keys] if key in specs and specs[key].better), None)
 
 
 SOURCE = "Kairouz et al. 2015, arXiv 1311.0776"

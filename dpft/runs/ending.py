@@ -14,7 +14,7 @@ from dpft.config.keys import in_shell
 from dpft.config.schema import TrainConfig
 from dpft.data.raw_rows import MEMORY, file_rows
 from dpft.evaluation.evaluate import Evaluation
-from dpft.evaluation.metrics.base import LOWER, better_value
+from dpft.evaluation.metrics.base import HIGHER, LOWER, better_value
 from dpft.files import (
     DATA_SUMMARY,
     JOURNAL,
@@ -44,7 +44,7 @@ from dpft.reports.privacy_record import (
 )
 from dpft.reports.report import write_report
 from dpft.reports.run_record import RunRecord, data_name, model_title
-from dpft.reports.scores import ScoreTable, metric_words, score_tables
+from dpft.reports.scores import ScoreTable, score_tables, specs_of
 from dpft.reports.sections import headline, what_epsilon_is_of
 from dpft.reports.terminal import Grid, show
 from dpft.runs.evaluation import write_scores
@@ -73,14 +73,15 @@ def show_ending(folder: Path, task: Task) -> None:
 
 
 def _score_grid(table: ScoreTable, record: RunRecord) -> Grid:
-    about = metric_words(record.config, [name for name, _ in table.rows])
+    arrows = {HIGHER: " ↑", LOWER: " ↓"}
+    specs = specs_of(record.config, [name for name, _ in table.rows])
     counted = f", {max(table.examples)} distinct inputs" if table.public else f", {PRIVATE_SPLIT}"
     return Grid(
         title=f"Scores on {table.task}, split {table.split}{counted}",
         columns=["metric", *(each.replace("fine-tuning", "training") for each in table.headings)],
         rows=[
             (
-                f"{name} {about[name].arrow}".strip(),
+                f"{name}{arrows.get(specs[name].better or '', '') if name in specs else ''}",
                 *("–" if value is None else digits(value, table.digits) for value in values),
             )
             for name, values in table.rows
