@@ -4,11 +4,10 @@
 only its owner can read it; the rest may be handed on. docs/design.md, the run's folder, says what
 each file holds.
 
-A run's folder may have been received from somebody, or be damaged: what is read here is refused in
-one sentence where it is not what dpft wrote. Through a link in it a command would write to, delete
-or open to others what lies elsewhere: ``model/x`` may stand for the owner's own key, and
-``private/lock`` for a file that is not there yet. dpft makes no links and follows none, so a
-command that writes into a run's folder looks for them first.
+A run's folder may have been received from somebody. Through a link in it a command would write to,
+delete or open to others what lies elsewhere: ``model/x`` may stand for the owner's own key, and
+``private/lock`` for a file that is not there yet. dpft makes no links, so a command that reads or
+writes in a run's folder first refuses them.
 """
 
 import fcntl
@@ -25,10 +24,6 @@ import yaml
 from dpft.errors import InputError, StateError
 
 SCHEMA_VERSION = 1
-MOST_NESTED = 50
-"""How deep lists and groups of keys may lie in each other in a saved YAML file; dpft needs few."""
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's, where PyYAML was built with it: parsing in Python was a thirteenth of a tiny run."""
 
 # Public: what a run leaves for its reader.
 CONFIGURATION = "config.yaml"
@@ -130,48 +125,21 @@ EXIT_CODES = f"{PRIVATE}/exit_codes"
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuses the folder of a run with a symbolic link or a pipe in it, before dpft writes there.
+    """Refuses the folder of a run with a symbolic link in it, before dpft reads or writes there.
 
     The folder itself may be reached through links, as one on another disk is.
 
     Raises:
         InputError: There is one.
-        OSError: A folder in it cannot be read.
     """
-    for path in everything_below(folder):
-        if path.is_symlink():
-            raise InputError(
-                f"{path} must be a file or a folder of its own, got a symbolic link, through which"
-                " a command would reach outside the run's folder; remove it, and put in its place"
-                " what belongs there."
-            )
-        if is_pipe_or_device(path):
-            raise InputError(
-                f"{path} must be a file or a folder, got a pipe or a device, whose reader may wait"
-                " for ever; remove it, and put in its place what belongs there."
-            )
-
-
-def is_pipe_or_device(path: Path) -> bool:
-    """Whether whoever reads there may wait for ever."""
-    return path.is_fifo() or path.is_char_device() or path.is_block_device() or path.is_socket()
-
-
-def everything_below(folder: Path) -> Iterator[Path]:
-    """Yields what is in a folder and in the folders in it; a link, and not what it points to.
-
-    What a run that goes on removes meanwhile is left out.
-    """
-    folders = [folder]
-    while folders:
-        try:
-            entries = sorted(folders.pop().iterdir())
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        for path in entries:
-            yield path
-            if path.is_dir() and not path.is_symlink():
-                folders.append(path)
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in sorted((*folders, *files))):
+            if path.is_symlink():
+                raise InputError(
+                    f"{path} must be a file or a folder of its own, got a symbolic link, through"
+                    " which a command would reach outside the run's folder; remove it, and put in"
+                    " its place what belongs there."
+                )
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
@@ -222,9 +190,10 @@ def share(folder: Path) -> None:
     """
     mask = os.umask(0)
     os.umask(mask)
-    for path in everything_below(folder):
-        if path.is_file() and not path.is_symlink():
-            path.chmod(0o666 & ~mask)
+    for place, _, files in os.walk(folder):
+        for path in (Path(place, name) for name in files):
+            if path.is_file() and not path.is_symlink():
+                path.chmod(0o666 & ~mask)
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, mode: int = 0o644) -> None:
@@ -236,11 +205,9 @@ def write_json(path: Path, content: Mapping[str, Any], *, mode: int = 0o644) -> 
 def read_json(path: Path) -> dict[str, Any]:
     """Returns what ``write_json`` wrote, the schema version included."""
     try:
-        content = json.loads(
-            read_file(path), parse_int=_whole_number, object_pairs_hook=each_key_once
-        )
+        content = json.loads(read_file(path))
         version = content["schema_version"]
-    except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StateError(
             f"{path} is damaged: it must hold one JSON object with a schema_version; put it back."
         ) from error
@@ -249,17 +216,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """Returns the content of a file; a folder or a pipe in its place is a corrupted run.
+    """Returns the content of a file; a folder in its place is a corrupted run.
 
     Raises:
         FileNotFoundError: It is not there.
-        StateError: It is a folder, a pipe or a device.
+        StateError: It is a folder.
     """
-    if is_pipe_or_device(path):
-        raise StateError(
-            f"{path} must be a file, got a pipe or a device, whose reader may wait for ever; put it"
-            " back as it was."
-        )
     try:
         return path.read_bytes()
     except IsADirectoryError as error:
@@ -272,44 +234,14 @@ def read_yaml(path: Path) -> Any:
     Texts stay as they are: OmegaConf's ``${...}`` is none of YAML's, and nothing resolves it.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        depth = 0
-        for event in yaml.parse(text, Loader=_LOADER):
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > MOST_NESTED:
-                raise yaml.YAMLError(f"it nests more than {MOST_NESTED} lists and groups of keys")
-            if isinstance(event, yaml.AliasEvent):
-                raise yaml.YAMLError("it has an alias (*NAME), which dpft does not write")
-        return yaml.safe_load(text)
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     # PyYAML lets pass what its constructors raise of a text that is no number or date after all.
-    except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
+    except (
+        *(OSError, ValueError, LookupError, AttributeError, RecursionError),
+        yaml.YAMLError,
+    ) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"cannot read {path}: {reason}; put it back as it was.") from error
-
-
-def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns a JSON object; for ``json.loads``.
-
-    Raises:
-        ValueError: A key stands twice: other readers take the first, Python's takes the last.
-    """
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key stands twice")
-    return found
-
-
-def _whole_number(digits: str) -> int:
-    """Returns the whole number that digits of JSON spell, if arithmetic on it is possible.
-
-    Raises:
-        ValueError: It has too many digits to be read.
-        OverflowError: It is larger than any float, so that arithmetic on it would fail.
-    """
-    number = int(digits)
-    float(number)
-    return number
 
 
 def check_version(version: object, path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dpft.errors import StateError
-from dpft.files import each_key_once, read_file, write_json
+from dpft.files import read_file, write_json
 
 TENSORS = "tensors.json"
 """In a model's folder: the digest of each tensor by name, and the one of all."""
@@ -98,7 +98,7 @@ def setting_digests(model: Path) -> dict[str, str]:
     for name in SETTINGS:
         if (model / name).is_file():
             try:
-                settings = json.loads(read_file(model / name), object_pairs_hook=each_key_once)
+                settings = json.loads(read_file(model / name))
                 kept = {key: value for key, value in settings.items() if key not in moving}
             except (AttributeError, RecursionError, ValueError) as error:
                 raise StateError(

@@ -7,7 +7,6 @@ import pytest
 from dpft.errors import InputError, StateError
 from dpft.files import (
     hold_run,
-    read_file,
     read_json,
     read_yaml,
     share,
@@ -71,18 +70,7 @@ def test_json_of_another_schema_is_refused_by_its_version(tmp_path, version):
         read_json(tmp_path / "a.json")
 
 
-def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "ledger.jsonl")
-    with pytest.raises(StateError, match=r"ledger\.jsonl must be a file, got a pipe"):
-        read_file(tmp_path / "ledger.jsonl")
-
-
-TWICE = b'{"epsilon": 1, "epsilon": 8, "schema_version": 1}'
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"3", b"{}", b"\xff{}", b"[" * 100_000, TWICE]
-)
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"{}", b"\xff{}", b"[" * 100_000])
 def test_damaged_json_is_refused_as_corrupted(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(StateError, match=r"a\.json is damaged") as error:
@@ -129,13 +117,6 @@ def test_what_a_link_points_to_keeps_its_mode(tmp_path):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("number", ["1" + "0" * 400, "1" + "0" * 5000])
-def test_json_with_a_number_beyond_every_float_is_refused_as_corrupted(tmp_path, number):
-    (tmp_path / "a.json").write_text(f'{{"schema_version": 1, "epsilon": {number}}}')
-    with pytest.raises(StateError, match=r"a\.json is damaged"):
-        read_json(tmp_path / "a.json")
-
-
 def test_json_that_is_a_folder_is_refused_as_corrupted(tmp_path):
     (tmp_path / "a.json").mkdir()
     with pytest.raises(StateError, match=r"a\.json must be a file, got a folder; put it back"):
@@ -150,9 +131,6 @@ def test_yaml_is_read_as_plain_values_of_which_none_is_resolved(tmp_path, monkey
 
 NO_YAML = {
     "nested too deeply": "[" * 5000,
-    "nested too deeply in blocks": "\n".join("- " * 400 + str(n) for n in range(2)),
-    "of a list that holds itself": "a: &a [*a]",
-    "of aliases of aliases": "a: &a [1]\nb: [*a, *a]",
     "with a number of too many digits": "1" * 5000,
     "with a day that is none": "2001-99-99",
     "with a text that is no number": '!!int ""',

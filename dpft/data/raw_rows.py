@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias, Union
 import numpy as np
 
 from dpft.errors import InputError, note_records_read
-from dpft.files import each_key_once, write_bytes
+from dpft.files import write_bytes
 from dpft.tasks.base import SPLITS
 
 if TYPE_CHECKING:
@@ -195,6 +195,18 @@ def _jsonl_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
         else:
             fault = "not a JSON object; each line must hold one, on one line."
             yield Row(line_place(file, number), {}, fault=fault)
+
+
+def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object; for ``json.loads``.
+
+    Raises:
+        ValueError: A key stands twice: other readers take the first, Python's takes the last.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice")
+    return found
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=each_key_once)
