@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from dpft.errors import InputError
 from dpft.files import read_yaml
-from dpft.records.form import OTHER_KEYS, AtLeastOne, Count, Misfit, Versioned, parse
+from dpft.records.form import OTHER_KEYS, AtLeastOne, Count, Versioned, parse
 from dpft.records.promises import Process
 
 Others = Annotated[Mapping[str, Any], OTHER_KEYS]
@@ -119,8 +118,6 @@ class AuditSection(Section):
     """Each trained on by a coin."""
     exposure_canaries: int | None = None
     """Each trained on as often as is said."""
-    repetitions: tuple[int, ...] | None = None
-    """How often that is."""
     white_box: bool | None = None
     """Whether steps were held against them."""
 
@@ -135,39 +132,8 @@ class PrivacySection(Section):
     """The target."""
     total_eps: Any | None = None
     """The target of a training and its tokenizer."""
-    delta: Any | None = None
-    """At which it holds."""
-    unit: Any | None = None
-    """Whose contribution is hidden."""
-    num_examples: Any | None = None
-    """The public number of examples."""
-    noise_multiplier: Any | None = None
-    """The noise, where it was given."""
-    noise_seed: Any | None = None
-    """The seed that makes noise predictable."""
     show_diagnostics: bool | None = None
     """Whether losses were shown."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SavedConfiguration(Section):
-    """config.yaml of any command that makes a run."""
-
-    task: TaskSection | None = None
-    """What the records are."""
-    method: NamedSection | None = None
-    """What trains; of a command that trains a model."""
-    privacy: PrivacySection | None = None
-    """What was asked of privacy."""
-    tokenizer: Any | None = None
-    """Which vocabulary is made; of ``dpft tokenizer`` alone."""
-    audit: AuditSection | None = None
-    """Canaries among the records; of a command that trains a model."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it is of a run with ``privacy=none``."""
-        return self.privacy is not None and self.privacy.name == "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,20 +176,14 @@ def parse_configuration(values: Any, kind: type[Configuration]) -> Configuration
     return parse(_given(values), kind)
 
 
-def read_saved(path: Path) -> SavedConfiguration | None:
-    """Returns what a config.yaml asked for; None where there is none that says anything.
+def read_saved(path: Path) -> Mapping[str, Any]:
+    """Returns the values of a config.yaml of any command; none where there is no such file.
 
     Raises:
-        InputError: It cannot be read, or is such as dpft does not write.
+        InputError: It cannot be read.
     """
     values = read_yaml(path) if path.is_file() else None
-    if not isinstance(values, dict):
-        return None
-    known = {name: part for name, part in values.items() if isinstance(part, dict)}
-    try:
-        return parse_configuration(known, SavedConfiguration)
-    except Misfit as misfit:
-        raise InputError(f"cannot read {path}: {misfit}; put it back as it was.") from None
+    return values if isinstance(values, dict) else {}
 
 
 def _given(values: Any) -> Any:

@@ -1,9 +1,8 @@
 """privacy.json: what a run promises, by whose accounting, and what of it can be relied on.
 
 Four kinds of runs write one: training with privacy and without, and vocabularies made with privacy
-and without; beside synthetic records stands a statement. Reports and cards are printed from what is
-read here. The file is an output: nothing signs it, and no command decides by it what was spent; the
-ledger says that.
+and without; beside synthetic records stands a statement. The file records what was printed when it
+was written. Commands that print epsilon compute it from the ledger (``dpft.runs.guarantee``).
 """
 
 from collections.abc import Mapping

@@ -6,8 +6,7 @@ that are accounted for.
 
 Beside it stand the processes that took the steps, with what passed between them; the model that
 the run started from, where that one was private already; of the best of a search, the bound of
-choosing it; who has heads of its ledger; and what audits found, lower bounds beside epsilon, which
-they never change.
+choosing it; and what audits found, lower bounds beside epsilon, which they never change.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -276,7 +275,7 @@ def _promised(entry: StartingModel) -> str:
     promise = f"(ε = {eps_text(epsilon)}, δ = {delta_text(delta)})-differentially private"
     return (
         f"It started from a model that is **{promise}** for {what} ({relation} {entry.unit}), as"
-        " the privacy.json beside that model states; what is done to it without those records"
+        " that model's training recorded; what is done to it without those records"
         " changes nothing of that."
     )
 

@@ -331,7 +331,7 @@ def statement(
     """Returns the content of the file beside synthetic records.
 
     Args:
-        privacy: The run's privacy.json.
+        privacy: What the run guarantees.
         run: Name of the run's folder, as DATE/TIME; not where it lies on this machine.
         task: Name of the task whose format the records have.
         decode: How the texts were chosen.

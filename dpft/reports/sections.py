@@ -37,8 +37,8 @@ LEDGER_NOTE = (
     " the SHA-256 of the line before (its UTF-8 bytes without the line end, in hexadecimal; 64"
     " zeros in the first line), and the head is the SHA-256 of the last line:"
     f" `{HEAD_COMMAND}` computes it. No other run has this head. Whoever owns the files could"
-    " rewrite them all, so lodge the head above with someone else. This page is printed from"
-    " privacy.json; `dpft account run=RUN head=HEAD` computes ε from the ledger alone."
+    " rewrite them all, so publish the head above elsewhere. `dpft account run=RUN head=HEAD`"
+    " computes ε from the ledger, as this report did, and compares the head."
 )
 PREDICTABLE = "**NOT PRIVATE: reproducible run, its noise was predictable (`privacy.noise_seed`).**"
 """The headline of a run whose noise a test's seed made."""

@@ -234,8 +234,7 @@ def tokenizer_configuration(composed: DictConfig, words: Words) -> TokenizerComm
             f" takes {', '.join(CHANGEABLE[1:])}, got {others[0]} too; drop it."
         )
     path = Path(folder) / CONFIGURATION
-    kept = read_saved(path)
-    if kept is None or kept.tokenizer is None:
+    if read_saved(path).get("tokenizer") is None:
         raise InputError(
             f"resume must be the folder of a dpft tokenizer run, got {folder!r}; give the one that"
             " it named, such as outputs/DATE/TIME."

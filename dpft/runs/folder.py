@@ -122,8 +122,8 @@ def refuse_used_folder(folder: Path) -> None:
     if has_begun(folder):
         known = folder / LEDGER
         known = known if known.exists() else folder / JOURNAL
-        config = read_saved(folder / CONFIGURATION)
-        command = "train" if config is None or config.tokenizer is None else "tokenizer"
+        is_vocabulary = read_saved(folder / CONFIGURATION).get("tokenizer") is not None
+        command = "tokenizer" if is_vocabulary else "train"
         raise InputError(
             f"{known} exists: a run in this folder has taken noisy steps; go on with it"
             f" by dpft {command} {in_shell('resume', folder)}, or choose another folder with"

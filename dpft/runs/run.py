@@ -7,11 +7,11 @@ goes on through the same functions.
 Every process of a run goes through all of them. The first one alone writes, logs, and has the
 run's private state; ``Ranks.first`` says where.
 
-Written down with a run is what the model that it starts from has promised already, as that model's
-privacy.json states. Training a private model without the records that made it is post-processing:
-its epsilon for them stays, whatever it is trained on next. Where the same people are in both data
-sets, the costs add up (simple composition; Dwork and Roth 2014, theorem 3.16), which a report can
-only say: nobody tells dpft who they are.
+Written down with a run is what the model that it starts from has promised already, as the ledger
+beside that model shows. Training a private model without the records that made it is
+post-processing: its epsilon for them stays, whatever it is trained on next. Where the same people
+are in both data sets, the costs add up (simple composition; Dwork and Roth 2014, theorem 3.16),
+which a report can only say: nobody tells dpft who they are.
 """
 
 import logging

@@ -163,8 +163,8 @@ def _why_no_ledger(folder: Path) -> str:
 
 def _is_open(folder: Path) -> bool:
     """Returns whether a folder is of a run with ``privacy=none``."""
-    config = read_saved(folder / CONFIGURATION)
-    return config is not None and config.is_open
+    asked = read_saved(folder / CONFIGURATION).get("privacy")
+    return isinstance(asked, dict) and asked.get("name") == "none"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ MEANINGS: dict[int, tuple[str, str]] = {
     ),
     StateError.exit_code: (
         "State on disk is corrupted: a broken ledger, a damaged checkpoint, a ledger that lacks"
-        " steps of the journal, a `privacy.json` that contradicts the ledger.",
+        " steps of the journal, or a model that the run did not release.",
         "Put the folder back as it was, from a backup or its original. Do not edit the ledger:"
         " what it says is what was spent.",
     ),
