@@ -21,7 +21,6 @@ from markdown_it.token import Token
 from markupsafe import Markup, escape
 
 import dpft
-from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.summary import eps_text
 from dpft.records.promises import PrivateRun, RunPrivacy
 
@@ -189,39 +188,23 @@ def draw_svg(
     return Markup(element.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1))
 
 
-POINTS = 60
-
-
 def epsilon_points(privacy: RunPrivacy) -> list[tuple[int, float]]:
-    """Returns numbers of steps, and an upper bound of epsilon after each.
+    """Return numbers of steps, and an upper bound of epsilon after each.
 
-    Empty without privacy, and for the best of a search, whose own steps cost less than what was
-    spent.
+    Empty for a run whose record has no curve: one without privacy, the training of a synthesis, and
+    the best of a search, whose own steps cost less than what was spent.
 
     Guarantees:
-        Each bound is that of the run's curve, or of RDP (Mironov et al. 2019) for a run of a
-        version that had none; or the headline where that is lower, which covers all the steps and
-        so their first ones.
+        Each bound is that of the run's curve, or the headline if that is lower, because it covers
+        all steps and so the first ones.
     """
-    if not isinstance(privacy, PrivateRun) or privacy.selection is not None:
+    if not isinstance(privacy, PrivateRun) or privacy.epsilon_curve is None:
         return []
-    taken = max(1, privacy.steps_taken)
-    curve = privacy.epsilon_curve
-    if curve is not None:
-        known = zip(curve.steps, curve.epsilons, strict=True)
-        bounds = [*(point for point in known if point[0] < taken), (taken, privacy.epsilon)]
-    else:
-        from dpft.privacy.accounting.rdp import epsilons
-
-        step = SampledGaussian(
-            noise_multiplier=privacy.noise_multiplier,
-            sample_rate=privacy.sample_rate,
-            steps=1,
-            delta=privacy.delta,
-        )
-        grid = sorted({math.ceil(taken * point / POINTS) for point in range(1, POINTS + 1)})
-        bounds = list(zip(grid, epsilons(step, grid), strict=True))
-    return [(steps, min(bound, privacy.epsilon)) for steps, bound in bounds]
+    taken, curve = max(1, privacy.steps_taken), privacy.epsilon_curve
+    known = [each for each in zip(curve.steps, curve.epsilons, strict=True) if each[0] < taken]
+    return [(steps, min(bound, privacy.epsilon)) for steps, bound in known] + [
+        (taken, privacy.epsilon)
+    ]
 
 
 def epsilon_plot(privacy: RunPrivacy) -> Markup | None:
@@ -251,8 +234,7 @@ def epsilon_plot(privacy: RunPrivacy) -> Markup | None:
 
 def _curve_by(privacy: PrivateRun) -> str:
     """Returns whose bounds the curve has, the run's own accountant first."""
-    if privacy.epsilon_curve is None:
-        return "rdp"
+    assert privacy.epsilon_curve is not None
     names = set(privacy.epsilon_curve.accountants)
     return ", ".join(sorted(names, key=lambda name: (name != privacy.accountant, name)))
 

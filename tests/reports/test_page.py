@@ -38,7 +38,8 @@ def page(folder: Path, **changes: object) -> str:
 
 def test_the_page_says_all_that_the_headline_rests_on(tmp_path: Path) -> None:
     """docs/design.md, rule 6."""
-    text = page(tmp_path, reference=REFERENCE)
+    curve = {"steps": [1, 4], "epsilons": [0.5, 3.0], "accountants": ["prv"] * 2}
+    text = page(tmp_path, reference=REFERENCE, privacy={"epsilon_curve": curve})
     headline = text.partition("<body>")[2].partition("<h1>")[0]
     for part in (
         *("ε = 2.9900", "δ = 0.001", "by prv (upper bound)", "add or remove one example"),
@@ -130,25 +131,13 @@ def test_a_run_without_privacy_has_no_epsilon_on_its_page(tmp_path: Path) -> Non
     assert "NOT PRIVATE" in text and "<svg" not in text and "Accountants" not in text
 
 
-def test_the_curve_ends_at_the_headline_and_is_rdps_before() -> None:
-    """Oracle: RDP's bound of each number of steps by itself."""
-    from dpft.privacy.accounting import rdp
-    from dpft.privacy.accounting.mechanism import SampledGaussian
-
-    record = {**private(), "steps_taken": 4, "epsilon": 1e9}
-    setting = {key: record[key] for key in ("noise_multiplier", "sample_rate", "delta")}
-    for steps, bound in epsilon_points(record):
-        alone = rdp.epsilon(SampledGaussian(steps=steps, **setting)).upper
-        assert bound == pytest.approx(alone, rel=1e-9)
-    lower = {**record, "epsilon": 1e-6}
-    assert {bound for _, bound in epsilon_points(lower)} == {1e-6}
-
-
 def test_the_curve_of_a_run_is_the_one_in_its_record_and_ends_at_the_headline() -> None:
     curve = {"steps": [1, 3, 9], "epsilons": [0.5, 1.5, 9.0], "accountants": ["prv"] * 3}
     record = {**private(), "steps_taken": 4, "epsilon": 2.0, "epsilon_curve": curve}
     assert epsilon_points(record) == [(1, 0.5), (3, 1.5), (4, 2.0)]
     assert epsilon_points({**record, "steps_taken": 9})[-2:] == [(3, 1.5), (9, 2.0)]
+    assert epsilon_points(record | {"epsilon": 1.0})[1:] == [(3, 1.0), (4, 1.0)]
+    assert epsilon_points(private()) == []
 
 
 def test_the_plot_of_epsilon_says_whose_bounds_it_shows_and_draws_none_below_them(

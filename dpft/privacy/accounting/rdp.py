@@ -11,8 +11,6 @@ against each other.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -160,15 +158,3 @@ def epsilon_of_curve(divergences: "NDArray[np.float64]", delta: float) -> Epsilo
     import dp_accounting
 
     return Epsilon(upper=dp_accounting.rdp.compute_epsilon(ORDERS, list(divergences), delta)[0])
-
-
-def epsilons(mechanism: SampledGaussian, steps: Sequence[int]) -> list[float]:
-    """Returns the RDP upper bound after each number of steps, all at the price of one.
-
-    Args:
-        mechanism: What each step is; its own ``steps`` do not matter.
-        steps: Numbers of steps, each at least 1.
-    """
-    one = curve(replace(mechanism, steps=1))
-    bounds = (epsilon_of_curve(one * count, mechanism.delta).upper for count in steps)
-    return [float(bound) for bound in bounds if bound is not None]
