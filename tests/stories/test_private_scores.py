@@ -285,6 +285,16 @@ def test_reports_of_many_runs_do_not_show_private_scores_even_on_a_terminal(
     assert "there are none" in workspace.refusal(*words, "metric=perplexity")
 
 
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_trust_rule_8_report_prints_no_private_score_on_a_terminal(
+    told: Told, tmp_path: Path, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = copy_of(told, tmp_path)
+    outcome = on_terminal(workspace, monkeypatch, "report", "runs=run", f"output={output}")
+    said = (outcome.out + outcome.err).encode()
+    assert said_in([*told.numbers(), *rounded(told)], said) == []
+
+
 def test_trust_rule_8_training_prints_no_private_score_on_a_terminal(
     told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
