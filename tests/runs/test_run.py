@@ -55,7 +55,7 @@ class Calls(list[str]):
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: Prepared) -> Iterator[Calls]:
     """Every hand-over of a run noted, none of them carried out."""
     noted = Calls(tmp_path / "run", monkeypatch)
-    noted.note("train", "write_scores", "report", "conclude")
+    noted.note("train", "write_scores", "report")
     noted.note(prepare=prepared, score=[], not_evaluated=[], find_resume_point=ENDED)
     noted.note(read_run_ledger=ENDED.ledger)
     yield noted
@@ -73,7 +73,7 @@ def test_a_run_goes_from_hand_to_hand(calls: Calls, config: TrainConfig) -> None
     begin(config, calls.folder, write_request=lambda _: calls.append("write_request"))
     assert calls == [
         "prepare", "write_request", "score", "write_scores", "train", "score", "not_evaluated",
-        "read_run_ledger", "report", "conclude",
+        "read_run_ledger", "report",
     ]  # fmt: skip
 
 
