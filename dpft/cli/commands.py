@@ -306,12 +306,12 @@ def _synthesize() -> Subcommand:
     from dpft.synthesis.config import POLYMORPHIC, SynthesizeConfig, configuration, expand
 
     def run(config: SynthesizeConfig) -> None:
-        from dpft.reports.terminal import Answer, show_answer
+        from dpft.reports.terminal import show_answer
         from dpft.synthesis.command import make_table
 
-        found = make_table(config, _folder(config.resume))
-        if found is not None:
-            show_answer(Answer(table=found.parts, record=found.record), config.output)
+        answer = make_table(config, _folder(config.resume))
+        if answer is not None:
+            show_answer(answer, config.output)
 
     return Subcommand(
         config=SynthesizeConfig,

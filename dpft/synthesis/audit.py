@@ -46,6 +46,7 @@ from dpft.synthesis.report import OWNERS, grid, sections
 from dpft.tasks.base import TextTask
 from dpft.tasks.custom import CustomTexts
 
+Records = Sequence[Any] | str
 OWNERS_ALONE = (
     "private: it compares with records that were trained on or held out, no epsilon covers it, and"
     " it stays with the owner of the data"
@@ -75,24 +76,26 @@ class SyntheticFile:
         return [whole_text(e) if e.learns_prompt and is_whole else e.target for e in chosen]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RealRecords:
-    """The records that synthetic ones are compared with."""
-
-    training: Sequence[Any] | str
-    """The training records of the run, or why they are not available."""
-    others: Sequence[Any] | str
-    """Records that were not trained on, or why there are none."""
-    split: str = ""
-    """The name of their split."""
-    public: bool = False
-    """Whether that split is published."""
-
-
 def audit_synthetic(
-    run: Path, task: TextTask, path: Path, real: RealRecords, *, limit: int
+    run: Path,
+    task: TextTask,
+    path: Path,
+    *,
+    training: Records,
+    others: Records,
+    published: bool,
+    limit: int,
 ) -> tuple[SyntheticAudit, list[str]]:
     """Compare synthetic records with a run's, and write a private page and one to release.
+
+    Args:
+        run: The folder of the run.
+        task: The task of the run.
+        path: The file of synthetic records.
+        training: The training records, or why they are not available.
+        others: Records that were not trained on, or why there are none.
+        published: Whether the others are published.
+        limit: Most records of each kind.
 
     Returns:
         The record, and sentences that name the pages.
@@ -104,7 +107,7 @@ def audit_synthetic(
     privacy = privacy_of(run) if (run / PRIVACY).exists() else None
     file = read_synthetic(run, task, path.expanduser(), privacy)
     with hold_run(run):
-        record = _compared(run, file, real, privacy, limit)
+        record = _compared(run, file, privacy, training, others, published, limit)
         title = f"# Synthetic records: {line(file.path.name)}"
         place = private_audit_path(run, PRIVATE_SYNTHETIC_AUDIT)
         text = [*file.notes, OWNERS, title, *map(line, record.remarks), *sections(record.compared)]
@@ -127,11 +130,17 @@ def audit_parts(record: SyntheticAudit) -> list[Grid | str]:
 
 
 def _compared(
-    run: Path, file: SyntheticFile, real: RealRecords, privacy: RunPrivacy | None, limit: int
+    run: Path,
+    file: SyntheticFile,
+    privacy: RunPrivacy | None,
+    training: Records,
+    others: Records,
+    published: bool,
+    limit: int,
 ) -> SyntheticAudit:
     remarks = [
         f"Not compared with {name}: {why}"
-        for name, why in (("training records", real.training), ("other records", real.others))
+        for name, why in (("training records", training), ("other records", others))
         if isinstance(why, str)
     ]
     if file.no_rows:
@@ -139,15 +148,14 @@ def _compared(
     if file.why_private is not None:
         remarks.append(f"Nothing of this may be released: {file.why_private}.")
     texts = file.texts(file.records, limit)
-    training, others = (
-        [] if isinstance(side, str) else file.texts(side, limit)
-        for side in (real.training, real.others)
+    trained, unseen = (
+        [] if isinstance(side, str) else file.texts(side, limit) for side in (training, others)
     )
-    compared = [copies(texts, training, others or None)] if training else []
+    compared = [copies(texts, trained, unseen or None)] if trained else []
     shapes = released = _shapes({"synthetic": texts})
-    if others:
-        shapes = _shapes({"synthetic": texts, f"{real.split.replace('_', '-')} records": others})
-        released = shapes if real.public else released
+    if unseen:
+        shapes = _shapes({"synthetic": texts, "other records": unseen})
+        released = shapes if published else released
     promise = guarantee(privacy) if privacy and is_promised(privacy) else None
     return SyntheticAudit(
         note=OWNERS_ALONE,
@@ -172,7 +180,18 @@ def read_synthetic(
             run's own records, or is of another run.
         StateError: The statement beside it is damaged.
     """
-    records, no_rows = synthetic_records(task, file)
+    if not file.name.endswith(tuple(FORMATS)) or not file.is_file():
+        raise InputError(
+            f"synthetic must name a file that `dpft generate` wrote, ending with"
+            f" {', '.join(FORMATS)}, got {str(file)!r}."
+        )
+    rows = kept = list(file_rows(file))
+    if isinstance(task, CustomTexts):
+        kept = [row for row in rows if task.has_label(row_values(task, row, task.columns))]
+    records = [record for row in kept for record in examples_of(task, row)]
+    if not records:
+        labeled = " whose label is of task.labels" if len(kept) < len(rows) else ""
+        raise InputError(f"synthetic must hold at least one row{labeled}, got none in {file}.")
     for own in split_files(task):
         if file.samefile(own):
             raise InputError(
@@ -201,32 +220,11 @@ def read_synthetic(
     return SyntheticFile(
         path=file,
         records=records,
-        no_rows=no_rows,
+        no_rows=len(rows) - len(kept),
         prompted=prompted,
         notes=tuple(line(note) for note in ([] if said is None else said.notes) if note),
         why_private=why_private,
     )
-
-
-def synthetic_records(task: TextTask, file: Path) -> tuple[list[Any], int]:
-    """Return the records of a file, and how many rows were left out because of their label.
-
-    Raises:
-        InputError: As ``read_synthetic``; the message does not quote a row.
-    """
-    if not file.name.endswith(tuple(FORMATS)) or not file.is_file():
-        raise InputError(
-            f"synthetic must name a file that `dpft generate` wrote, ending with"
-            f" {', '.join(FORMATS)}, got {str(file)!r}."
-        )
-    rows = kept = list(file_rows(file))
-    if isinstance(task, CustomTexts):
-        kept = [row for row in rows if task.has_label(row_values(task, row, task.columns))]
-    records = [record for row in kept for record in examples_of(task, row)]
-    if not records:
-        labeled = " whose label is of task.labels" if len(kept) < len(rows) else ""
-        raise InputError(f"synthetic must hold at least one row{labeled}, got none in {file}.")
-    return records, len(rows) - len(kept)
 
 
 def _shapes(sides: dict[str, list[str]]) -> Comparison:
@@ -244,12 +242,12 @@ def _shapes(sides: dict[str, list[str]]) -> Comparison:
             ("different words, % of all", 100 * len(set().union(*words)) / max(1, sum(lengths))),
         ):
             rows[name] = (*rows.get(name, ()), value)
-    title, note = "The texts", None
+    note = None
     if len(sides) == 2:
-        title, accuracy = f"The texts, beside {[*sides][1]}", told_apart(*sides.values())
+        accuracy = told_apart(*sides.values())
         if accuracy is not None:
             note = f"A classifier tells {accuracy:.1%} of both kinds right; a coin tells 50 %."
-    return Comparison(title=title, columns=tuple(sides), rows=rows, note=note)
+    return Comparison(title="The texts", columns=tuple(sides), rows=rows, note=note)
 
 
 def _canaries(run: Path, texts: Sequence[str]) -> Comparison:

@@ -48,7 +48,7 @@ from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.mechanisms.histogram import noisy_counts
 from dpft.privacy.plan import HistogramPlan, write_plan
 from dpft.records.form import as_json
-from dpft.reports.terminal import Figures
+from dpft.reports.terminal import Answer, Figures
 from dpft.runs import run as runs
 from dpft.runs.api import TRAIN_COMMAND, Command, Folder, as_word, checked_words
 from dpft.runs.composition import spent_before
@@ -80,7 +80,7 @@ from dpft.synthesis.plan import (
     task_words,
     with_public_size,
 )
-from dpft.synthesis.report import SCHEMA_FILE, Finished, digest, finished, is_whole, write_outcome
+from dpft.synthesis.report import SCHEMA_FILE, digest, finished, is_whole, write_outcome
 from dpft.synthesis.schema import read_schema
 from dpft.synthesis.table import PrivateTable, read_table, source_rows
 
@@ -94,7 +94,7 @@ COUNTS, SYNTHETIC = "counts.json", "synthetic.csv"
 DRAFTED, TABLE_KEY = "private/draft.schema.yaml", "private/table_key"
 
 
-def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None) -> Finished | None:
+def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None) -> Answer | None:
     """Make a synthetic table of a private one, or continue an interrupted synthesis.
 
     Returns:
@@ -154,7 +154,7 @@ def _schema_file(config: SynthesizeConfig) -> Path:
     )
 
 
-def _begin(config: SynthesizeConfig, folder: Path) -> Finished:
+def _begin(config: SynthesizeConfig, folder: Path) -> Answer:
     rows = source_rows(config.data or "")
     place = _schema_file(config)
     schema = read_schema(place)
@@ -187,7 +187,7 @@ def _begin(config: SynthesizeConfig, folder: Path) -> Finished:
         return _finish(part, table, budget, sides, folder)
 
 
-def _continue(config: SynthesizeConfig, folder: Path) -> Finished:
+def _continue(config: SynthesizeConfig, folder: Path) -> Answer:
     target = _target(config, folder)
     if is_whole(folder, target):
         logger.info("the synthesis in %s has ended; nothing is left to do", folder)
@@ -240,7 +240,7 @@ def _finish(
     budget: Budget,
     sides: tuple[Sequence[int], Sequence[int]],
     folder: Path,
-) -> Finished:
+) -> Answer:
     with _hint(folder):
         num = part.config.num or budget.num_examples
         cells: list[Mapping[str, Any]] = [{}] * num
@@ -284,12 +284,9 @@ def _histogram(
     Raises:
         StateError: Noise was drawn before and the counts are gone, or were changed.
     """
-    condition, guarantee, path, ledger_path = (
-        part.condition, part.guarantee, folder / COUNTS, folder / LEDGER,
-    )  # fmt: skip
+    condition, guarantee, ledger_path = part.condition, part.guarantee, folder / LEDGER
     assert condition is not None
-    if guarantee is None:
-        path = private_path(folder, COUNTS)
+    path = folder / COUNTS if guarantee is not None else private_path(folder, COUNTS)
     if path.exists():
         return _kept_counts(path, ledger_path, budget)
     rows = ((table.units[at], condition.place(table.rows[at] or {})) for at in kept)
@@ -329,15 +326,14 @@ def _histogram(
     with Ledger(ledger_path, plan=write_plan(plan)) as ledger:
         ledger.append(1, step)
         noisy = noisy_counts(counts, budget.counts.noise_std, key)
-        write_json(path, {"counts": noisy.tolist(), "run_id": ledger.run_id, "head": ledger.head})
+        write_json(path, {"counts": noisy.tolist()})
         ledger.close(released=digest(path))
     return list(noisy.tolist())
 
 
 def _kept_counts(path: Path, ledger: Path, budget: Budget) -> Sequence[float]:
-    """Return the counts on disk, once the ledger is known to be theirs; close the ledger."""
-    content = read_json(path)
-    counts = content.get("counts")
+    """Return the counts on disk, if the ledger released them; close the ledger."""
+    counts = read_json(path).get("counts")
     if not isinstance(counts, list) or not all(isinstance(each, int | float) for each in counts):
         raise StateError(f"{path} is damaged; put it back as it was.")
     if budget.counts is None:
@@ -345,9 +341,7 @@ def _kept_counts(path: Path, ledger: Path, budget: Budget) -> Sequence[float]:
     if not ledger.exists():
         raise StateError(f"{ledger} is gone, so that what the histogram spent is not known.")
     record = read_ledger(ledger)
-    is_of_ledger = record.run_id == content.get("run_id") and content.get("head") in record.heads
-    is_released = record.released in (None, digest(path)) and len(counts) == budget.counts.cells
-    if not is_of_ledger or not is_released:
+    if record.released not in (None, digest(path)) or len(counts) != budget.counts.cells:
         raise StateError(f"{path} is not what {ledger} released; put both back as they were.")
     if not record.closed:
         with Ledger.reopen(ledger, record) as reopened:
@@ -497,9 +491,10 @@ def synthesize(
     assert made is not None
     import datasets
 
+    path = Path(made.record.to)
     return Synthesized(  # read here, because the library would keep a copy of the file
-        rows=datasets.Dataset.from_list([dict(row.sound()) for row in file_rows(made.target)]),
-        path=made.target,
+        rows=datasets.Dataset.from_list([dict(row.sound()) for row in file_rows(path)]),
+        path=path,
         folder=there,
         statement=Figures(as_json(made.record.statement)),
     )

@@ -123,14 +123,6 @@ class ControlConfig:
             raise InputError(f"eval.limit must be at least 1, got {self.limit}.")
 
 
-def check_source(data: str | None, resume: str | None) -> None:
-    """Reject a synthesis without a table."""
-    if data is None and resume is None:
-        raise InputError(
-            "data must be the file of a table, got none; give data=notes.csv, or resume=RUN."
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class SynthesizeConfig(CrossChecked):
     """``dpft synthesize``: a private table in, a synthetic table out."""
@@ -171,13 +163,16 @@ class SynthesizeConfig(CrossChecked):
     """table for people, or json: one object on stdout."""
 
     cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
-        (("data", "resume"), check_source),
         (("privacy", "train"), check_loop),
         (("output",), check_output),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.data is None and self.resume is None:
+            raise InputError(
+                "data must be the file of a table, got none; give data=notes.csv, or resume=RUN."
+            )
         if self.num is not None and self.num < 1:
             raise InputError(f"num must be at least 1, got {self.num}.")
         if self.batch_size < 1 or self.retries < 0:

@@ -148,19 +148,18 @@ def generate_rows(part: PublicPart, cells: Sequence[Mapping[str, Any]], folder: 
 
 def read_blocks(paths: Sequence[Path], rows: RowFormat) -> Drawn:
     """Return the rows of blocks; raise StateError for a damaged one."""
-    valid: list[Row] = []
+    valid: list[Row | None] = []
     unparsed, left_out, rejected = 0, 0, Counter[str]()
     for path in paths:
-        block = read_json(path)
         try:
-            for prompt, text in block["rows"]:
-                row = rows.read(prompt, text)
-                if row is None:
-                    raise ValueError
-                valid.append(row)
+            block = read_json(path)
+            valid += [rows.read(prompt, text) for prompt, text in block["rows"]]
             unparsed += block["unparsed"]
             left_out += block["left_out"]
             rejected.update(block["rejected"])
         except (KeyError, TypeError, ValueError):
-            raise StateError(f"{path} is damaged; remove it, and go on by resume=.") from None
-    return Drawn(rows=tuple(valid), unparsed=unparsed, rejected=dict(rejected), left_out=left_out)
+            valid.append(None)
+        if None in valid:
+            raise StateError(f"{path} is damaged; remove it, and go on by resume=.")
+    found = tuple(row for row in valid if row is not None)
+    return Drawn(rows=found, unparsed=unparsed, rejected=dict(rejected), left_out=left_out)

@@ -78,9 +78,10 @@ def binned(column: Column, values: pd.Series) -> pd.Series:
     """Return the bin of each value: a category, or a part of the schema's range; "" if missing."""
     names: Any
     if column.options:
-        labels = [str(column.cell(each)).lower() if isinstance(each, bool) else str(each)
-                  for each in column.options if each is not None]  # fmt: skip
-        names = values.map(dict(zip(column.options, labels, strict=False)))
+        spelled = {each: str(each) for each in column.options if each is not None}
+        if column.kind == "boolean":
+            spelled = {True: "true", False: "false"}
+        labels, names = list(spelled.values()), values.map(spelled)
     elif column.kind == TEXT:
         edges = [*map(float, range(0, MOST_WORDS + 1, WORDS_OF_A_BIN)), math.inf]
         labels = [f"{least:.0f} to {last - 1:.0f} words" for least, last in

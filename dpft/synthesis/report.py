@@ -8,7 +8,7 @@ import datetime
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from dpft.data.raw_rows import write_rows
@@ -25,7 +25,7 @@ from dpft.records.form import read_record, write_record
 from dpft.records.ledger import LedgerHead
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.pages import indented, line, render_page
-from dpft.reports.terminal import Grid
+from dpft.reports.terminal import Answer, Grid
 from dpft.runs.composition import with_its_tokenizer
 from dpft.runs.saved_run import read_spent, read_spent_of_synthesis
 from dpft.synthesis.generate import Drawn
@@ -47,17 +47,6 @@ OWNERS = (
     " synthetic row because of what is here is a choice by private records, which ε does not cover."
 )
 NOT_PRIVATE = "**NOT PRIVATE**: histogram and training had no noise (`privacy=none`)."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finished:
-    """A finished synthesis, for people and for programs."""
-
-    parts: Sequence[Grid | str]
-    """The output for a terminal."""
-    record: SynthesisAnswer
-    target: Path
-    """The file of the synthetic rows."""
 
 
 def headline(said: Synthesis) -> str:
@@ -150,7 +139,7 @@ def write_table(path: Path, schema: Schema, rows: Sequence[Row]) -> None:
     """Write the synthetic rows in the schema's order, with new ids."""
     columns = [column for column in schema.columns if column.is_learned or column.kind == ID]
     write_rows(path, [
-        {c.name: number if c.kind == ID else c.cell(row[c.name]) for c in columns}
+        {c.name: number if c.kind == ID else row[c.name] for c in columns}
         for number, row in enumerate(rows, start=1)
     ])  # fmt: skip
 
@@ -283,7 +272,7 @@ def is_whole(folder: Path, target: Path) -> bool:
     return read_record(folder / STATEMENT, Synthesis).rows_sha256 == digest(target)
 
 
-def finished(folder: Path, target: Path) -> Finished:
+def finished(folder: Path, target: Path) -> Answer:
     """Return the output of the command; only a terminal gets private measures, and no pipe."""
     said = read_record(folder / STATEMENT, Synthesis)
     if said.delta is not None:
@@ -298,7 +287,7 @@ def finished(folder: Path, target: Path) -> Finished:
             parts.append(grid(replace(summary, title="Against real rows (for you alone)")))
     parts.append(Grid(rows=list(files.items()), title="Files"))
     record = SynthesisAnswer(run=str(folder), to=str(target), statement=said, measures=measures)
-    return Finished(parts=parts, record=record, target=target)
+    return Answer(table=parts, record=record)
 
 
 def digest(path: Path) -> str:

@@ -82,7 +82,7 @@ class Column:
         name: The name in the file.
         kind: One of ``KINDS``. An id is numbered 1, 2, 3, and drop is left out.
         missing: Whether a cell may be empty.
-        values: The values of a category.
+        values: The values of a category, as text.
         minimum: The smallest value of a range: a Decimal, or a date as text.
         maximum: The largest value.
         step: The distance between two neighboring numbers, counted from the minimum.
@@ -92,7 +92,7 @@ class Column:
     name: str
     kind: str
     missing: bool = False
-    values: tuple[Any, ...] = ()
+    values: tuple[str, ...] = ()
     minimum: Any = None
     maximum: Any = None
     step: Any = None
@@ -104,15 +104,14 @@ class Column:
         return self.kind not in (ID, "drop")
 
     @cached_property
-    def originals(self) -> dict[str, Any]:
-        """The values of a category by their text."""
-        return {str(spelled(value)): value for value in self.values}
+    def _allowed(self) -> frozenset[str]:
+        return frozenset(self.values)
 
     @cached_property
     def options(self) -> tuple[Value, ...]:
         """All values of a category or boolean, with None if cells may be missing; else empty."""
         options: tuple[Value, ...] = (True, False) if self.kind == "boolean" else ()
-        options = (*self.originals, *options)
+        options = (*self.values, *options)
         return (*options, None) if options and self.missing else options
 
     @cached_property
@@ -145,7 +144,7 @@ class Column:
                 raise Misfit("must be true or false (or yes and no, or 1 and 0)")
             return FLAGS[text.lower()]
         if self.kind == "category":
-            if text not in self.originals:
+            if text not in self._allowed:
                 raise Misfit(f"must be one of the {len(self.values)} values that the schema lists")
             return text
         if self.kind in NUMBERS and re.match(r"[+-]?0\d", text):
@@ -169,10 +168,6 @@ class Column:
             text = f"{value:.{self.places}f}"
             return text.rstrip("0").rstrip(".") if "." in text else text
         return json.dumps(value, ensure_ascii=False)
-
-    def cell(self, value: Value) -> Value:
-        """Return a value as it is written to a file."""
-        return self.originals[str(value)] if value is not None and self.originals else value
 
     @property
     def json_schema(self) -> dict[str, Any]:
@@ -295,19 +290,17 @@ def column_of(name: str, line: Mapping[str, Any]) -> Column:
     return column
 
 
-def _checked_values(values: Any) -> tuple[Any, ...]:
+def _checked_values(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not 0 < len(values) <= MOST_VALUES:
         raise Misfit(f"needs values, the public list of them, at most {MOST_VALUES}: values: [a]")
-    for value in values:
-        text = spelled(value)
+    texts = [spelled(value) for value in values]
+    for value, text in zip(values, texts, strict=True):
         is_text = text and is_unicode(text) and (not isinstance(value, str) or value == text)
         if isinstance(value, bool) or not is_text:
-            raise Misfit(
-                f"lists {value!r}, which is not a text or a number; quote it, without blanks"
-            )
-    if len({spelled(value) for value in values}) < len(values):
+            raise Misfit(f"lists {value!r}, which is no text or number; quote it, without blanks")
+    if len(set(texts)) < len(texts):
         raise Misfit("lists two values that are written alike; drop one")
-    return tuple(values)
+    return tuple(map(str, texts))
 
 
 def _checked_range(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -531,17 +524,13 @@ def _rule(schema: Schema, text: object) -> Rule:
 
 
 def _impossible(schema: Schema, cells: object) -> Mapping[str, Value]:
-    if not isinstance(cells, dict) or not cells:
+    learned = {column.name: column for column in schema.learned}
+    try:
+        if not isinstance(cells, dict) or not cells:
+            raise Misfit("no cells")
+        return {name: learned[name].read(cell) for name, cell in cells.items()}
+    except (KeyError, Misfit) as error:
         raise InputError(
-            f"impossible must list cells as {{city: Oslo, smoker: true}}, got {cells!r}."
-        )
-    values: dict[str, Value] = {}
-    for name, cell in cells.items():
-        column = schema.named.get(name)
-        if column is None or not column.is_learned:
-            raise InputError(f"impossible names {name!r}, which is no column that is learned.")
-        try:
-            values[name] = column.read(cell)
-        except Misfit as misfit:
-            raise InputError(f"impossible has a {name} that {misfit}.") from None
-    return values
+            "impossible must list values of learned columns, as {city: Oslo, smoker: true}, got"
+            f" {cells!r} ({error})."
+        ) from None

@@ -79,7 +79,7 @@ def test_each_page_is_where_it_may_be(new: Path) -> None:
     assert "owner" not in released.read_text()
     assert result.record.private is True
     titles = [part.title for part in result.parts if isinstance(part, Grid)]
-    assert titles == ["Copies of single records", "The texts, beside test records"]
+    assert titles == ["Copies of single records", "The texts"]
     assert result.files == [
         f"A page with all tables, for the owner of the data alone: {private}",
         f"A page that may be released: {released}",
@@ -95,7 +95,7 @@ def test_the_released_page_is_the_same_whatever_the_private_records_are(new: Pat
     released = Path("pairs", RELEASED_PAGE)
     pages = [released.read_bytes()]
     private = [Path("pairs", PRIVATE_PAGE).read_bytes()]
-    assert b"beside test records" in pages[0]
+    assert b"other records" in pages[0]
     Path("pairs/private/fingerprint").unlink()
     write_rows(Path("data/train.jsonl"), TEXTS)
     audited("pairs", new)
@@ -117,7 +117,7 @@ def test_a_private_test_split_is_not_on_the_released_page(new: Path) -> None:
     write_rows(Path("data/test.jsonl"), TEXTS * 2)
     audited("pairs", new)
     assert Path("pairs", RELEASED_PAGE).read_bytes() == before
-    assert b"test records" not in before
+    assert b"other records" not in before
 
 
 def test_no_text_stands_on_a_page(new: Path) -> None:

@@ -24,17 +24,19 @@ class SyntheticText(Audit):
         """See ``Audit.find``."""
         from dpft.audit.audited_run import Unseen, check_writes_texts, records_and_unseen
         from dpft.runs.task_model import trained_model_of_run
-        from dpft.synthesis.audit import RealRecords, audit_parts, audit_synthetic
+        from dpft.synthesis.audit import audit_parts, audit_synthetic
 
         task = check_writes_texts(run.config)
         encoding = trained_model_of_run(run.folder, run.config).encoding(task, max_new_tokens=None)
         records, unseen = records_and_unseen(run.folder, run.config, encoding)
-        real = RealRecords(
+        assert run.synthetic is not None
+        record, files = audit_synthetic(
+            run.folder,
+            task,
+            run.synthetic,
             training=records if isinstance(records, str) else records.training,
             others=unseen.records if isinstance(unseen, Unseen) else unseen,
-            split=unseen.split if isinstance(unseen, Unseen) else "",
-            public=isinstance(unseen, Unseen) and unseen.public,
+            published=isinstance(unseen, Unseen) and unseen.public,
+            limit=self.limit,
         )
-        assert run.synthetic is not None
-        record, files = audit_synthetic(run.folder, task, run.synthetic, real, limit=self.limit)
         return Finding(record=record, parts=audit_parts(record), files=files)
