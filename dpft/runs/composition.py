@@ -6,6 +6,7 @@ training by PLD, at the sum of both deltas, of which the threshold's half of the
 taken first. Importing it imports no torch.
 """
 
+import hashlib
 import json
 import logging
 import math
@@ -15,7 +16,16 @@ from pathlib import Path
 
 from dpft.config.schema import TrainConfig
 from dpft.errors import InputError, StateError
-from dpft.files import HISTOGRAM, JOURNAL, LEDGER, TOKENIZER, TOKENIZER_CONFIG
+from dpft.files import (
+    HISTOGRAM,
+    JOURNAL,
+    LEDGER,
+    PRIVACY,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    read_file,
+    read_json,
+)
 from dpft.privacy.accounting import EpsilonBound, account, account_composition, evaluate
 from dpft.privacy.accounting.calibration import smallest_noise
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
@@ -262,7 +272,7 @@ def tokenizer_of(config: TrainConfig) -> SpentRun | None:
     Raises:
         InputError: It is not there, its noise was predictable, it protects another unit than the
             run, or it has no ledger where one is needed.
-        StateError: Its ledger is damaged.
+        StateError: Its ledger is damaged, or the tokenizer is not the one that its run made.
     """
     guarantee, given = config.privacy.guarantee, config.model.tokenizer
     if guarantee is None or given is None:
@@ -272,6 +282,13 @@ def tokenizer_of(config: TrainConfig) -> SpentRun | None:
         _check_public(config)
         return None
     spent = read_spent(str(folder))
+    known = read_json(folder / PRIVACY).get("tokenizer_sha256")
+    found = hashlib.sha256(read_file(folder / TOKENIZER / "tokenizer.json")).hexdigest()
+    if known != found:  # what made another one is not in the ledger
+        raise StateError(
+            f"{folder / TOKENIZER} is not the tokenizer that {folder / PRIVACY} names; put it back"
+            " as it was."
+        )
     if spent.plan.reproducible and guarantee.noise_seed is None:
         raise InputError(
             f"model.tokenizer must be private, got {given!r}, whose noise was predictable"

@@ -36,6 +36,7 @@ from dpft.files import (
     hold_run,
     private_path,
     read_file,
+    read_json,
     refuse_links,
     sync_tree,
     what_lacks,
@@ -376,6 +377,12 @@ def make_tokenizer(
                     )
                 close_ledger_of(folder)
                 closed_ledger(folder)
+                known = read_json(folder / PRIVACY) if (folder / PRIVACY).exists() else {}
+                digest = hashlib.sha256(read_file(folder / HISTOGRAM)).hexdigest()
+                if known.get("histogram_sha256", digest) != digest:
+                    raise StateError(
+                        f"{folder / HISTOGRAM} is not what the run released; put it back as it was."
+                    )
                 dump(replace(command, resume=None), folder / CONFIGURATION)
                 return finish(command, folder)
         return _begin(command, folder, write_request)
