@@ -14,14 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
-
-import dpft
 from dpft.errors import InputError
 from dpft.files import PRIVATE_METRICS
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.scores import ScoreEntry
-from dpft.reports.pages import line, printed, render_html, words
+from dpft.reports.pages import line, printed, render_page
 from dpft.reports.published import PUBLISHED, SOURCE, published_scores
 from dpft.reports.run_record import RunRecord
 
@@ -242,14 +239,11 @@ def render(
         comments = "".join(f"% {' '.join(note.split())}\n" for note in (title, *notes))
         cells = rows.to_latex(index=False, escape=True)
         return comments + str(cells).replace("±", r"$\pm$").replace("–", "--")
-    if to == "html":
-        rows = rows.replace(" ± ", "\u00a0±\u00a0", regex=True)  # a score stays on one line
-        cells = Markup(rows.to_html(index=False, border=0))
-        content = Markup("<h1>{}</h1>\n{}\n").format(title, cells)
-        content += Markup("\n").join(Markup("<p>{}</p>").format(words(note)) for note in notes)
-        return render_html("page.html.j2", title=title, content=content, version=dpft.__version__)
     cells = rows.map(line).rename(columns=line).to_markdown(index=False, disable_numparse=True)
-    return "\n\n".join([f"# {title}", str(cells), *map(line, notes)]) + "\n"
+    markdown = "\n\n".join([f"# {title}", str(cells), *map(line, notes)]) + "\n"
+    if to == "html":
+        return render_page(title, markdown.replace(" ± ", "\u00a0±\u00a0"))  # one line each
+    return markdown
 
 
 def plot(frame: "pd.DataFrame", keys: list[str], metrics: Sequence[str], path: Path) -> None:

@@ -1,9 +1,8 @@
-"""How reports are written: jinja2's environments for Markdown and HTML, and plots as inline SVG.
+"""How reports are written: Markdown by templates, pages of HTML from it, and plots as inline SVG.
 
-Texts are escaped: a name or a reason may come from a file, and a report is opened in a browser. In
-sentences of dpft's own, `` `x` `` is code and ``**x**`` is strong, in either form. A plot of
-matplotlib has the same bytes each time, no address, no script; its texts stay texts, which a reader
-can search and a screen reader can read.
+A name or a reason may come from a file, and a report is opened in a browser: Markdown holds no HTML
+of theirs, and a page shows none. A plot of matplotlib has the same bytes each time, no address, no
+script; its texts stay texts, which a reader can search and a screen reader can read.
 """
 
 import io
@@ -28,17 +27,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-CODE, STRONG = re.compile(r"`([^`]*)`"), re.compile(r"\*\*([^*]+)\*\*")
-
-
 def render_markdown(template: str, **values: Any) -> str:
-    """Returns a template of Markdown filled in; it escapes by the filter ``line``."""
-    return _environment(html=False).get_template(template).render(**values)
-
-
-def render_html(template: str, **values: Any) -> str:
-    """Returns a template of HTML filled in; whatever is not ``Markup`` is escaped."""
-    return _environment(html=True).get_template(template).render(**values)
+    """Return a template of Markdown filled in; templates escape by the filter ``line``."""
+    return _environment().get_template(template).render(**values)
 
 
 def render_page(
@@ -67,9 +58,8 @@ def render_page(
     for heading, figures in left.items():
         added = parser.renderer.render(_figures(figures), parser.options, {})
         content += f"<h2>{escape(heading)}</h2>\n{added}"
-    return render_html(
-        "page.html.j2", title=title, content=Markup(content), version=dpft.__version__
-    )
+    template = _environment().get_template("page.html.j2")
+    return template.render(title=escape(title), content=content, version=dpft.__version__)
 
 
 def _figures(figures: Sequence[Markup]) -> list[Token]:
@@ -120,29 +110,16 @@ def indented(text: str) -> str:
     return "\n".join(f"    {each}" for each in text.splitlines())
 
 
-def words(text: object) -> Markup:
-    """Returns a sentence of a report as HTML."""
-    escaped = str(escape(" ".join(str(text).split())))
-    return Markup(STRONG.sub(r"<strong>\1</strong>", CODE.sub(r"<code>\1</code>", escaped)))
-
-
 @cache
-def _environment(*, html: bool) -> Environment:
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("dpft.reports"),
         undefined=StrictUndefined,
-        autoescape=html,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {
-        "up": eps_text,
-        "score": score,
-        "indented": indented,
-        "line": line,
-        "words": words,
-    }
+    environment.filters |= {"score": score, "indented": indented, "line": line}
     return environment
 
 

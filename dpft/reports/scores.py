@@ -10,7 +10,7 @@ with those after it; epsilon beside them is that of the steps so far.
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
@@ -175,10 +175,6 @@ def main_metric(config: RunConfiguration, keys: Sequence[str]) -> str | None:
 
 
 SOURCE = "Kairouz et al. 2015, arXiv 1311.0776"
-MOSTLY_GUESSING = 75.0
-"""Percent up to which the best guess of membership is nearer to a coin's than to certainty."""
-Tone = Literal["good", "fair", "bad"]
-"""How a promise is colored: green, amber, red."""
 
 
 def meaning(privacy: RunPrivacy) -> str | None:
@@ -199,18 +195,6 @@ def meaning(privacy: RunPrivacy) -> str | None:
         f" {whose} trained on is right at most **{right} %** of the time; a coin is right 50 % of"
         f" the time, where both answers are as likely ({SOURCE})."
     )
-
-
-def tone_of(promise: tuple[float, float] | None) -> Tone:
-    """Returns the color of a promise, by what it allows whoever tests for membership.
-
-    Green says that the best guess is nearer to a coin's than to certainty (epsilon of about 1.09),
-    red that it is as good as certain, or that nothing is promised.
-    """
-    right = None if promise is None else best_attack_accuracy(*promise)
-    if right is None:
-        return "bad"
-    return "good" if float(right) <= MOSTLY_GUESSING else "fair"
 
 
 MOST_CLASSES = 20

@@ -5,6 +5,7 @@ is one line, a row of a table is one line, and there is no color: so that they c
 """
 
 import io
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dpft.records.form import json_text
-from dpft.reports.pages import CODE, STRONG
+
+CODE, STRONG = re.compile(r"`([^`]*)`"), re.compile(r"\*\*([^*]+)\*\*")
 
 UNWRAPPED = 100_000
 """Columns of a pipe."""

@@ -29,9 +29,6 @@ DECIMALS = 4
 """Decimals of a printed epsilon."""
 LARGEST_WRITTEN_OUT = 1e7
 """The epsilon from which on it is printed as a power of ten."""
-SMALLEST_WRITTEN_OUT = -3
-"""The power of ten from which on a figure is written without one."""
-SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def round_up(value: float, digits: int) -> float:
@@ -55,22 +52,6 @@ def eps_text(epsilon: float) -> str:
     if LARGEST_WRITTEN_OUT <= epsilon < math.inf:
         return delta_text(epsilon)
     return f"{round_up(epsilon, DECIMALS):.{DECIMALS}f}"
-
-
-def figure_text(bound: float) -> str:
-    """Returns a bound in three digits, rounded up, to be read from afar.
-
-    >>> figure_text(2.9981), figure_text(12.31), figure_text(1 / 730), figure_text(1.1887e-5)
-    ('3.00', '12.4', '0.00137', '1.19 × 10⁻⁵')
-    """
-    if not 0 < bound < 2**53:
-        return f"{bound:g}"
-    number = Decimal(repr(bound))
-    number = number.quantize(Decimal(1).scaleb(number.adjusted() - 2), ROUND_CEILING)
-    if number.adjusted() >= SMALLEST_WRITTEN_OUT:
-        return f"{number:.{max(0, 2 - number.adjusted())}f}"
-    digits = number.scaleb(-number.adjusted()).normalize()
-    return f"{digits:f} × 10{str(number.adjusted()).translate(SUPERSCRIPT)}"
 
 
 def delta_text(delta: float) -> str:

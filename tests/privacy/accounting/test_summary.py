@@ -14,7 +14,7 @@ from dpft.privacy.accounting.mechanism import (
     Epsilon,
     SampledGaussian,
 )
-from dpft.privacy.accounting.summary import account, delta_text, eps_text, figure_text, round_up
+from dpft.privacy.accounting.summary import account, delta_text, eps_text, round_up
 from dpft.records.costs import NoAnswer
 from dpft.records.form import as_json
 
@@ -197,19 +197,3 @@ def test_a_printed_delta_is_not_below_the_proven_one_and_has_four_digits(delta):
 
 def test_no_delta_is_printed_as_none():
     assert delta_text(0.0) == "0"
-
-
-@given(st.floats(1e-12, 1e6))
-def test_a_figure_of_three_digits_is_never_below_the_bound(value):
-    shown = (
-        figure_text(value)
-        .replace(" × 10", "e")
-        .translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789"))
-    )
-    assert value <= float(shown) <= value * 1.01 * (1 + 1e-12)
-
-
-def test_a_figure_has_three_digits_and_a_power_of_ten_where_it_is_small():
-    values = (2.9981, 99.96, 1 / 730, 1.1887e-5, 1e-5, 0.0, math.inf)
-    shown = ["3.00", "100", "0.00137", "1.19 × 10⁻⁵", "1 × 10⁻⁵", "0", "inf"]
-    assert [figure_text(value) for value in values] == shown
