@@ -10,12 +10,12 @@ mechanisms.
 Epsilon(lower=None, estimate=None, upper=2.1652...)
 """
 
-import importlib
 import warnings
 from functools import lru_cache
 from typing import Any
 
 from dpft.errors import InputError
+from dpft.privacy.accounting import gdp, pld, prv, rdp
 from dpft.privacy.accounting.mechanism import (
     AccountantError,
     Epsilon,
@@ -26,6 +26,7 @@ from dpft.privacy.accounting.mechanism import (
 LEADING_ACCOUNTANTS = ("prv", "pld", "rdp")
 """Accountants whose proven upper bound may be reported, in the order in which they are asked."""
 
+MODULES = {"rdp": rdp, "gdp": gdp, "pld": pld, "prv": prv}
 KEPT_ANSWERS = 4096
 
 
@@ -51,11 +52,10 @@ def evaluate(name: str, mechanism: Mechanism, **options: float) -> Epsilon:
 @lru_cache(maxsize=KEPT_ANSWERS)
 def _answer(name: str, mechanism: Mechanism, options: tuple[tuple[str, Any], ...]) -> Epsilon | str:
     """Return the answer, or the reason why there is none."""
-    accountant = importlib.import_module(f"dpft.privacy.accounting.{name}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of numpy, at settings that the libraries reject
-            answer: Epsilon = accountant.epsilon(mechanism, **dict(options))
+            answer: Epsilon = MODULES[name].epsilon(mechanism, **dict(options))
     except MemoryError:
         return "It needs more memory than the machine has."
     except (ArithmeticError, ValueError, RuntimeError, AssertionError) as error:
