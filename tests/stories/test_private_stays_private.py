@@ -183,7 +183,8 @@ def test_trust_rule_8_texts_and_scores_of_a_private_split_are_private(story: Sto
     scores = [value for entry in own for value in entry["metrics"].values()]
     scores = [value for value in scores if len(repr(value)) > 9]  # others stand anywhere
     assert len(scores) >= 2
-    public = [path.read_bytes() for path in public_files(story.folder)] + [*story.said.values()]
+    public = [path.read_bytes() for path in public_files(story.folder)]
+    public += [said for name, said in story.said.items() if name != "eval"]
     assert not [v for v in scores if any(repr(v)[:9].encode() in content for content in public)]
     for name in ("report.md", "report.html"):
         assert "private/metrics.json" in (story.folder / name).read_text()
