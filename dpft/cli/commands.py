@@ -22,13 +22,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
 from dpft.config.composing import Composed, Words
 from dpft.config.help_text import command_help, composed_command
-from dpft.config.keys import key_of, known_keys, quoted
+from dpft.config.keys import AUTO, key_of, known_keys, quoted
 from dpft.config.load import ClassChoice, config_directory, load
-from dpft.errors import RunError, note_records_read
+from dpft.errors import InputError, RunError, note_records_read
+from dpft.parallel.parallel_config import check_restarts
+from dpft.parallel.rank_environment import is_other_rank
 from dpft.runs.exit_codes import crash_kept, exit_code_of_job
 
 if TYPE_CHECKING:
@@ -140,7 +143,6 @@ def _train() -> Subcommand:
     from dpft.config.schema import POLYMORPHIC, TrainCommand
     from dpft.files import check_writable
     from dpft.parallel.parallel_config import check_start
-    from dpft.parallel.rank_environment import is_other_rank
     from dpft.runs.configuring import checked_overrides, train_configuration
     from dpft.runs.run_plan import announce
     from dpft.runs.saved_run import saved_run
@@ -148,6 +150,7 @@ def _train() -> Subcommand:
     from dpft.training.trackers import TrackerConfig
 
     def run(command: TrainCommand) -> None:
+        check_restarted(command.resume, takes_auto=True)
         if command.launch.name != "none":
             from dpft.parallel.processes import launch
 
@@ -159,13 +162,14 @@ def _train() -> Subcommand:
             if not is_other_rank():
                 early.enter_context(shown_startup())
             doing(READING)
-            if command.resume is None:
-                from dpft.runs.held_out import read_early
-
+            if command.resume in (None, AUTO):
                 if isinstance(command.tracking, TrackerConfig):
                     command.tracking.check()
                 if not is_other_rank():
                     check_writable(run_folder())
+            if command.resume is None:
+                from dpft.runs.held_out import read_early
+
                 early.enter_context(read_early(command))
             doing(LIBRARIES)
             from dpft.runs import run as runs
@@ -219,6 +223,7 @@ def _tune() -> Subcommand:
     def run(command: TuneCommand) -> None:
         from dpft.runs.run_plan import announce
 
+        check_restarted(command.resume)
         announce(command)
         from dpft.runs import tuning
         from dpft.runs.ending import show_ending
@@ -249,6 +254,7 @@ def _tokenizer() -> Subcommand:
         from dpft.reports.terminal import show_answer
         from dpft.runs.tokenizing import make_tokenizer
 
+        check_restarted(command.resume)
         folder = _folder(command.resume)
         answer = make_tokenizer(command, folder, write_request=write_hydra_record)
         show_answer(answer, command.output)
@@ -309,6 +315,7 @@ def _synthesize() -> Subcommand:
         from dpft.reports.terminal import show_answer
         from dpft.synthesis.command import make_table
 
+        check_restarted(config.resume)
         answer = make_table(config, _folder(config.resume))
         if answer is not None:
             show_answer(answer, config.output)
@@ -401,6 +408,37 @@ def _doctor() -> Subcommand:
     return Subcommand(config=DoctorConfig, run=run, reads_records=False)
 
 
+def check_restarted(resume: str | None, *, takes_auto: bool = False) -> None:
+    """Reject a command that torchrun or Slurm restarts, unless each start resumes the same run.
+
+    Args:
+        resume: As it was given.
+        takes_auto: Whether the command supports ``resume=auto``.
+
+    Raises:
+        InputError: A restart would begin a second run, or ``resume=auto`` has no fixed folder.
+    """
+    if is_other_rank():
+        return  # the first process has the folder
+    fixed = "give a fixed folder, such as hydra.run.dir=outputs/mine"
+    if takes_auto and resume == AUTO and not _folder_is_fixed():
+        raise InputError(f"resume=auto needs a folder that stays the same at each start; {fixed}.")
+    advice = f"add resume=auto, and {fixed}" if takes_auto else "resume it with resume=RUN"
+    check_restarts(resumes=resume is not None, advice=advice)
+
+
+def _folder_is_fixed() -> bool:
+    """Return whether each start of the running job has the same folder."""
+    from dpft.parallel.rank_environment import submitted_task
+
+    if submitted_task() is not None:
+        return True  # a requeued job keeps the folder that it was submitted with
+    node = HydraConfig.get()
+    section = node.sweep if node.mode == RunMode.MULTIRUN else node.run
+    folder = cast(dict[str, str], OmegaConf.to_container(section, resolve=False))["dir"]
+    return not any(resolver in folder for resolver in ("${now:", "${unused_folder:"))
+
+
 OF_THE_COMMAND = ("launch", "hydra.run", "hydra.mode", "hydra.sweep", "hydra.job.name")
 """How the keys begin that are for the command that starts the processes, not for them."""
 OF_SWEEPS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper")
@@ -420,6 +458,8 @@ def words_of_processes(command: "TrainCommand") -> list[str]:
     folder = f"hydra.run.dir={quoted(str(run_folder()))}"
     own = get_args_parser().parse_intermixed_args(list(job.typed)).config_dir
     elsewhere = [] if own is None else ["--config-dir", own]  # where configurations are, too
+    if command.launch.max_restarts and command.resume is None:
+        kept.append(f"resume={AUTO}")
     return ["train", *kept, "launch=none", folder, *elsewhere]
 
 
@@ -477,7 +517,7 @@ def show_scores(
 
 def _folder(resume: str | None) -> Path:
     """Returns the folder that Hydra made, or the one that ``resume`` names."""
-    return run_folder() if resume is None else Path(resume)
+    return run_folder() if resume in (None, AUTO) else Path(resume)
 
 
 _SUBCOMMANDS: dict[str, Callable[[], Subcommand]] = {

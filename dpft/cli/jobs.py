@@ -13,13 +13,13 @@ the step is finished and saved.
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CalledProcessError, SubprocessError
+from threading import Event
 from types import FrameType
 from typing import Any
 
@@ -146,7 +146,10 @@ def in_task() -> Iterator[Task | None]:
 
 
 def until_preempted(job: Callable[[], int], task: Task | None) -> int:
-    """Returns a job's exit code; one that submitit's signal ends has submitit requeue it.
+    """Return a job's exit code; if submitit's signal ends it, have submitit requeue it.
+
+    submitit's handler requeues the job and leaves at once. Here its signal ends the job as SIGTERM
+    does, after the step, and the handler is called then.
 
     Args:
         job: The work, which SIGTERM ends after the step with ``SystemExit``.
@@ -157,51 +160,28 @@ def until_preempted(job: Callable[[], int], task: Task | None) -> int:
     """
     if task is None:
         return job()
-    with _Preemption() as preemption:
-        try:
-            return job()
-        except SystemExit as exit_:
-            if exit_.code != TERMINATED:
-                raise
-    preemption.wait(GRACE if task.executor == SLURM else 0)
-    return preemption.requeue()
+    number = signal.Signals["SIG" + os.environ.get(PREEMPT_SIGNAL, "USR2")]
+    requeue, has_come, ended = signal.getsignal(number), Event(), Event()
 
-
-class _Preemption:
-    """Turns submitit's signal into SIGTERM inside the block, and keeps it for later afterwards."""
-
-    def __init__(self) -> None:
-        self.number = signal.Signals["SIG" + os.environ.get(PREEMPT_SIGNAL, "USR2")]
-        self._of_submitit = signal.getsignal(self.number)
-        self._is_running, self._has_come = True, False
-
-    def __enter__(self) -> "_Preemption":
-        signal.signal(self.number, self.note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_running = False
-
-    def note(self, _number: int, _frame: FrameType | None) -> None:
-        """Handles the signal: it ends the job as SIGTERM does."""
-        self._has_come = True
-        if self._is_running:
+    def note(_number: int, _frame: FrameType | None) -> None:
+        has_come.set()
+        if not ended.is_set():
             signal.raise_signal(signal.SIGTERM)
 
-    def wait(self, seconds: float) -> None:
-        """Waits for the signal, which may follow SIGTERM."""
-        end = time.monotonic() + seconds
-        while not self._has_come and time.monotonic() < end:
-            time.sleep(0.1)
-
-    def requeue(self) -> int:
-        """Has submitit requeue the job, if its signal has come; in the first task this ends all."""
-        if self._has_come and callable(self._of_submitit):
-            try:
-                self._of_submitit(self.number, None)
-            except (RuntimeError, SubprocessError, OSError) as error:
-                say(f"the job is not requeued: {' '.join(str(error).split())}")
-        return TERMINATED
+    signal.signal(number, note)
+    try:
+        return job()
+    except SystemExit as exit_:
+        if exit_.code != TERMINATED:
+            raise
+    finally:
+        ended.set()
+    if has_come.wait(GRACE if task.executor == SLURM else 0) and callable(requeue):
+        try:
+            requeue(number, None)
+        except (RuntimeError, SubprocessError, OSError) as error:
+            say(f"the job is not requeued: {' '.join(str(error).split())}")
+    return TERMINATED
 
 
 def launch_error(error: RuntimeError | ValueError) -> DpftError | None:

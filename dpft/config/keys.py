@@ -88,6 +88,8 @@ MEANT = {name: key for key, names in _OF_KEY.items() for name in names.split()}
 """Each such name to the key that it means."""
 
 
+AUTO = "auto"
+"""``resume=auto``: resume the run in ``hydra.run.dir``, or begin one if there is none."""
 MISSING = "???"
 """OmegaConf's mark of a value that must be given."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dpft.config.account import check_output
-from dpft.config.keys import values_of
+from dpft.config.keys import AUTO, values_of
 from dpft.config.load import ClassChoice, CrossCheck, CrossChecked, by_name
 from dpft.data.canaries import CanaryConfig
 from dpft.errors import InputError
@@ -209,7 +209,7 @@ def check_suffixes(audit: CanaryConfig, resume: str | None) -> None:
 
     A run that was begun with them goes on, and its model is scored and used as any other.
     """
-    if resume is None:
+    if resume in (None, AUTO):
         audit.check_suffixes()
 
 
@@ -271,7 +271,7 @@ class TrainCommand(TrainConfig):
     """``dpft train`` as it is called, conf/train.yaml."""
 
     resume: str | None = None
-    """Folder of a run that broke off, to go on with it."""
+    """Folder of an interrupted run to resume; auto: the run in hydra.run.dir, or a new one."""
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     """Whether its processes are started, too."""
 

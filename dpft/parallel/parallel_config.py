@@ -203,6 +203,31 @@ def _number(name: str, otherwise: int | None = None) -> int:
     return int(text)
 
 
+def restarts() -> str | None:
+    """Return a clause on what restarts this process, or None if nothing is known to restart it."""
+    most, taken = _number("TORCHELASTIC_MAX_RESTARTS", 0), _number("SLURM_RESTART_COUNT", 0)
+    if most:
+        return f"torchrun restarts the processes up to {most} times if one fails"
+    return "Slurm has restarted this job" if taken else None
+
+
+def check_restarts(*, resumes: bool, advice: str) -> None:
+    """Reject restarts that would begin a second run.
+
+    Args:
+        resumes: Whether each start of this command resumes the same run.
+        advice: How to achieve that.
+
+    Raises:
+        InputError: torchrun or Slurm restarts this process, and it does not resume.
+    """
+    why = None if resumes else restarts()
+    if why is not None:
+        raise InputError(
+            f"{why}, and each restart would begin a second run with a separate epsilon; {advice}."
+        )
+
+
 LAUNCHERS = ("none", "local")
 
 

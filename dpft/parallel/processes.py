@@ -41,9 +41,7 @@ LOOPBACK = "lo"
 MEETING = timedelta(minutes=1)
 """How long the ranks wait for each other at the start."""
 MEETING_THREAD = "meeting"
-REMEMBERED = "dpft/remembered/"
 _current = ALONE
-_store_of_agent: Store | None = None
 
 
 def current_ranks() -> Ranks:
@@ -95,25 +93,6 @@ def own_device(device: torch.device, ranks: Ranks) -> torch.device:
     own = torch.device(device.type, ranks.local_rank)
     torch.accelerator.set_device_index(ranks.local_rank)
     return own
-
-
-def is_restarted() -> bool:
-    """Returns whether torchrun has started the processes before, and does so again."""
-    there = world()
-    return there is not None and there.restarts > 0
-
-
-def remembered(name: str) -> str | None:
-    """Returns what ``remember`` kept under a name, also before a restart; None where nothing."""
-    if _store_of_agent is None or not _store_of_agent.check([REMEMBERED + name]):
-        return None
-    return _store_of_agent.get(REMEMBERED + name).decode()
-
-
-def remember(name: str, value: str) -> None:
-    """Keeps a public word with torchrun's agent, which outlives the processes that it restarts."""
-    if _store_of_agent is not None:
-        _store_of_agent.set(REMEMBERED + name, value)
 
 
 def _join(config: ParallelConfig, there: World) -> None:
@@ -182,9 +161,7 @@ def _make_group(config: ParallelConfig, there: World) -> None:
 
 def _store(there: World) -> Store:
     """Returns where the ranks leave each other their addresses; no secret goes there."""
-    global _store_of_agent
     store, _, _ = next(iter(rendezvous("env://", there.rank, there.size, timeout=MEETING)))
-    _store_of_agent = store
     return PrefixStore(f"dpft/{there.restarts}", store)
 
 
@@ -258,8 +235,8 @@ def ended(failures: Mapping[int, ProcessFailure]) -> DpftError:
         if code < 0 and code != -signal.SIGTERM:
             name = signal.Signals(-code).name
             return RunError(
-                f"process {rank} of the run was killed by {name}; where a run has taken a step it"
-                " goes on with resume=RUN, and by itself with launch.max_restarts=N."
+                f"process {rank} of the run was killed by {name}; a run that has taken a step"
+                " can be resumed with resume=RUN, or by itself with launch.max_restarts=N."
             )
     codes = [code for code in early.values() if code > 0]
     return SaidElsewhere("an error", codes[0] if codes else 128 + signal.SIGTERM)

@@ -145,12 +145,6 @@ def submitted_task() -> Task | None:
     )
 
 
-def submitted_job() -> str | None:
-    """Returns what tells the job that this process is in from any other; None outside of one."""
-    task = submitted_task()
-    return None if task is None else task.job
-
-
 def port_of(job: str) -> int:
     """Returns the port at which the tasks of a job meet, the same for all of them.
 

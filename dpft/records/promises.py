@@ -278,8 +278,6 @@ class BegunFile(Begun, Versioned):
     """Private trainings that the model has behind it, the last one first."""
     asked: str | None = None
     """What tells the configuration that was asked for from any other."""
-    job: str | None = None
-    """What tells the job of submitit that began it from any other."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from dpft.config.composing import (
     given_overrides,
     given_text,
 )
-from dpft.config.keys import in_keys, quoted
+from dpft.config.keys import AUTO, in_keys, quoted
 from dpft.config.load import from_values, load
 from dpft.config.schema import EvaluateConfig, GenerateConfig, PlanConfig, TrainCommand
 from dpft.config.tune import TuneCommand
@@ -48,6 +48,7 @@ from dpft.files import (
     refuse_links,
 )
 from dpft.models.loading import quiet_transformers
+from dpft.parallel.parallel_config import check_restarts
 from dpft.records.form import as_json
 from dpft.reports.terminal import Figures
 from dpft.runs import run as runs
@@ -293,7 +294,8 @@ def train(
         ... )
 
     Args:
-        overrides: ``key=value`` and ``group=option``; ``resume=FOLDER`` goes on with a run.
+        overrides: ``key=value`` and ``group=option``; ``resume=FOLDER`` resumes a run,
+            ``resume=auto`` the one in ``folder``, if there is one.
         rows: The training records, or tables by split, in place of the task's own source. They
             count as private, and are never written down.
         model: A model of transformers in place of ``model=``; it is copied and not changed.
@@ -488,6 +490,13 @@ def _carried_out(
     """Returns the run that train or tune makes of words and of what a command line cannot hold."""
     given = checked_words(overrides, rows)
     resumed = given_text(given, "resume")
+    check_restarts(
+        resumes=resumed is not None, advice="give folder=FOLDER, and 'resume=auto' to train"
+    )
+    if resumed == AUTO:
+        if folder is None:
+            raise InputError("resume=auto needs a folder that stays the same; give folder=FOLDER.")
+        resumed = None
     place = command.place(given, folder, resumed)
     chosen = model_words(model, tokenizer, given, place)
     words = [*chosen, *given, *memory_words(rows, resumed)]

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dpft.config.composing import Words, given_overrides, given_text
 from dpft.config.keys import (
+    AUTO,
     configuration_fields,
     copy_key,
     join_key,
@@ -84,6 +85,8 @@ def with_method_of_labels(overrides: list[str]) -> list[str]:
     """
     given = given_overrides(overrides)
     decided = {"method", "experiment", "resume", "task.prompt"} & set(given)
+    if given.get("resume") == AUTO:
+        decided.remove("resume")
     if given.get("task") != "custom" or given_text(overrides, "task.label") is None or decided:
         return overrides
     file = config_directory() / f"model/{given.get('model', 'gpt2')}.yaml"
@@ -190,7 +193,7 @@ def train_configuration(composed: DictConfig, words: Words) -> TrainCommand:
     Raises:
         InputError: It is incomplete or wrong, or changes what a resumed run is bound to.
     """
-    if composed.get("resume") is not None:
+    if composed.get("resume") not in (None, AUTO):
         from dpft.runs.folder import resumed_configuration
 
         values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))

@@ -9,18 +9,15 @@ A run goes on (``resume=RUN``) as it was bound to: task, model, method, privacy,
 records stay. What changes speed alone may be set anew; where it changes bits, steps are not
 replayed (``dpft.training.checkpoint``).
 
-Processes that torchrun or Slurm start anew with the same words resume their run. torchrun's agent
-keeps the run's folder for the processes that it restarts. Whoever reaches the agent's port can
-write there, without a password: so the word is believed only where it leads to a folder of this
-user's, and a run is resumed only if it was begun by the very same words. A job that Slurm requeues
-keeps its name and its folder: its run goes on where a job of that name began it, in a folder of
-this user's, by the very same words. A second start by hand has another name, or none.
+With ``resume=auto`` a command resumes the run in its folder, or begins one there. So torchrun and
+Slurm can restart it with the same arguments. It resumes a run only if it was begun with the same
+settings.
 """
 
 import hashlib
 import hmac
 import json
-import os
+import logging
 import secrets as entropy
 import shutil
 import subprocess
@@ -33,7 +30,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import dpft
-from dpft.config.keys import copy_key, in_shell, plain
+from dpft.config.keys import AUTO, copy_key, in_shell, plain
 from dpft.config.load import from_values, load_saved
 from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
 from dpft.data.encoding import fingerprint
@@ -79,8 +76,7 @@ from dpft.files import (
 )
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import world
-from dpft.parallel.processes import is_restarted, remember, remembered
-from dpft.parallel.rank_environment import submitted_job
+from dpft.parallel.rank_environment import submitted_task
 from dpft.privacy.cipher import secret_key
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.mechanisms.base import Chosen, Mechanism, MechanismConfig
@@ -103,6 +99,7 @@ from dpft.runs.run_plan import RunPlan, method_phases, plan_without_noise, publi
 from dpft.training.checkpoint import ResumePoint, checkpoints
 from dpft.training.loop import TrainingSet
 
+logger = logging.getLogger(__name__)
 WriteRequest = Callable[[Path], None]
 """Writes into a new run's folder how the run was asked for, such as Hydra's record of a command."""
 
@@ -182,13 +179,12 @@ def write_begun(
     folder: Path,
     *,
     asked: str | None = None,
-    job: str | None = None,
     starting_models: Sequence[StartingModel] = (),
 ) -> None:
     """Writes down that the run in a folder begins today (UTC), and with which versions.
 
-    ``asked`` tells the configuration that was asked for from any other, ``job`` the job of submitit
-    that begins it; ``starting_models`` are what the model that it starts from has promised already.
+    ``asked`` tells the configuration that was asked for from any other; ``starting_models`` are
+    what the model that it starts from has promised already.
     """
     begun = BegunFile(
         date=datetime.now(UTC).date().isoformat(),
@@ -198,7 +194,6 @@ def write_begun(
         commit=checked_out_commit(Path(dpft.__file__).parents[1]),
         starting_models=tuple(starting_models) or None,
         asked=asked,
-        job=job,
     )
     write_record(private_path(folder, BEGUN), begun, mode=0o600)
 
@@ -454,10 +449,10 @@ def _way_to_go_on(command: str, folder: str) -> str:
         return f"dpft {command} {resume}"
     if there.on_one_node:
         return f"dpft train {resume} launch=local launch.processes={there.size}"
-    if submitted_job() is not None:
+    if submitted_task() is not None:
         return (
             f"dpft train --multirun {resume}, with hydra/launcher and hydra.launcher.KEY as"
-            " before; a requeued job does so by itself"
+            " before; a requeued job with resume=auto does so by itself"
         )
     return f"torchrun, as before, -m dpft train {resume}"
 
@@ -494,57 +489,25 @@ def _read_key(path: Path) -> bytes | None:
         ) from error
 
 
-FOLDER = "folder"
-"""Name under which the agent keeps the run's folder."""
-
-
-def keep_folder(folder: Path) -> None:
-    """Tells torchrun's agent, for a restart, where a run that begins has its folder."""
-    remember(FOLDER, str(folder.absolute()))
-
-
-def folder_of_run(command: TrainCommand, folder: Path) -> Path:
-    """Returns the folder of the run that the processes are in, the same after a restart.
-
-    Args:
-        command: As it was given.
-        folder: What this process would call it; its name may be the time of the restart.
+def automatically_resumed(command: TrainCommand, folder: Path) -> TrainCommand:
+    """Return the command that ``resume=auto`` stands for: resume the run in the folder, or begin.
 
     Raises:
-        InputError: The run has begun in a folder that is not there, or not this user's.
+        InputError: As ``resumed_configuration``, or the run there was begun with other settings.
     """
-    known = remembered(FOLDER) if command.resume is None and is_restarted() else None
-    if known is None:
-        return folder
-    path = Path(known)
-    if not path.is_dir() or path.stat().st_uid != os.getuid():
-        raise InputError(
-            f"the run that torchrun starts anew must have its folder here, and {path} is not one of"
-            " yours; put it where the first process runs, or on a disk that all machines share."
-        )
-    return path
-
-
-def restarted_command(command: TrainCommand, folder: Path) -> TrainCommand:
-    """Returns the command to carry out: to go on, where a restart finds that the run has begun.
-
-    Raises:
-        InputError: As ``resumed_configuration``, or the run there was begun by other words.
-    """
-    if command.resume is not None or not has_begun(folder):
+    if command.resume != AUTO:
         return command
-    job = submitted_job()
-    is_own = job is not None and folder.stat().st_uid == os.getuid()
-    is_requeued = is_own and read_begun(folder).job == job
-    if not is_restarted() and not is_requeued:
-        return command
+    if not has_begun(folder):
+        return replace(command, resume=None)
     if read_begun(folder).asked != digest_of(command.settings()):
         raise InputError(
-            f"the run that is started anew must be the one in {folder}, which was begun by"
-            " other words; start it by its own words, or go on with it by resume=RUN."
+            f"resume=auto resumes a run with the settings that it was begun with, and the run in"
+            f" {folder} has others; repeat its command, or run dpft train"
+            f" {in_shell('resume', folder)}."
         )
-    goes_on = resumed_configuration(str(folder), {}, ())
-    return replace(goes_on, parallel=command.parallel)
+    logger.info("resuming the run in %s", folder)
+    resumed = resumed_configuration(str(folder), {}, ())
+    return replace(resumed, parallel=command.parallel)
 
 
 def digest_of(config: TrainConfig) -> str:

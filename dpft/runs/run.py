@@ -47,7 +47,7 @@ from dpft.files import (
 from dpft.models.loading import quiet_transformers
 from dpft.models.source import ModelConfig
 from dpft.parallel.processes import started
-from dpft.parallel.rank_environment import submitted_job, without_logging
+from dpft.parallel.rank_environment import without_logging
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import WholeSums
 from dpft.privacy.accounting.curve import EpsilonCurve
@@ -61,16 +61,14 @@ from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import (
     Secrets,
     WriteRequest,
+    automatically_resumed,
     digest_of,
     fingerprint_text,
-    folder_of_run,
     fresh_secrets,
     has_scores,
     hint_of_resume,
-    keep_folder,
     read_secrets,
     refuse_used_folder,
-    restarted_command,
     same_records,
     start_anew,
     write_begun,
@@ -144,14 +142,9 @@ def run(
 
 
 def _look(command: TrainCommand, folder: Path) -> tuple[TrainConfig, Path, bool]:
-    """Returns what the first process alone can know of a command: a restart's run goes on.
-
-    Returns:
-        Its configuration, its folder, and whether it goes on.
-    """
-    folder = folder_of_run(command, folder)
+    """Return the configuration and folder of a run, and whether it is resumed; on rank 0 only."""
     refuse_links(folder)
-    command = restarted_command(command, folder)
+    command = automatically_resumed(command, folder)
     return command.settings(), folder, command.resume is not None
 
 
@@ -186,7 +179,6 @@ def begin(
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(hold_run(folder))
             refuse_used_folder(folder)
-            keep_folder(folder)
             write_beginning(prepared, folder, write_request, asked=digest_of(config))
             return digests_at_start(prepared)
 
@@ -364,7 +356,7 @@ def write_beginning(
     """Writes into a run's folder, which this process holds, what it begins with."""
     start_anew(folder)
     starting = starting_models(prepared.config.model)
-    write_begun(folder, asked=asked, job=submitted_job(), starting_models=starting)
+    write_begun(folder, asked=asked, starting_models=starting)
     if write_request is not None:
         write_request(folder)
     dump(prepared.config, folder / CONFIGURATION)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from dpft.config.keys import AUTO
 from dpft.config.load import published_num_train_examples
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError
@@ -356,7 +357,7 @@ def announce(command: TrainCommand) -> None:
     """Logs what is about to be trained, from the configuration alone; on the first process."""
     if is_other_rank():
         return
-    if command.resume is not None:
+    if command.resume not in (None, AUTO):
         logger.info("going on with %s: %s", command.resume, what_is_trained(command))
     else:
         logger.info("training %s", what_is_trained(command))

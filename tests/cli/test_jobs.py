@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import distributions
 from pathlib import Path
+from threading import Timer
 from types import SimpleNamespace
 
 import pytest
@@ -263,10 +264,9 @@ def test_submitits_signal_alone_requeues_a_job_after_its_step(
     assert requeues == [signal.SIGUSR2] * requeued
 
 
-def test_a_preemption_may_follow_sigterm(
-    requeues: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jobs.time, "sleep", lambda _: os.kill(os.getpid(), signal.SIGUSR2))
+def test_a_preemption_may_follow_sigterm(requeues: list[int]) -> None:
+    later = Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGUSR2))
+    later.start()
     assert until_preempted(told(signal.SIGTERM), task("slurm")) == TERMINATED
     assert requeues == [signal.SIGUSR2]
 

@@ -8,8 +8,10 @@ from dpft.cli import hydra_app
 from dpft.cli.commands import passed_on
 from dpft.cli.hydra_app import run_hydra
 from dpft.cli.main import SUBCOMMANDS, main
+from dpft.errors import InputError
 from dpft.parallel import processes, rank_environment
 from dpft.parallel.parallel_config import SHARED, LaunchConfig
+from dpft.runs import run_plan
 
 TRAIN = ("train", "task=e2e", "model=tiny", "task.source=embedded", "privacy.eps=8")
 
@@ -82,6 +84,98 @@ def test_the_processes_have_the_words_and_the_folder_of_the_command_that_starts_
     assert config == LaunchConfig(name="local", processes=3)
     assert words == [*TRAIN, "parallel=ddp", "launch=none", f"hydra.run.dir='{tmp_path}/a b'"]
     assert not list(tmp_path.iterdir())
+
+
+def test_processes_that_are_restarted_resume_their_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[list[str]]()
+    monkeypatch.setattr(processes, "launch", lambda _, words: started.append(words))
+    monkeypatch.chdir(tmp_path)
+    given = (*TRAIN, "launch=local", "launch.processes=2", "launch.max_restarts=1")
+    assert main(given) == 0
+    assert "resume=auto" in started[0]
+    (folder,) = [word for word in started[0] if word.startswith("hydra.run.dir=")]
+    assert "${" not in folder
+
+
+RESTARTS = "and each restart would begin a second run with a separate epsilon; add resume=auto, and"
+BY = {
+    "TORCHELASTIC_MAX_RESTARTS": "torchrun restarts the processes up to 3 times if one fails",
+    "SLURM_RESTART_COUNT": "Slurm has restarted this job",
+}
+
+
+BEGINS = "the run begins."
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize("words", [(), ("hydra.run.dir=mine",)])
+def test_a_restart_that_would_begin_a_second_run_is_refused(
+    not_begun: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    by: str,
+    words: tuple[str, ...],
+) -> None:
+    monkeypatch.setenv(by, "0")
+    assert BEGINS in refusal(capsys, *TRAIN, *words)
+    monkeypatch.setenv(by, "3")
+    said = refusal(capsys, *TRAIN, *words)
+    assert said.startswith(f"dpft: error: {BY[by]}, {RESTARTS}")
+    assert "hydra.run.dir=outputs/mine" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("tune", *TRAIN[1:]), ("tokenizer", "task=e2e", "tokenizer.vocab_size=50", "privacy.eps=3")],
+    ids=["tune", "tokenizer"],
+)
+def test_a_restart_of_another_command_is_refused_as_well(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert "a second run with a separate epsilon; resume it with" in refusal(capsys, *words)
+
+
+@pytest.mark.parametrize("words", [(), ("hydra.run.dir='outputs/${now:%H}'",), ("--multirun",)])
+def test_resuming_automatically_needs_a_fixed_folder(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refusal(capsys, *TRAIN, "resume=auto", *words)
+    assert "resume=auto needs a folder that stays the same at each start; give a fixed" in said
+
+
+@pytest.mark.parametrize("folder", ["hydra.run.dir=mine", "--multirun hydra.sweep.dir=mine"])
+@pytest.mark.parametrize("by", BY)
+def test_a_restart_with_a_fixed_folder_and_auto_begins_or_resumes(
+    not_begun: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    by: str,
+    folder: str,
+) -> None:
+    monkeypatch.setenv(by, "1")
+    assert BEGINS in refusal(capsys, *TRAIN, "resume=auto", *folder.split())
+
+
+@pytest.fixture
+def not_begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """``dpft train`` ends with ``BEGINS`` where it would begin."""
+
+    def announced(*_: object) -> None:
+        raise InputError(BEGINS)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_plan, "announce", announced)
 
 
 @pytest.mark.parametrize(("rank", "own"), [("0", []), ("1", ["hydra.run.dir=."])])

@@ -182,6 +182,15 @@ def test_a_damaged_checkpoint_is_rejected(workspace: Workspace) -> None:
     assert ledger_steps(workspace.root / "crashed") == [1, 2, 3, 4]
 
 
+def test_resume_auto_rejects_other_settings_than_the_run_began_with(workspace: Workspace) -> None:
+    ledger = workspace.root / "crashed" / "ledger.jsonl"
+    before = ledger.read_bytes()
+    words = ("train.learning_rate=0.5", "resume=auto", "hydra.run.dir=crashed")
+    outcome = workspace.run(*SEEDED, *words)
+    assert (outcome.code, ledger.read_bytes()) == (2, before)
+    assert "has others" in outcome.err
+
+
 def test_the_same_command_begins_no_second_run(workspace: Workspace) -> None:
     """It resumes the run, or it is rejected. A second run on the same records costs epsilon."""
     ledger = workspace.root / "crashed" / "ledger.jsonl"

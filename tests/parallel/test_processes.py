@@ -64,11 +64,11 @@ def test_who_waits_for_another_program_gives_up(
 
 def times_of_a_slow_meeting(ranks: Ranks) -> tuple[float, float]:
     """When this rank was connected, the last one late, and when its block began."""
+    store_that_lives_on = dist.distributed_c10d._get_default_store()  # noqa: F841
     leave = dist.destroy_process_group
     leave()
     # As after a restart by torchrun, whose agent still serves the store.
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="1")
-    store_that_lives_on = processes._store_of_agent  # noqa: F841
     connect, connected = dist.init_process_group, list[float]()
 
     def connect_late(*args: object, **kwargs: object) -> None:

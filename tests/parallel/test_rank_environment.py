@@ -13,7 +13,6 @@ from dpft.parallel.parallel_config import ParallelConfig, World, check_start, wo
 from dpft.parallel.rank_environment import (
     PORTS,
     joined,
-    submitted_job,
     submitted_task,
     termination_requests,
 )
@@ -113,8 +112,9 @@ def test_a_task_on_this_machine_meets_the_others_on_its_loopback_interface(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     start(monkeypatch, LOCAL)
-    assert submitted_job() == "local:4711"
-    with joined(submitted_task()):
+    task = submitted_task()
+    assert task is not None and task.job == "local:4711"
+    with joined(task):
         there = world()
         assert there == World(rank=1, size=2, local_rank=1, local_size=2)
         assert there.on_one_node
@@ -143,7 +143,7 @@ def test_who_is_no_task_needs_no_submitit(
     if executor is not None:
         monkeypatch.setenv("SUBMITIT_EXECUTOR", executor)
     monkeypatch.setitem(sys.modules, "submitit", None)
-    assert submitted_job() is None
+    assert submitted_task() is None
     with joined(submitted_task()):
         assert world() is None
 

@@ -45,7 +45,9 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_killed_ranks_start_anew_by_themselves_and_nothing_shows_it(finished: Finished) -> None:
     workspace, strategy = finished
     choice, folder = random.Random(11), workspace.root / "killed"
-    command = torchrun(["train", *RUN, strategy, "hydra.run.dir=killed"], restarts=KILLS)
+    command = torchrun(
+        ["train", *RUN, strategy, "resume=auto", "hydra.run.dir=killed"], restarts=KILLS
+    )
     found = Counter[str]()
     with started(workspace.root, command, "killed.log") as agent:
         before: list[int] = []

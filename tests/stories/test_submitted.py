@@ -65,7 +65,7 @@ def test_a_preempted_job_is_requeued_and_nothing_shows_it(workspace: Workspace, 
     """In its steps, and while it loads."""
     name = f"preempted-{lines}"
     folder = workspace.root / name / "0"
-    words = [*RUN, *TOGETHER, f"hydra.sweep.dir={name}"]
+    words = [*RUN, *TOGETHER, "resume=auto", f"hydra.sweep.dir={name}"]
     with started(workspace.root, ["-m", "dpft", *words]) as process:
         wait(lambda: said_by_tasks(folder.parent).count("INFO: training") == 1)
         wait(lambda: count(folder / "ledger.jsonl") >= lines)
@@ -84,7 +84,7 @@ def test_a_preempted_job_is_requeued_and_nothing_shows_it(workspace: Workspace, 
 
 
 def test_a_second_start_by_hand_is_refused(workspace: Workspace) -> None:
-    """Another job of the same words in the same folder is no requeue."""
+    """Without resume=auto the same words in the same folder are refused."""
     ledger = workspace.root / "whole" / "0" / "ledger.jsonl"
     before = ledger.read_bytes()
     said = go(workspace, *RUN, *TOGETHER, "hydra.sweep.dir=whole", code=2)

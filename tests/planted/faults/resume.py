@@ -165,4 +165,31 @@ FAULTS: tuple[Fault, ...] = (
         ),
         tests=(f"{TESTS}test_the_same_command_begins_no_second_run",),
     ),
+    Fault(
+        name="resume/restarts-without-a-fixed-folder",
+        breaks="A restart by torchrun or Slurm begins no second run in another folder.",
+        edits=(
+            Edit(
+                "dpft/cli/commands.py",
+                "    check_restarts(resumes=resume is not None, advice=advice)\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/cli/test_many_processes.py"
+            "::test_a_restart_that_would_begin_a_second_run_is_refused",
+        ),
+    ),
+    Fault(
+        name="resume/auto-with-other-settings",
+        breaks="resume=auto resumes a run only with the settings that it was begun with.",
+        edits=(
+            Edit(
+                "dpft/runs/folder.py",
+                "    if read_begun(folder).asked != digest_of(command.settings()):\n",
+                "    if read_begun(folder).asked is None:\n",
+            ),
+        ),
+        tests=(f"{TESTS}test_resume_auto_rejects_other_settings_than_the_run_began_with",),
+    ),
 )
