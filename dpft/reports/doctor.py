@@ -23,7 +23,7 @@ from dpft.reports.terminal import Grid
 OK: Final = "ok"
 MISSING: Final = "missing"
 GIB = 2**30
-EXTRAS = ("metrics", "tracking", "vision", "audit", "quantization", "synthesis", "pii", "slurm")
+EXTRAS = ("metrics", "tracking", "vision", "audit", "quantization", "synthesis", "slurm")
 
 
 def examine() -> Doctor:
