@@ -591,24 +591,17 @@ def ledger_of(record: RunPrivacy | Statement) -> LedgerHead | None:
     return record.ledger if isinstance(record, PrivateRun | GeneratedPrivately) else None
 
 
-def has_noise(privacy: RunPrivacy | Vocabulary) -> TypeGuard[PrivateRun | PrivateVocabulary]:
-    """Returns whether noise was added, so that there is an epsilon."""
-    return isinstance(privacy, PrivateRun | PrivateVocabulary)
-
-
-def is_promised(privacy: RunPrivacy | Vocabulary) -> TypeGuard[PrivateRun | PrivateVocabulary]:
+def is_promised(privacy: RunPrivacy) -> TypeGuard[PrivateRun]:
     """Returns whether there is an epsilon to rely on: not without privacy, nor of a test's seed."""
-    return has_noise(privacy) and privacy.private
+    return isinstance(privacy, PrivateRun) and privacy.private
 
 
-def guarantee(privacy: PrivateRun | PrivateVocabulary | StartingModel) -> tuple[float, float]:
+def guarantee(privacy: PrivateRun | StartingModel) -> tuple[float, float]:
     """Returns the epsilon and delta of all that a model's release tells.
 
     Where the records made its tokenizer, too, they are those of both: epsilon of the training alone
     is no guarantee of the model.
     """
-    if isinstance(privacy, PrivateVocabulary):
-        return float(privacy.epsilon), float(privacy.delta)
     both, delta = privacy.epsilon_with_tokenizer, privacy.delta_with_tokenizer
     if both is None or delta is None:
         return float(privacy.epsilon), float(privacy.delta)

@@ -47,7 +47,7 @@ from dpft.records.promises import (
     RunPrivacy,
     Vocabulary,
     guarantee,
-    has_noise,
+    is_promised,
 )
 from dpft.records.scores import PRIVATE_SPLIT, Decoding, ScoreEntry
 from dpft.reports.epsilon import delta_notes
@@ -100,7 +100,7 @@ def render_card(record: RunRecord, folder: Path) -> str:
     config, privacy = record.config, record.privacy
     public = [entry for entry in record.after() if entry.split_is_public and entry.metrics]
     name = model_title(config, privacy)
-    private = has_noise(privacy) and privacy.private
+    private = is_promised(privacy)
     parts = sections(config, privacy, public)
     return render_markdown(
         "card.md.j2",

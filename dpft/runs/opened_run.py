@@ -21,7 +21,7 @@ from dpft.files import EXPORT, LEDGER, MODEL, PRIVACY, REPORT, hold_run, share
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.records.form import as_json, write_record
-from dpft.records.promises import PrivateRun, guarantee, is_promised
+from dpft.records.promises import guarantee, is_promised
 from dpft.released import recorded_base, write_released
 from dpft.reports.report import write_card
 from dpft.reports.run_record import RunRecord, data_name, model_title, with_own_scores
@@ -134,7 +134,7 @@ class Run:
         """Returns what a notebook shows of the run."""
         config, stated = self.record.config, self.record.privacy
         rows = [("trained", f"{model_title(config, stated)} on {data_name(config.task)}")]
-        if is_promised(stated) and isinstance(stated, PrivateRun):
+        if is_promised(stated):
             epsilon, delta = guarantee(stated)
             by = f" by {stated.accountant}" if stated.tokenizer is None else ""
             bound = f"{eps_text(epsilon)} (upper bound{by})"
