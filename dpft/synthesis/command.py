@@ -73,12 +73,11 @@ from dpft.synthesis.plan import (
     ACCOUNTANT,
     GIVEN_COLUMN,
     ROW_COLUMN,
-    Budget,
     PublicPart,
-    plan_budget,
     public_part,
+    target_file,
     task_words,
-    with_public_size,
+    with_noise,
 )
 from dpft.synthesis.report import SCHEMA_FILE, digest, finished, is_whole, write_outcome
 from dpft.synthesis.schema import read_schema
@@ -90,8 +89,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-COUNTS, SYNTHETIC = "counts.json", "synthetic.csv"
-DRAFTED, TABLE_KEY = "private/draft.schema.yaml", "private/table_key"
+COUNTS, DRAFTED, TABLE_KEY = "counts.json", "private/draft.schema.yaml", "private/table_key"
 
 
 def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None) -> Answer | None:
@@ -159,23 +157,23 @@ def _begin(config: SynthesizeConfig, folder: Path) -> Answer:
     place = _schema_file(config)
     schema = read_schema(place)
     _refuse_used(folder)
-    target = _target(config, folder)
+    target = target_file(config, folder)
     if target.exists():
         raise InputError(f"to must be a new file, got {str(target)!r}, which exists.")
     if config.to is not None and not target.parent.is_dir():
         raise InputError(
             f"to must be in a folder that is there, got {str(target)!r}; make {target.parent}."
         )
-    part, table, budget = _with_table(public_part(config, schema), rows)
+    part, table = _with_table(public_part(config, schema), rows)
     # A model and settings that do not fit are rejected before the histogram spends anything.
-    training = _training(part, budget)
+    training = _training(part)
     architecture = read_architecture(training.model)
     fitted = fitted_to(training, architecture)
     model, _ = planned_model(fitted, architecture, training_head(fitted, architecture))
     if training.privacy.clips is not None:
         training.privacy.clips.clipping_options(training.train.backward_scale).resolved(model)
     key = new_key()
-    sides = table.sides(config.eval.held_out, key)
+    table = table.split(config.eval.held_out, key)
     folder.mkdir(parents=True, exist_ok=True)
     with hold_run(folder):
         _refuse_used(folder)
@@ -184,18 +182,18 @@ def _begin(config: SynthesizeConfig, folder: Path) -> Answer:
         write_text(private_path(folder, TABLE_KEY), lines, mode=0o600)
         dump(replace(config, resume=None), folder / SYNTHESIS)
         logger.info("synthesis: %s", folder)
-        return _finish(part, table, budget, sides, folder)
+        return _finish(part, table, folder)
 
 
 def _continue(config: SynthesizeConfig, folder: Path) -> Answer:
-    target = _target(config, folder)
+    target = target_file(config, folder)
     if is_whole(folder, target):
         logger.info("the synthesis in %s has ended; nothing is left to do", folder)
         return finished(folder, target)
     rows = source_rows(config.data or "")
     part = public_part(config, read_schema(folder / SCHEMA_FILE))
     with hold_run(folder):
-        part, table, budget = _with_table(part, rows)
+        part, table = _with_table(part, rows)
         path = folder / TABLE_KEY
         try:
             known, before = path.read_text(encoding="ascii").split("\n")[:2]
@@ -207,12 +205,7 @@ def _continue(config: SynthesizeConfig, folder: Path) -> Answer:
                 "resume needs the table that the synthesis was begun with, got another; give the"
                 " same rows in the same order, or begin anew."
             )
-        return _finish(part, table, budget, table.sides(config.eval.held_out, key), folder)
-
-
-def _target(config: SynthesizeConfig, folder: Path) -> Path:
-    """Return the file of the synthetic rows."""
-    return folder / SYNTHETIC if config.to is None else Path(config.to).expanduser()
+        return _finish(part, table.split(config.eval.held_out, key), folder)
 
 
 def _refuse_used(folder: Path) -> None:
@@ -225,30 +218,23 @@ def _refuse_used(folder: Path) -> None:
     check_writable(folder)
 
 
-def _with_table(part: PublicPart, rows: Iterator[Any]) -> tuple[PublicPart, PrivateTable, Budget]:
-    """Return the table, the public part with its public size, and the budget."""
+def _with_table(part: PublicPart, rows: Iterator[Any]) -> tuple[PublicPart, PrivateTable]:
+    """Return the table, and the plan with its public size."""
     config = part.config
     table = read_table(rows, part.schema, unit=config.privacy.unit, invalid=config.invalid)
     cut = tuple(None if row is None else part.rows.cut(row, part.tokenizer) for row in table.rows)
-    part, size, source = with_public_size(part, table.num_units)
-    return part, replace(table, rows=cut), plan_budget(part, size, source)
+    return with_noise(part, table.num_units), replace(table, rows=cut)
 
 
-def _finish(
-    part: PublicPart,
-    table: PrivateTable,
-    budget: Budget,
-    sides: tuple[Sequence[int], Sequence[int]],
-    folder: Path,
-) -> Answer:
+def _finish(part: PublicPart, table: PrivateTable, folder: Path) -> Answer:
     with _hint(folder):
-        num = part.config.num or budget.num_examples
+        num = part.config.num or part.num_examples
         cells: list[Mapping[str, Any]] = [{}] * num
         if part.condition is not None:
-            noisy = _histogram(part, table, budget, sides[0], folder)
+            noisy = _histogram(part, table, folder)
             numbers = allotted(shares(noisy), num)
             cells = [part.condition.row(at) for at, n in enumerate(numbers) for _ in range(n)]
-        _train(part, table, budget, sides[0], folder)
+        _train(part, table, folder)
         drawn = generate_rows(part, cells, folder)
         if not drawn.rows:
             raise RunError(
@@ -256,10 +242,9 @@ def _finish(
                 " attempts, and all were given up; begin anew with rules that are kept more often,"
                 " or with more training. What was spent stands in the ledgers."
             )
-        target = _target(part.config, folder)
-        write_outcome(part, table, budget, sides, drawn, folder, target)
+        write_outcome(part, table, drawn, folder)
         shutil.rmtree(folder / BLOCKS, ignore_errors=True)  # their rows are in the table
-    return finished(folder, target)
+    return finished(folder, target_file(part.config, folder))
 
 
 @contextmanager
@@ -276,9 +261,7 @@ def _hint(folder: Path) -> Iterator[None]:
         raise
 
 
-def _histogram(
-    part: PublicPart, table: PrivateTable, budget: Budget, kept: Sequence[int], folder: Path
-) -> Sequence[float]:
+def _histogram(part: PublicPart, table: PrivateTable, folder: Path) -> Sequence[float]:
     """Return the noisy counts: those on disk, or new ones, whose ledger line is written first.
 
     Raises:
@@ -288,10 +271,10 @@ def _histogram(
     assert condition is not None
     path = folder / COUNTS if guarantee is not None else private_path(folder, COUNTS)
     if path.exists():
-        return _kept_counts(path, ledger_path, budget)
-    rows = ((table.units[at], condition.place(table.rows[at] or {})) for at in kept)
+        return _kept_counts(part, path, ledger_path)
+    rows = ((table.units[at], condition.place(table.rows[at] or {})) for at in table.kept)
     counts = condition.count(rows)
-    if budget.counts is None or guarantee is None:
+    if part.counts is None or guarantee is None:
         write_json(path, {"counts": counts.tolist()}, mode=0o600)
         return list(counts.tolist())
     if (folder / TRAINING).exists():
@@ -308,14 +291,14 @@ def _histogram(
             " compose both by dpft account runs=[FIRST,SECOND]."
         )
     step = {
-        **budget.counts.entry(),
-        "num_examples": budget.num_examples,
-        "num_examples_source": budget.source,
+        **part.counts.entry(),
+        "num_examples": part.num_examples,
+        "num_examples_source": part.num_examples_source,
     }
     plan = HistogramPlan(
         histogram=step,
-        num_examples=budget.num_examples,
-        delta=budget.counts.delta,
+        num_examples=part.num_examples,
+        delta=part.counts.delta,
         delta_source=part.delta_source,
         unit=guarantee.unit,
         unit_definition=part.unit_definition,
@@ -325,23 +308,23 @@ def _histogram(
     key = secret_key("condition", guarantee.noise_seed)
     with Ledger(ledger_path, plan=write_plan(plan)) as ledger:
         ledger.append(1, step)
-        noisy = noisy_counts(counts, budget.counts.noise_std, key)
+        noisy = noisy_counts(counts, part.counts.noise_std, key)
         write_json(path, {"counts": noisy.tolist()})
         ledger.close(released=digest(path))
     return list(noisy.tolist())
 
 
-def _kept_counts(path: Path, ledger: Path, budget: Budget) -> Sequence[float]:
+def _kept_counts(part: PublicPart, path: Path, ledger: Path) -> Sequence[float]:
     """Return the counts on disk, if the ledger released them; close the ledger."""
     counts = read_json(path).get("counts")
     if not isinstance(counts, list) or not all(isinstance(each, int | float) for each in counts):
         raise StateError(f"{path} is damaged; put it back as it was.")
-    if budget.counts is None:
+    if part.counts is None:
         return counts
     if not ledger.exists():
         raise StateError(f"{ledger} is gone, so that what the histogram spent is not known.")
     record = read_ledger(ledger)
-    if record.released not in (None, digest(path)) or len(counts) != budget.counts.cells:
+    if record.released not in (None, digest(path)) or len(counts) != part.counts.cells:
         raise StateError(f"{path} is not what {ledger} released; put both back as they were.")
     if not record.closed:
         with Ledger.reopen(ledger, record) as reopened:
@@ -349,9 +332,7 @@ def _kept_counts(path: Path, ledger: Path, budget: Budget) -> Sequence[float]:
     return counts
 
 
-def _train(
-    part: PublicPart, table: PrivateTable, budget: Budget, kept: Sequence[int], folder: Path
-) -> None:
+def _train(part: PublicPart, table: PrivateTable, folder: Path) -> None:
     """Train the generator, a run in a folder of its own, or continue its training.
 
     The plan in the first line of its ledger names the histogram, so that the epsilon of both
@@ -361,13 +342,13 @@ def _train(
         StateError: The training that continues names another histogram.
     """
     records = []
-    for at in kept:
+    for at in table.kept:
         row = table.rows[at] or {}
         records.append({GIVEN_COLUMN: part.rows.prompt(row), ROW_COLUMN: part.rows.target(row)})
         if part.config.privacy.has_units:
             records[-1][part.config.privacy.unit] = table.units[at]
     training = folder / TRAINING
-    counts = None if budget.counts is None else spent_before(read_spent(str(folder)))
+    counts = None if part.counts is None else spent_before(read_spent(str(folder)))
 
     def planner(config: TrainConfig, count_units: Callable[[], int]) -> RunPlan:
         plan = plan_run(config, count_units)
@@ -382,11 +363,11 @@ def _train(
             composed = TRAIN_COMMAND.compose([f"resume={training}"])
             command = TRAIN_COMMAND.load(composed.values, composed.words)
         else:
-            command = _training(part, budget)
+            command = _training(part)
         runs.run(command, training, planner=planner)
 
 
-def _training(part: PublicPart, budget: Budget) -> TrainCommand:
+def _training(part: PublicPart) -> TrainCommand:
     config = part.config
     weights = () if config.text_weight == 1 else part.rows.json_weights(config.text_weight)
     longest = part.max_prompt + part.max_target + 2
@@ -398,9 +379,9 @@ def _training(part: PublicPart, budget: Budget) -> TrainCommand:
         privacy = replace(
             part.guarantee.training,
             eps=None,
-            noise_multiplier=budget.noise_multiplier,
-            delta=budget.delta,
-            num_examples=budget.num_examples,
+            noise_multiplier=part.noise_multiplier,
+            delta=part.delta,
+            num_examples=part.num_examples,
             accountant=ACCOUNTANT,
         )
     return replace(

@@ -1,10 +1,11 @@
-"""What is fixed before noise is drawn: the public part, and how one epsilon is divided.
+"""What is fixed before noise is drawn: the public plan, and how one epsilon is divided.
 
 The histogram spends ``privacy.share`` of epsilon by itself. The training gets the least noise with
 which both together, composed by PLD at the same delta, keep within epsilon.
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from dpft.errors import InputError
@@ -30,7 +31,7 @@ ACCOUNTANT = "pld"
 
 @dataclass(frozen=True, kw_only=True)
 class PublicPart:
-    """What is known of a synthesis before a record is read."""
+    """The public plan of a synthesis."""
 
     config: SynthesizeConfig
     schema: Schema
@@ -43,6 +44,14 @@ class PublicPart:
     tokenizer: Any
     record: str
     """What a record is, in words that follow "one"."""
+    num_examples: int = 0
+    """Number of rows, or units; 0 until it is known."""
+    num_examples_source: str = ""
+    delta: float | None = None
+    counts: GaussianCounts | None = None
+    """The histogram and its noise; None without condition or privacy."""
+    noise_multiplier: float | None = None
+    """Of the training; None without privacy."""
 
     @property
     def guarantee(self) -> SharedPrivacy | None:
@@ -62,18 +71,6 @@ class PublicPart:
         if self.guarantee is None:
             return f"one {self.record}"
         return self.guarantee.unit_definition(self.record)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """How much noise each part gets; all of it is public."""
-
-    num_examples: int
-    source: str
-    delta: float | None = None
-    counts: GaussianCounts | None = None
-    noise_multiplier: float | None = None
-    """Of the training; None without privacy."""
 
 
 def public_part(config: SynthesizeConfig, schema: Schema) -> PublicPart:
@@ -121,6 +118,11 @@ def public_part(config: SynthesizeConfig, schema: Schema) -> PublicPart:
     )
 
 
+def target_file(config: SynthesizeConfig, folder: Path) -> Path:
+    """Return the file of the synthetic rows."""
+    return folder / "synthetic.csv" if config.to is None else Path(config.to).expanduser()
+
+
 def task_words(max_length: int, weights: tuple[float, ...] = ()) -> list[str]:
     """Return the overrides by which the training reads its records.
 
@@ -137,27 +139,27 @@ def task_words(max_length: int, weights: tuple[float, ...] = ()) -> list[str]:
     ]
 
 
-def with_public_size(part: PublicPart, num_units: int) -> tuple[PublicPart, int, str]:
-    """Return the part with the training's defaults filled in, the public size and its source."""
-    config = part.config
-    given = getattr(config.privacy, "num_examples", None)
-    size = num_units if given is None else given
-    train = config.train.for_own_data(size, method=config.method.name, own=True)
-    train = replace(train, expected_batch_size=train.batch_size(size))
-    source = "counted in the data" if given is None else "privacy.num_examples"
-    return replace(part, config=replace(config, train=train)), size, source
-
-
-def plan_budget(part: PublicPart, size: int, source: str) -> Budget:
-    """Return how the noise is divided.
+def with_noise(part: PublicPart, num_units: int) -> PublicPart:
+    """Return the plan with the public size, the training's defaults, and the noise of each part.
 
     Raises:
         InputError: The batch is larger than the data, delta is too large, the histogram would be
             all noise, or epsilon is out of reach.
     """
     config, guarantee = part.config, part.guarantee
+    given = getattr(config.privacy, "num_examples", None)
+    size = num_units if given is None else given
+    train = config.train.for_own_data(size, method=config.method.name, own=True)
+    train = replace(train, expected_batch_size=train.batch_size(size))
+    source = "counted in the data" if given is None else "privacy.num_examples"
+    part = replace(
+        part,
+        config=replace(config, train=train),
+        num_examples=size,
+        num_examples_source=source,
+    )
     if guarantee is None:
-        return Budget(num_examples=size, source=source)
+        return part
     delta = default_delta(size, OWN_DATA) if guarantee.delta is None else guarantee.delta
     check_delta(delta, num_examples=size, allow_large=guarantee.allow_large_delta)
     assert guarantee.eps is not None
@@ -166,11 +168,9 @@ def plan_budget(part: PublicPart, size: int, source: str) -> Budget:
         counts = part.condition.plan(
             eps=guarantee.eps, share=guarantee.share, delta=delta, num_examples=size
         )
-    steps, rate = config.train.planned_steps(size), config.train.batch_size(size) / size
+    steps, rate = train.planned_steps(size), train.batch_size(size) / size
     noise = training_noise(counts, eps=guarantee.eps, delta=delta, sample_rate=rate, steps=steps)
-    return Budget(
-        num_examples=size, source=source, delta=delta, counts=counts, noise_multiplier=noise
-    )
+    return replace(part, delta=delta, counts=counts, noise_multiplier=noise)
 
 
 def training_noise(

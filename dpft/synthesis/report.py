@@ -30,7 +30,7 @@ from dpft.runs.composition import with_its_tokenizer
 from dpft.runs.saved_run import read_spent, read_spent_of_synthesis
 from dpft.synthesis.generate import Drawn
 from dpft.synthesis.measures import Tables, binned_counts, frame_of, measured
-from dpft.synthesis.plan import ACCOUNTANT, Budget, PublicPart
+from dpft.synthesis.plan import ACCOUNTANT, PublicPart, target_file
 from dpft.synthesis.records import (
     Comparison,
     Measures,
@@ -144,31 +144,22 @@ def write_table(path: Path, schema: Schema, rows: Sequence[Row]) -> None:
     ])  # fmt: skip
 
 
-def write_outcome(
-    part: PublicPart,
-    table: PrivateTable,
-    budget: Budget,
-    sides: tuple[Sequence[int], Sequence[int]],
-    drawn: Drawn,
-    folder: Path,
-    target: Path,
-) -> None:
+def write_outcome(part: PublicPart, table: PrivateTable, drawn: Drawn, folder: Path) -> None:
     """Write the table, its statement and the pages.
 
     Raises:
         StateError: A ledger is gone or damaged.
     """
     schema = part.schema
-    write_table(target, schema, drawn.rows)
-    said = statement(part, budget, drawn, folder, target)
+    write_table(target_file(part.config, folder), schema, drawn.rows)
+    said = statement(part, drawn, folder)
     write_record(folder / STATEMENT, said)
-    if sides[1]:
-        real = ([row for row in map(table.rows.__getitem__, side) if row] for side in sides)
-        tables = (
-            frame_of(schema, [rows[at] for at in spread(len(rows), part.config.eval.limit)])
-            for rows in (drawn.rows, *real)
-        )
-        measures = Measures(tables=measured(schema, Tables(*tables)))
+    if table.held:
+        limit = part.config.eval.limit
+        sides = (drawn.rows, table.of(table.kept), table.of(table.held))
+        chosen = ([side[at] for at in spread(len(side), limit)] for side in sides)
+        tables = Tables(*(frame_of(schema, side) for side in chosen))
+        measures = Measures(tables=measured(schema, tables))
         write_record(private_path(folder, MEASURES), measures, mode=0o600)
         page = private_page(said, measures, table.faults)
         write_text(private_path(folder, PRIVATE_PAGE), page, mode=0o600)
@@ -176,9 +167,7 @@ def write_outcome(
     write_text(folder / PAGE, public_page(said, text))
 
 
-def statement(
-    part: PublicPart, budget: Budget, drawn: Drawn, folder: Path, target: Path
-) -> Synthesis:
+def statement(part: PublicPart, drawn: Drawn, folder: Path) -> Synthesis:
     """Return the public statement."""
     config, guarantee = part.config, part.guarantee
     rows = {"rows": frame_of(part.schema, drawn.rows)}
@@ -190,8 +179,8 @@ def statement(
         unit_definition=part.unit_definition,
         neighboring_relation=NEIGHBORING_RELATION,
         noise_source=NOISE_SOURCE if guarantee is not None else "none",
-        num_examples=budget.num_examples,
-        num_examples_source=budget.source,
+        num_examples=part.num_examples,
+        num_examples_source=part.num_examples_source,
         parts=(),
         warnings=(),
         schema_sha256=digest(folder / SCHEMA_FILE),
@@ -199,27 +188,27 @@ def statement(
         model=config.model.name,
         method=config.method.name,
         rows=len(drawn.rows),
-        rows_sha256=digest(target),
+        rows_sha256=digest(target_file(config, folder)),
         unparsed=drawn.unparsed,
         rejected=drawn.rejected,
         left_out=drawn.left_out,
         columns=tuple(binned_counts(column, rows) for column in part.schema.learned),
     )
-    if guarantee is None or guarantee.eps is None or budget.delta is None:
+    if guarantee is None or guarantee.eps is None or part.delta is None:
         return said
     said = replace(
         said,
-        delta=budget.delta,
+        delta=part.delta,
         delta_source=part.delta_source,
         accountant=ACCOUNTANT,
         eps=guarantee.eps,
-        share=None if budget.counts is None else guarantee.share,
+        share=None if part.counts is None else guarantee.share,
     )
     said = with_epsilon(said, folder)
-    warnings = delta_warnings(budget.delta, budget.num_examples, source=part.delta_source)
+    warnings = delta_warnings(part.delta, part.num_examples, source=part.delta_source)
     training = read_spent_of_synthesis(str(folder))
     if training.plan.tokenizer is not None:
-        warnings.append(with_its_tokenizer(training, budget.delta))
+        warnings.append(with_its_tokenizer(training, part.delta))
     if guarantee.noise_seed is not None:
         warnings.insert(0, NOT_PRIVATE_SEED)
     if said.epsilon is not None and said.epsilon > guarantee.eps:

@@ -280,4 +280,5 @@ class RowConstraint(LogitsProcessor):
         if self._nucleus is None:
             return held
         in_text = (allowed.sum(1) > self.TEXT_SHARE * self._size).to(scores.device)
-        return torch.where(in_text[:, None], self._nucleus(input_ids, held), held)
+        held[in_text] = self._nucleus(input_ids[in_text], held[in_text])
+        return held

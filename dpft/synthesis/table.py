@@ -8,7 +8,7 @@ import hmac
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpft.data import raw_rows
@@ -33,14 +33,18 @@ class PrivateTable:
     """The privacy unit of each row."""
     faults: Counter[str]
     """How many rows are invalid, by the reason."""
+    kept: tuple[int, ...] = ()
+    """Indices of the rows to learn from."""
+    held: tuple[int, ...] = ()
+    """Indices of the controls."""
 
     @property
     def num_units(self) -> int:
         """The number of units, including those without a valid row."""
         return len(set(self.units))
 
-    def sides(self, fraction: float | None, key: bytes) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the indices of the valid rows to learn from, and of the controls.
+    def split(self, fraction: float | None, key: bytes) -> "PrivateTable":
+        """Return the table with the indices of the rows to learn from, and of the controls.
 
         Args:
             fraction: The share of the units that are controls; None: there are none.
@@ -59,7 +63,11 @@ class PrivateTable:
                 f"eval.held_out={fraction} left no row to compare with; raise it, or set it to null"
                 " for a synthesis without a private page."
             )
-        return kept, held
+        return replace(self, kept=tuple(kept), held=tuple(held))
+
+    def of(self, side: Sequence[int]) -> list[Row]:
+        """Return the rows of a side."""
+        return [row for row in map(self.rows.__getitem__, side) if row is not None]
 
     def fingerprint(self, key: bytes) -> str:
         """Return a keyed hash of all rows in their order; it is as secret as the key."""
