@@ -43,6 +43,8 @@ def watch(root: Path, record: Path) -> None:
     """Looks for faults before every file event of this process; it cannot be ended."""
     looking = False
     events = 0
+    record.touch()  # A command that writes no file, such as account, has no event.
+    record.with_suffix(".events").write_text(json.dumps(events))
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal looking, events
