@@ -13,7 +13,7 @@ from torch import nn
 from dpft.errors import InputError
 from dpft.files import LEDGER
 from dpft.methods.base import ParameterCounts
-from dpft.privacy.accounting.curve import EpsilonSoFar
+from dpft.privacy.accounting.curve import EpsilonCurve, EpsilonSoFar
 from dpft.privacy.accounting.mechanism import RATE_MARGIN
 from dpft.privacy.accounting.summary import account
 from dpft.privacy.engine import PrivacyEngine
@@ -119,7 +119,8 @@ def test_trust_rule_1_every_reported_epsilon_follows_the_plans_mechanism(
     run = RunPlan(size=None, steps=3, phases=(), privacy=followed)
     privacy = DifferentialPrivacy(name="dp", noise_multiplier=1.0, accountant="rdp")
     assert account_for_plan(SimpleNamespace(privacy=privacy), run) == expected
-    assert EpsilonSoFar(followed)(3).epsilon == pytest.approx(expected.epsilons["rdp"])
+    no_points = EpsilonCurve(steps=(), epsilons=(), accountants=())
+    assert EpsilonSoFar(followed, no_points)(3).epsilon == pytest.approx(expected.epsilons["rdp"])
     promise = promise_of(followed, expected)
     numbers = {
         key: getattr(promise, key)

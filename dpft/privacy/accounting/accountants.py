@@ -7,7 +7,7 @@ it calls its library, and has no answer if that grid is too large (``prv.MAX_POI
 mechanisms.
 
 >>> evaluate("rdp", SampledGaussian(noise_multiplier=2, sample_rate=1, steps=1, delta=1e-5))
-Epsilon(lower=None, estimate=None, upper=2.1652...)
+Epsilon(lower=None, estimate=None, upper=2.165715659029443)
 """
 
 import warnings
