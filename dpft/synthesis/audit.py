@@ -6,7 +6,7 @@ others are private. Leaving out a synthetic record because it is close to a trai
 post-processing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,38 +106,6 @@ def audit_synthetic(
     """
     privacy = privacy_of(run) if (run / PRIVACY).exists() else None
     file = read_synthetic(run, task, path.expanduser(), privacy)
-    with hold_run(run):
-        record = _compared(run, file, privacy, training, others, published, limit)
-        title = f"# Synthetic records: {line(file.path.name)}"
-        place = private_audit_path(run, PRIVATE_SYNTHETIC_AUDIT)
-        text = [*file.notes, OWNERS, title, *map(line, record.remarks), *sections(record.compared)]
-        write_text(place, render_page("Synthetic records", "\n\n".join(text)), mode=0o600)
-        pages = [f"A page with all tables, for the owner of the data alone: {place}"]
-        (run / SYNTHETIC_AUDIT).unlink(missing_ok=True)  # of an earlier audit
-        if file.why_private is None:
-            text = [*file.notes, title, *sections(record.released)]
-            place = audit_path(run, SYNTHETIC_AUDIT)
-            write_text(place, render_page("Synthetic records", "\n\n".join(text)))
-            pages.append(f"A page that may be released: {place}")
-    return record, pages
-
-
-def audit_parts(record: SyntheticAudit) -> list[Grid | str]:
-    """Return the output for a terminal."""
-    tables = [table for table in record.compared if table.rows]
-    parts = [part for table in tables for part in (grid(table), table.note) if part]
-    return [*parts, *record.remarks, f"This is {OWNERS_ALONE}."]
-
-
-def _compared(
-    run: Path,
-    file: SyntheticFile,
-    privacy: RunPrivacy | None,
-    training: Records,
-    others: Records,
-    published: bool,
-    limit: int,
-) -> SyntheticAudit:
     remarks = [
         f"Not compared with {name}: {why}"
         for name, why in (("training records", training), ("other records", others))
@@ -151,23 +119,47 @@ def _compared(
     trained, unseen = (
         [] if isinstance(side, str) else file.texts(side, limit) for side in (training, others)
     )
-    compared = [copies(texts, trained, unseen or None)] if trained else []
     shapes = released = _shapes({"synthetic": texts})
     if unseen:
         shapes = _shapes({"synthetic": texts, "other records": unseen})
         released = shapes if published else released
-    promise = guarantee(privacy) if privacy and is_promised(privacy) else None
-    return SyntheticAudit(
-        note=OWNERS_ALONE,
-        synthetic=file.path.name,
-        limit=limit,
-        released=(released,),
-        compared=(*compared, _canaries(run, texts), shapes),
-        remarks=tuple(remarks),
-        epsilon=None if promise is None else promise[0],
-        delta=None if promise is None else promise[1],
-        not_released=file.why_private,
-    )
+    promise = guarantee(privacy) if privacy and is_promised(privacy) else (None, None)
+    with hold_run(run):
+        copied = [copies(texts, trained, unseen or None)] if trained else []
+        record = SyntheticAudit(
+            note=OWNERS_ALONE,
+            synthetic=file.path.name,
+            limit=limit,
+            released=(released,),
+            compared=(*copied, _canaries(run, texts), shapes),
+            remarks=tuple(remarks),
+            epsilon=promise[0],
+            delta=promise[1],
+            not_released=file.why_private,
+        )
+        return record, _write_pages(run, file, record)
+
+
+def _write_pages(run: Path, file: SyntheticFile, record: SyntheticAudit) -> list[str]:
+    title = f"# Synthetic records: {line(file.path.name)}"
+    place = private_audit_path(run, PRIVATE_SYNTHETIC_AUDIT)
+    text = [*file.notes, OWNERS, title, *map(line, record.remarks), *sections(record.compared)]
+    write_text(place, render_page("Synthetic records", "\n\n".join(text)), mode=0o600)
+    pages = [f"A page with all tables, for the owner of the data alone: {place}"]
+    (run / SYNTHETIC_AUDIT).unlink(missing_ok=True)  # of an earlier audit
+    if file.why_private is None:
+        text = [*file.notes, title, *sections(record.released)]
+        place = audit_path(run, SYNTHETIC_AUDIT)
+        write_text(place, render_page("Synthetic records", "\n\n".join(text)))
+        pages.append(f"A page that may be released: {place}")
+    return pages
+
+
+def audit_parts(record: SyntheticAudit) -> list[Grid | str]:
+    """Return the output for a terminal."""
+    tables = [table for table in record.compared if table.rows]
+    parts = [part for table in tables for part in (grid(table), table.note) if part]
+    return [*parts, *record.remarks, f"This is {OWNERS_ALONE}."]
 
 
 def read_synthetic(
@@ -227,26 +219,25 @@ def read_synthetic(
     )
 
 
-def _shapes(sides: dict[str, list[str]]) -> Comparison:
+def _shapes(sides: Mapping[str, Sequence[str]]) -> Comparison:
     """Return texts by themselves, side by side, and how often a classifier tells them apart."""
-    rows: dict[str, tuple[float, ...]] = {}
+    measures = []
     for texts in sides.values():
         words = [words_of(text) for text in texts]
         lengths = [len(each) for each in words]
-        for name, value in (
-            ("texts", len(texts)),
-            ("different ones, %", 100 * len(set(texts)) / len(texts)),
-            ("words: mean", float(np.mean(lengths))),
-            ("words: 5 of 100 have at most", float(np.quantile(lengths, 0.05))),
-            ("words: 95 of 100 have at most", float(np.quantile(lengths, 0.95))),
-            ("different words, % of all", 100 * len(set().union(*words)) / max(1, sum(lengths))),
-        ):
-            rows[name] = (*rows.get(name, ()), value)
+        distinct = 100 * len(set(texts)) / len(texts)
+        different = 100 * len(set().union(*words)) / max(1, sum(lengths))
+        quantiles = np.quantile(lengths, (0.05, 0.95)).tolist()
+        measures.append((len(texts), distinct, float(np.mean(lengths)), *quantiles, different))
+    names = (
+        "texts", "different ones, %", "words: mean", "words: 5 of 100 have at most",
+        "words: 95 of 100 have at most", "different words, % of all",
+    )  # fmt: skip
+    rows = dict(zip(names, zip(*measures, strict=True), strict=True))
+    accuracy = told_apart(*sides.values()) if len(sides) == 2 else None
     note = None
-    if len(sides) == 2:
-        accuracy = told_apart(*sides.values())
-        if accuracy is not None:
-            note = f"A classifier tells {accuracy:.1%} of both kinds right; a coin tells 50 %."
+    if accuracy is not None:
+        note = f"A classifier tells {accuracy:.1%} of both kinds right; a coin tells 50 %."
     return Comparison(title="The texts", columns=tuple(sides), rows=rows, note=note)
 
 
