@@ -16,7 +16,7 @@ from dpft.evaluation.text_overlap import NearDuplicates, grams_of, words_of
 from dpft.synthesis.records import Comparison
 from dpft.synthesis.schema import TEXT, Column, Row, Schema
 
-BINS, WORDS_OF_A_BIN, MOST_WORDS = 10, 5, 50
+BINS, WORDS_OF_A_BIN = 10, 5
 FEWEST = 20
 """Rows or texts of a kind without which no classifier is trained."""
 FEATURES = 200
@@ -75,26 +75,30 @@ def numbers(column: Column, values: pd.Series) -> pd.Series:
 
 
 def binned(column: Column, values: pd.Series) -> pd.Series:
-    """Return the bin of each value: a category, or a part of the schema's range; "" if missing."""
+    """Return the bin of each value, "" if it is missing.
+
+    Bins are the values of a category, or at most ``BINS`` parts of the schema's range. Texts are in
+    bins of ``WORDS_OF_A_BIN`` words, the last of which has no upper end.
+    """
     names: Any
     if column.options:
-        spelled = {each: str(each) for each in column.options if each is not None}
+        named = {each: str(each) for each in column.options if each is not None}
         if column.kind == "boolean":
-            spelled = {True: "true", False: "false"}
-        labels, names = list(spelled.values()), values.map(spelled)
-    elif column.kind == TEXT:
-        edges = [*map(float, range(0, MOST_WORDS + 1, WORDS_OF_A_BIN)), math.inf]
-        labels = [f"{least:.0f} to {last - 1:.0f} words" for least, last in
-                  itertools.pairwise(edges[:-1])] + [f"{MOST_WORDS} words and more"]  # fmt: skip
-        names = pd.cut(numbers(column, values), edges, right=False, labels=labels)
+            named = {True: "true", False: "false"}
+        labels, names = list(named.values()), values.map(named)
     else:
-        low, high = column.number(column.minimum), column.number(column.maximum)
-        step = float(column.step or 1)
-        count = min(BINS, 1 + round((high - low) / step))
-        edges = np.linspace(low, high + step, count + 1).tolist()
-        labels = [f"from {column.first_from(edge)}" for edge in edges[:-1]]
-        inner = [-math.inf, *(edge - step * 1e-6 for edge in edges[1:-1]), math.inf]
-        names = pd.cut(numbers(column, values), inner, right=False, labels=labels)
+        if column.kind == TEXT:
+            places = numbers(column, values) // WORDS_OF_A_BIN
+            labels = [f"from {WORDS_OF_A_BIN * place} words" for place in range(BINS + 1)]
+        else:
+            low, high = column.number(column.minimum), column.number(column.maximum)
+            step = float(column.step or 1)
+            size = 1 + round((high - low) / step)
+            count = min(BINS, size)
+            places = ((numbers(column, values) - low) / step).round() * count // size
+            firsts = (math.ceil(place * size / count) for place in range(count))
+            labels = [f"from {column.at(first)}" for first in firsts]
+        names = places.clip(upper=len(labels) - 1).map(dict(enumerate(labels)))
     names = names.astype(object).where(names.notna(), "")
     return pd.Series(pd.Categorical(names, categories=[*labels, ""]))
 
@@ -160,36 +164,25 @@ def associations(schema: Schema, tables: Tables) -> Comparison:
 
 
 def usefulness(schema: Schema, tables: Tables) -> Comparison:
-    """Return the accuracy on controls of classifiers of the label, by the rows that train them."""
-    from sklearn.ensemble import HistGradientBoostingClassifier
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-
-    label, title = schema.label, "Usefulness"
-    if label is None:
-        note = "No classifier was trained: the schema names no label."
-        return Comparison(title=title, columns=HEADS, rows={}, note=note)
-    synthetic, training, controls = (frame[frame[label].notna()] for frame in tables)
-    size = min(len(synthetic), len(training))
-    taught = [side.head(size) for side in (synthetic, training)]
-    if size < FEWEST or controls.empty or min(side[label].nunique() for side in taught) < 2:
+    """Return the accuracy on controls of a classifier of the label, by the rows that train it."""
+    label, rows = schema.label, {}
+    note = "No classifier was trained: the schema names no label."
+    if label is not None:
+        synthetic, training, controls = (frame[frame[label].notna()] for frame in tables)
+        size = min(len(synthetic), len(training))
+        taught = [side.head(size) for side in (synthetic, training)]
         note = f"No classifier was trained: fewer than {FEWEST} rows, or one class, of {label}."
-        return Comparison(title=title, columns=HEADS, rows={}, note=note)
-    columns = [column for column in schema.learned if column.name != label]
-    truth = controls[label].map(str)
-    rows = {}
-    for name, classifier in (
-        ("regression", LogisticRegression(max_iter=1000)),
-        ("trees", HistGradientBoostingClassifier(random_state=0)),
-    ):
-        model = make_pipeline(_reader(columns), classifier)
-        rows[f"{label} by {name} trained on them"] = tuple(
-            float(model.fit(_features(columns, side), side[label].map(str)).score(
-                _features(columns, controls), truth)) for side in taught
-        )  # fmt: skip
-    commonest = truth.value_counts(normalize=True).iloc[0]
-    note = f"The most frequent {label} has {commonest:.2f} of the controls."
-    return Comparison(title=title, columns=HEADS, rows=rows, note=note)
+        if size >= FEWEST and len(controls) and min(side[label].nunique() for side in taught) > 1:
+            columns = [column for column in schema.learned if column.name != label]
+            asked, truth = _features(columns, controls), controls[label].map(str)
+            model = _classifier(columns)
+            rows[f"{label} by trees trained on them"] = tuple(
+                float(model.fit(_features(columns, side), side[label].map(str)).score(asked, truth))
+                for side in taught
+            )
+            commonest = truth.value_counts(normalize=True).iloc[0]
+            note = f"The most frequent {label} has {commonest:.2f} of the controls."
+    return Comparison(title="Usefulness", columns=HEADS, rows=rows, note=note)
 
 
 def _features(columns: Sequence[Column], frame: pd.DataFrame) -> pd.DataFrame:
@@ -200,24 +193,24 @@ def _features(columns: Sequence[Column], frame: pd.DataFrame) -> pd.DataFrame:
     })  # fmt: skip
 
 
-def _reader(columns: Sequence[Column]) -> Any:
-    """Return what turns the features of columns into a dense matrix."""
+def _classifier(columns: Sequence[Column]) -> Any:
+    """Return boosted trees, which read columns by their type and take missing numbers."""
     from sklearn.compose import ColumnTransformer
+    from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.impute import SimpleImputer
     from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+    from sklearn.preprocessing import OneHotEncoder
 
-    scaled = make_pipeline(SimpleImputer(keep_empty_features=True), StandardScaler())
     parts: list[tuple[str, Any, Any]] = []
     for column in columns:
         if column.kind == TEXT:
             words = TfidfVectorizer(analyzer=word_features, max_features=FEATURES)
             parts.append((column.name, words, column.name))
         else:
-            reader = OneHotEncoder(handle_unknown="ignore") if column.options else scaled
+            reader = OneHotEncoder(handle_unknown="ignore") if column.options else "passthrough"
             parts.append((column.name, reader, [column.name]))
-    return ColumnTransformer(parts, sparse_threshold=0)
+    reader = ColumnTransformer(parts, sparse_threshold=0)
+    return make_pipeline(reader, HistGradientBoostingClassifier(random_state=0))
 
 
 def word_features(text: str) -> list[str]:
@@ -229,27 +222,22 @@ def word_features(text: str) -> list[str]:
 def told_apart(synthetic: Sequence[str], real: Sequence[str]) -> float | None:
     """Return how often a classifier tells synthetic texts from real ones; chance is 0.5.
 
-    This is the classifier two-sample test of Lopez-Paz and Oquab 2017 (arXiv 1610.06545). Half of
-    the texts train the classifier, and the others test it. None: there are too few.
+    This is the classifier two-sample test of Lopez-Paz and Oquab 2017 (arXiv 1610.06545): balanced
+    accuracy on one half of the texts after training on the other. None: there are too few.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import train_test_split
+    from sklearn.model_selection import StratifiedKFold, cross_val_score
     from sklearn.pipeline import make_pipeline
 
-    count = min(len(synthetic), len(real))
-    if count < FEWEST:
+    if min(len(synthetic), len(real)) < FEWEST:
         return None
-    order = np.random.default_rng(0)
-    sides = (
-        [side[at] for at in order.permutation(len(side))[:count]] for side in (synthetic, real)
-    )
-    texts, classes = [text for side in sides for text in side], [0] * count + [1] * count
-    taught, asked, taught_classes, asked_classes = train_test_split(
-        texts, classes, test_size=0.5, random_state=0, stratify=classes
-    )
-    model = make_pipeline(TfidfVectorizer(analyzer=word_features), LogisticRegression())
-    return float(model.fit(taught, taught_classes).score(asked, asked_classes))
+    texts, classes = [*synthetic, *real], [0] * len(synthetic) + [1] * len(real)
+    classifier = LogisticRegression(class_weight="balanced")
+    model = make_pipeline(TfidfVectorizer(analyzer=word_features), classifier)
+    halves = StratifiedKFold(2, shuffle=True, random_state=0)
+    scores = cross_val_score(model, texts, classes, cv=halves, scoring="balanced_accuracy")
+    return float(scores.mean())
 
 
 def copies(

@@ -200,11 +200,10 @@ class Column:
             return float(datetime.date.fromisoformat(value).toordinal())
         return float(value)
 
-    def first_from(self, number: float) -> str:
-        """Return how the first value at or above a number is written."""
+    def at(self, steps: int) -> str:
+        """Return how the value that is so many steps above the minimum is written."""
         if self.kind == DATE:
-            return datetime.date.fromordinal(math.ceil(round(number, 6))).isoformat()
-        steps = math.ceil(round((number - float(self.minimum)) / float(self.step), 6))
+            return str(datetime.date.fromisoformat(self.minimum) + datetime.timedelta(days=steps))
         return f"{self.minimum + steps * self.step:.{self.places}f}"
 
 
