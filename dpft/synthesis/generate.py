@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from transformers import LogitsProcessorList
 
-from dpft.errors import StateError
 from dpft.files import TRAINING, read_json, write_json
 from dpft.generation.decoding import generate_texts
 from dpft.generation.processors import nucleus_processors, root_seed, uniforms
@@ -22,7 +21,7 @@ from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import trained_model_of_run
 from dpft.runs.tracking import batch_progress
 from dpft.synthesis.plan import GIVEN_COLUMN, PublicPart
-from dpft.synthesis.rows import RowConstraint, RowFormat, compile_grammar
+from dpft.synthesis.rows import RowConstraint, compile_grammar
 from dpft.synthesis.schema import Row
 from dpft.tasks.custom import CustomTexts
 
@@ -40,8 +39,6 @@ class Drawn:
     """Texts that were not rows; each was drawn again."""
     rejected: Mapping[str, int]
     """Rows that broke a rule, by the rule; each was drawn again."""
-    left_out: int
-    """Rows that were given up."""
 
 
 class Writer:
@@ -121,7 +118,6 @@ class Writer:
             "rows": [[prompts[at], valid[at]] for at in sorted(valid)],
             "unparsed": unparsed,
             "rejected": dict(rejected),
-            "left_out": len(left),
         }
 
 
@@ -143,23 +139,10 @@ def generate_rows(part: PublicPart, cells: Sequence[Mapping[str, Any]], folder: 
                     block = mixed[start : start + BLOCK]
                     write_json(path, writer.block(block, start, part.config.retries))
                 show("rows", min(start + BLOCK, len(mixed)), len(mixed))
-    return read_blocks(paths, part.rows)
-
-
-def read_blocks(paths: Sequence[Path], rows: RowFormat) -> Drawn:
-    """Return the rows of blocks; raise StateError for a damaged one."""
-    valid: list[Row | None] = []
-    unparsed, left_out, rejected = 0, 0, Counter[str]()
-    for path in paths:
-        try:
-            block = read_json(path)
-            valid += [rows.read(prompt, text) for prompt, text in block["rows"]]
-            unparsed += block["unparsed"]
-            left_out += block["left_out"]
-            rejected.update(block["rejected"])
-        except (KeyError, TypeError, ValueError):
-            valid.append(None)
-        if None in valid:
-            raise StateError(f"{path} is damaged; remove it, and go on by resume=.")
-    found = tuple(row for row in valid if row is not None)
-    return Drawn(rows=found, unparsed=unparsed, rejected=dict(rejected), left_out=left_out)
+    blocks = [read_json(path) for path in paths]
+    read = (part.rows.read(prompt, text) for block in blocks for prompt, text in block["rows"])
+    return Drawn(
+        rows=tuple(row for row in read if row is not None),
+        unparsed=sum(block["unparsed"] for block in blocks),
+        rejected=dict(sum((Counter(block["rejected"]) for block in blocks), Counter())),
+    )

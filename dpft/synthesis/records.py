@@ -72,17 +72,17 @@ class Synthesis(Versioned, SeedMarked):
     delta: Delta | None = None
     """The delta of epsilon."""
     delta_source: DeltaSource | None = None
-    """given, by privacy.delta, or the rule that determines it."""
+    """The source of delta: given by privacy.delta, or the rule that determines it."""
     accountant: str | None = None
     """The accountant that computes epsilon."""
     eps: Positive | None = None
     """The target epsilon."""
     share: Positive | None = None
-    """The share of it that the histogram alone was to spend. Absent without one."""
+    """The share of the target epsilon for the histogram; absent without one."""
     unit: str
     """The privacy unit: example, or a column."""
     unit_definition: str
-    """What the unit is, in words that follow: the unit is."""
+    """The privacy unit in words."""
     neighboring_relation: Relation
     """How neighboring data sets differ."""
     noise_source: str

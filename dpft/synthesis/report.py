@@ -6,6 +6,7 @@ everything that compares them with real rows is private.
 
 import datetime
 import hashlib
+import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,13 +22,13 @@ from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.privacy.ledger import Noise, as_mechanisms
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import NEIGHBORING_RELATION
-from dpft.records.form import read_record, write_record
+from dpft.records.form import as_json, read_record, texts_of, write_record
 from dpft.records.ledger import LedgerHead
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.pages import indented, line, render_page
 from dpft.reports.terminal import Answer, Grid
 from dpft.runs.composition import with_its_tokenizer
-from dpft.runs.saved_run import read_spent, read_spent_of_synthesis
+from dpft.runs.saved_run import read_spent
 from dpft.synthesis.generate import Drawn
 from dpft.synthesis.measures import Tables, binned_counts, frame_of, measured
 from dpft.synthesis.plan import ACCOUNTANT, PublicPart, target_file
@@ -38,7 +39,7 @@ from dpft.synthesis.records import (
     SynthesisAnswer,
     SynthesisPart,
 )
-from dpft.synthesis.schema import ID, Row, Schema
+from dpft.synthesis.schema import ID
 from dpft.synthesis.table import PrivateTable
 
 SCHEMA_FILE, STATEMENT, MEASURES = "schema.yaml", "synthesis.json", "private/measures.json"
@@ -46,6 +47,10 @@ OWNERS = (
     "**This page is for the owner of the data alone: it is made of private rows.** To leave out a"
     " synthetic row because of what is here is a choice by private records, which ε does not cover."
 )
+NO_FACTS = frozenset({
+    "schema_version", "private", "reproducible", "epsilon", "delta", "parts", "warnings", "columns",
+})  # fmt: skip
+"""Fields of the statement that the table of facts on the public page omits."""
 NOT_PRIVATE = "**NOT PRIVATE**: histogram and training had no noise (`privacy=none`)."
 
 
@@ -64,11 +69,10 @@ def headline(said: Synthesis) -> str:
 
 def cells(table: Comparison) -> list[tuple[str, ...]]:
     """Return the rows of a table as texts: counts as they are, other numbers with three digits."""
-    texts = {
-        name: [str(each) if isinstance(each, int) else f"{each:.3f}" for each in values]
+    return [
+        (name, *(str(each) if isinstance(each, int) else f"{each:.3f}" for each in values))
         for name, values in table.rows.items()
-    }
-    return [(name, *values) for name, values in texts.items()]
+    ]
 
 
 def grid(table: Comparison) -> Grid:
@@ -98,20 +102,11 @@ def public_page(said: Synthesis, schema: str) -> str:
         (p.name, eps_text(p.epsilon), f"{p.noise_multiplier:.4g}", str(p.steps), p.ledger.head)
         for p in said.parts
     ]
-    rejected = ", ".join(f"{n} broke the {rule}" for rule, n in said.rejected.items()) or "none"
+    descriptions = texts_of(Synthesis)
     facts = [
-        ("rows", str(said.rows)),
-        ("texts that were no rows, drawn again", str(said.unparsed)),
-        ("rows that broke a rule, drawn again", rejected),
-        ("rows given up", str(said.left_out)),
-        ("condition", ", ".join(said.condition) or "none"),
-        ("generator", f"{said.model}, fine-tuned by {said.method}"),
-        ("unit", said.unit_definition),
-        ("number of units, taken as public", f"{said.num_examples} ({said.num_examples_source})"),
-        ("neighboring relation", said.neighboring_relation),
-        ("noise", said.noise_source),
-        ("SHA-256 of the rows", said.rows_sha256),
-        ("SHA-256 of the schema", said.schema_sha256),
+        (descriptions[key].rstrip("."), value if isinstance(value, str) else json.dumps(value))
+        for key, value in as_json(said).items()
+        if key not in NO_FACTS
     ]
     columns = ("part", "ε alone", "noise multiplier", "noisy steps", "head of its ledger")
     note = (
@@ -125,44 +120,32 @@ def public_page(said: Synthesis, schema: str) -> str:
     return render_page("A synthetic table", "\n\n".join([*text, "## The schema", indented(schema)]))
 
 
-def private_page(said: Synthesis, measures: Measures, faults: Mapping[str, int]) -> str:
-    """Return the page for the owner alone."""
-    title = "Synthetic rows against real ones"
-    text = [OWNERS, headline(said), f"# {title}", *sections(measures.tables)]
-    if faults:
-        rows = [(fault, str(count)) for fault, count in faults.items()]
-        text.append(section("Rows that were not as the schema says", ("", "rows"), rows, ""))
-    return render_page(title, "\n\n".join(text))
-
-
-def write_table(path: Path, schema: Schema, rows: Sequence[Row]) -> None:
-    """Write the synthetic rows in the schema's order, with new ids."""
-    columns = [column for column in schema.columns if column.is_learned or column.kind == ID]
-    write_rows(path, [
-        {c.name: number if c.kind == ID else row[c.name] for c in columns}
-        for number, row in enumerate(rows, start=1)
-    ])  # fmt: skip
-
-
 def write_outcome(part: PublicPart, table: PrivateTable, drawn: Drawn, folder: Path) -> None:
-    """Write the table, its statement and the pages.
+    """Write the table with new ids, its statement and the pages.
 
     Raises:
         StateError: A ledger is gone or damaged.
     """
     schema = part.schema
-    write_table(target_file(part.config, folder), schema, drawn.rows)
+    columns = [column for column in schema.columns if column.is_learned or column.kind == ID]
+    write_rows(target_file(part.config, folder), [
+        {c.name: number if c.kind == ID else row[c.name] for c in columns}
+        for number, row in enumerate(drawn.rows, start=1)
+    ])  # fmt: skip
     said = statement(part, drawn, folder)
     write_record(folder / STATEMENT, said)
     if table.held:
         limit = part.config.eval.limit
         sides = (drawn.rows, table.of(table.kept), table.of(table.held))
         chosen = ([side[at] for at in spread(len(side), limit)] for side in sides)
-        tables = Tables(*(frame_of(schema, side) for side in chosen))
-        measures = Measures(tables=measured(schema, tables))
-        write_record(private_path(folder, MEASURES), measures, mode=0o600)
-        page = private_page(said, measures, table.faults)
-        write_text(private_path(folder, PRIVATE_PAGE), page, mode=0o600)
+        tables = measured(schema, Tables(*(frame_of(schema, side) for side in chosen)))
+        faults = {fault: (count,) for fault, count in table.faults.items()}
+        tables += (Comparison(title="Invalid rows", columns=("rows",), rows=faults),)
+        write_record(private_path(folder, MEASURES), Measures(tables=tables), mode=0o600)
+        title = "Synthetic rows against real ones"
+        page = [OWNERS, headline(said), f"# {title}", *sections(tables)]
+        content = render_page(title, "\n\n".join(page))
+        write_text(private_path(folder, PRIVATE_PAGE), content, mode=0o600)
     text = (folder / SCHEMA_FILE).read_text(encoding="utf-8")
     write_text(folder / PAGE, public_page(said, text))
 
@@ -171,10 +154,11 @@ def statement(part: PublicPart, drawn: Drawn, folder: Path) -> Synthesis:
     """Return the public statement."""
     config, guarantee = part.config, part.guarantee
     rows = {"rows": frame_of(part.schema, drawn.rows)}
+    is_seeded = guarantee is not None and guarantee.noise_seed is not None
     said = Synthesis(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        private=guarantee is not None and guarantee.noise_seed is None,
-        reproducible=True if guarantee is not None and guarantee.noise_seed is not None else None,
+        private=guarantee is not None and not is_seeded,
+        reproducible=True if is_seeded else None,
         unit=config.privacy.unit,
         unit_definition=part.unit_definition,
         neighboring_relation=NEIGHBORING_RELATION,
@@ -191,7 +175,7 @@ def statement(part: PublicPart, drawn: Drawn, folder: Path) -> Synthesis:
         rows_sha256=digest(target_file(config, folder)),
         unparsed=drawn.unparsed,
         rejected=drawn.rejected,
-        left_out=drawn.left_out,
+        left_out=(config.num or part.num_examples) - len(drawn.rows),
         columns=tuple(binned_counts(column, rows) for column in part.schema.learned),
     )
     if guarantee is None or guarantee.eps is None or part.delta is None:
@@ -205,12 +189,11 @@ def statement(part: PublicPart, drawn: Drawn, folder: Path) -> Synthesis:
         share=None if part.counts is None else guarantee.share,
     )
     said = with_epsilon(said, folder)
-    warnings = delta_warnings(part.delta, part.num_examples, source=part.delta_source)
-    training = read_spent_of_synthesis(str(folder))
+    warnings = [NOT_PRIVATE_SEED] if is_seeded else []
+    warnings += delta_warnings(part.delta, part.num_examples, source=part.delta_source)
+    training = read_spent(str(folder / TRAINING))
     if training.plan.tokenizer is not None:
         warnings.append(with_its_tokenizer(training, part.delta))
-    if guarantee.noise_seed is not None:
-        warnings.insert(0, NOT_PRIVATE_SEED)
     if said.epsilon is not None and said.epsilon > guarantee.eps:
         warnings.append(
             f"more noisy steps were taken than planned, after a crash: epsilon is above the"
@@ -225,13 +208,6 @@ def with_epsilon(said: Synthesis, folder: Path) -> Synthesis:
     Raises:
         StateError: A ledger is gone, is damaged, or is not closed.
     """
-    ledgers = [folder / TRAINING / LEDGER, *([] if said.share is None else [folder / LEDGER])]
-    for path in ledgers:
-        if not path.exists():
-            raise StateError(f"{path} is gone; put it back as it was.")
-    training = read_spent_of_synthesis(str(folder))
-    spent = {} if said.share is None else {"histogram": read_spent(str(folder))}
-    parts = []
 
     def epsilon(taken: Mapping[Noise, int]) -> float:
         composition = Composition(parts=as_mechanisms(taken, said.delta or 0.0))
@@ -239,26 +215,32 @@ def with_epsilon(said: Synthesis, folder: Path) -> Synthesis:
         assert answer is not None
         return answer
 
-    for name, run in (spent | {"training": training}).items():
-        if not run.ledger.closed:
-            raise StateError(f"{Path(run.folder) / LEDGER} is not closed; put it back.")
+    parts = {"training": folder / TRAINING}
+    if said.share is not None:
+        parts = {"histogram": folder} | parts
+    taken = []
+    for name, place in parts.items():
+        if not (place / LEDGER).exists():
+            raise StateError(f"{place / LEDGER} is gone; put it back as it was.")
+        spent = read_spent(str(place))
+        if not spent.ledger.closed:
+            raise StateError(f"{place / LEDGER} is not closed; put it back.")
         part = SynthesisPart(
             name=name,
-            epsilon=epsilon(run.taken),
-            noise_multiplier=min(noise.noise_multiplier for noise in run.taken),
-            steps=run.steps,
-            run_id=str(run.ledger.run_id),
-            ledger=LedgerHead(lines=run.ledger.lines, head=run.ledger.head),
+            epsilon=epsilon(spent.taken),
+            noise_multiplier=min(noise.noise_multiplier for noise in spent.taken),
+            steps=spent.steps,
+            run_id=str(spent.ledger.run_id),
+            ledger=LedgerHead(lines=spent.ledger.lines, head=spent.ledger.head),
         )
-        parts.append(part)
-    return replace(said, epsilon=epsilon(training.whole), parts=tuple(parts))
+        taken.append(part)
+    return replace(said, epsilon=epsilon(spent.whole), parts=tuple(taken))
 
 
 def is_whole(folder: Path, target: Path) -> bool:
     """Return whether a synthesis is finished: its rows are those of its statement."""
-    if not (folder / PAGE).exists() or not target.exists():
-        return False
-    return read_record(folder / STATEMENT, Synthesis).rows_sha256 == digest(target)
+    is_written = (folder / PAGE).exists() and target.exists()
+    return is_written and read_record(folder / STATEMENT, Synthesis).rows_sha256 == digest(target)
 
 
 def finished(folder: Path, target: Path) -> Answer:

@@ -23,8 +23,6 @@ from dpft.records.form import read_record
 from dpft.records.promises import PrivateRun, read_privacy
 from dpft.synthesis import command, generate, plan, records
 from dpft.synthesis.histogram import Condition
-from dpft.synthesis.rows import RowFormat
-from dpft.synthesis.schema import schema_of
 from tests.stories.tiny import make_workspace
 from tests.synthesis.tables import CITIES, SCHEMA, visitors, write_csv
 
@@ -517,18 +515,12 @@ def test_a_table_of_no_row_is_said_and_not_written(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a rule that the model never keeps."""
-    none = generate.Drawn(rows=(), unparsed=0, rejected={"rule age > 98": 72}, left_out=12)
+    none = generate.Drawn(rows=(), unparsed=0, rejected={"rule age > 98": 72})
     monkeypatch.setattr(command, "_train", lambda *_: None)
     monkeypatch.setattr(command, "generate_rows", lambda *_: none)
     with pytest.raises(RunError, match="none of 12 rows kept the schema's rules in 6 attempts"):
         dpft.synthesize(data, QUICK, privacy={"eps": EPS}, folder=tmp_path / "run", num=12)
     assert not (tmp_path / "run/synthetic.csv").exists()
-
-
-def test_a_block_that_holds_no_row_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "0.json").write_text('{"schema_version": 1, "rows": [["{", "x"]]}')
-    with pytest.raises(StateError, match="remove it, and go on"):
-        generate.read_blocks([tmp_path / "0.json"], RowFormat(schema=schema_of(SCHEMA)))
 
 
 def test_files_and_answer_are_as_their_schemas_have_them(
