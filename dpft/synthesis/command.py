@@ -13,22 +13,21 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from dpft.config.account import check_folder
 from dpft.config.composing import given_text
-from dpft.config.keys import in_shell
+from dpft.config.keys import in_shell, values_of
 from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.data.raw_rows import MEMORY, Rows, file_rows, rows_in_memory
 from dpft.data.training_records import new_key
 from dpft.errors import InputError, RunError, StateError
 from dpft.files import (
-    CHECKPOINTS,
     LEDGER,
     MODEL,
     SYNTHESIS,
@@ -47,25 +46,19 @@ from dpft.privacy.cipher import secret_key
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.mechanisms.histogram import noisy_counts
 from dpft.privacy.plan import HistogramPlan, write_plan
+from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
 from dpft.records.form import as_json
 from dpft.reports.terminal import Answer, Figures
 from dpft.runs import run as runs
 from dpft.runs.api import TRAIN_COMMAND, Command, Folder, as_word, checked_words
 from dpft.runs.composition import spent_before
-from dpft.runs.exit_codes import crash_kept, say
+from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import has_begun
 from dpft.runs.run_cost import planned_model
 from dpft.runs.run_plan import RunPlan, plan_run
 from dpft.runs.saved_run import read_spent, read_spent_of_synthesis
 from dpft.runs.task_model import fitted_to, training_head
-from dpft.synthesis.config import (
-    DRAFT,
-    OpenSynthesis,
-    SharedPrivacy,
-    SynthesizeConfig,
-    configuration,
-    expand,
-)
+from dpft.synthesis.config import DRAFT, SynthesizeConfig, configuration, expand
 from dpft.synthesis.draft import draft_schema
 from dpft.synthesis.generate import BLOCKS, generate_rows
 from dpft.synthesis.histogram import allotted, shares
@@ -74,9 +67,9 @@ from dpft.synthesis.plan import (
     GIVEN_COLUMN,
     ROW_COLUMN,
     PublicPart,
+    plain_training,
     public_part,
     target_file,
-    task_words,
     with_noise,
 )
 from dpft.synthesis.report import SCHEMA_FILE, digest, finished, is_whole, write_outcome
@@ -89,6 +82,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SECTIONS = ("model", "method", "train", "optimizer", "scheduler")
+"""Sections of the configuration that the training has, too."""
 COUNTS, DRAFTED, TABLE_KEY = "counts.json", "private/draft.schema.yaml", "private/table_key"
 
 
@@ -117,53 +112,38 @@ def _draft(config: SynthesizeConfig, folder: Path) -> None:
     text = draft_schema(source_rows(config.data or ""), unit=config.privacy.unit)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(private_path(folder, DRAFTED), text, mode=0o600)
-    name = "schema.yaml" if config.data is None else str(_beside(config.data)[0])
     logger.info(
         "a draft is in %s: what it says comes from the data, and what you leave in it becomes"
         " public; go through it, save it as %s, and run dpft synthesize without schema=draft",
         folder / DRAFTED,
-        name,
+        _default_schema(config.data or ""),
     )
 
 
-def _beside(data: str) -> tuple[Path, Path]:
-    """Return the default paths of a table's schema."""
+def _default_schema(data: str) -> Path:
+    """Return the default path of a table's schema."""
     path = Path(data).expanduser()
     stem = path.name.split(".")[0] if path.name.count(".") <= 2 else path.stem
-    return path.with_name(f"{stem}.schema.yaml"), path.with_name(f"{stem}.schema.json")
-
-
-def _schema_file(config: SynthesizeConfig) -> Path:
-    """Return the file of the schema.
-
-    Raises:
-        InputError: There is none.
-    """
-    if config.schema is not None:
-        return Path(config.schema).expanduser()
-    places = _beside(config.data or "")
-    for place in places:
-        if place.is_file():
-            return place
-    raise InputError(
-        "dpft synthesize needs a schema, which says what is public of the table, got none, and"
-        f" there is no {places[0]}; have one drafted for you to edit by dpft synthesize"
-        f" data={config.data} schema=draft."
-    )
+    return path.with_name(f"{stem}.schema.yaml")
 
 
 def _begin(config: SynthesizeConfig, folder: Path) -> Answer:
-    rows = source_rows(config.data or "")
-    place = _schema_file(config)
+    data = config.data or ""
+    rows = source_rows(data)
+    place = _default_schema(data) if config.schema is None else Path(config.schema).expanduser()
+    if config.schema is None and not place.is_file():
+        raise InputError(
+            "dpft synthesize needs a schema, which says what is public of the table, got none, and"
+            f" there is no {place}; have one drafted for you to edit by dpft synthesize"
+            f" data={data} schema=draft."
+        )
     schema = read_schema(place)
     _refuse_used(folder)
     target = target_file(config, folder)
     if target.exists():
         raise InputError(f"to must be a new file, got {str(target)!r}, which exists.")
-    if config.to is not None and not target.parent.is_dir():
-        raise InputError(
-            f"to must be in a folder that is there, got {str(target)!r}; make {target.parent}."
-        )
+    if config.to is not None:
+        check_folder(str(target), key="to")
     part, table = _with_table(public_part(config, schema), rows)
     # A model and settings that do not fit are rejected before the histogram spends anything.
     training = _training(part)
@@ -181,7 +161,6 @@ def _begin(config: SynthesizeConfig, folder: Path) -> Answer:
         lines = f"{key.hex()}\n{table.fingerprint(key)}\n"
         write_text(private_path(folder, TABLE_KEY), lines, mode=0o600)
         dump(replace(config, resume=None), folder / SYNTHESIS)
-        logger.info("synthesis: %s", folder)
         return _finish(part, table, folder)
 
 
@@ -227,38 +206,24 @@ def _with_table(part: PublicPart, rows: Iterator[Any]) -> tuple[PublicPart, Priv
 
 
 def _finish(part: PublicPart, table: PrivateTable, folder: Path) -> Answer:
-    with _hint(folder):
-        num = part.config.num or part.num_examples
-        cells: list[Mapping[str, Any]] = [{}] * num
-        if part.condition is not None:
-            noisy = _histogram(part, table, folder)
-            numbers = allotted(shares(noisy), num)
-            cells = [part.condition.row(at) for at, n in enumerate(numbers) for _ in range(n)]
-        _train(part, table, folder)
-        drawn = generate_rows(part, cells, folder)
-        if not drawn.rows:
-            raise RunError(
-                f"none of {num} rows kept the schema's rules in {1 + part.config.retries}"
-                " attempts, and all were given up; begin anew with rules that are kept more often,"
-                " or with more training. What was spent stands in the ledgers."
-            )
-        write_outcome(part, table, drawn, folder)
-        shutil.rmtree(folder / BLOCKS, ignore_errors=True)  # their rows are in the table
+    logger.info("if this is interrupted, run dpft synthesize %s", in_shell("resume", folder))
+    num = part.config.num or part.num_examples
+    cells: list[Mapping[str, Any]] = [{}] * num
+    if part.condition is not None:
+        noisy = _histogram(part, table, folder)
+        numbers = allotted(shares(noisy), num)
+        cells = [part.condition.row(at) for at, n in enumerate(numbers) for _ in range(n)]
+    _train(part, table, folder)
+    drawn = generate_rows(part, cells, folder)
+    if not drawn.rows:
+        raise RunError(
+            f"none of {num} rows kept the schema's rules in {1 + part.config.retries}"
+            " attempts, and all were given up; begin anew with rules that are kept more often,"
+            " or with more training. What was spent stands in the ledgers."
+        )
+    write_outcome(part, table, drawn, folder)
+    shutil.rmtree(folder / BLOCKS, ignore_errors=True)  # their rows are in the table
     return finished(folder, target_file(part.config, folder))
-
-
-@contextmanager
-def _hint(folder: Path) -> Iterator[None]:
-    """Print how to continue if the block fails, unless the training did so."""
-    try:
-        yield
-    except (InputError, StateError):
-        raise
-    except BaseException:
-        training = folder / TRAINING
-        if (training / MODEL).is_dir() or not (training / CHECKPOINTS).is_dir():
-            say(f"to go on: dpft synthesize {in_shell('resume', folder)}")
-        raise
 
 
 def _histogram(part: PublicPart, table: PrivateTable, folder: Path) -> Sequence[float]:
@@ -272,29 +237,22 @@ def _histogram(part: PublicPart, table: PrivateTable, folder: Path) -> Sequence[
     path = folder / COUNTS if guarantee is not None else private_path(folder, COUNTS)
     if path.exists():
         return _kept_counts(part, path, ledger_path)
-    rows = ((table.units[at], condition.place(table.rows[at] or {})) for at in table.kept)
-    counts = condition.count(rows)
+    counts = condition.count(
+        (table.units[at], condition.place(table.rows[at] or {})) for at in table.kept
+    )
     if part.counts is None or guarantee is None:
         write_json(path, {"counts": counts.tolist()}, mode=0o600)
         return list(counts.tolist())
-    if (folder / TRAINING).exists():
+    is_spent = ledger_path.exists() and read_ledger(ledger_path).counted_steps > 0
+    if is_spent or (folder / TRAINING).exists():
         raise StateError(
-            f"{path} is gone, and a training of its counts has begun: noise is not drawn twice. Put"
-            f" it back as it was, with {ledger_path}."
+            f"{path} is missing, but its epsilon was spent, and noise is not drawn twice. Put it"
+            f" back with {ledger_path}; or, after a crash, begin in another folder and compose both"
+            " with dpft account runs=[FIRST,SECOND]."
         )
-    if ledger_path.exists() and read_ledger(ledger_path).counted_steps == 0:
-        ledger_path.unlink()  # interrupted before the step's line: no noise was drawn
-    if ledger_path.exists():
-        raise StateError(
-            f"{ledger_path} has the line of a histogram whose counts were never written: its"
-            " epsilon stands spent, and noise is not drawn twice. Begin anew in another folder, and"
-            " compose both by dpft account runs=[FIRST,SECOND]."
-        )
-    step = {
-        **part.counts.entry(),
-        "num_examples": part.num_examples,
-        "num_examples_source": part.num_examples_source,
-    }
+    ledger_path.unlink(missing_ok=True)  # interrupted before the step's line: no noise was drawn
+    size = {"num_examples": part.num_examples, "num_examples_source": part.num_examples_source}
+    step = part.counts.entry() | size
     plan = HistogramPlan(
         histogram=step,
         num_examples=part.num_examples,
@@ -316,9 +274,7 @@ def _histogram(part: PublicPart, table: PrivateTable, folder: Path) -> Sequence[
 
 def _kept_counts(part: PublicPart, path: Path, ledger: Path) -> Sequence[float]:
     """Return the counts on disk, if the ledger released them; close the ledger."""
-    counts = read_json(path).get("counts")
-    if not isinstance(counts, list) or not all(isinstance(each, int | float) for each in counts):
-        raise StateError(f"{path} is damaged; put it back as it was.")
+    counts: list[float] = read_json(path)["counts"]
     if part.counts is None:
         return counts
     if not ledger.exists():
@@ -370,29 +326,22 @@ def _train(part: PublicPart, table: PrivateTable, folder: Path) -> None:
 def _training(part: PublicPart) -> TrainCommand:
     config = part.config
     weights = () if config.text_weight == 1 else part.rows.json_weights(config.text_weight)
-    longest = part.max_prompt + part.max_target + 2
-    composed = TRAIN_COMMAND.compose(["task=custom", *task_words(longest, weights), "privacy=none"])
-    plain: TrainCommand = TRAIN_COMMAND.load(composed.values, composed.words)
-    assert isinstance(config.privacy, SharedPrivacy | OpenSynthesis)
-    privacy = config.privacy.training
+    plain = plain_training(part.max_prompt + part.max_target + 2, weights)
+    kind = NoPrivacy if part.guarantee is None else DifferentialPrivacy
+    privacy = values_of(config.privacy, kind)
     if part.guarantee is not None:
-        privacy = replace(
-            part.guarantee.training,
-            eps=None,
-            noise_multiplier=part.noise_multiplier,
-            delta=part.delta,
-            num_examples=part.num_examples,
-            accountant=ACCOUNTANT,
-        )
+        privacy |= {
+            "eps": None,
+            "noise_multiplier": part.noise_multiplier,
+            "delta": part.delta,
+            "num_examples": part.num_examples,
+            "accountant": ACCOUNTANT,
+        }
     return replace(
         plain,
-        model=config.model,
-        method=config.method,
-        privacy=privacy,
-        train=config.train,
-        optimizer=config.optimizer,
-        scheduler=config.scheduler,
+        privacy=kind(**privacy),
         eval=replace(plain.eval, enabled=False),
+        **{key: getattr(config, key) for key in SECTIONS},
     )
 
 
@@ -464,7 +413,6 @@ def synthesize(
             words.append(f"schema={as_word(schema)}")
         there = COMMAND.place(expand(words), folder, given_text(words, "resume"))
         composed = COMMAND.compose(expand(words), there)
-        quiet_transformers()
         config = configuration(composed.values, composed.words)
         if config.schema == DRAFT:
             raise InputError("schema=draft is for the command line: a person goes through it.")

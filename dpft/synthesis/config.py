@@ -3,29 +3,33 @@
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from omegaconf import DictConfig
 
-from dpft.config.account import check_output
+from dpft.config.account import check_output, check_positive
 from dpft.config.composing import Words, given_overrides
 from dpft.config.keys import values_of
 from dpft.config.load import CrossCheck, CrossChecked, by_name, load, load_saved
 from dpft.config.schema import POLYMORPHIC as OF_TRAINING
 from dpft.config.schema import check_loop
 from dpft.errors import InputError
-from dpft.files import SYNTHESIS, what_lacks
+from dpft.files import SYNTHESIS
 from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import Method
 from dpft.models.source import ModelConfig
 from dpft.privacy.plan import CHUNK
-from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy, PrivacyConfig
+from dpft.privacy.privacy_config import (
+    DifferentialPrivacy,
+    NoPrivacy,
+    PrivacyConfig,
+    privacy_class,
+)
 from dpft.training.optimizers import OptimizerConfig, SchedulerConfig
 from dpft.training.training_config import TrainingConfig
 
 DRAFT = "draft"
 """The value of ``schema`` that asks for a draft."""
-INVALID = ("error", "missing", "skip")
 ENDINGS = (".csv", ".jsonl", ".parquet")
 
 
@@ -50,11 +54,6 @@ class SharedPrivacy(DifferentialPrivacy):
                 "privacy.unit must be example or a column, got chunk: rows of a table are not cut."
             )
 
-    @property
-    def training(self) -> DifferentialPrivacy:
-        """The settings of ``dpft train``."""
-        return DifferentialPrivacy(**values_of(self, DifferentialPrivacy))
-
 
 @dataclass(frozen=True, kw_only=True)
 class OpenSynthesis(NoPrivacy):
@@ -63,25 +62,11 @@ class OpenSynthesis(NoPrivacy):
     share: float = 0.05
     """Not used."""
 
-    @property
-    def training(self) -> NoPrivacy:
-        """The settings of ``dpft train``."""
-        return NoPrivacy(**values_of(self, NoPrivacy))
 
-
-CHOICES: dict[str, type[PrivacyConfig]] = {"dp": SharedPrivacy, "none": OpenSynthesis}
-
-
-def privacy_class(name: str) -> type[PrivacyConfig]:
-    """Return the configuration class of ``privacy=<name>``."""
-    if name not in CHOICES:
-        raise InputError(f"privacy must be one of {', '.join(CHOICES)}, got {name!r}.")
-    return CHOICES[name]
-
-
+CLASSES = {DifferentialPrivacy: SharedPrivacy, NoPrivacy: OpenSynthesis}
 POLYMORPHIC = {
     **{key: OF_TRAINING[key] for key in ("method", "optimizer")},
-    "privacy": by_name(privacy_class),
+    "privacy": by_name(lambda name: CLASSES[privacy_class(name)]),
 }
 
 
@@ -119,8 +104,7 @@ class ControlConfig:
     def __post_init__(self) -> None:
         if self.held_out is not None and not 0 < self.held_out < 1:
             raise InputError(f"eval.held_out must be in (0, 1), or null, got {self.held_out}.")
-        if self.limit < 1:
-            raise InputError(f"eval.limit must be at least 1, got {self.limit}.")
+        check_positive(**{"eval.limit": self.limit})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,18 +123,18 @@ class SynthesizeConfig(CrossChecked):
     """File of the private table."""
     schema: str | None = None
     """File that declares what is public of the table; draft: writes a draft to edit; None: the
-    data's name with .schema.yaml or .schema.json in place of its ending."""
+    data's name with .schema.yaml in place of its ending."""
     condition: tuple[str, ...] = ()
     """Columns whose joint histogram determines how many rows of each kind there are."""
     num: int | None = None
     """Rows to write; None: the public number of rows, or units."""
     to: str | None = None
     """File to write, .csv, .jsonl or .parquet; None: synthetic.csv in the run's folder."""
-    form: str = "object"
+    form: Literal["object", "array"] = "object"
     """How a model sees a row: object, with the names of columns; array, without."""
     text_weight: float = 1.0
     """The weight of a text's tokens in the loss; tokens of other columns have weight 1."""
-    invalid: str = "error"
+    invalid: Literal["error", "missing", "skip"] = "error"
     """What happens to a row that the schema does not allow: error rejects it, missing empties the
     cell if the schema allows that and otherwise skips the row, skip skips it."""
     retries: int = 5
@@ -173,17 +157,11 @@ class SynthesizeConfig(CrossChecked):
             raise InputError(
                 "data must be the file of a table, got none; give data=notes.csv, or resume=RUN."
             )
-        if self.num is not None and self.num < 1:
-            raise InputError(f"num must be at least 1, got {self.num}.")
-        if self.batch_size < 1 or self.retries < 0:
-            raise InputError(
-                f"batch_size must be at least 1 and retries at least 0, got {self.batch_size} and"
-                f" {self.retries}."
-            )
-        if not 0 < self.text_weight < math.inf:
-            raise InputError(f"text_weight must be above 0 and finite, got {self.text_weight}.")
-        if self.invalid not in INVALID:
-            raise InputError(f"invalid must be one of {', '.join(INVALID)}, got {self.invalid!r}.")
+        check_positive(num=self.num, batch_size=self.batch_size, text_weight=self.text_weight)
+        if self.retries < 0:
+            raise InputError(f"retries must be at least 0, got {self.retries}.")
+        if not math.isfinite(self.text_weight):
+            raise InputError(f"text_weight must be finite, got {self.text_weight}.")
         if self.to is not None and not self.to.endswith(ENDINGS):
             raise InputError(f"to must end in {', '.join(ENDINGS)}, got {self.to!r}.")
 
@@ -215,10 +193,5 @@ def configuration(composed: DictConfig, words: Words) -> SynthesizeConfig:
         )
     folder = str(composed.resume)
     path = Path(folder) / SYNTHESIS
-    if not path.is_file():
-        raise InputError(
-            f"resume must be the folder of a dpft synthesize run, got {folder!r}, which"
-            f" {what_lacks(path.parent, SYNTHESIS)}; give the folder that it named."
-        )
     saved: SynthesizeConfig = load_saved(path, SynthesizeConfig, polymorphic=POLYMORPHIC)
     return replace(saved, resume=folder, output=str(composed.output))

@@ -24,7 +24,7 @@ from dpft.errors import InputError
 from dpft.privacy.mechanisms.histogram import GaussianCounts, noise_for_counts
 from dpft.synthesis.schema import Column, Schema, Value
 
-MOST_COLUMNS, MOST_CELLS = 4, 100_000
+MOST_CELLS = 100_000
 RESOLUTION = 2.0**-20
 """Shares of a unit are rounded down to multiples of it, so that sums of them are exact."""
 Cell = tuple[Value, ...]
@@ -55,17 +55,11 @@ class Condition:
                     f" choose of {', '.join(allowed) or 'none, for the schema has none'}."
                 )
         columns = tuple(schema.named[name] for name in names)
-        if len(columns) > MOST_COLUMNS:
-            raise InputError(
-                f"condition may name at most {MOST_COLUMNS} columns, got {len(columns)}: each cell"
-                " of a larger histogram would be noise."
-            )
         size = math.prod(len(column.options) for column in columns)
         if size > MOST_CELLS:
-            sizes = ", ".join(f"{c.name} has {len(c.options)}" for c in columns)
             raise InputError(
-                f"condition may make at most {MOST_CELLS} cells, got {size} ({sizes}); drop a"
-                " column, and the model learns it."
+                f"condition may make at most {MOST_CELLS} cells, got {size}; drop a column, and the"
+                " model learns it."
             )
         impossible = [cells for cells in schema.impossible if set(cells) <= set(names)]
         rows = (

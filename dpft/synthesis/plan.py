@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dpft.config.schema import TrainCommand
 from dpft.errors import InputError
 from dpft.kinds import OWN_DATA
 from dpft.models.architecture import max_positions, read_architecture
@@ -82,18 +83,13 @@ def public_part(config: SynthesizeConfig, schema: Schema) -> PublicPart:
     """
     condition = Condition.of(schema, config.condition) if config.condition else None
     rows = RowFormat(schema=schema, condition=config.condition, form=config.form)
-    if config.privacy.has_units and config.privacy.unit not in schema.named:
+    units = schema.named.keys() - {GIVEN_COLUMN, ROW_COLUMN}
+    if config.privacy.has_units and config.privacy.unit not in units:
         raise InputError(
-            f"the unit's column {config.privacy.unit} must be in the schema, too, as type: id or"
-            " type: drop."
+            "privacy.unit must be a column of the schema, of type: id or type: drop, and not named"
+            f" {GIVEN_COLUMN} or {ROW_COLUMN}, got {config.privacy.unit!r}."
         )
-    if config.privacy.unit in (GIVEN_COLUMN, ROW_COLUMN):
-        raise InputError(
-            f"privacy.unit may not be the column {config.privacy.unit}, a name that the training's"
-            " own records have; rename the column."
-        )
-    task = TRAIN_COMMAND.compose(["task=custom", *task_words(64), "privacy=none"])
-    known = TRAIN_COMMAND.load(task.values, task.words).task
+    known = plain_training(64).task
     trained = TrainedModel(architecture=read_architecture(config.model))
     tokenizer = trained.processor(known, trained.head(known))
     check_tokenizer(tokenizer)
@@ -123,20 +119,25 @@ def target_file(config: SynthesizeConfig, folder: Path) -> Path:
     return folder / "synthetic.csv" if config.to is None else Path(config.to).expanduser()
 
 
-def task_words(max_length: int, weights: tuple[float, ...] = ()) -> list[str]:
-    """Return the overrides by which the training reads its records.
+def plain_training(max_length: int, weights: tuple[float, ...] = ()) -> TrainCommand:
+    """Return a training on the records of a synthesis, without privacy.
 
     Args:
         max_length: Most tokens of prompt and target together.
         weights: ``RowFormat.json_weights``; empty: all tokens have the same weight.
     """
-    return [
+    words = [
+        "task=custom",
         f"task.json_weights=[{','.join(map(repr, weights))}]",
         f"task.prompt='{{{GIVEN_COLUMN}}}'",
         f"task.target='{{{ROW_COLUMN}}}'",
         f"task.max_length={max_length}",
         *IN_MEMORY,
+        "privacy=none",
     ]
+    composed = TRAIN_COMMAND.compose(words)
+    command: TrainCommand = TRAIN_COMMAND.load(composed.values, composed.words)
+    return command
 
 
 def with_noise(part: PublicPart, num_units: int) -> PublicPart:

@@ -13,6 +13,7 @@ draws from the whole distribution, because rare values must stay as rare as they
 the nucleus.
 """
 
+import bisect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +28,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerFast, TopPLogitsWar
 from dpft.errors import InputError, RunError
 from dpft.synthesis.schema import TEXT, Column, Misfit, Row, Schema
 
-OBJECT, ARRAY = "object", "array"
-FORMS = (OBJECT, ARRAY)
+ARRAY = "array"
 SLACK = 4
 """Tokens for a value beyond those that it takes by itself."""
 BODY = r'/([^"\\\x00-\x1f]|\\["\\nrtbf]|\\u00[01][0-9a-f])*/'
@@ -42,11 +42,9 @@ class RowFormat:
     schema: Schema
     condition: tuple[str, ...] = ()
     """Columns that the model reads; it writes the others."""
-    form: str = OBJECT
+    form: str = "object"
 
     def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise InputError(f"form must be one of {', '.join(FORMS)}, got {self.form!r}.")
         if not self.written:
             raise InputError(
                 "condition must leave a column for the model to write, got all of them; drop one."
@@ -160,8 +158,7 @@ class RowFormat:
 
 def count_tokens(text: str, tokenizer: Any) -> int:
     """Return how many tokens a text has."""
-    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    return len(ids)
+    return len(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
 
 def _shortened(value: Any, column: Column, tokenizer: Any) -> Any:
@@ -175,46 +172,29 @@ def _shortened(value: Any, column: Column, tokenizer: Any) -> Any:
 
     if fits(value):
         return value
-    low, high = 0, len(value)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(value[:middle]) else (low, middle)
-    return value[:low]
+    lengths = range(1, len(value))
+    return value[: bisect.bisect_left(lengths, True, key=lambda length: not fits(value[:length]))]
 
 
 def check_tokenizer(tokenizer: Any) -> None:
     """Reject a tokenizer that loses characters of a row.
 
     Raises:
-        InputError: It loses letters, blanks or signs, or is not a fast one.
+        InputError: It loses characters, or is not a fast one.
     """
     probe = '{"a":"é  \\n\\"東","b":-1.50,"c":null}'
     ids = tokenizer(probe, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     back = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    if str(back).removeprefix(" ") != probe:
+    is_fast = isinstance(tokenizer, PreTrainedTokenizerFast)
+    if str(back).removeprefix(" ") != probe or not is_fast:
         raise InputError(
-            "model must have a tokenizer that writes every text as it is, got one that loses some"
-            ' of {"a":"é"}; choose a model that writes, such as model=gpt2.'
-        )
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise InputError(
-            "dpft synthesize needs a model whose tokenizer has a tokenizer.json; choose another"
-            " model."
+            "model must have a tokenizer.json and a tokenizer that preserves every character;"
+            " choose a generative model, such as model=gpt2."
         )
 
 
-@dataclass(frozen=True)
-class RowGrammar:
-    """The compiled grammar of a target."""
-
-    matcher: Any
-    """llguidance's matcher of a target that has not begun."""
-    size: int
-    """The number of tokens that the grammar knows."""
-
-
-def compile_grammar(rows: RowFormat, tokenizer: Any) -> RowGrammar:
-    """Compile the grammar of a row format for a tokenizer.
+def compile_grammar(rows: RowFormat, tokenizer: Any) -> tuple[Any, int]:
+    """Return llguidance's matcher of a target that has not begun, and its number of tokens.
 
     Raises:
         InputError: llguidance is not installed.
@@ -232,7 +212,7 @@ def compile_grammar(rows: RowFormat, tokenizer: Any) -> RowGrammar:
     if matcher.is_error():
         reason = " ".join(matcher.get_error().split())
         raise RunError(f"the schema makes too large a grammar ({reason[:200]}); simplify it.")
-    return RowGrammar(matcher, int(tokens.vocab_size))
+    return matcher, int(tokens.vocab_size)
 
 
 class RowConstraint(LogitsProcessor):
@@ -241,11 +221,11 @@ class RowConstraint(LogitsProcessor):
     TEXT_SHARE = 1 / 3
     """A share of the vocabulary that can follow only inside a text."""
 
-    def __init__(self, grammar: RowGrammar, rows: int, *, before: int, top_p: float) -> None:
+    def __init__(self, grammar: tuple[Any, int], rows: int, *, before: int, top_p: float) -> None:
         """Begin a batch.
 
         Args:
-            grammar: The grammar of a target.
+            grammar: The result of ``compile_grammar``.
             rows: How many rows the batch has.
             before: How many tokens precede the targets.
             top_p: The share of the probability that the nucleus of a text has.
@@ -253,8 +233,9 @@ class RowConstraint(LogitsProcessor):
         import llguidance.torch
 
         self._library, self._before = llguidance.torch, before
-        self._matchers = [grammar.matcher.deep_copy() for _ in range(rows)]
-        self._executor, self._size = llguidance.LLExecutor(), grammar.size
+        matcher, self._size = grammar
+        self._matchers = [matcher.deep_copy() for _ in range(rows)]
+        self._executor = llguidance.LLExecutor()
         self._nucleus = TopPLogitsWarper(top_p) if top_p < 1 else None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:

@@ -110,8 +110,7 @@ class Column:
     @cached_property
     def options(self) -> tuple[Value, ...]:
         """All values of a category or boolean, with None if cells may be missing; else empty."""
-        options: tuple[Value, ...] = (True, False) if self.kind == "boolean" else ()
-        options = (*self.values, *options)
+        options: tuple[Value, ...] = (True, False) if self.kind == "boolean" else self.values
         return (*options, None) if options and self.missing else options
 
     @cached_property
@@ -274,14 +273,9 @@ def column_of(name: str, line: Mapping[str, Any]) -> Column:
         if kind in NUMBERS:
             size = max(abs(column.minimum), abs(column.maximum), column.step)
             if size.adjusted() + 1 + column.places > MOST_DIGITS:
-                raise Misfit(
-                    f"may have at most {MOST_DIGITS} digits, those after the point counted"
-                )
+                raise Misfit(f"may have at most {MOST_DIGITS} digits, decimals included")
             if (column.maximum - column.minimum) % column.step:
-                raise Misfit(
-                    f"must reach its maximum, {column.maximum}, from its minimum,"
-                    f" {column.minimum}, in steps of {column.step}; change one"
-                )
+                raise Misfit(f"must reach its maximum from its minimum in steps of {column.step}")
             if kind == "integer" and column.places:
                 raise Misfit("must have a whole minimum and step; make it a decimal")
     except Misfit as misfit:
@@ -315,10 +309,8 @@ def _checked_range(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
             checked[key] = (day_of if kind == DATE else number_of)(str(value))
         except Misfit as misfit:
             raise Misfit(f"has a {key} that {misfit}, got {value!r}") from None
-    if checked["minimum"] > checked["maximum"]:
-        raise Misfit(f"must have a minimum of at most its maximum, got {checked['minimum']}")
-    if kind != DATE and not checked["step"] > 0:
-        raise Misfit(f"must have a step above 0, got {checked['step']}")
+    if checked["minimum"] > checked["maximum"] or checked.get("step", 1) <= 0:
+        raise Misfit("must have a minimum of at most its maximum, and a step above 0")
     if kind == DATE:
         ends = (datetime.date.fromisoformat(checked[key]) for key in ("maximum", "minimum"))
         if operator.sub(*ends).days >= MOST_DAYS:
@@ -400,18 +392,13 @@ class Schema:
     def check_columns(self, names: Iterable[str], *, place: str) -> None:
         """Reject data that lack a learned column, or have a column that is not in the schema."""
         there = list(names)
-        for column in self.learned:
-            if column.name not in there:
-                raise InputError(
-                    f"the schema's column {column.name} must be in {place}, which has"
-                    f" {', '.join(there) or 'no column'}; drop it from the schema, or add it."
-                )
-        for name in there:
-            if name not in self.named:
-                raise InputError(
-                    f"the column {name} of {place} must be in the schema, so that nothing is used"
-                    f" by mistake; leave it out by {name}: {{type: drop}}."
-                )
+        lacking = [column.name for column in self.learned if column.name not in there]
+        faults = [f"add {name} to the data or drop it from the schema" for name in lacking]
+        faults += [f"omit {n} with {n}: {{type: drop}}" for n in there if n not in self.named]
+        if faults:
+            raise InputError(
+                f"the schema must have the columns of {place}, got other ones: {'; '.join(faults)}."
+            )
 
 
 def read_schema(path: Path) -> Schema:
@@ -477,12 +464,13 @@ def schema_of(content: Mapping[str, Any]) -> Schema:
                 f"the schema's column {name} needs a type, as {name}: {{type: text, max_tokens:"
                 f" 60}}, got {line!r}."
             )
-    schema = Schema(columns=tuple(column_of(name, line) for name, line in lines.items()))
-    if not schema.learned:
+    columns = tuple(column_of(name, line) for name, line in lines.items())
+    learned = {column.name: column for column in columns if column.is_learned}
+    if not learned:
         raise InputError("a schema needs a column to learn, got only id and drop.")
     label = content.get("label")
-    if label is not None and not (isinstance(label, str) and label in schema.named
-                                  and schema.named[label].options):  # fmt: skip
+    classes = [column.name for column in learned.values() if column.options]
+    if label is not None and label not in classes:
         raise InputError(
             f"label must be a column of type category or boolean, got {label!r}; drop it."
         )
@@ -490,15 +478,14 @@ def schema_of(content: Mapping[str, Any]) -> Schema:
         if not isinstance(content.get(key) or [], list):
             raise InputError(f"{key} must be a list, got {content[key]!r}.")
     return Schema(
-        columns=schema.columns,
-        rules=tuple(_rule(schema, text) for text in content.get("rules") or ()),
-        impossible=tuple(_impossible(schema, cells) for cells in content.get("impossible") or ()),
+        columns=columns,
+        rules=tuple(_rule(learned, text) for text in content.get("rules") or ()),
+        impossible=tuple(_impossible(learned, cells) for cells in content.get("impossible") or ()),
         label=label,
     )
 
 
-def _rule(schema: Schema, text: object) -> Rule:
-    learned = {column.name: column for column in schema.learned}
+def _rule(learned: Mapping[str, Column], text: object) -> Rule:
     parts = re.split(r"\s*(>=|<=|==|!=|>|<)\s*", str(text).strip())
     if not isinstance(text, str) or len(parts) != 3 or parts[0] not in learned:
         raise InputError(
@@ -522,8 +509,7 @@ def _rule(schema: Schema, text: object) -> Rule:
     return Rule(text=text, left=left, compare=compare, right=None, value=value)
 
 
-def _impossible(schema: Schema, cells: object) -> Mapping[str, Value]:
-    learned = {column.name: column for column in schema.learned}
+def _impossible(learned: Mapping[str, Column], cells: object) -> Mapping[str, Value]:
     try:
         if not isinstance(cells, dict) or not cells:
             raise Misfit("no cells")

@@ -53,15 +53,10 @@ class PrivateTable:
         everything: tuple[Sequence[int], Sequence[int]] = (range(len(self.rows)), ())
         sides = everything if fraction is None else split_held_out(self.units, fraction, key)
         kept, held = ([at for at in side if self.rows[at] is not None] for side in sides)
-        if not kept:
+        if not kept or (fraction is not None and not held):
             raise InputError(
-                "data left no row to learn from, once controls (eval.held_out) and rows that are"
-                " not as the schema says (invalid) were taken out; give more, or mend the schema."
-            )
-        if fraction is not None and not held:
-            raise InputError(
-                f"eval.held_out={fraction} left no row to compare with; raise it, or set it to null"
-                " for a synthesis without a private page."
+                "data must have valid rows for the training and for controls, got too few; change"
+                " eval.held_out, which null omits, or fix the schema."
             )
         return replace(self, kept=tuple(kept), held=tuple(held))
 
@@ -81,11 +76,9 @@ def source_rows(data: str) -> Iterator[raw_rows.Row]:
     """Return the rows of a file, read on demand, or of a table in memory."""
     if data == MEMORY:
         return iter(memory_rows(TRAIN))
-    if not data.endswith(tuple(FORMATS)):
-        raise InputError(f"data must end in {', '.join(FORMATS)}, got {data!r}.")
     path = Path(data).expanduser()
-    if not path.is_file():
-        raise InputError(f"data must be the file of a table, got {data!r}, which is no file.")
+    if not data.endswith(tuple(FORMATS)) or not path.is_file():
+        raise InputError(f"data must be the file of a table ({', '.join(FORMATS)}), got {data!r}.")
     return iter(file_rows(path))
 
 
@@ -131,10 +124,7 @@ def read_table(
 def _unit_of(row: raw_rows.Row, unit: str) -> str:
     name = spelled(row.values.get(unit))
     if not name:
-        raise InputError(
-            f"{row.place} has no value in the column {unit}, which privacy.unit names; fill it, or"
-            " leave the row out."
-        )
+        raise InputError(f"{row.place} needs a value in the column {unit} (privacy.unit).")
     return name
 
 

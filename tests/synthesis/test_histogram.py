@@ -78,7 +78,7 @@ def test_the_histogram_alone_spends_its_share_at_all_of_delta() -> None:
         (["age"], "type category or boolean, got 'age'"),
         (["nothing"], "got 'nothing'"),
         (["city", "city"], "each column once"),
-        (["many", "some"], "at most 100000 cells, got 900000 (many has 9000, some has 100)"),
+        (["many", "some"], "at most 100000 cells, got 900000; drop a"),
         (["city", "smoker", "some", "many", "age"], "type category or boolean"),
     ],
 )
@@ -86,12 +86,6 @@ def test_a_condition_that_cannot_be_is_refused(names: list[str], said: str) -> N
     with pytest.raises(InputError) as refused:
         Condition.of(SCHEMA, names)
     assert said in str(refused.value)
-
-
-def test_more_than_four_columns_are_refused() -> None:
-    flags = {name: {"type": "boolean"} for name in "abcde"}
-    with pytest.raises(InputError, match="at most 4 columns, got 5"):
-        Condition.of(schema_of({"columns": flags}), list("abcde"))
 
 
 def test_a_histogram_of_noise_alone_is_refused_by_public_numbers() -> None:

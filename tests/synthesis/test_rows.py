@@ -88,11 +88,11 @@ def test_the_grammar_allows_every_value_of_the_schema_and_no_other(tokenizer: An
     row = {"city": None, "age": 42, "price": 2.5, "day": "2000-02-29", 'odd "name"\n': True,
            "note": 'a "é', "more": ""}  # fmt: skip
     rows = FORMATS[0]
-    grammar = compile_grammar(rows, tokenizer)
+    begun, _ = compile_grammar(rows, tokenizer)
 
     def allows(text: str) -> bool:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        matcher = grammar.matcher.deep_copy()
+        matcher = begun.deep_copy()
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
     ends = {"city": VALUES, "age": (-5, 120, None), "price": (-1.5, -0.25, 0.0, 100.0),
@@ -168,8 +168,6 @@ def test_a_condition_of_all_columns_leaves_nothing_to_write() -> None:
     schema = schema_of({"columns": {"a": {"type": "boolean"}}})
     with pytest.raises(InputError, match="leave a column"):
         RowFormat(schema=schema, condition=("a",))
-    with pytest.raises(InputError, match="form must be"):
-        RowFormat(schema=schema, form="xml")
 
 
 def test_a_tokenizer_that_loses_letters_is_refused(tokenizer: Any) -> None:
@@ -182,7 +180,7 @@ def test_a_tokenizer_that_loses_letters_is_refused(tokenizer: Any) -> None:
         def decode(self, token_ids: list[int], **_: Any) -> str:
             return "".join(chr(token) for token in token_ids if token < 128)
 
-    with pytest.raises(InputError, match="choose a model that writes"):
+    with pytest.raises(InputError, match="preserves every character"):
         check_tokenizer(Lossy())
 
 

@@ -130,9 +130,9 @@ def test_what_does_not_fit_becomes_missing_where_that_is_allowed() -> None:
 
 def test_columns_of_data_and_schema_are_the_same() -> None:
     schema = schema_of(SCHEMA)
-    with pytest.raises(InputError, match="column note must be in the data"):
+    with pytest.raises(InputError, match="got other ones: add note to the data"):
         schema.check_columns(["customer_id", "city", "age", "smoker"], place="the data")
-    with pytest.raises(InputError, match="leave it out by phone: {type: drop}"):
+    with pytest.raises(InputError, match="omit phone with phone: {type: drop}"):
         schema.check_columns([*visitors()[0], "phone"], place="the data")
     schema.check_columns(["city", "age", "smoker", "note"], place="the data")
 
