@@ -1,1 +1,1 @@
-"""Estimates of a run's memory, network traffic and time, before it runs."""
+"""Estimate a run's memory from the shapes of its model, before it runs."""

@@ -21,9 +21,8 @@ DONE = 0
 MEANINGS: dict[int, tuple[str, str]] = {
     DONE: ("The command did what it was asked to.", "Nothing is to be done."),
     FAILED: (
-        "It failed while running: a failed self-check, weights that are not finite, a full disk, no"
-        " accountant that answers, or a fault of dpft itself. `dpft doctor` ends so where dpft"
-        " cannot train here.",
+        "It failed while running: a failed self-check, weights that are not finite, a full disk,"
+        " or a fault of dpft itself. `dpft doctor` ends with this code if dpft cannot train here.",
         "Read the sentence; mend the machine or the setting, and go on with"
         " `dpft train resume=RUN` where the run had begun. A crash in full stands in"
         " `private/traceback.txt`, which may quote records.",
@@ -31,9 +30,9 @@ MEANINGS: dict[int, tuple[str, str]] = {
     BAD_INPUT: (
         "The input or the configuration is wrong, a folder is held by another process, a resume is"
         " refused, or a file is of another schema version.",
-        "Change what the sentence names. Every fault of a configuration is said at once. Where it"
-        " was found before training, nothing was spent; `dpft account run=RUN` says so of a folder"
-        " with a ledger.",
+        "Change what the sentence names. Invalid values are listed together; an argument that Hydra"
+        " cannot compose is reported alone. An error before training spends nothing;"
+        " `dpft account run=RUN` computes what a folder with a ledger has spent.",
     ),
     StateError.exit_code: (
         "State on disk is corrupted: a broken ledger, a damaged checkpoint, a ledger that lacks"

@@ -173,7 +173,7 @@ class MechanismConfig(ABC):
 
     @property
     def is_settled(self) -> bool:
-        """Whether ``choose`` answers at once, so that calibration may begin early."""
+        """Whether the configuration gives each number, so that ``choose`` searches for none."""
         return True
 
     @property
