@@ -37,8 +37,8 @@ of a key that may be absent, one with `[]` a list. Shared keys are described onc
         "Answers of output=json",
         """
 `output=json` prints one object on standard output. `dpft eval output=json` prints what
-[metrics.json](forms.md#metrics) holds, of a private split so no more than where its scores are, and
-`dpft audit output=json` what [its files](forms.md#audit_one_run) hold.
+[metrics.json](forms.md#metrics) contains, and the scores of a private split, marked "private: not
+covered by ε". `dpft audit output=json` prints what [its files](forms.md#audit_one_run) contain.
 """,
     ),
 }

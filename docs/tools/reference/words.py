@@ -19,12 +19,14 @@ COMMANDS: dict[str, CommandWords] = {
 it before and after, and writes a run's folder with the model, the privacy report and the ledger.
 Give `privacy.eps` and the noise is calibrated to it, or choose `privacy=none` for ordinary
 training. A run that broke off goes on with `resume=RUN`. With `--multirun` it runs once for every
-combination of values and ends with what all runs cost together.
+combination of values and ends with the command that computes what all runs cost together. With
+`resume=auto` and a fixed `hydra.run.dir` the same command begins its run or resumes it.
 """,
         examples=(
             "dpft train task=e2e model=gpt2 privacy.eps=3",
             "dpft train task=e2e model=tiny task.source=embedded privacy=none   # no epsilon",
             "dpft train resume=outputs/DATE/TIME",
+            "dpft train task=e2e model=gpt2 privacy.eps=3 resume=auto hydra.run.dir=outputs/mine",
         ),
     ),
     "tokenizer": CommandWords(
@@ -54,8 +56,8 @@ goes on with `resume=RUN`.
     "eval": CommandWords(
         intro="""
 `dpft eval` scores a run's model, any model folder, or a file of outputs that another system
-wrote. With `run=RUN` it takes the run's own task and replaces its scores of that split. Scores of a
-private split are marked, since ε does not cover them.
+wrote. With `run=RUN` it takes the run's own task and replaces its scores of that split. It prints
+the scores of a private split, too, marked "private: not covered by ε".
 """,
         examples=(
             "dpft eval run=outputs/DATE/TIME",
@@ -107,7 +109,8 @@ are rounded up, never down.
         intro="""
 `dpft export` writes a run's model as a folder to hand on, with its tokenizer and its model card.
 With `merge=true` the change that LoRA trained is added to the base's weights, so that the folder
-is one whole model. ε stays that of the run.
+is one whole model. The folder contains the run's ledger, so that its recipient can compute ε. ε
+stays that of the run.
 """,
         examples=("dpft export run=outputs/DATE/TIME merge=true to=DIR",),
     ),
