@@ -1,4 +1,4 @@
-"""``audit=synthetic``: usefulness of records that a run's model wrote, and what they reveal.
+"""``audit=synthetic``: what records that a run's model wrote reveal of single records.
 
 Copies are counted for training records and, for comparison, for records that were not trained on.
 Tables that follow from the synthetic texts and a published split may be released with them; all
