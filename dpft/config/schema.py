@@ -246,7 +246,7 @@ class TrainConfig(CrossChecked):
     reference: tuple[Reference, ...] = ()
     """Published results that the report sets beside the run's own."""
     reference_maps: tuple[ReferenceMap, ...] = ()
-    """Published heat maps: reports set them beside a sweep's, and a cell beside a run of it."""
+    """Published heat maps. A report shows the cell with the settings of its run."""
 
     cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
         (("task",), check_complete),

@@ -160,7 +160,7 @@ def delta_notes(num_examples: int, *, source: str | None) -> list[str]:
 
     Args:
         num_examples: The public number of units.
-        source: ``GIVEN``, or the rule that made delta of the number; None: an old run's, unknown.
+        source: ``GIVEN``, or the rule that made delta of the number; None: unknown.
     """
     if source != PUBLISHED:
         return []

@@ -102,7 +102,7 @@ def ending_lines(folder: Path, task: Task, *, in_tables: bool = False) -> list[s
     short = whole.relative_to(here) if whole.is_relative_to(here) else folder
     record = read_finished_run(folder)
     tables, left_out = score_tables(record.evaluations), []
-    if (folder / DATA_SUMMARY).exists():  # none of a search, or an old run
+    if (folder / DATA_SUMMARY).exists():  # a search has none
         told = f"what was left out, cut and held out is in {short / DATA_SUMMARY} (private)"
         left_out = [f"records: {told}"]
     return [
