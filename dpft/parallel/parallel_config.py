@@ -211,6 +211,11 @@ def restarts() -> str | None:
     return "Slurm has restarted this job" if taken else None
 
 
+def was_restarted() -> bool:
+    """Return whether torchrun or Slurm has started this process again."""
+    return any(_number(f"{name}_RESTART_COUNT", 0) for name in ("TORCHELASTIC", "SLURM"))
+
+
 def check_restarts(*, resumes: bool, advice: str) -> None:
     """Reject restarts that would begin a second run.
 

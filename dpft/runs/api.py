@@ -65,7 +65,7 @@ from dpft.runs.configuring import (
     with_task_of_run,
 )
 from dpft.runs.evaluation import score_and_write
-from dpft.runs.folder import refuse_used_folder
+from dpft.runs.folder import has_begun, refuse_used_folder
 from dpft.runs.generation import generate as write_records
 from dpft.runs.opened_run import Run, open_run
 from dpft.runs.planned_run import describe_run
@@ -504,7 +504,9 @@ def _carried_out(
     quiet_transformers()
     configuration = command.load(composed.values, composed.words)
     announce(configuration)
-    kept = kept_model(model, tokenizer, place)
+    # resume=auto finds the model that the run it resumes has kept.
+    resumes = given_text(given, "resume") == AUTO and has_begun(place)
+    kept = kept_model(None if resumes else model, tokenizer, place)
     with rows_in_memory(rows), kept:
         run(configuration, place, write_request=composed.write_record)
     return open_run(place)

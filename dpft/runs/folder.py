@@ -75,7 +75,7 @@ from dpft.files import (
     what_lacks,
 )
 from dpft.models.source import ModelConfig
-from dpft.parallel.parallel_config import world
+from dpft.parallel.parallel_config import was_restarted, world
 from dpft.parallel.rank_environment import submitted_task
 from dpft.privacy.cipher import secret_key
 from dpft.privacy.ledger import read_ledger
@@ -497,7 +497,14 @@ def automatically_resumed(command: TrainCommand, folder: Path) -> TrainCommand:
     """
     if command.resume != AUTO:
         return command
-    if not has_begun(folder):
+    is_open = command.privacy.guarantee is None
+    if not (has_begun(folder) or (is_open and checkpoints(folder / CHECKPOINTS))):
+        if was_restarted():
+            logger.warning(
+                "this start is a restart, but %s contains no run: a new run begins, with an epsilon"
+                " of its own. Use a folder on a disk that all machines share.",
+                folder,
+            )
         return replace(command, resume=None)
     if read_begun(folder).asked != digest_of(command.settings()):
         raise InputError(

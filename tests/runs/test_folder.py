@@ -180,3 +180,30 @@ def test_auto_resumes_a_run_of_the_same_settings_only(
     others = replace(given, privacy=replace(given.privacy, eps=8.0))
     with pytest.raises(InputError, match="has others"):
         automatically_resumed(others, folder)
+
+
+def test_auto_resumes_a_run_without_privacy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no ledger, and would be deleted and begun again at each restart."""
+    given = loaded("train", ["experiment=demo", "privacy=none", "resume=auto"])
+    (tmp_path / "private/checkpoints/step-00000010").mkdir(parents=True)
+    (tmp_path / "config.yaml").touch()
+    write_begun(tmp_path, asked=digest_of(given.settings()))
+    resumed = replace(given, resume=str(tmp_path))
+    monkeypatch.setattr(folders, "resumed_configuration", lambda *_: resumed)
+    assert automatically_resumed(given, tmp_path) == resumed
+
+
+@pytest.mark.parametrize("program", ["TORCHELASTIC", "SLURM"])
+def test_a_restart_in_a_folder_without_a_run_is_reported(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    program: str,
+) -> None:
+    automatically_resumed(command(resume="auto"), tmp_path)
+    assert not caplog.records
+    monkeypatch.setenv(f"{program}_RESTART_COUNT", "1")
+    automatically_resumed(command(resume="auto"), tmp_path)
+    assert "all machines share" in caplog.text
