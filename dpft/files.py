@@ -130,9 +130,17 @@ def refuse_links(folder: Path) -> None:
     The folder itself may be reached through links, as one on another disk is.
 
     Raises:
-        InputError: There is one.
+        InputError: There is one, or a folder cannot be listed.
     """
-    for place, folders, files in os.walk(folder):
+
+    def unlisted(error: OSError) -> None:
+        if isinstance(error, PermissionError):
+            raise InputError(
+                f"{error.filename} cannot be listed ({error.strerror}), so it may contain symbolic"
+                " links; make it readable, or remove it."
+            ) from error
+
+    for place, folders, files in os.walk(folder, onerror=unlisted):
         for path in (Path(place, name) for name in sorted((*folders, *files))):
             if path.is_symlink():
                 raise InputError(

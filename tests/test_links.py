@@ -1,6 +1,8 @@
 """Symbolic links in a run's folder are found wherever they are, and never followed."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,3 +36,21 @@ def test_a_folder_without_links_passes_and_may_itself_be_reached_through_one(
     refuse_links(tmp_path / "run")
     refuse_links(tmp_path / "nowhere")
     refuse_links(tmp_path / "run" / "config.yaml")
+
+
+def test_a_folder_that_cannot_be_listed_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files could be read, and links in it followed, without being seen."""
+    hidden = tmp_path / "run" / "model"
+    hidden.mkdir(parents=True)
+    scandir = os.scandir
+
+    def denied(path: Any) -> Any:
+        if Path(path) == hidden:
+            raise PermissionError(13, "Permission denied", str(hidden))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(InputError, match="run/model cannot be listed"):
+        refuse_links(tmp_path / "run")
