@@ -76,10 +76,9 @@ def private_guarantee(
         steps_kept=plan.steps,
         curve=curve,
     )
-    if tokenizer_is_public:
-        return replace(privacy, warnings=(*privacy.warnings, PUBLIC_TOKENIZER))
     if plan.tokenizer is None:
-        return privacy
+        public = (PUBLIC_TOKENIZER,) if tokenizer_is_public else ()
+        return replace(privacy, warnings=(*privacy.warnings, *public))
     both = cost_together(
         run.whole, epsilon=bound.epsilon, delta=bound.delta, before=plan.tokenizer, run=run.folder
     )

@@ -39,6 +39,7 @@ from dpft.runs.run_cost import (
 )
 from dpft.runs.run_plan import (
     RunPlan,
+    leading_accountant,
     noise_beside_independent,
     plan_run,
     say_default_method,
@@ -116,10 +117,9 @@ def planned_lora(method: Lora, model: PreTrainedModel) -> PlannedLora:
 
 def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | None:
     """Returns what the planned steps cost; None for a non-private run."""
-    guarantee = config.privacy.guarantee
-    if plan.privacy is None or guarantee is None:
+    if plan.privacy is None:
         return None
-    return account(plan.privacy.event(), accountant=guarantee.accountant)
+    return account(plan.privacy.event(), accountant=leading_accountant(config, plan.privacy))
 
 
 def describe(

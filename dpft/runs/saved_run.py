@@ -23,7 +23,6 @@ from dpft.files import (
     MODEL,
     PRIVACY,
     PRIVATE,
-    SYNTHESIS,
     TRAINING,
     TUNING,
     refuse_links,
@@ -87,7 +86,7 @@ def read_spent_of_synthesis(folder: str) -> SpentRun:
     """
     path = Path(folder)
     training = path / TRAINING
-    ledger = read_run_ledger(training) if (path / SYNTHESIS).exists() else None
+    ledger = read_run_ledger(training)
     if ledger is None or (ledger.plan is None and not ledger.counted_steps):
         return read_spent(folder)
     return read_spent(str(training))

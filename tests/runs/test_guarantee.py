@@ -14,6 +14,7 @@ from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.privacy.plan import SpentBefore
 from dpft.records.ledger import Calibration
 from dpft.records.promises import PrivateRun
+from dpft.runs.composition import PUBLIC_TOKENIZER
 from dpft.runs.guarantee import privacy_of, read_finished_runs
 from tests.reports.test_privacy_record import without_privacy
 from tests.runs.run_folders import BATCH, NOISE, SIZE, edit, make_plan, make_run, mechanism
@@ -104,7 +105,9 @@ def test_a_tokenizer_that_the_plan_names_is_composed(tmp_path: Path, is_trial: b
     histogram = {**drawn.entry(), "num_examples": SIZE, "num_examples_source": "given"}
     before = SpentBefore(run_id="a" * 32, lines=3, head="b" * 64, delta=1e-6, mechanism=histogram)
     plan = make_plan(tokenizer=before, is_trial=is_trial, calibration=SEARCH if is_trial else None)
-    privacy = stated(make_run(tmp_path / "run", plan=plan, known={"tokenizer": None}))
+    folder = make_run(tmp_path / "run", plan=plan, known={"tokenizer": None})
+    edit(folder, warnings=[PUBLIC_TOKENIZER])
+    privacy = stated(folder)
     assert privacy.tokenizer is not None and privacy.epsilon_with_tokenizer is not None
     both = privacy.epsilon + privacy.tokenizer.epsilon
     assert privacy.delta_with_tokenizer == pytest.approx(DELTA + 1e-6)

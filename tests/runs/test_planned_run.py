@@ -2,15 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dpft.config.schema import PlanConfig, PlanSettings
 from dpft.errors import InputError
 from dpft.records.form import as_json
+from dpft.records.ledger import Calibration
 from dpft.records.plans import OpenPlan
 from dpft.reports.epsilon import delta_warnings
-from dpft.runs.planned_run import describe_run
+from dpft.runs.planned_run import account_for_plan, describe_run
 from tests.config.test_conf import loaded
 from tests.runs.configs import with_privacy, with_train, without_weights
 
@@ -46,6 +48,18 @@ def test_a_plan_has_the_mechanism_and_the_parameters(config: PlanConfig) -> None
     best = 3**0.5 * 1024 / record.total_parameters**0.5
     assert record.signal_to_noise == pytest.approx(best)
     assert not {"ledger", "steps_taken"} & as_json(record).keys()
+
+
+def test_epsilon_of_a_plan_is_that_of_the_accountant_that_calibrated_the_noise(
+    config: PlanConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Epsilon by another accountant could be above the target."""
+    chosen = Calibration(accountant="pld", epsilon=0.5, grid="", target=0.5)
+    privacy = describe_run(config).plan.privacy
+    assert privacy is not None
+    calibrated = replace(privacy, noise_multiplier=2.0, calibration=chosen)
+    planned = account_for_plan(config, SimpleNamespace(privacy=calibrated))  # type: ignore[arg-type]
+    assert planned is not None and planned.accountant == "pld"
 
 
 def test_the_time_is_measured_at_the_tasks_public_length_unless_it_is_not_wanted(
