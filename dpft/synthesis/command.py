@@ -21,7 +21,7 @@ import yaml
 
 from dpft.config.account import check_folder
 from dpft.config.composing import given_text
-from dpft.config.keys import in_shell, values_of
+from dpft.config.keys import in_shell, quoted, values_of
 from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.data.raw_rows import MEMORY, Rows, file_rows, rows_in_memory
@@ -42,6 +42,7 @@ from dpft.files import (
 )
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import quiet_transformers
+from dpft.parallel.parallel_config import check_restarts
 from dpft.privacy.cipher import secret_key
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.mechanisms.histogram import noisy_counts
@@ -316,7 +317,7 @@ def _train(part: PublicPart, table: PrivateTable, folder: Path) -> None:
         if (training / MODEL).is_dir() or has_begun(training):
             if counts is not None:
                 read_spent_of_synthesis(str(folder))
-            composed = TRAIN_COMMAND.compose([f"resume={training}"])
+            composed = TRAIN_COMMAND.compose([f"resume={quoted(str(training))}"])
             command = TRAIN_COMMAND.load(composed.values, composed.words)
         else:
             command = _training(part)
@@ -398,9 +399,11 @@ def synthesize(
         RunError: Training failed.
         StateError: A file of an interrupted synthesis is damaged.
     """
-    in_memory = None if rows is None or isinstance(rows, str | os.PathLike) else rows
     words = list(checked_words(overrides, None))
-    if rows is not None and given_text(words, "resume") is None:
+    resumes = given_text(words, "resume") is not None
+    check_restarts(resumes=resumes, advice="give folder=FOLDER, and resume it with resume=FOLDER")
+    in_memory = None if rows is None or isinstance(rows, str | os.PathLike) else rows
+    if rows is not None and not resumes:
         words.append(f"data={as_word(MEMORY if in_memory is not None else rows)}")
     words += [f"privacy.{key}={_word(value)}" for key, value in (privacy or {}).items()]
     words += [f"{key}={_word(value)}" for key, value in settings.items()]

@@ -7,7 +7,6 @@ everything that compares them with real rows is private.
 import datetime
 import hashlib
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -244,7 +243,7 @@ def is_whole(folder: Path, target: Path) -> bool:
 
 
 def finished(folder: Path, target: Path) -> Answer:
-    """Return the output of the command; only a terminal gets private measures, and no pipe."""
+    """Return the output of the command, which contains no private measure."""
     said = read_record(folder / STATEMENT, Synthesis)
     if said.delta is not None:
         said = with_epsilon(said, folder)
@@ -253,9 +252,6 @@ def finished(folder: Path, target: Path) -> Answer:
     measures = str(folder / MEASURES) if (folder / MEASURES).exists() else None
     if measures is not None:
         files["private page, for you alone"] = str(folder / PRIVATE_PAGE)
-        if sys.stdout.isatty():
-            summary = read_record(folder / MEASURES, Measures).tables[0]
-            parts.append(grid(replace(summary, title="Against real rows (for you alone)")))
     parts.append(Grid(rows=list(files.items()), title="Files"))
     record = SynthesisAnswer(run=str(folder), to=str(target), statement=said, measures=measures)
     return Answer(table=parts, record=record)

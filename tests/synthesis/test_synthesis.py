@@ -549,6 +549,13 @@ def test_files_and_answer_are_as_their_schemas_have_them(
     assert "controls" not in shown, "a pipe is not told what is of private rows"
 
 
+def test_a_restart_by_slurm_must_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it would pay for a second histogram and a second training."""
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    with pytest.raises(InputError, match="separate epsilon; .*resume"):
+        dpft.synthesize([{"city": "Rome"}], schema={"columns": {}}, privacy={"eps": 3})
+
+
 def test_a_draft_lies_in_private_and_says_what_to_do(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
