@@ -196,7 +196,7 @@ def read_progress(path: Path) -> list[ProgressLine]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
         return [parse(json.loads(line), ProgressLine) for line in lines]
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise StateError(f"{path} is damaged: {reason}; remove it to begin a new one.") from error
 

@@ -319,8 +319,8 @@ def finish(
                 evaluation=scheduled,
                 ranks=ranks,
             )
-        if progress is not None:
-            progress.publish(plan.steps)
+            if progress is not None:
+                progress.publish(plan.steps)
         evaluations = score(prepared, "after", ranks)
         if ranks.is_first:  # The others have ended: nothing here waits for them.
             evaluations += not_evaluated(config)
