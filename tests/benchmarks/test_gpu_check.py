@@ -158,7 +158,7 @@ def test_weights_that_are_missing_or_moved_are_not_the_same():
 
 @pytest.mark.slow
 def test_private_micro_batches_are_timed_beside_ordinary_ones():
-    workload, _, target = gpu_speed.MEASURED["gpt2_bitfit"]
+    workload, target = gpu_speed.MEASURED["gpt2_bitfit"]
     verdict = gpu_speed.throughput(QUICK, workload=workload, target=target)
     assert verdict.holds is None and verdict.numbers["costs"][0]["launches"] > 0
     assert len(verdict.numbers["private"]) >= 2 and "tokens/s" in verdict.seen

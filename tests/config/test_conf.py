@@ -168,6 +168,7 @@ def test_the_command_composes_and_loads(command: str) -> None:
         words += NEEDED[name]
     if "schema=draft" in words:
         words.append("privacy.eps=3")  # which a draft does without
+    words = [word.replace("head=HASH", f"head={'0' * 64}") for word in words]
     words = subcommand("list").expand(words) if name == "list" else words
     assert isinstance(loaded(name, words), ROOTS[name])
 

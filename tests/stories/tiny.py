@@ -91,17 +91,17 @@ STEPS = "train.steps=3"
 
 
 def unnamed(path: Path) -> bytes:
-    """Returns a public file of a run without what names the run, which is random.
+    """Return a public file of a run without the random name of the run and without durations.
 
-    That is the first line of its ledger, and all hashes that depend on it: of two runs that did the
-    same, the rest is the same.
+    The name is the first line of its ledger, and all hashes depend on it. The rest is the same for
+    two runs that did the same.
     """
     run = next(folder for folder in path.parents if (folder / "ledger.jsonl").exists())
     record, content = read_ledger(run / "ledger.jsonl"), path.read_bytes()
     assert record.run_id is not None
     for name in (record.run_id, *record.heads[1:]):
         content = content.replace(name.encode(), b"named")
-    return content
+    return re.sub(rb'"seconds": [\d.e-]+, "since": \d+, ', b"", content)
 
 
 def make_workspace(root: Path) -> Workspace:
