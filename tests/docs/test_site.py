@@ -97,7 +97,6 @@ def test_every_block_of_commands_is_read_by_bash_as_it_is_copied(site: Path) -> 
         ("LoRA", "how-to/lora.html"),
         ("QLoRA", "how-to/lora.html"),
         ("Llama", "how-to/lora.html"),
-        ("torch.compile", "how-to/gpu.html"),
         ("glossary", "explanation/glossary.html"),
         ("troubleshooting", "how-to/troubleshooting.html"),
     ],
