@@ -501,8 +501,8 @@ def automatically_resumed(command: TrainCommand, folder: Path) -> TrainCommand:
     if not (has_begun(folder) or (is_open and checkpoints(folder / CHECKPOINTS))):
         if was_restarted():
             logger.warning(
-                "this start is a restart, but %s contains no run: a new run begins, with an epsilon"
-                " of its own. Use a folder on a disk that all machines share.",
+                "this start is a restart, but %s contains no run, so a second run begins. Use a"
+                " folder on a disk that all machines share.",
                 folder,
             )
         return replace(command, resume=None)
