@@ -54,7 +54,7 @@ families: setup ## Run every command on a tiny model of each family, and write d
 	DPFT_FAMILIES=$(CURDIR)/build/families $(PYTEST) --dist load tests/zoo -k every_command
 	$(BIN)/python -m docs.tools.families build/families
 
-fuzz: setup ## Try 10,000 crafted models with and without a fused head against the clipper (10 minutes).
+fuzz: setup ## Try 10,000 crafted models against the clipper (10 minutes).
 	DPFT_FUZZ_MODELS=10000 $(PYTEST) --dist load tests/privacy/clipping/test_heads.py
 
 test-exhaustive: setup ## Run the tests that are too slow for CI (less than an hour).
@@ -73,7 +73,6 @@ bench: setup ## Time private micro-batches and whole steps against ordinary ones
 	$(BIN)/python -m benchmarks.whole_runs $(if $(DATA),--data "$(DATA)")
 	$(BIN)/python -m benchmarks.evaluation
 	$(BIN)/python -m benchmarks.records
-	$(BIN)/python -m benchmarks.head_memory
 	$(BIN)/python -m benchmarks.processes $(if $(DATA),--data "$(DATA)")
 
 gpu-check: setup ## Check and time everything on an accelerator (ten minutes at most); writes benchmarks/results-gpu.md.

@@ -30,8 +30,7 @@ from benchmarks.gpu_lines import Given, Line, Verdict
 from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
-from dpft.head_losses import fuse_head
-from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, IGNORED_LABEL, SEQ2SEQ, TEXT
+from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, IGNORED_LABEL, SEQ2SEQ
 from dpft.methods.base import METHODS, Method
 from dpft.models.loading import checkpoint_activations
 from dpft.models.losses import per_example_losses
@@ -230,7 +229,7 @@ def clipped_by_dpft(
 
 
 def exactness(given: Given, *, shape: str) -> Verdict:
-    """Compares every method and engine, checkpointing and the fused head with the definition."""
+    """Compares every method and engine, and checkpointing, with the definition."""
     own = SHAPES[shape]
     worst: dict[str, float] = {}
     refused = []
@@ -288,9 +287,6 @@ def _cases(
         yield engine, by(model, engine)
     if method == "prefix":  # its prefixes are past keys, which checkpointing throws away
         return
-    fused = copy.deepcopy(model)
-    if shape.layout.answer == TEXT and fuse_head(fused) is not None:
-        yield "fused", by(fused)
     checkpoint_activations(model)
     yield "checkpointing", by(model)
 

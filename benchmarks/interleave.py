@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.memory import ENVIRONMENT, failure
-from benchmarks.workload import HeadWorkload, WholeRun, Workload
+from benchmarks.workload import WholeRun, Workload
 
 ROOT = Path(__file__).parent.parent
 
@@ -55,7 +55,7 @@ class Comparison:
 class Process:
     """A worker process; alive until left."""
 
-    def __init__(self, workload: Workload | HeadWorkload | WholeRun) -> None:
+    def __init__(self, workload: Workload | WholeRun) -> None:
         """Starts it; ``wait_until_ready`` says when it has warmed up."""
         environment = {**os.environ, "OMP_NUM_THREADS": str(workload.threads)}
         if workload.memory_limit_bytes is not None:

@@ -76,7 +76,7 @@ def load(folder: Path, ranks: Ranks, *, whole: bool) -> ShardedModel:
     config: Any = SimpleNamespace(
         method=Full(name="full"),
         task=SimpleNamespace(special_tokens=()),
-        train=SimpleNamespace(seed=0, fused_head=False),
+        train=SimpleNamespace(seed=0),
     )
     architecture = read_architecture(ModelConfig(name="shape", path=str(folder)))
     if whole:

@@ -63,26 +63,6 @@ class WholeRun:
     threads: int = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadWorkload:
-    """A micro-batch of a GPT-2 whose head is fused with its losses or not."""
-
-    worker: ClassVar[str] = "benchmarks.head_worker"
-    engine: str
-    """hugging_face, ordinary, or an engine of dpft."""
-    fused: bool = False
-    method: str = "full"
-    layers: int = 12
-    tied: bool = True
-    batch_size: int = 4
-    length: int = 512
-    precision: str = "fp32"
-    device: str = "cpu"
-    threads: int = 1
-    memory_limit_bytes: int | None = None
-    """Not a limit here: 0 runs the process as ``benchmarks.memory.ENVIRONMENT`` says."""
-
-
 def make_model(workload: Workload) -> PreTrainedModel:
     """Returns the model in training mode, the method's parameters trainable."""
     torch.manual_seed(0)

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 PARTS_WITH_PRECISION = (
     "backends", "backends.cuda.matmul", "backends.cudnn", "backends.cudnn.conv",
@@ -234,37 +233,6 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
         # From other memory the copy would be waited for, and all work before it.
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
-
-
-def times_written(tensor: Tensor) -> int:
-    """Returns how often torch wrote to this tensor, whatever function mode is on."""
-    with torch._C.DisableTorchFunction():
-        return tensor._version
-
-
-_SENT: Any = WeakTensorKeyDictionary()
-"""What the host has of some tensors of a device, and how often torch wrote to either by then."""
-
-
-def moved_and_known(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns a tensor of the host as ``moved`` does, whose numbers ``on_host`` knows."""
-    there = moved(tensor, device)
-    if tensor.device.type == "cpu" and there.device.type != "cpu":
-        _SENT[there] = tensor, times_written(tensor), times_written(there)
-    return there
-
-
-def on_host(tensor: Tensor) -> Tensor:
-    """Returns a tensor's numbers on the host, at once where they are known to it.
-
-    They are of this very tensor, as ``moved_and_known`` made it. For any other one, and where one
-    of the two was written to since, the device is looked at, and the host waits for it.
-    """
-    here, *written = _SENT.get(tensor, (None,))
-    if here is None or written != [times_written(here), times_written(tensor)]:
-        return tensor.cpu()
-    known: Tensor = here
-    return known
 
 
 def add_rows(into: Tensor, index: Tensor, rows: Tensor) -> Tensor:

@@ -102,7 +102,6 @@ KEYS_OF_THE_LIBRARY = {
     "max_grad_norm": "privacy.max_grad_norm",
     "memory_mb": "privacy.clipper_memory_mb",
     "b=1": "train.micro_batch_size=1",
-    "fuse_head(model)": "a fused head (train.fused_head=false)",
     "dpft.models.batch_norm.replace_batch_norm(model)": "model.replace_batch_norm=true",
 }
 """What a message of the clipper names in backticks, its own arguments and calls, and the

@@ -25,6 +25,7 @@ REMOVED = {
     "train.average_released": "Averages of weights brought no gain. Omit the key.",
     "train.average_tail": "Averages of weights brought no gain. Omit the key.",
     "train.compile": "It was 6 to 24 % slower on a CPU and 4 % faster on an H100. Omit the key.",
+    "train.fused_head": "To save memory, lower `train.micro_batch_size`. Omit the key.",
 }
 """A dotted key, or ``GROUP=OPTION``, to the sentence that names its replacement."""
 

@@ -26,8 +26,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dpft.data.tokenization import TokenizedExample
 from dpft.data.training_records import LazySequence
-from dpft.devices import moved, moved_and_known, times_written
-from dpft.head_losses import predicted_labels
+from dpft.devices import moved
 from dpft.kinds import (
     CAUSAL,
     CLASSES,
@@ -138,21 +137,9 @@ class Batch:
     """Privacy unit of each example, shape (b,), int64; None: each is a unit of its own."""
     is_padded: bool = False
     """Whether some text that is read is shorter than the longest, as its attention mask says."""
-    _sent: tuple[Tensor, int] | None = field(default=None, init=False, repr=False)
-    """What ``predicted`` returns, and how often torch had written to ``labels`` by then; a batch
-    that is made of this one by other labels has none."""
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    @property
-    def predicted(self) -> Tensor | None:
-        """Labels of texts where they are predicted, (b, t), as the host knows them; None: unknown.
-
-        They were sent to the device along with ``labels``, which have not been written to since.
-        """
-        predicted, version = self._sent or (None, 0)
-        return predicted if times_written(self.labels) == version else None
 
     def to(self, device: torch.device | str) -> "Batch":
         """Returns the batch with its tensors on the device, whose work is not waited for."""
@@ -161,7 +148,7 @@ class Batch:
         def there(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else moved(tensor, where)
 
-        made = replace(
+        return replace(
             self,
             inputs={name: moved(tensor, where) for name, tensor in self.inputs.items()},
             labels=moved(self.labels, where),
@@ -171,12 +158,6 @@ class Batch:
             token_weights=there(self.token_weights),
             units=there(self.units),
         )
-        is_sent = self.labels.device.type == "cpu" and where.type not in ("cpu", "meta")
-        if is_sent and self.answer == TEXT and self.kind != CLASSIFIER:
-            labels = predicted_labels(self.labels, self.kind)
-            sent = moved_and_known(labels, where), times_written(made.labels)
-            object.__setattr__(made, "_sent", sent)
-        return made
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from dpft.data.batches import Layout
-from dpft.head_losses import LossHead, chunk_numbers, kept_numbers, token_losses
 from dpft.parallel.cutting import repeated_blocks
 from dpft.privacy.clipping.choices import ProductShape
 from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
@@ -56,27 +55,6 @@ class LayerUse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FusedShape:
-    """Of a fused head: tokens of a row, the vocabulary, and whether its weight is clipped."""
-
-    length: int
-    vocabulary: int
-    trains: bool
-
-    def logits_bytes(self, rows: int) -> int:
-        """Returns the bytes of the logits that are there at a time."""
-        return NUMBER_BYTES * chunk_numbers(
-            rows, self.length, self.vocabulary, whole_examples=self.trains
-        )
-
-    def kept_bytes(self, rows: int, room: int) -> int:
-        """Returns the bytes of residuals that book-keeping keeps, of those it may."""
-        if not self.trains:
-            return 0
-        return NUMBER_BYTES * kept_numbers(rows, self.length, self.vocabulary, room=room)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Activations:
     """Activations that one forward pass saves for the backward pass.
 
@@ -86,19 +64,12 @@ class Activations:
             given and of what the largest one saves when it is computed again.
         largest: Bytes of the largest layer's output, such as a vocabulary's logits.
         uses: Calls of layers that train, in order.
-        fused: The head, where its logits are never whole.
     """
 
     rows: int
     saved: int
     largest: int
     uses: Sequence[LayerUse]
-    fused: FusedShape | None = None
-
-    @property
-    def chunk(self) -> int:
-        """Bytes of the logits that a fused head has at a time, going forward and adding up."""
-        return 0 if self.fused is None else self.fused.logits_bytes(self.rows)
 
     def of_rows(self, rows: int) -> "Activations":
         """Returns the activations of a micro-batch of so many rows: each row leaves as much."""
@@ -109,7 +80,6 @@ class Activations:
             saved=self.saved * rows // self.rows,
             largest=self.largest * rows // self.rows,
             uses=[use.of_rows(rows, self.rows) for use in self.uses],
-            fused=self.fused,
         )
 
 
@@ -171,7 +141,6 @@ class _Trace(TorchFunctionMode):
         self._inputs: set[int] = set()
         self._parameters: set[int] = set()
         self._largest = 0
-        self._fused: FusedShape | None = None
         self._uses: list[LayerUse] = []
 
     def ignore(self, model: nn.Module) -> None:
@@ -182,8 +151,6 @@ class _Trace(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if func is token_losses:
-            return self._fused_losses(*args[:3])
         if func is F.scaled_dot_product_attention and _is_fused(args, kwargs):
             return _FusedAttention.apply(*args[:3], *(kwargs[n] for n in QKV[len(args) :]))
         return func(*args, **kwargs)
@@ -214,9 +181,7 @@ class _Trace(TorchFunctionMode):
             saved = outside + sum(self._given) + max(by_block.values())
         else:
             saved = outside + sum(by_block.values())
-        return Activations(
-            rows=rows, saved=saved, largest=self._largest, uses=self._uses, fused=self._fused
-        )
+        return Activations(rows=rows, saved=saved, largest=self._largest, uses=self._uses)
 
     def _save(self, tensor: Tensor) -> Tensor:
         key = _storage(tensor)
@@ -234,20 +199,7 @@ class _Trace(TorchFunctionMode):
     def _left(self, *_: object) -> None:
         self._block = None
 
-    def _fused_losses(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        """Returns losses, which are taken of a chunk of logits at a time."""
-        trains = weight.requires_grad
-        self._fused = FusedShape(length=labels.shape[1], vocabulary=len(weight), trains=trains)
-        if trains:
-            kept = 0 if _storage(hidden) in self._inputs else _bytes(hidden)
-            use = LayerUse(name="", numbers=weight.numel(), inputs=0, outputs=kept, product=None)
-            self._uses.append(use)
-        losses: Tensor = _FusedLosses.apply(hidden)
-        return losses
-
     def _called(self, module: nn.Module, given: tuple[Any, ...], outcome: Any) -> None:
-        if isinstance(module, LossHead) and module.is_used:
-            return
         if not isinstance(outcome, Tensor) or not given or not isinstance(given[0], Tensor):
             return
         if any(True for _ in module.children()):
@@ -291,19 +243,6 @@ class _FusedAttention(torch.autograd.Function):
         outcome = query.new_empty(*query.shape[:-1], value.shape[-1])
         ctx.save_for_backward(query, key, value, outcome)
         return outcome
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> Any:
-        raise NotImplementedError
-
-
-class _FusedLosses(torch.autograd.Function):
-    """A fused head's shapes: hidden states are kept, and what goes back to them."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor) -> Tensor:
-        ctx.save_for_backward(hidden, torch.empty_like(hidden))
-        return hidden.new_empty(len(hidden))
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:

@@ -234,25 +234,24 @@ def _micro_batch(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
     found, part = step.activations, NUMBER * shapes.largest
     # Pushed: the part, what of it is handed out, and what comes from all.
     formed = 3 * part if shapes.pushes else part
-    start = found.saved + max(2 * found.largest, found.chunk)
+    start = found.saved + 2 * found.largest
     if step.engine == "loop":
         start += 2 * NUMBER * shapes.trained
     elif step.engine in (None, "two_pass"):
         # The first product's sum is formed while nearly all is saved yet.
-        start = max(start, found.saved + max(found.largest, found.chunk) + formed)
+        start = max(start, found.saved + found.largest + formed)
     else:
-        start = max(start + _head_kept(step), _kept(step))
+        start = max(start, _kept(step))
     before, after = (_sums(shapes, step, count) for count in (-1, 0))
     running = {"gradients": before, "activations": start, "other": _gathered(shapes)}
-    added = max(max(2 * found.largest, found.chunk) + part, formed)
+    added = max(2 * found.largest + part, formed)
     adding = {"gradients": after, "activations": added, "other": 0}
     return max(running, adding, key=lambda parts: sum(parts.values()))
 
 
 def _kept(step: StepShapes) -> int:
     """Returns the bytes that are kept of layers' inputs and gradients until norms are known."""
-    total = _head_kept(step)
-    left = step.memory_mb * 2**20 - total
+    total, left = 0, step.memory_mb * 2**20
     for use in step.activations.uses:
         formed = NUMBER * use.numbers * step.activations.rows
         if step.engine == "instantiate":
@@ -267,19 +266,11 @@ def _kept(step: StepShapes) -> int:
     return total
 
 
-def _head_kept(step: StepShapes) -> int:
-    """Returns the bytes of a fused head's residuals that are kept for its sum."""
-    found, room = step.activations, step.memory_mb * 2**20
-    if found.fused is None or step.engine != "book_keeping":
-        return 0
-    return found.fused.kept_bytes(found.rows, room)
-
-
 def _proof(step: StepShapes) -> int:
     """Returns the bytes of the graph of few rows; logits' gradient thrice: one is a use's."""
     found = step.activations
     few = found.of_rows(min(found.rows, PROOF_ROWS))
-    return few.saved + max(3 * few.largest, few.chunk)
+    return few.saved + 3 * few.largest
 
 
 def _bytes(parameters: Iterable[nn.Parameter]) -> int:

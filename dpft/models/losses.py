@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpft.head_losses import loss_head_of, predicted_labels
 from dpft.kinds import ATTRIBUTES, CAUSAL, CLASSIFIER, IGNORED_LABEL, SCORE, SEQ2SEQ, TEXT
 
 
@@ -53,10 +52,6 @@ class Batch(Protocol):
     @property
     def token_weights(self) -> Tensor | None:
         """What each label counts in the mean of its example's losses, shape (b, t)."""
-
-    @property
-    def predicted(self) -> Tensor | None:
-        """Of texts: labels where they are predicted, if known, shape (b, t)."""
 
     @property
     def is_padded(self) -> bool:
@@ -198,29 +193,37 @@ def _nll(model: nn.Module, batch: Batch, *, mean: bool) -> tuple[Tensor, Tensor]
     """Returns each example's sum or mean over its target tokens, and how many they are."""
     labels = _predicted(batch)
     tokens = (labels != IGNORED_LABEL).sum(dim=1)
+    losses = _token_losses(_logits(model, batch), labels)
     if mean and batch.token_weights is not None:
         weights = predicted_labels(batch.token_weights, batch.kind, filling=0)
-        losses = _token_losses(_logits(model, batch), labels)
         whole = weights.sum(dim=1).to(losses.dtype)
         nll = (losses * weights).sum(dim=1) / torch.where(whole > 0, whole, 1)
         return nll, tokens
-    head = loss_head_of(model)
-    if head is None:
-        nll = _token_losses(_logits(model, batch), labels).sum(dim=1)
-        return nll / tokens.clamp(min=1) if mean else nll, tokens
-    with head.passing():
-        hidden = _logits(model, batch)
-    counts = tokens.clamp(min=1) if mean else torch.ones_like(tokens)
-    shares = counts.to(torch.promote_types(hidden.dtype, torch.float32)).reciprocal()
-    return head(hidden, labels, shares), tokens
+    nll = losses.sum(dim=1)
+    return nll / tokens.clamp(min=1) if mean else nll, tokens
 
 
 def _predicted(batch: Batch) -> Tensor:
     """Returns the labels where they are predicted, shape (b, t)."""
     if batch.kind == CLASSIFIER:
         raise ValueError(f"a {batch.kind} model writes no texts.")
-    known = batch.predicted
-    return predicted_labels(batch.labels, batch.kind) if known is None else known
+    return predicted_labels(batch.labels, batch.kind)
+
+
+def predicted_labels(labels: Tensor, kind: str, *, filling: int = IGNORED_LABEL) -> Tensor:
+    """Return the label that is predicted at each position.
+
+    A causal model predicts the label of the next position, any other model that of the same one.
+
+    Args:
+        labels: Token ids or -100, or a number for each label, shape (b, t).
+        kind: The kind of model.
+        filling: The value for the last position of a causal model, which predicts no label.
+    """
+    if kind != CAUSAL:
+        return labels
+    # Shift the labels, not the logits: a shifted copy of the logits has v times as many numbers.
+    return functional.pad(labels[:, 1:], (0, 1), value=filling)
 
 
 def _token_losses(logits: Tensor, labels: Tensor) -> Tensor:

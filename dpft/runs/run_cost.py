@@ -35,7 +35,7 @@ from dpft.parallel.parallel_config import SHARDED, ParallelConfig, check_shards,
 from dpft.parallel.ranks import Ranks, make_grid
 from dpft.parallel.shards import ShardedModel
 from dpft.records.plans import PlannedProcesses, RankMemory
-from dpft.runs.task_model import layout_of, with_fused_head
+from dpft.runs.task_model import layout_of
 from dpft.training.optimizers import check_works_on_shards
 from dpft.training.training_config import AUTO
 
@@ -74,8 +74,7 @@ def planned_model(
     model = meta_model(architecture, head)
     check_model(model, as_it_trains=True)
     grow_as_planned(model, architecture, head, config.task.special_tokens)
-    prepared = config.method.prepare(model, new)
-    return with_fused_head(prepared, config, architecture, head), new
+    return config.method.prepare(model, new), new
 
 
 def least_rows(config: TrainConfig) -> int:

@@ -1,8 +1,7 @@
 """From a task and a model to what joins them: the head, the encoding, the model to train or score.
 
 ``dpft eval``, ``generate`` and ``export`` load a run's trained model, or any other, by
-``TrainedModel``. Public keys alone decide whether a run takes its losses of a fused head
-(``train.fused_head``).
+``TrainedModel``.
 """
 
 import logging
@@ -13,15 +12,14 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from dpft.config.schema import PlanConfig, TrainConfig
+from dpft.config.schema import TrainConfig
 from dpft.data.batches import Layout
 from dpft.data.encoding import Encoding
 from dpft.errors import InputError, StateError
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.files import MODEL
 from dpft.generation.decoding import DecodeConfig
-from dpft.head_losses import fuse_head
-from dpft.kinds import CAUSAL, SEQ2SEQ, TEXTS, Head
+from dpft.kinds import TEXTS, Head
 from dpft.methods.adapter_files import base_folder
 from dpft.methods.base import Method
 from dpft.models.architecture import Architecture, read_architecture
@@ -34,69 +32,12 @@ from dpft.models.checkpoint_rows import (
 )
 from dpft.models.loading import dequantize, grow_as_planned, load_with_tokens, new_names, seeded
 from dpft.models.source import ModelConfig, loading_errors, origin
-from dpft.privacy.clipping.heads import WIDE_ROWS
 from dpft.released import TENSORS, recorded_base
 from dpft.runs.modality import modality_of
 from dpft.tasks.base import Task
 from dpft.tasks.corpus import MASKS, CorpusTask
-from dpft.tasks.custom import CustomTexts
-from dpft.training.training_config import AUTO
 
-PLAIN = frozenset(
-    ("gpt2", "gpt_neo", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma", "opt", "t5")
-)
-"""Model types that return what their head gives them as their logits, nothing done to it."""
 logger = logging.getLogger(__name__)
-
-
-def with_fused_head(
-    model: PreTrainedModel, config: TrainConfig, architecture: Architecture, head: Head
-) -> PreTrainedModel:
-    """Returns the model, its head one that also gives losses where the configuration says so."""
-    wanted = config.train.fused_head
-    if wanted is False:
-        return model
-    obstacle = _obstacle(config, architecture, head)
-    if obstacle is None and wanted == AUTO:
-        # On processors the time is known, where logits are most of what is computed. A plan that is
-        # given a device's memory is of another machine than this one.
-        is_planned = isinstance(config, PlanConfig) and config.plan.device_memory_gb is not None
-        has_accelerator = config.train.device != "cpu" and torch.accelerator.is_available()
-        there = model.get_output_embeddings()
-        is_large = there is not None and len(there.weight) >= max(
-            WIDE_ROWS, there.weight.shape[1] + 1
-        )
-        if is_planned or has_accelerator or not is_large:
-            return model
-    if obstacle is None and fuse_head(model) is None:
-        obstacle = "a dense head without bias, as the model has it from its checkpoint"
-    if obstacle is not None and wanted is True:
-        raise InputError(f"train.fused_head=true needs {obstacle}; set train.fused_head=auto.")
-    return model
-
-
-def _obstacle(config: TrainConfig, architecture: Architecture, head: Head) -> str | None:
-    """Returns what a fused head needs and this run has not, with what it has; None for nothing."""
-    kind, guarantee, task = architecture.read.model_type, config.privacy.guarantee, config.task
-    if head.kind not in (CAUSAL, SEQ2SEQ) or task.answers != TEXTS:
-        return f"a task whose answers are texts, got task={task.name}"
-    if isinstance(task, CustomTexts) and task.json_weights:
-        return (
-            "tokens that all count alike, got task.json_weights (of dpft synthesize: text_weight)"
-        )
-    if kind not in PLAIN:
-        return f"a model of type {', '.join(sorted(PLAIN))}, got {kind}"
-    if config.parallel.shards_model:
-        return "the whole model in each process, got parallel=fsdp"
-    if config.train.precision == "fp16":
-        return "train.precision=fp32 or bf16, got fp16"
-    if guarantee is None:
-        return None
-    if guarantee.engine == "loop":
-        return "another engine than privacy.engine=loop"
-    if guarantee.has_units:
-        return f"a record for each privacy unit, got privacy.unit={guarantee.unit}"
-    return None
 
 
 Config = TypeVar("Config", bound=TrainConfig)
@@ -141,8 +82,7 @@ def prepare_model(
     if planned:
         grow_as_planned(model, architecture, head, tokens)
     with seeded(config.train.seed):
-        prepared = config.method.prepare(model, new)
-    return with_fused_head(prepared, config, architecture, head), new
+        return config.method.prepare(model, new), new
 
 
 def prepare_in_shards(

@@ -456,7 +456,6 @@ def environment(
     settings: Sequence[Any] = (),
     ranks: Ranks = ALONE,
     shards: ShardedModel | None = None,
-    fused_head: bool = False,
 ) -> dict[str, Any]:
     """Returns what the bits of a step's sum depend on, ready for JSON.
 
@@ -470,7 +469,6 @@ def environment(
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "dpft": __version__,
         "engine": engine,
-        "fused_head": fused_head,
         "memory_mb": memory_mb,
         "micro_batch_size": training_set.micro_batch_size,
         "micro_batch_tokens": training_set.micro_batch_tokens,

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from dpft.files import CHECKPOINTS
-from dpft.head_losses import losses_added_up
 from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.reductions import STRETCH, finish_sums
@@ -199,8 +198,7 @@ class OrdinaryEngine:
         self, compute_losses: LossFunction, units: Tensor | None = None
     ) -> Tensor | None:
         """Adds a micro-batch's share of the mean gradient; there are no norms to return."""
-        with losses_added_up():
-            losses = compute_losses()
+        losses = compute_losses()
         check_losses(losses)
         torch.autograd.backward(losses.sum() * (self._loss_scale / self._drawn))
         if self._shards is not None:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from dpft.errors import SaidElsewhere
 from dpft.files import CHECKPOINTS, JOURNAL, LEDGER, private_path
-from dpft.head_losses import loss_head_of
 from dpft.parallel.shards import whole_reader
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.clipping.choices import LossScale
@@ -109,7 +108,6 @@ class PrivateRun:
             settings=(session.method, session.optimizer, session.scheduler, *rates, *adapts),
             ranks=session.ranks,
             shards=session.shards,
-            fused_head=loss_head_of(session.model) is not None,
         )
 
     def take_steps(self, resume_point: ResumePoint | None, *, reseeds: bool = False) -> None:

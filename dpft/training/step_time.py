@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from dpft.data.batches import Layout
-from dpft.head_losses import losses_added_up
 from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
@@ -81,8 +80,7 @@ def measure_step(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     moves = optimizer.make(trained, 1e-6, 0.0)
     if options is None:
-        with losses_added_up():
-            rows, per_batch = micro_batch(lambda losses: losses().sum().backward())
+        rows, per_batch = micro_batch(lambda losses: losses().sum().backward())
         update = _timed(moves.step)
     else:
         with options.make(model) as clipper:

@@ -135,11 +135,6 @@ class TrainingConfig(DeviceConfig):
     """Micro-batches are padded to a length that is a multiple of it, at most task.max_length;
     changes speed, never the gradient. Null: 1 on a CPU; on an accelerator 8, or 16 in half
     precision."""
-    fused_head: bool | Literal["auto"] = "auto"
-    """Whether losses are taken of a language model's head some positions at a time, so that its
-    logits never exist whole. auto does on a CPU for a large vocabulary's plain dense head, with
-    the whole model in each process, one record a unit and no fp16; true also on an accelerator.
-    Changes memory and speed, never the gradient."""
     epochs: float | None = 10
     """Passes over the data in expectation; sets the number of steps where steps is null. Null takes
     10."""

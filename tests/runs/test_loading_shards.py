@@ -102,7 +102,7 @@ def asked(folder: str, kind: str, method: str) -> tuple[Any, Any, Head]:
     config = SimpleNamespace(
         method=METHODS.named(method)(name=method, **RECIPES[method]),
         task=SimpleNamespace(special_tokens=()),
-        train=SimpleNamespace(seed=3, fused_head=False),
+        train=SimpleNamespace(seed=3),
     )
     labels = ("a", "b", "c") if KINDS[kind] == CLASSIFIER else ()
     architecture = read_architecture(ModelConfig(name="small", path=folder))

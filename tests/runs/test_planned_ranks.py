@@ -1,8 +1,6 @@
 """A plan of many processes, none of which is started, and what ``auto`` stands for."""
 
-import json
 import logging
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -126,27 +124,6 @@ def test_a_model_that_does_not_run_without_values_is_guessed(
 def replace_activations(parts: dict[str, int]) -> dict[str, int]:
     """The parts but for what depends on activations."""
     return {name: parts[name] for name in ("weights", "optimizer")}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("given", slow_but(("auto",), ("auto", "true")))
-def test_a_fused_head_is_planned_with_less_memory(base: Path, given: str) -> None:
-    words = ("task.max_length=48", "train.micro_batch_size=64", "train.expected_batch_size=64")
-    large = ("model.path=" + str(_with_a_large_vocabulary(base)),)
-    whole = planned(base, *words, *large, "train.fused_head=false")
-    fused = planned(base, *words, *large, f"train.fused_head={given}")
-    parts = [each["memory_per_rank_bytes"]["activations"] for each in (fused, whole)]
-    assert parts[0] < 0.7 * parts[1]
-    assert planned(base, *words) == planned(base, *words, "train.fused_head=false"), "few tokens"
-
-
-def _with_a_large_vocabulary(base: Path) -> Path:
-    large = base.with_name("large")
-    if not large.exists():
-        shutil.copytree(base, large)
-        config = json.loads((large / "config.json").read_text())
-        (large / "config.json").write_text(json.dumps(config | {"vocab_size": 20_000}))
-    return large
 
 
 CPU = torch.device("cpu")

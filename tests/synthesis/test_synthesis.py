@@ -378,10 +378,6 @@ BAD: dict[str, tuple[Mapping[str, Any], str]] = {
     "invalid of another kind": ({"invalid": "drop"}, "invalid must be one of"),
     "a file that is none": ({"data": "nowhere.csv", "schema": None}, "data must be the file"),
     "a schema that is none": ({"schema": "x.yaml"}, "schema must be a file"),
-    "a head that cannot be fused": (
-        {"text_weight": 2.0, "train.fused_head": True},
-        "all count alike, got task.json_weights",
-    ),
     "adapters of no layer": ({"method": "lora", "model.lora_targets": ["nowhere"]}, "nowhere"),
     "an ending of the data": ({"data": "notes.xlsx"}, "data must be the file of a table (.csv"),
     "a batch above the data": ({"batch": 100}, "expected_batch_size must be at most"),

@@ -9,9 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpft.data.batches import TextLayout, synthetic_rows
-from dpft.head_losses import fuse_head
-from dpft.kinds import CAUSAL
 from dpft.methods.base import MethodPhase
 from dpft.models.losses import per_example_losses
 from dpft.parallel.ranks import Ranks
@@ -25,7 +22,6 @@ from dpft.training.listeners import PublicStep
 from dpft.training.optimizers import SGD
 from dpft.training.ordinary import Clipped, ClippedEngine, OrdinaryEngine, train_ordinarily
 from tests.parallel.forked import on_ranks
-from tests.privacy.clipping.oracle import gpt2
 from tests.slowness import slow_but
 from tests.training.toy import session, tiny_model, training_set
 
@@ -84,22 +80,6 @@ def test_ranks_share_a_step_and_send_each_number_about_twice():
     for gradient, is_left_alone, sent in on_ranks(shared_step, 2):
         assert torch.equal(gradient, INPUTS.mean().expand(2000, 1)) and is_left_alone
         assert sent < 1.1 * 4 * (2000 + 2000 / 2)
-
-
-def test_a_fused_head_gives_the_same_mean_gradient():
-    model, gradients = gpt2().train(), []
-    layout = TextLayout(kind=CAUSAL, takes_position_ids=True)
-    batch = layout.collate(synthetic_rows(layout, 6, 9, vocab_size=61))
-    for _ in range(2):
-        own = engine(model, batch_size=6)
-        own.draw(6)
-        own.accumulate(lambda: per_example_losses(model, batch))
-        own.finish_step()
-        gradients.append({name: p.grad for name, p in model.named_parameters()})
-        assert fuse_head(model) is not None
-    whole, fused = gradients
-    for name, expected in whole.items():
-        assert torch.allclose(fused[name], expected, rtol=1e-4, atol=1e-6), name
 
 
 NORM, STEPS, RECORDS = 0.05, 4, 12

@@ -42,7 +42,6 @@ from dpft.privacy.clipping.engine import (
     LossFunction,
 )
 from dpft.privacy.clipping.heads import (
-    RecomputedHead,
     Span,
     WideUse,
     is_wide,
@@ -59,11 +58,6 @@ from dpft.privacy.clipping.uses import GradientUse, OuterProduct, Use, merge_use
 class BookKeepingEngine(RecordingEngine):
     """Exact clipped sums at about the cost of ordinary training."""
 
-    def install(self) -> None:
-        """See ``RecordingEngine.install``."""
-        self.recorder.room = self.tuning.memory_mb * 2**20
-        super().install()
-
     def accumulate(self, losses: Tensor, units: Tensor | None) -> ClippedBatch:
         """See ``Engine.accumulate``."""
         self._memory = self.tuning.memory_mb * 2**20
@@ -79,8 +73,6 @@ class BookKeepingEngine(RecordingEngine):
 
     def _keep(self, name: str, use: Use) -> None:
         """Keeps a use, as per-example gradients where that is cheaper."""
-        if isinstance(use, RecomputedHead):
-            self._memory -= use.kept_bytes
         if isinstance(use, OuterProduct | PatchUse) and name not in self.shared:
             shape = use.shape
             if keeping_is_cheaper(shape, self._memory):

@@ -37,7 +37,6 @@ from dpft.privacy.clipping.squares import (
 from dpft.privacy.clipping.uses import (
     GradientUse,
     OuterProduct,
-    RecomputedUse,
     RowsUse,
     Use,
     sum_of_rows,
@@ -171,11 +170,7 @@ def unchecked_squares(uses: Sequence[Use]) -> Squares:
     """
     if len(uses) == 1:
         return uses[0].squares()
-    if (
-        len(uses) == 2
-        and isinstance(uses[0], OuterProduct | RecomputedUse)
-        and isinstance(uses[1], RowsUse)
-    ):
+    if len(uses) == 2 and isinstance(uses[0], OuterProduct) and isinstance(uses[1], RowsUse):
         cross = _tied_cross_term(uses[0], uses[1])
         return uses[0].squares() + uses[1].squares() + cross + cross
     dense = torch.stack([use.instantiate() for use in uses]).sum(0)
@@ -184,7 +179,7 @@ def unchecked_squares(uses: Sequence[Use]) -> Squares:
     return squares.raised() if of_halves else squares
 
 
-def _tied_cross_term(head: OuterProduct | RecomputedUse, embedding: RowsUse) -> Squares:
+def _tied_cross_term(head: OuterProduct, embedding: RowsUse) -> Squares:
     """Returns the inner products of head and embedding gradients of a tied weight, shape (b,).
 
     Sum over t, s of ``(values[t] . right[s]) * left[s, ids[t]]``, by gather: no tensor larger

@@ -47,26 +47,13 @@ class Recorder:
         A layer needs it to be mapped itself, whatever its other inputs are."""
         self.looping = False
         """Whether a region is running that takes one example after another."""
-        self.room = 0
-        """Bytes that a use may hold beside its factors, to save time."""
         self.examples = 0
         """How many examples the model was last called with, for layers that meet one row for all.
         """
-        self._looked_up: dict[str, list[Tensor]] = defaultdict(list)
 
     def enter(self, examples: int) -> None:
-        """Notes that the model is called with so many examples; forgets what was looked up."""
+        """Notes that the model is called with so many examples."""
         self.examples = examples
-        self._looked_up.clear()
-
-    def look_up(self, layer: nn.Module, attribute: str, ids: Tensor) -> None:
-        """Notes the rows of a parameter, (b, s), that a layer is about to look up."""
-        if not self.in_region:
-            self._looked_up[self.trainable.name_at(layer, attribute)].append(ids)
-
-    def looked_up(self, layer: nn.Module, attribute: str) -> Sequence[Tensor]:
-        """Returns the rows, (b, s) each, of a layer's parameter looked up in the model's call."""
-        return self._looked_up.get(self.trainable.name_at(layer, attribute), ())
 
     def start(self, batch_size: int) -> None:
         """Begins a backward pass over ``batch_size`` examples; forgets anything left over."""

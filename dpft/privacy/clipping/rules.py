@@ -21,12 +21,9 @@ from transformers.pytorch_utils import Conv1D
 
 from dpft.batch_mixing import StandardizedConv2d, pulled_back, standardized
 from dpft.errors import InputError
-from dpft.head_losses import Chunk, LossHead, Targets, token_losses
 from dpft.privacy.clipping.choices import instantiated_is_smaller
-from dpft.privacy.clipping.heads import HeadProduct, RecomputedHead, SeenChunks
 from dpft.privacy.clipping.patch_use import PatchUse, Window
 from dpft.privacy.clipping.recorder import Recorder, expanded, on_the_whole_batch
-from dpft.privacy.clipping.squares import in_norm_dtype
 from dpft.privacy.clipping.uses import GradientUse, OuterProduct, RowsUse, Use
 
 
@@ -136,44 +133,6 @@ class _Dense(torch.autograd.Function):
         return backprops @ (weight.t() if ctx.transposed else weight), None, None, None, None
 
 
-def loss_head_forward(layer: LossHead, recorder: Recorder) -> Callable[..., Tensor]:
-    """Returns the layer's forward in each of its ways, recording its weight's uses."""
-    logits = dense_forward(layer, recorder)
-
-    def forward(
-        hidden: Tensor, labels: Tensor | None = None, shares: Tensor | None = None
-    ) -> Tensor:
-        if layer.passes:
-            return hidden
-        if labels is None or shares is None:
-            return logits(hidden)
-        return token_losses(
-            hidden, layer.weight, labels, shares, _Recording(layer, recorder, labels.shape)
-        )
-
-    return forward
-
-
-class _Recording:
-    """Sees a call's chunks, and records its use when the factors are known."""
-
-    def __init__(self, layer: LossHead, recorder: Recorder, size: torch.Size) -> None:
-        self._layer, self._recorder, self._size = layer, recorder, size
-        looked_up = recorder.looked_up(layer, "weight") if layer.weight.requires_grad else ()
-        self._seen = SeenChunks([ids for ids in looked_up if len(ids) == size[0]])
-        self.room = recorder.room
-
-    def see(self, chunk: Chunk, targets: Targets) -> None:
-        """Takes what its examples' norms need of a chunk."""
-        self._seen.see(chunk, targets, self._size)
-
-    def report(self, hidden: Tensor, targets: Targets, factors: Tensor) -> None:
-        """Records the use."""
-        product = HeadProduct(self._layer.weight, targets, self._seen)
-        use = RecomputedHead(in_norm_dtype(factors), hidden, product)
-        self._recorder.record(self._layer, "weight", use)
-
-
 def embedding_forward(layer: nn.Embedding, recorder: Recorder) -> Callable[[Tensor], Tensor]:
     """Returns the look-up ``y = W[ids]``, recording its uses; ``padding_idx`` gets no gradient.
 
@@ -196,7 +155,6 @@ def look_up(
         recorder.record(layer, "weight", RowsUse(_by_example(ids), as_sequence(backprops), rows))
 
     def forward(ids: Tensor) -> Tensor:
-        recorder.look_up(layer, "weight", _by_example(ids))
         rows: Tensor = _Embedding.apply(ids, layer.weight, record)
         return rows
 
@@ -576,7 +534,6 @@ Rule = Callable[[Any, Recorder], Callable[..., Any]]
 LAYER_RULES: Mapping[type[nn.Module], Rule] = MappingProxyType(
     {
         nn.Linear: dense_forward,
-        LossHead: loss_head_forward,
         Conv1D: dense_forward,
         nn.Embedding: embedding_forward,
         nn.LayerNorm: layer_norm_forward,
@@ -636,8 +593,6 @@ def recording_forward(
     rule = find_rule(layer)
     if rule is None:
         raise ValueError(f"there is no rule for {type(layer).__name__}")
-    if isinstance(layer, LossHead):
-        return loss_head_forward(layer, recorder)
     if isinstance(layer, nn.Embedding) and rule is embedding_subclass_forward:
         return embedding_subclass_forward(layer, recorder, broadcast=broadcast)
     return on_the_whole_batch(layer, rule(layer, recorder), recorder, broadcast=broadcast)

@@ -9,7 +9,6 @@ Sources: ghost norms, Li et al. 2022 section 4; book-keeping, Bu et al. 2023.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -322,74 +321,7 @@ class GradientUse:
         return GradientUse(units.sum(in_norm_dtype(self.values)))
 
 
-class RecomputedUse(ABC):
-    """An ``OuterProduct`` whose ``left`` is computed when it is asked for, and never held whole."""
-
-    right: Tensor
-    """Shape (b, t, columns)."""
-
-    @abstractmethod
-    def outer(self, examples: Tensor | None = None) -> OuterProduct:
-        """Returns the use of some examples, or of all, with its output gradient."""
-
-    @abstractmethod
-    def squares(self) -> Squares:
-        """Returns the squared gradient norms."""
-
-    @abstractmethod
-    def cross_term(self, ids: Tensor, inner: Callable[[Tensor, Tensor], Squares]) -> Squares:
-        """As ``OuterProduct.cross_term``."""
-
-    @abstractmethod
-    def double(self, examples: Tensor) -> OuterProduct:
-        """Returns the use of some examples in float64."""
-
-    @abstractmethod
-    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
-        """Adds sum over i of ``factors[i] * gradient[i]`` to ``total``, (rows, columns)."""
-
-    @abstractmethod
-    def keep(self, mask: Tensor) -> "RecomputedUse":
-        """Returns the use without the examples where ``mask`` is False."""
-
-    @property
-    @abstractmethod
-    def parameter_shape(self) -> tuple[int, ...]:
-        """The weight's shape."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of norms and sums."""
-        return norm_dtype(self.right)
-
-    def weighted_sum(self, factors: Tensor) -> Tensor:
-        """Returns sum over i of ``factors[i] * gradient[i]``, shape (rows, columns)."""
-        total = torch.zeros(self.parameter_shape, dtype=self.dtype, device=self.right.device)
-        self.add_weighted_sum(factors, total)
-        return total
-
-    def norm_bound(self) -> Tensor:
-        """As ``OuterProduct.norm_bound``."""
-        return self.outer().norm_bound()
-
-    def extent(self) -> Tensor:
-        """As ``OuterProduct.extent``."""
-        return self.outer().extent()
-
-    def instantiate(self) -> Tensor:
-        """Returns the per-example gradients, shape (b, rows, columns)."""
-        return self.outer().instantiate()
-
-    def of_rows(self, start: int, stop: int) -> OuterProduct:
-        """Returns the use of some rows of the weight alone."""
-        return self.outer().of_rows(start, stop)
-
-    def by_unit(self, units: Units) -> OuterProduct:
-        """Returns the use whose example j is all rows of unit j, end to end along t."""
-        return self.outer().by_unit(units)
-
-
-Use = OuterProduct | RowsUse | GradientUse | RecomputedUse | PatchUse
+Use = OuterProduct | RowsUse | GradientUse | PatchUse
 
 
 def merge_uses(uses: Sequence[Use]) -> list[Use]:
@@ -401,14 +333,10 @@ def merge_uses(uses: Sequence[Use]) -> list[Use]:
     if len(patches) > 1 or len(patches) < len(uses):
         uses = [GradientUse(u.instantiate()) if isinstance(u, PatchUse) else u for u in uses]
         patches = []
-    lazy = [use for use in uses if isinstance(use, RecomputedUse)]
     outer = [use for use in uses if isinstance(use, OuterProduct)]
-    if len(lazy) + len(outer) > 1:
-        outer += [use.outer() for use in lazy]
-        lazy = []
     rows = [use for use in uses if isinstance(use, RowsUse)]
     gradients = [use for use in uses if isinstance(use, GradientUse)]
-    merged: list[Use] = [*lazy, *patches]
+    merged: list[Use] = [*patches]
     if outer:
         merged.append(OuterProduct(_join([u.left for u in outer]), _join([u.right for u in outer])))
     if rows:

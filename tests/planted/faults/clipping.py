@@ -147,8 +147,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/models/losses.py",
-                "    tokens = (labels != IGNORED_LABEL).sum(dim=1)\n    if mean and",
-                "    tokens = torch.full_like(labels[:, 0], labels.shape[1])\n    if mean and",
+                "    tokens = (labels != IGNORED_LABEL).sum(dim=1)\n    losses =",
+                "    tokens = torch.full_like(labels[:, 0], labels.shape[1])\n    losses =",
             ),
         ),
         tests=(FULL,),

@@ -30,12 +30,6 @@ FAULTS: tuple[Fault, ...] = (
                 "return nll / tokens.clamp(min=1) if mean else nll, tokens",
                 "return nll * len(nll) / tokens.sum().clamp(min=1) if mean else nll, tokens",
             ),
-            Edit(
-                "dpft/models/losses.py",
-                "counts = tokens.clamp(min=1) if mean else torch.ones_like(tokens)",
-                "counts = (tokens.sum() / len(tokens)).clamp(min=1).expand(len(tokens))"
-                " if mean else torch.ones_like(tokens)",
-            ),
         ),
         tests=(GENERATION,),
         stops_private_runs=True,
@@ -45,8 +39,8 @@ FAULTS: tuple[Fault, ...] = (
         breaks="A causal model predicts each token from the tokens before it.",
         edits=(
             Edit(
-                "dpft/head_losses.py",
-                "return nn.functional.pad(labels[:, 1:], (0, 1), value=filling)",
+                "dpft/models/losses.py",
+                "return functional.pad(labels[:, 1:], (0, 1), value=filling)",
                 "return labels",
             ),
         ),

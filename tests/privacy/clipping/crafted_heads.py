@@ -1,20 +1,16 @@
-"""Crafted models with a fused head, and how far one record of theirs moves the clipped sum.
+"""Crafted language models, and how far one record of theirs moves the clipped sum.
 
 What an attacker would choose: any magnitudes, logits that tie, a weight that is tied, masked
 positions, rows beside it that are left out, several rows of one unit. Everything is public code; no
 number of a model is out of reach of somebody who makes a base checkpoint.
 """
 
-import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from dpft import head_losses
-from dpft.head_losses import LossHead
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.training.training_config import autocast
 
@@ -48,16 +44,12 @@ class Case:
     """How far the two largest logits are apart, beside their size; None: as it comes."""
     masked: float
     """Share of positions without a label."""
-    chunk_rows: int
-    """Positions whose logits are there at a time."""
     trained_below: bool
     """Whether a layer between embedding and head trains too."""
     lookups: int
-    """How many times the embedding is looked up; 3: once more when the losses are there."""
+    """How many times the embedding is looked up; 3: once more after the losses were computed."""
     precision: str
     """``fp32`` or ``bf16``, by autocast."""
-    fused: bool = True
-    """Whether losses are the head's, chunk by chunk; else they are taken of whole logits."""
 
     @property
     def max_grad_norm(self) -> float:
@@ -74,17 +66,16 @@ class CraftedModel(nn.Module):
         weight = torch.randn(size, generator=generator) * 10.0 ** (case.logits - case.hidden)
         self.lookups = case.lookups
         self.embedding = nn.Embedding(*size)
-        head = nn.Linear(case.width, case.vocabulary, bias=False)
+        self.lm_head = nn.Linear(case.width, case.vocabulary, bias=False)
         with torch.no_grad():
             if case.tie is not None:
                 weight[1] = weight[0] * (1 + case.tie)
-            head.weight.copy_(weight)
+            self.lm_head.weight.copy_(weight)
             rows = torch.randn(size, generator=generator)
             if case.tie is not None:
                 # All hidden states point where the two tied tokens are the likeliest.
                 rows = rows * 0.1 + nn.functional.normalize(weight[:1], dim=1) * case.width**0.5
             self.embedding.weight.copy_(rows)
-        self.lm_head = LossHead(head) if case.fused else head
         self.scale = 10.0**case.hidden
         if case.tied:
             self.embedding.weight = self.lm_head.weight
@@ -100,30 +91,14 @@ class CraftedModel(nn.Module):
             rows = rows + self.embedding((ids + 1) % len(self.embedding.weight))
         # In two steps, neither of which leaves float32's range on its own.
         looked_up = rows * self.scale**0.5 * self.scale**0.5
-        hidden: Tensor = self.lm_head(self.layer(looked_up))
-        return hidden
+        logits: Tensor = self.lm_head(self.layer(looked_up))
+        return logits
 
     def losses(self, ids: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
         """Returns each row's sum of cross-entropies times its share, (b,)."""
-        if isinstance(self.lm_head, LossHead):
-            with self.lm_head.passing():
-                hidden = self(ids)
-            found: Tensor = self.lm_head(hidden, labels, shares)
-            return found
         logits = self(ids).float().flatten(0, 1)
         each = nn.functional.cross_entropy(logits, labels.flatten(), reduction="none")
         return each.view_as(labels).sum(1) * shares
-
-
-@contextlib.contextmanager
-def chunks_of(rows: int, vocabulary: int) -> Iterator[None]:
-    """Lets so many positions' logits be there at a time."""
-    before = head_losses.CHUNK_NUMBERS
-    head_losses.CHUNK_NUMBERS = rows * vocabulary
-    try:
-        yield
-    finally:
-        head_losses.CHUNK_NUMBERS = before
 
 
 def most_moved(case: Case) -> tuple[float, Tensor]:
@@ -157,16 +132,12 @@ def most_moved(case: Case) -> tuple[float, Tensor]:
         with autocast(case.precision, torch.device("cpu")):
             found = model.losses(ids, labels, shares)
         if case.lookups > 2:
-            # A look-up that the head knew nothing of.
             late = model.embedding(ids[:, :1]).sum((1, 2)) * 1e-3
             found = found + late * (labels != -100).any(1)
         return found * weights
 
     bound = case.max_grad_norm
-    with (
-        chunks_of(case.chunk_rows, case.vocabulary),
-        PerExampleClipper(model, bound, clipping=case.clipping, engine=case.engine) as clipper,
-    ):
+    with PerExampleClipper(model, bound, clipping=case.clipping, engine=case.engine) as clipper:
         norms = clipper.accumulate(losses, units)
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     moved = torch.stack([grad.double().square().sum() for grad in gradients]).sum().sqrt()

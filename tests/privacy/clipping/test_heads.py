@@ -1,23 +1,20 @@
-"""Uses of a vocabulary's weight: wide output gradients, and heads without logits."""
+"""Uses of a vocabulary's weight, whose output gradients are wide."""
 
 import math
 import os
 from dataclasses import replace
 from itertools import product
-from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
 from dpft.errors import RunError
 from dpft.privacy.clipping import PerExampleClipper, heads
-from dpft.privacy.clipping.heads import RecomputedHead, WideUse, widen
-from dpft.privacy.clipping.squares import Squares
+from dpft.privacy.clipping.heads import WideUse, widen
 from dpft.privacy.clipping.uses import GradientUse, OuterProduct
-from tests.privacy.clipping.crafted_heads import OTHERS, Case, CraftedModel, most_moved
+from tests.privacy.clipping.crafted_heads import OTHERS, Case, most_moved
 from tests.slowness import slow_but, slow_but_each
 
 ROWS, STEPS = 4200, 6
@@ -136,7 +133,6 @@ TYING = Case(
     norm=-3.0,
     tie=1e-7,
     masked=0.0,
-    chunk_rows=1000,
     trained_below=False,
     lookups=1,
     precision="fp32",
@@ -164,11 +160,9 @@ def cases(engine: str, tied: bool) -> st.SearchStrategy[Case]:
         norm=exponents(-8, 3, -1.0, -3.0, -20.0, 20.0),
         tie=st.sampled_from([None, 0.0, 1e-7, 3e-8, 1e-5]),
         masked=st.sampled_from([0.0, 0.0, 0.5]),
-        chunk_rows=st.sampled_from([1, 4, 1000]),
         trained_below=st.booleans(),
         lookups=st.sampled_from([1, 1, 2, 3]),
         precision=st.sampled_from(["fp32", "fp32", "fp32", "bf16"]),
-        fused=st.sampled_from([True, True, True, False]),
     )
 
 
@@ -245,72 +239,6 @@ def test_squares_that_underflow_are_taken_again(
     assert (norms > case.max_grad_norm).all()
 
 
-class Doctored(nn.Module):
-    """Hands hidden states on, and changes them in its backward pass, as torch does not see."""
-
-    def __init__(self, model: CraftedModel) -> None:
-        super().__init__()
-        self.model = model
-        self.by = 0.0
-
-    def forward(self, ids: Tensor) -> Tensor:
-        hidden: Tensor = self.model(ids)
-        if self.by and hidden.requires_grad:
-            memory = hidden.detach()
-            hidden.register_hook(lambda _: _scale(memory, 1 + self.by))
-        return hidden
-
-
-def _scale(tensor: Tensor, factor: float) -> None:
-    tensor.data.mul_(factor)
-
-
-@pytest.mark.parametrize("engine", ["book_keeping", "two_pass"])
-def test_residuals_that_come_out_otherwise_are_refused(engine: str) -> None:
-    """What is added is computed again, of an input that is no longer what the norm was taken of."""
-    case = replace(TYING, tied=False, hidden=0.0, logits=0.0, tie=None)
-    generator = torch.Generator().manual_seed(0)
-    model = Doctored(CraftedModel(case, generator))
-    ids = torch.randint(case.vocabulary, (3, 4), generator=generator)
-    head = model.model.lm_head
-
-    def losses() -> Tensor:
-        with head.passing():
-            hidden = model(ids)
-        found: Tensor = head(hidden, ids, torch.ones(3))
-        return found
-
-    with PerExampleClipper(model, 0.1, engine=engine, memory_mb=0) as clipper:
-        clipper.accumulate(losses)
-        model.by = 0.5
-        with pytest.raises(RunError, match="the head's losses came out otherwise"):
-            clipper.accumulate(losses)
-
-
-def test_residuals_at_tokens_are_those_of_the_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One product of other shape would round otherwise; no look-up of a call makes it."""
-    asked = []
-    computed = heads.RecomputedHead._computed_at_tokens
-    monkeypatch.setattr(
-        heads.RecomputedHead,
-        "_computed_at_tokens",
-        lambda use, ids: asked.append(ids) or computed(use, ids),
-    )
-    usual = replace(TYING, hidden=0.0, logits=0.0, tie=None)
-    for lookups in (1, 2):
-        most_moved(replace(usual, lookups=lookups))
-    assert not asked
-    most_moved(replace(usual, lookups=3))
-    assert asked
-
-
-def a_use(factor: float, hidden: float) -> RecomputedHead:
-    """One of two positions, of whose product nothing but the squares is known."""
-    seen = SimpleNamespace(squares=lambda count, like: Squares(torch.ones(1), torch.ones(1)))
-    product = SimpleNamespace(seen=seen, targets=None, weight=torch.zeros(2, 3))
-    return RecomputedHead(torch.tensor([factor]), torch.full((1, 2, 3), hidden), product)
-
-
 def test_a_formed_square_that_cancels_says_how_large_its_terms_were() -> None:
     """Of 40 positions that add up to nothing; the terms are what rounding could have lost."""
     signs = torch.ones(40, 1)
@@ -320,23 +248,3 @@ def test_a_formed_square_that_cancels_says_how_large_its_terms_were() -> None:
     # Each position's outer product has norm sqrt(3 * 2): together at most 40 times that.
     bound = 40 * math.sqrt(6)
     assert cancels.terms.item() >= 0.9 * bound**2 * torch.finfo(torch.float32).eps ** 0.5
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_what_float32_cannot_scale_is_no_number_whatever_the_factors_sign(sign: int) -> None:
-    assert a_use(sign * 1e20, 1e10).squares().terms.isnan().all()
-    assert not a_use(sign * 1e2, 1e10).squares().terms.isnan().any()
-
-
-def test_the_sum_of_a_small_head_is_added_up_in_float64_and_rounded_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def add_small_ones(chunks, targets, scale, total, *, dtype) -> None:
-        for part in (1.0, *[2.0**-25] * 8):
-            total.add_(part)
-
-    monkeypatch.setattr(heads, "add_weight_gradient", add_small_ones)
-    monkeypatch.setattr(RecomputedHead, "_chunks", lambda self: ())
-    total = torch.zeros(2, 3)
-    a_use(1.0, 1.0).add_weighted_sum(torch.ones(1), total)
-    assert (total == 1 + 2.0**-22).all()  # In float32 each addition would be lost.
