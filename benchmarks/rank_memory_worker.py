@@ -10,19 +10,20 @@ import gc
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL
+from dpft.models.losses import per_example_losses
 from dpft.parallel.cutting import repeated_blocks
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.parallel.processes import started
@@ -31,6 +32,7 @@ from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import NoLedger
+from dpft.privacy.losses import MicroBatchResult
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.randomness import make_randomness, restore_randomness
 from dpft.training.loop import TrainingSet, compute_gradient
@@ -131,13 +133,11 @@ class WatchedEngine:
         """As the engine's."""
         return self._engine.draw(num_units)
 
-    def accumulate(
-        self, compute_losses: Callable[[], Tensor], units: Tensor | None = None
-    ) -> Tensor:
+    def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
         """As the engine's; the first call is the proof's."""
         phase, self._is_first = "proof" if self._is_first else "accumulate", False
         with self._peaks.during(phase):
-            return self._engine.accumulate(compute_losses, units)
+            return self._engine.accumulate(batch, rows_per_unit)
 
     def finish_step(self) -> Any:
         """As the engine's."""
@@ -172,6 +172,7 @@ def private_engine(
     )  # fmt: skip
     return PrivacyEngine(
         model,
+        per_example_losses,
         plan=plan,
         ledger=NoLedger(),
         randomness=restore_randomness(CPU, make_randomness(CPU, 1).state(0), 1, rank=ranks.rank),
@@ -194,7 +195,7 @@ def take_steps(workload: RankWorkload, ranks: Ranks) -> dict[str, Any]:
     with private_engine(model, workload, ranks, shards) as engine:
         watched = WatchedEngine(engine, peaks)
         for step in range(1, STEPS + 1):
-            compute_gradient(model, training_set, watched, step, ranks)  # type: ignore[arg-type]
+            compute_gradient(training_set, watched, step, ranks)  # type: ignore[arg-type]
             with peaks.during("optimizer"):
                 optimizer.step()
     return {"peaks": peaks.stop(), "held": held}

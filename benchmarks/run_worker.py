@@ -135,7 +135,7 @@ def parts_timed(turns: Turns) -> Iterator[None]:
     save = session.save_checkpoint
 
     def counted(*args: Any, **kwargs: Any) -> None:
-        turns.records += len(args[1])
+        turns.records += len(args[0])
         accumulate(*args, **kwargs)
 
     loop.accumulate = turns.timed(MICRO_BATCHES, counted)

@@ -12,7 +12,7 @@ that torch has for a kind (``torch.cuda``, which AMD's devices go by as well, ``
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, partial
 from operator import attrgetter
 from typing import Any
@@ -163,6 +163,11 @@ def _keep_float32_whole() -> None:
     backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = False
     for part in float32_precisions():  # from torch 2.9 on
         attrgetter(part)(torch).fp32_precision = "ieee"
+
+
+def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    """Return the context in which a model computes in ``dtype``; None changes nothing."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 @cache

@@ -16,12 +16,14 @@ Shapes: b examples, t tokens of the longest example, k label words or outputs of
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from transformers import PreTrainedTokenizerBase
 
 from dpft.data.tokenization import TokenizedExample
@@ -112,7 +114,12 @@ Bits = Callable[[int], bytes]
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Inputs and labels of some examples."""
+    """Inputs and labels of some examples.
+
+    A batch is a pytree whose leaves are its row tensors, so that a subset of its rows is
+    ``tree_map(lambda tensor: tensor[index], batch)``. ``words`` and the other fields without rows
+    are part of the tree's structure.
+    """
 
     inputs: Mapping[str, Tensor]
     """Keyword arguments of the model: ``input_ids`` and others, each of shape (b, t) and int64; or
@@ -129,17 +136,27 @@ class Batch:
     words: Tensor | None = None
     """Token ids of the label words, shape (k,), int64."""
     weights: Tensor | None = None
-    """What each example's loss is multiplied with, shape (b,), float32; None: 1."""
+    """What each example's loss is multiplied with, shape (b,), float32; None: 1. 0 for a filler
+    row (``is_filler``)."""
     token_weights: Tensor | None = None
     """What each label counts in the mean of its example's losses, shape (b, t), float32, 0 where no
     loss is; None: all alike."""
-    units: Tensor | None = None
-    """Privacy unit of each example, shape (b,), int64; None: each is a unit of its own."""
+    rows_per_unit: int = 1
+    """Rows of each privacy unit. The rows of a unit are contiguous."""
     is_padded: bool = False
     """Whether some text that is read is shorter than the longest, as its attention mask says."""
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def is_filler(self) -> Tensor | None:
+        """Whether each row is a filler row, shape (b,), bool; None if no row is.
+
+        A filler row gives its unit as many rows as the other units have. It repeats another row of
+        the unit with weight 0, so that it adds nothing to the unit's gradient.
+        """
+        return None if self.rows_per_unit == 1 or self.weights is None else self.weights == 0
 
     def to(self, device: torch.device | str) -> "Batch":
         """Returns the batch with its tensors on the device, whose work is not waited for."""
@@ -156,8 +173,40 @@ class Batch:
             words=there(self.words),
             weights=there(self.weights),
             token_weights=there(self.token_weights),
-            units=there(self.units),
         )
+
+
+OPTIONAL_ROWS = ("positions", "weights", "token_weights")
+WITHOUT_ROWS = ("kind", "answer", "words", "rows_per_unit", "is_padded")
+_Structure = tuple[tuple[str, ...], dict[str, Any]]
+
+
+def _row_tensors(batch: Batch) -> tuple[dict[str, Any], _Structure]:
+    """Returns the fields that hold row tensors, and the structure that they are put into."""
+    optional = {name: getattr(batch, name) for name in OPTIONAL_ROWS}
+    rows = {"inputs": dict(batch.inputs), "labels": batch.labels} | {
+        # The pytree module treats None as a leaf.
+        name: tensor for name, tensor in optional.items() if tensor is not None
+    }  # fmt: skip
+    return rows, (tuple(rows), {name: getattr(batch, name) for name in WITHOUT_ROWS})
+
+
+def _flatten(batch: Batch) -> tuple[list[Any], _Structure]:
+    rows, structure = _row_tensors(batch)
+    return list(rows.values()), structure
+
+
+def _flatten_with_names(batch: Batch) -> tuple[list[tuple[pytree.KeyEntry, Any]], _Structure]:
+    rows, structure = _row_tensors(batch)
+    return [(pytree.GetAttrKey(name), tensor) for name, tensor in rows.items()], structure
+
+
+def _unflatten(rows: Iterable[Any], structure: _Structure) -> Batch:
+    names, others = structure
+    return Batch(**dict(zip(names, rows, strict=True)), **others)
+
+
+pytree.register_pytree_node(Batch, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -441,14 +490,17 @@ def micro_batches(
     units: Sequence[Sequence[int]] | None = None,
     share: Share = EVERYTHING,
 ) -> Iterator[Batch]:
-    """Yields the drawn examples, the longest first so that little is padding.
+    """Yields the drawn examples, sorted so that little is padding.
+
+    Each unit of a piece has as many rows as the largest one, by filler rows (``Batch.is_filler``).
+    Units are sorted by their number of rows and then by length, the largest first.
 
     Args:
         examples: The data set.
         indices: The logical batch, positions in ``units`` or, without them, in ``examples``; may
             be empty, then nothing is yielded. Private: it is never kept.
-        micro_batch_size: Most examples in one piece; pieces may hold fewer. At least the size of
-            the largest unit.
+        micro_batch_size: Most rows in one piece, filler rows included; pieces may hold fewer. At
+            least the size of the largest unit.
         layout: How rows lie in a batch, and to what length they are padded.
         micro_batch_tokens: Most rows times tokens of a padded row in one piece, beside the most
             examples; at least those of the largest unit at its longest. None: no bound.
@@ -461,7 +513,7 @@ def micro_batches(
     else:
         drawn = [[examples[at] for at in units[int(index)]] for index in indices]
     drawn = [rows for rows in drawn if rows]
-    drawn.sort(key=lambda rows: max(map(layout.length, rows)), reverse=True)
+    drawn.sort(key=lambda rows: (len(rows), max(map(layout.length, rows))), reverse=True)
 
     def fits(rows: int, longest: int) -> bool:
         tokens = rows * layout.padded_length(longest)
@@ -469,19 +521,41 @@ def micro_batches(
 
     pieces = list(_pieces(drawn, layout.longest, fits))
     for at in share.of([_tokens(piece, layout) for piece in pieces]):
-        piece = pieces[at]
-        batch = layout.collate([row for rows in piece for row in rows])
-        if units is None:
-            yield batch
-            continue
-        numbers = [number for number, rows in enumerate(piece) for _ in rows]
-        yield replace(batch, units=torch.tensor(numbers))
+        yield collated_units(pieces[at], layout)
+
+
+def collated_units(units: Sequence[Sequence[Any]], layout: Layout) -> Batch:
+    """Returns the rows of privacy units as one batch, each unit filled up to the largest one.
+
+    Args:
+        units: The rows of each unit, at least one.
+        layout: How rows lie in a batch.
+
+    Returns:
+        ``len(units) * rows_per_unit`` rows, those of a unit contiguous and its filler rows last.
+    """
+    rows = layout.collate([row for unit in units for row in unit])
+    counts, most = [len(unit) for unit in units], max(map(len, units))
+    rows = replace(rows, rows_per_unit=most)
+    if min(counts) == most:
+        return rows
+    ends = accumulate(counts)
+    places = [
+        end - count + min(row, count - 1)
+        for end, count in zip(ends, counts, strict=True)
+        for row in range(most)
+    ]
+    is_filler = torch.tensor([row >= count for count in counts for row in range(most)])
+    index = torch.tensor(places)
+    batch: Batch = pytree.tree_map(lambda tensor: tensor[index], rows)
+    weights = torch.ones(len(batch)) if batch.weights is None else batch.weights
+    return replace(batch, weights=weights.masked_fill(is_filler, 0.0))
 
 
 def _tokens(piece: Sequence[list[Any]], layout: Layout) -> int:
-    """Returns the tokens of a piece's rows, each padded to the longest."""
+    """Returns the tokens of a piece, each row padded to the longest, filler rows included."""
     rows = [row for unit in piece for row in unit]
-    return len(rows) * layout.padded_length(layout.longest(rows))
+    return len(piece) * max(map(len, piece)) * layout.padded_length(layout.longest(rows))
 
 
 def _pieces(
@@ -491,13 +565,13 @@ def _pieces(
 ) -> Iterator[list[list[Any]]]:
     """Yields the units in their order, as many at once as fit by rows and longest row."""
     piece: list[list[Any]] = []
-    rows = longest = 0
+    most = longest = 0
     for unit in units:
-        longer = max(longest, longest_of(unit))
-        if piece and not fits(rows + len(unit), longer):
+        larger, longer = max(most, len(unit)), max(longest, longest_of(unit))
+        if piece and not fits((len(piece) + 1) * larger, longer):
             yield piece
-            piece, rows, longer = [], 0, longest_of(unit)
+            piece, larger, longer = [], len(unit), longest_of(unit)
         piece.append(unit)
-        rows, longest = rows + len(unit), longer
+        most, longest = larger, longer
     if piece:
         yield piece

@@ -20,9 +20,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from dpft.data.batches import Layout
+from dpft.models.losses import per_example_losses
 from dpft.parallel.cutting import repeated_blocks
 from dpft.privacy.clipping.choices import ProductShape
-from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
+from dpft.training.synthetic_batches import CAUSAL_TEXT, synthetic_batch
 from dpft.training.training_config import autocast
 
 CPU = torch.device("cpu")
@@ -100,10 +101,10 @@ def trace_activations(
     with fake:
         model.to_empty(device="cpu")
     trace.ignore(model)
-    losses = synthetic_losses(model, rows, length, layout=layout, ragged=False)
+    batch = synthetic_batch(model, rows, length, layout=layout, ragged=False)
     model.train()
     with fake, trace.watching(model), autocast(precision, CPU):
-        losses()
+        per_example_losses(model, batch)
     return trace.found(rows, recomputes=recomputes)
 
 

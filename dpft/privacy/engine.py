@@ -17,16 +17,19 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from dpft.devices import autocast
 from dpft.errors import RunError
 from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.clipper import ClippingOptions
-from dpft.privacy.clipping.engine import LossFunction, clipping_style, rounding_headroom
+from dpft.privacy.clipping.engine import clipping_style, rounding_headroom
 from dpft.privacy.frozen_state import Fingerprints, HeldParameters
 from dpft.privacy.ledger import StepLog
+from dpft.privacy.losses import LossesOf, MicroBatchResult
 from dpft.privacy.noise import SignalAndNoise, SignalMeter
 from dpft.privacy.plan import ClippingPlan, Phase, PrivacyPlan
 from dpft.privacy.randomness import Randomness, private_dropout
@@ -50,6 +53,7 @@ class PrivacyEngine:
     def __init__(
         self,
         model: nn.Module,
+        losses_of: LossesOf,
         *,
         plan: PrivacyPlan,
         ledger: StepLog,
@@ -67,6 +71,7 @@ class PrivacyEngine:
         Args:
             model: What requires grad now trains in the phase of the next step; what does at the
                 first ``draw`` of each later one trains in that.
+            losses_of: Computes the losses of each micro-batch.
             plan: The mechanism that was accounted for.
             ledger: Where steps are recorded.
             randomness: Secret sources of sampling, noise and dropout.
@@ -78,9 +83,7 @@ class PrivacyEngine:
             ranks: The run's processes; each adds up its share of the first one's draw.
             shards: ``model``, where each rank has but a shard of it.
 
-        Raises:
-            ValueError: A phase's sensitivity is not the clipper's.
-            InputError: As ``PerExampleClipper``.
+        Raises: As ``PhasedClipper``.
         """
         self.plan = plan
         self.steps_taken = steps_taken
@@ -92,7 +95,7 @@ class PrivacyEngine:
         norm = plan.phases[0].max_grad_norm
         options = options or ClippingOptions(max_grad_norm=norm)
         options = replace(options, max_grad_norm=norm, clipping=plan.clipping, shards=shards)
-        self._clipper = PhasedClipper(model, plan, step=steps_taken, options=options)
+        self._clipper = PhasedClipper(model, losses_of, plan, step=steps_taken, options=options)
         self._open_step = self._entered = False
         self._resources = ExitStack()
 
@@ -139,11 +142,11 @@ class PrivacyEngine:
         drawn = self._sampler.draw(num_units, step=self.steps_taken)
         return first_numbers(drawn, self._ranks)
 
-    def accumulate(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
-        """Adds a micro-batch's clipped sum; as ``PerExampleClipper.accumulate``."""
+    def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
+        """Adds a micro-batch's clipped sum; see ``PhasedClipper.accumulate``."""
         if not self._open_step:
             raise RuntimeError("accumulate must come between draw and finish_step.")
-        return self._clipper.accumulate(compute_losses, units)
+        return self._clipper.accumulate(batch, rows_per_unit)
 
     def finish_step(self) -> SignalAndNoise | None:
         """Ends a step: every trainable parameter's ``grad`` becomes the private gradient.
@@ -203,16 +206,13 @@ class PhasedClipper:
     """
 
     def __init__(
-        self, model: nn.Module, plan: ClippingPlan, *, step: int, options: ClippingOptions
-    ) -> None:
-        """Prepares to clip from step ``step`` on.
+        self, model: nn.Module, losses_of: LossesOf, plan: ClippingPlan, *,
+        step: int, options: ClippingOptions,
+    ) -> None:  # fmt: skip
+        """Prepares to clip from step ``step`` on, counted from 0.
 
-        Args:
-            model: What requires grad now trains in the phase of the next step; what does at the
-                first ``begin_step`` of each later one trains in that.
-            plan: Of the run; a private one's is the mechanism that was accounted for.
-            step: The next one, counted from 0.
-            options: How to clip; the norm is each phase's own.
+        ``options`` say how to clip, except for the norm, which is each phase's own. The other
+        arguments are those of ``PrivacyEngine``.
 
         Raises:
             ValueError: A phase's sensitivity is not the clipper's.
@@ -223,7 +223,7 @@ class PhasedClipper:
             _check_sensitivity(phase, style.sensitivity)
         headroom = rounding_headroom(plan.expected_batch_size)
         self._options = replace(options, clipping=plan.clipping, headroom=headroom)
-        self._model, self._plan = model, plan
+        self._model, self._losses_of, self._plan = model, losses_of, plan
         self._number = plan.phase_number_at(min(step, plan.steps - 1))
         self._clipper = self._make(plan.phases[self._number])
         self.parameters: Sequence[nn.Parameter] = self._trainable()
@@ -259,16 +259,28 @@ class PhasedClipper:
             self.parameters, self._number = self._trainable(), number
             self._resources.enter_context(self._clipper)
         self.check_parameters()
-        own = {
-            name: parameter
-            for name, parameter in self._model.named_parameters()
-            if parameter.requires_grad or name in self._options.moved
-        }
+        named, moved = self._model.named_parameters(), self._options.moved
+        own = {name: p for name, p in named if p.requires_grad or name in moved}
         self._held = HeldParameters(self._fingerprints, own)
 
-    def accumulate(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
-        """Adds a micro-batch's clipped sum to ``grad``; as ``PerExampleClipper.accumulate``."""
-        return self._clipper.accumulate(compute_losses, units)
+    def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
+        """Adds a micro-batch's clipped sum to ``grad``; as ``PerExampleClipper.accumulate``.
+
+        ``batch`` is what ``losses_of`` takes. The rows of a privacy unit are contiguous.
+        """
+        leaf = pytree.tree_leaves(batch)[0]
+        first: list[Tensor] = []  # Later calls may be checks on a subset of the rows.
+
+        def compute_losses() -> Tensor:
+            with autocast(leaf.device, self._options.autocast):
+                losses = self._losses_of(self._model, batch)
+            first.extend([] if first else [losses.detach()])
+            return losses
+
+        rows = torch.arange(len(leaf), device=leaf.device)
+        units = None if rows_per_unit == 1 else rows // rows_per_unit
+        norms = self._clipper.accumulate(compute_losses, units)
+        return MicroBatchResult(losses=first[0], norms=norms)
 
     def end_step(self) -> None:
         """Refuses a step in which something else than noisy sums moves what trains.

@@ -188,18 +188,21 @@ def measure(config: PlanConfig, plan: RunPlan, ranks: PlannedRanks) -> MeasuredT
     untrained = replace(ranks.architecture, model=fresh)
     model, _ = prepare_model(config, untrained, ranks.head, planned=True)
     model.to(ranks.device)  # type: ignore[arg-type]
-    clips, train = config.privacy.clips, config.train
+    clips, clipping, train = config.privacy.clips, plan.clipping, config.train
     rows = min(train.most_rows, most)
     if train.micro_batch_tokens is not None:
         rows = max(1, min(rows, train.micro_batch_tokens // length))
     examples = train.batch_size(plan.size.num_examples) * least_rows(config)
+    clipped = None
+    if clips is not None and clipping is not None:
+        clipped = clipping, clips.clipping_options(train.backward_scale)
     return measure_step(
         model,
         length=length,
         micro_batch_size=rows,
         expected_batch_size=-(-examples // config.parallel.planned_processes),
         steps=plan.steps,
-        options=clips.clipping_options(train.backward_scale) if clips else None,
+        clipped=clipped,
         optimizer=config.optimizer,
         layout=layout_of(config.task, ranks.architecture, ranks.head),
         precision=train.precision,

@@ -27,11 +27,12 @@ from dpft.data.encoding import fingerprint
 from dpft.data.training_records import KEY_BYTES
 from dpft.devices import device_name
 from dpft.errors import InputError
+from dpft.models.losses import per_example_losses
 from dpft.parallel.ranks import Ranks
 from dpft.privacy.plan import PrivacyPlan, read_plan, write_plan
 from dpft.runs.folder import Secrets
 from dpft.runs.prepared_run import Prepared
-from dpft.training.self_check import SHORT_LENGTH, synthetic_losses
+from dpft.training.synthetic_batches import SHORT_LENGTH, synthetic_batch
 from dpft.training.training_config import autocast
 from dpft.training.training_state import model_state
 
@@ -63,9 +64,9 @@ def bits_of_a_gradient(
     now = dict(model.named_parameters()) if unsharded is None else unsharded
     trainable = [now[name] for name, p in model.named_parameters() if p.requires_grad]
     for longest in sorted({min(SHORT_LENGTH, max_length), max_length}):
-        compute = synthetic_losses(model, ROWS, longest, layout=layout)
+        batch = synthetic_batch(model, ROWS, longest, layout=layout)
         with autocast(precision, trainable[0].device):
-            losses = compute()
+            losses = per_example_losses(model, batch)
         gradients = torch.autograd.grad(losses.sum(), trainable, allow_unused=True)
         for tensor in (losses.detach(), *(each for each in gradients if each is not None)):
             values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
@@ -201,7 +202,7 @@ def _known_by(prepared: Prepared, key: bytes) -> dict[str, str]:
         training_set.micro_batch_size,
         training_set.micro_batch_tokens,
         training_set.layout,
-        training_set.precision,
+        prepared.config.train.precision,
         training_set.device.type,
         {part: len(records) for part, records in prepared.division.scored.items()},
         prepared.plan.steps,

@@ -57,7 +57,6 @@ def make_training_set(
         micro_batch_tokens=config.train.micro_batch_tokens,
         layout=training_layout(config, encoding.layout, device),
         device=device,
-        precision=config.train.precision,
         units=encoded.units,
         view=_of_steps(config, encoding).view,
         excluded=len(encoded.usable) - int(encoded.usable.sum()),

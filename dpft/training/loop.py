@@ -18,11 +18,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dpft.data.batches import Batch, Layout, View, ViewBits, ViewedRows, micro_batches
 from dpft.errors import RunError
-from dpft.models.losses import per_example_losses
 from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, EVERYTHING, Ranks, Share
+from dpft.privacy.losses import MicroBatchResult
 from dpft.privacy.noise import SignalAndNoise
-from dpft.training.training_config import autocast
 
 
 class StepEngine(Protocol):
@@ -51,10 +50,8 @@ class StepEngine(Protocol):
     def draw(self, num_units: int) -> list[int]:
         """Starts a step and returns the indices of its batch, units of the data."""
 
-    def accumulate(
-        self, compute_losses: Callable[[], Tensor], units: Tensor | None = None
-    ) -> Tensor | None:
-        """Adds one micro-batch; returns the units' gradient norms where it has them."""
+    def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
+        """Adds one micro-batch, in which the rows of each privacy unit are contiguous."""
 
     def finish_step(self) -> SignalAndNoise | None:
         """Leaves the step's gradient in ``grad`` of every trainable parameter.
@@ -85,7 +82,7 @@ class StepStatistics:
     batch_size: int
     """Units drawn."""
     losses: list[Tensor] = field(default_factory=list)
-    """Per-example losses of each micro-batch, shape (b,), in nats."""
+    """Per-example losses of each micro-batch, shape (b,), in nats; without filler rows."""
     norms: list[Tensor] = field(default_factory=list)
     """Gradient norms of each micro-batch's units, shape (b,) where each example is one."""
     signal_and_noise: SignalAndNoise | None = None
@@ -100,8 +97,6 @@ class TrainingSet:
     micro_batch_size: int
     layout: Layout
     device: torch.device
-    precision: str = "fp32"
-    """What losses are computed in."""
     micro_batch_tokens: int | None = None
     """Most rows times padded tokens of a micro-batch; None: no bound."""
     units: Sequence[Sequence[int]] | None = None
@@ -173,7 +168,7 @@ def train(
     with engine:
         for step in range(engine.steps_taken + 1, engine.steps + 1):
             hooks.begin_step(model, step - 1)
-            statistics = compute_gradient(model, training_set, engine, step, ranks)
+            statistics = compute_gradient(training_set, engine, step, ranks)
             hooks.finish_gradient(model)
             with ranks.settled():
                 hooks.begin_update(optimizer, step - 1)
@@ -185,7 +180,7 @@ def train(
 
 
 def compute_gradient(
-    model: nn.Module, training_set: TrainingSet, engine: StepEngine, step: int, ranks: Ranks = ALONE
+    training_set: TrainingSet, engine: StepEngine, step: int, ranks: Ranks = ALONE
 ) -> StepStatistics:
     """Leaves the gradient of one logical batch in ``grad``; returns what its records showed."""
     indices = engine.draw(training_set.num_units)
@@ -194,7 +189,7 @@ def compute_gradient(
         views = None if training_set.view is None else engine.views
         batches = training_set.micro_batches(indices, views=views, step=step - 1)
         for batch in sent_ahead(batches, training_set.device):
-            accumulate(model, batch, engine, statistics, precision=training_set.precision)
+            accumulate(batch, engine, statistics)
     statistics.signal_and_noise = engine.finish_step()
     return statistics
 
@@ -221,28 +216,13 @@ def sent_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch
         yield ahead
 
 
-def accumulate(
-    model: nn.Module,
-    batch: Batch,
-    engine: StepEngine,
-    statistics: StepStatistics,
-    *,
-    precision: str = "fp32",
-) -> None:
+def accumulate(batch: Batch, engine: StepEngine, statistics: StepStatistics) -> None:
     """Adds one micro-batch to the gradient and its losses and norms to ``statistics``."""
-    seen = torch.empty(0)
-
-    def compute_losses() -> Tensor:
-        nonlocal seen
-        with autocast(precision, batch.labels.device):
-            losses = per_example_losses(model, batch)
-        seen = losses.detach()
-        return losses
-
-    norms = engine.accumulate(compute_losses, batch.units)
-    statistics.losses.append(seen)
-    if norms is not None:
-        statistics.norms.append(norms)
+    result = engine.accumulate(batch, batch.rows_per_unit)
+    is_filler = batch.is_filler
+    statistics.losses.append(result.losses if is_filler is None else result.losses[~is_filler])
+    if result.norms is not None:
+        statistics.norms.append(result.norms)
 
 
 def check_weights(model: nn.Module, step: int) -> None:

@@ -13,16 +13,20 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from dpft.devices import autocast
 from dpft.files import CHECKPOINTS
+from dpft.models.losses import per_example_losses
 from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.reductions import STRETCH, finish_sums
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.cipher import AgingKey, secret_key
 from dpft.privacy.clipping.clipper import ClippingOptions
-from dpft.privacy.clipping.engine import LossFunction, check_losses
+from dpft.privacy.clipping.engine import check_losses
 from dpft.privacy.engine import PhasedClipper
+from dpft.privacy.losses import LossesOf, MicroBatchResult
 from dpft.privacy.plan import ClippingPlan, write_plan
 from dpft.privacy.privacy_config import Clipping
 from dpft.privacy.randomness import ViewStream, make_randomness, private_dropout, restore_randomness
@@ -100,12 +104,14 @@ def _engine(
     ``state`` is the engine's then; None: it draws from the first step on.
     """
     seed, scale = session.settings.seed, session.settings.backward_scale
+    autocast_dtype = session.settings.autocast_dtype
     if clipped is not None:
         options = clipped.privacy.clipping_options(scale)
         return ClippedEngine(
             session.model,
+            per_example_losses,
             plan=clipped.plan,
-            options=replace(options, shards=session.shards),
+            options=replace(options, shards=session.shards, autocast=autocast_dtype),
             seed=seed,
             state=state,
             steps_taken=done,
@@ -114,9 +120,11 @@ def _engine(
         )
     return OrdinaryEngine(
         session.model,
+        per_example_losses,
         steps=steps,
         batch_size=session.batch_size,
         seed=seed,
+        autocast_dtype=autocast_dtype,
         loss_scale=scale,
         state=state,
         steps_taken=done,
@@ -131,10 +139,12 @@ class OrdinaryEngine:
     def __init__(
         self,
         model: nn.Module,
+        losses_of: LossesOf,
         *,
         steps: int,
         batch_size: int,
         seed: int,
+        autocast_dtype: torch.dtype | None = None,
         loss_scale: float = 1.0,
         state: Mapping[str, Any] | None = None,
         steps_taken: int = 0,
@@ -144,8 +154,10 @@ class OrdinaryEngine:
         """Plans ``steps`` batches of ``batch_size`` units, shuffled anew each epoch from ``seed``.
 
         A run that broke off goes on with its ``state`` after the steps it had taken. The first rank
-        draws for all, and each adds up its share.
+        draws for all, and each adds up its share. ``losses_of`` runs under autocast to
+        ``autocast_dtype``; None: without autocast.
         """
+        self._losses_of, self._autocast_dtype = losses_of, autocast_dtype
         self._ranks, self._seed, self._shards = ranks, seed, shards
         self._loss_scale = loss_scale
         self.steps = steps
@@ -194,16 +206,16 @@ class OrdinaryEngine:
             torch.manual_seed(hash((self._seed, self._ranks.rank, self.steps_taken)))
         return first_numbers(batch, self._ranks)
 
-    def accumulate(
-        self, compute_losses: LossFunction, units: Tensor | None = None
-    ) -> Tensor | None:
-        """Adds a micro-batch's share of the mean gradient; there are no norms to return."""
-        losses = compute_losses()
+    def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
+        """Adds a micro-batch's share of the mean gradient; the result has no norms."""
+        device = pytree.tree_leaves(batch)[0].device
+        with autocast(device, self._autocast_dtype):
+            losses = self._losses_of(self._model, batch)
         check_losses(losses)
         torch.autograd.backward(losses.sum() * (self._loss_scale / self._drawn))
         if self._shards is not None:
             self._shards.take_gradients()
-        return None
+        return MicroBatchResult(losses=losses.detach(), norms=None)
 
     def finish_step(self) -> None:
         """Ends a step: adds up the ranks' gradients, and takes the loss scale out."""
@@ -225,6 +237,7 @@ class ClippedEngine:
     def __init__(
         self,
         model: nn.Module,
+        losses_of: LossesOf,
         *,
         plan: ClippingPlan,
         options: ClippingOptions,
@@ -245,7 +258,7 @@ class ClippedEngine:
         self._randomness = restore_randomness(device, state, seed, rank=ranks.rank)
         self.views = self._randomness.views
         self._sampler = PoissonSampler(plan.sample_rate, self._randomness.sampling)
-        self._clipper = PhasedClipper(model, plan, step=steps_taken, options=options)
+        self._clipper = PhasedClipper(model, losses_of, plan, step=steps_taken, options=options)
         self._resources = ExitStack()
 
     def __enter__(self) -> Self:
@@ -270,9 +283,9 @@ class ClippedEngine:
         self._randomness.dropout.begin_step(self.steps_taken)
         return first_numbers(self._sampler.draw(num_units, step=self.steps_taken), self._ranks)
 
-    def accumulate(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
-        """Adds a micro-batch's clipped sum; as ``PerExampleClipper.accumulate``."""
-        return self._clipper.accumulate(compute_losses, units)
+    def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
+        """Adds a micro-batch's clipped sum; see ``PhasedClipper.accumulate``."""
+        return self._clipper.accumulate(batch, rows_per_unit)
 
     def finish_step(self) -> None:
         """Ends a step: every trainable ``grad`` becomes the sum over the expected batch size."""

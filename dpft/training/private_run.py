@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dpft.errors import SaidElsewhere
 from dpft.files import CHECKPOINTS, JOURNAL, LEDGER, private_path
+from dpft.models.losses import per_example_losses
 from dpft.parallel.shards import whole_reader
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.clipping.choices import LossScale
@@ -105,6 +106,7 @@ class PrivateRun:
             session.training_set,
             engine=privacy.engine,
             memory_mb=privacy.clipper_memory_mb,
+            precision=settings.precision,
             settings=(session.method, session.optimizer, session.scheduler, *rates, *adapts),
             ranks=session.ranks,
             shards=session.shards,
@@ -348,6 +350,7 @@ class PrivateRun:
         stream, history = noise
         return PrivacyEngine(
             session.model,
+            per_example_losses,
             plan=self.plan,
             ledger=log,
             randomness=randomness,
@@ -359,6 +362,7 @@ class PrivateRun:
                 privacy.clipping_options(),
                 loss_scale=loss_scale,
                 moved=moved,
+                autocast=session.settings.autocast_dtype,
             ),
             ranks=session.ranks,
             shards=session.shards,

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpft.data.batches import Layout, TextLayout
+from dpft.data.batches import Layout
 from dpft.errors import RunError
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping.clipper import ClippingOptions, self_check
+from dpft.training.synthetic_batches import CAUSAL_TEXT, SHORT_LENGTH, synthetic_batch
 from dpft.training.training_config import autocast
 
-CAUSAL_TEXT = TextLayout()
-SHORT_LENGTH = 7
 BATCH_SIZES = (3, 2)
 """Examples in the short batch and in the one of the longest records."""
 HALF_TOLERANCE = 5e-2
@@ -22,16 +22,6 @@ HALF_TOLERANCE = 5e-2
 it, the engines sum in float32. A rule that misses a term is off by far more."""
 INDEPENDENCE_TOLERANCE = 1e-4
 """Most that padding and neighbors may move a loss, relative, by float32 rounding."""
-
-
-def synthetic_losses(
-    model: nn.Module, count: int, longest: int, *, layout: Layout = CAUSAL_TEXT, ragged: bool = True
-) -> Callable[[], Tensor]:
-    """Returns what computes the losses of one synthetic batch on the model's device."""
-    rows = layout.synthetic(model, count, longest, ragged=ragged)
-    device = next(model.parameters()).device
-    batch = layout.collate(rows).to(device)
-    return lambda: per_example_losses(model, batch)
 
 
 def check_clipper(
@@ -63,7 +53,10 @@ def check_clipper(
         rows = layout.synthetic(model, count, longest)
         check_independence(model.eval(), rows, layout)
     model.train()
-    batches = [synthetic_losses(model, *size, layout=layout) for size in sizes]
+    batches: list[Callable[[], Tensor]] = [
+        partial(per_example_losses, model, synthetic_batch(model, *size, layout=layout))
+        for size in sizes
+    ]
     device = next(model.parameters()).device
     units = [(torch.arange(count) // 2).to(device) if has_units else None for count in BATCH_SIZES]
     plain = replace(options, loss_scale=1.0)

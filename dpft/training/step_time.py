@@ -6,19 +6,23 @@ Loading, encoding, evaluation, checkpoints and the exchange between processes ar
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from dpft.data.batches import Layout
+from dpft.data.batches import Batch, Layout
+from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping.clipper import ClippingOptions
+from dpft.privacy.engine import PhasedClipper
 from dpft.privacy.noise import add_noise
+from dpft.privacy.plan import ClippingPlan
 from dpft.privacy.randomness import make_randomness
 from dpft.records.plans import MeasuredTime
 from dpft.training.optimizers import OptimizerConfig
-from dpft.training.self_check import CAUSAL_TEXT, synthetic_losses
-from dpft.training.training_config import autocast
+from dpft.training.synthetic_batches import CAUSAL_TEXT, synthetic_batch
+from dpft.training.training_config import autocast, autocast_dtype
 
 SECONDS = 4.0
 """How long the largest timed micro-batch may take. If the run's own take longer, their time follows
@@ -32,7 +36,7 @@ def measure_step(
     micro_batch_size: int,
     expected_batch_size: int,
     steps: int,
-    options: ClippingOptions | None,
+    clipped: tuple[ClippingPlan, ClippingOptions] | None,
     optimizer: OptimizerConfig,
     layout: Layout = CAUSAL_TEXT,
     precision: str = "fp32",
@@ -48,7 +52,8 @@ def measure_step(
         micro_batch_size: Most examples of a micro-batch.
         expected_batch_size: Examples of a step.
         steps: Number of steps.
-        options: What training clips with; None for ordinary gradients, which get no noise.
+        clipped: The plan, the clipping norm of whose first phase is used, and how the gradients are
+            clipped. None for ordinary gradients, which get no noise.
         optimizer: The optimizer of the run.
         layout: How rows are laid out in a batch.
         precision: As in training.
@@ -57,33 +62,34 @@ def measure_step(
     device = next(model.parameters()).device
     model.train()
 
-    def losses_of(rows: int) -> Callable[[], Tensor]:
-        synthetic = synthetic_losses(model, rows, length, layout=layout, ragged=False)
+    def batch_of(rows: int) -> Batch:
+        return synthetic_batch(model, rows, length, layout=layout, ragged=False)
 
-        def compute_losses() -> Tensor:
-            with autocast(precision, device):
-                return synthetic()
+    def add_gradient(batch: Batch) -> None:
+        with autocast(precision, device):
+            losses = per_example_losses(model, batch)
+        losses.sum().backward()
 
-        return compute_losses
-
-    def micro_batch(accumulate: Callable[[Callable[[], Tensor]], object]) -> tuple[int, float]:
+    def micro_batch(accumulate: Callable[[Batch], object]) -> tuple[int, float]:
         """Return the examples of the largest timed micro-batch, and the seconds of a whole one."""
-        accumulate(losses_of(1))
-        rows, seconds = 1, _timed(partial(accumulate, losses_of(1)))
+        accumulate(batch_of(1))
+        rows, seconds = 1, _timed(partial(accumulate, batch_of(1)))
         first, per_example = seconds, seconds
         while rows < size and 2 * seconds <= SECONDS:
             rows = min(size, 2 * rows)
-            seconds = _timed(partial(accumulate, losses_of(rows)))
+            seconds = _timed(partial(accumulate, batch_of(rows)))
             per_example = max(0.0, seconds - first) / (rows - 1)
         return rows, seconds + (size - rows) * per_example
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     moves = optimizer.make(trained, 1e-6, 0.0)
-    if options is None:
-        rows, per_batch = micro_batch(lambda losses: losses().sum().backward())
+    if clipped is None:
+        rows, per_batch = micro_batch(add_gradient)
         update = _timed(moves.step)
     else:
-        with options.make(model) as clipper:
+        plan, options = clipped
+        options = replace(options, autocast=autocast_dtype(precision))
+        with PhasedClipper(model, per_example_losses, plan, step=0, options=options) as clipper:
             rows, per_batch = micro_batch(clipper.accumulate)
         noise = make_randomness(device).noise
 

@@ -12,7 +12,7 @@ precision.
 
 import logging
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -28,14 +28,18 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 logger = logging.getLogger(__name__)
 
 
-def autocast(precision: str, device: "torch.device") -> AbstractContextManager[object]:
-    """Returns the context to compute losses in; leave it before the backward pass."""
-    if precision == "fp32":
-        return nullcontext()
+def autocast_dtype(precision: str) -> "torch.dtype | None":
+    """Return the type that autocast computes in; None if there is no autocast."""
     import torch
 
-    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    return torch.autocast(device.type, dtype=dtypes[precision])
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+
+
+def autocast(precision: str, device: "torch.device") -> AbstractContextManager[object]:
+    """Returns the context to compute losses in; leave it before the backward pass."""
+    from dpft import devices
+
+    return devices.autocast(device, autocast_dtype(precision))
 
 
 def warn_if_slow(precision: str, device: "torch.device") -> None:
@@ -240,6 +244,11 @@ class TrainingConfig(DeviceConfig):
     def backward_scale(self) -> float:
         """What losses are multiplied by before the backward pass; 1 but for fp16."""
         return self.loss_scale if self.precision == "fp16" else 1.0
+
+    @property
+    def autocast_dtype(self) -> "torch.dtype | None":
+        """Type that autocast computes losses in; None if there is no autocast."""
+        return autocast_dtype(self.precision)
 
     def batch_size(self, num_examples: int, *, of: str = "examples") -> int:
         """Returns the expected batch size for a public number of examples.

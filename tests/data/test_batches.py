@@ -1,14 +1,27 @@
 import json
 import random
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
-from dpft.data.batches import JsonWeights, TextLayout, micro_batches, synthetic_rows
+from dpft.data.batches import (
+    JsonWeights,
+    TextLayout,
+    collated_units,
+    micro_batches,
+    synthetic_rows,
+)
+from dpft.data.images import ImageLayout
+from dpft.data.pixels import ImageForm
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import (
     CAUSAL,
@@ -187,6 +200,11 @@ def test_neighbors_in_length_share_a_batch_so_that_little_is_padding():
     assert sum(int((batch.inputs["attention_mask"] == 0).sum()) for batch in batches) == 0
 
 
+def batched(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Yields the values ``size`` at a time."""
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
 @given(
     st.lists(st.lists(st.integers(0, len(EXAMPLES) - 1), max_size=3), min_size=1, max_size=6),
     st.integers(3, 8),
@@ -201,10 +219,15 @@ def test_a_unit_is_never_cut_in_two(units, size):
     found = []
     for batch in batches:
         firsts = (batch.inputs["input_ids"][:, 0] - 1).tolist()
-        by_unit = {}
-        for number, first in zip(batch.units.tolist(), firsts, strict=True):
-            by_unit.setdefault(number, []).append(first)
-        found += by_unit.values()
+        is_filler = torch.zeros(len(batch)) if batch.is_filler is None else batch.is_filler
+        for rows, fillers in zip(
+            batched(firsts, batch.rows_per_unit),
+            batched(is_filler.tolist(), batch.rows_per_unit),
+            strict=True,
+        ):
+            records = [first for first, filler in zip(rows, fillers, strict=True) if not filler]
+            assert rows == [*records, *[records[-1]] * sum(map(bool, fillers))]
+            found.append(records)
     assert Counter(map(tuple, found)) == Counter(tuple(unit) for unit in units if unit)
 
 
@@ -223,8 +246,80 @@ def test_tokens_bound_a_piece_and_cut_no_unit(units, tokens, multiple):
         )
     ]  # fmt: skip
     assert all(batch.inputs["input_ids"].numel() <= tokens for batch in pieces)
-    assert sum(len(batch.units.unique()) for batch in pieces) == sum(map(bool, units))
-    assert sum(map(len, pieces)) == sum(map(len, units))
+    assert sum(len(batch) // batch.rows_per_unit for batch in pieces) == sum(map(bool, units))
+    fillers = sum(int(batch.is_filler.sum()) for batch in pieces if batch.is_filler is not None)
+    assert sum(map(len, pieces)) - fillers == sum(map(len, units))
+
+
+def test_filler_rows_count_toward_both_limits():
+    units = [[0, 1, 2], [3], [4]]
+    limits = {"layout": TextLayout(), "units": units}
+    sizes = [
+        (len(batch), batch.rows_per_unit)
+        for batch in micro_batches(EXAMPLES, range(3), micro_batch_size=8, **limits)
+    ]
+    assert sizes == [(6, 3), (1, 1)]
+    tokens = max(len(EXAMPLES[at].input_ids) for at in (0, 1, 2, 3)) * 6 - 1
+    cut = micro_batches(EXAMPLES, range(3), micro_batch_size=8, micro_batch_tokens=tokens, **limits)
+    assert [(len(batch), batch.rows_per_unit) for batch in cut] == [(3, 3), (2, 1)]
+
+
+def test_a_filler_row_repeats_a_row_of_its_unit_and_has_weight_0():
+    batch = collated_units([[SHORT, LONG], [SHORT]], TextLayout())
+    assert batch.inputs["input_ids"].tolist() == [[5, 6, 0], [7, 8, 9], [5, 6, 0], [5, 6, 0]]
+    assert batch.weights.tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert batch.is_filler.tolist() == [False, False, False, True]
+    assert batch.rows_per_unit == 2
+    full = collated_units([[SHORT, LONG], [LONG, LONG]], TextLayout())
+    assert (full.weights, full.is_filler, full.rows_per_unit) == (None, None, 2)
+
+
+def image_batch():
+    form = ImageForm(channels=1, height=3, width=2)
+    layout = ImageLayout(form=form, mean=(0.5,), std=(0.5,), outputs=3)
+    rows = layout.synthetic(nn.Identity(), 3, 1)
+    return layout.collate([replace(row, weight=0.5) for row in rows])
+
+
+def text_batch():
+    token_weights = JsonWeights(weights=(0.5,), tokenizer=Letters(["x"]))
+    rows = synthetic_rows(TextLayout(), 3, 6, vocab_size=2)
+    return TextLayout(token_weights=token_weights).collate(rows)
+
+
+def classifier_batch():
+    layout = TextLayout(kind=CLASSIFIER, answer=CLASSES, outputs=3)
+    return layout.collate(synthetic_rows(layout, 3, 6, vocab_size=9))
+
+
+def label_word_batch():
+    layout = TextLayout(kind=MASKED, answer=LABEL_WORDS, words=(3, 9))
+    return layout.collate(synthetic_rows(layout, 3, 6, vocab_size=9))
+
+
+BATCHES = {
+    "text": (text_batch, {"attention_mask", "input_ids", "position_ids", "token_weights"}),
+    "label words": (label_word_batch, {"attention_mask", "input_ids", "position_ids", "positions"}),
+    "classes": (
+        classifier_batch,
+        {"attention_mask", "input_ids", "position_ids", "token_type_ids"},
+    ),
+    "images": (image_batch, {"pixel_values", "weights"}),
+}
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_a_batch_is_a_tree_of_its_row_tensors(kind):
+    make, names = BATCHES[kind]
+    batch = replace(make(), rows_per_unit=3, is_padded=True)
+    leaves, _ = pytree.tree_flatten_with_path(batch)
+    assert {str(path[-1]).strip(".[]'") for path, _ in leaves} == names | {"labels"}
+    subset = pytree.tree_map(lambda tensor: tensor[[2, 0]], batch)
+    assert (subset.kind, subset.answer, subset.rows_per_unit) == (batch.kind, batch.answer, 3)
+    assert subset.words is batch.words and subset.is_padded
+    assert len(subset) == 2 and len(leaves) == len(names) + 1
+    for (_, whole), part in zip(leaves, pytree.tree_leaves(subset), strict=True):
+        assert len(whole) == 3 and torch.equal(part, whole[[2, 0]])
 
 
 def shapes(examples, **limits):

@@ -10,7 +10,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from dpft.estimates.activations import Activations, guessed_activations, trace_activations
 from dpft.methods.base import METHODS
-from dpft.training.self_check import synthetic_losses
+from dpft.models.losses import per_example_losses
+from dpft.training.synthetic_batches import synthetic_batch
 from tests.parallel.small_steps import MODELS
 from tests.privacy.test_methods_twin import RECIPES, Shape
 from tests.slowness import slow_but
@@ -45,9 +46,9 @@ def really_saved(name: str, rows: int = 4) -> int:
             found.setdefault(place, tensor)
         return tensor
 
-    losses = synthetic_losses(model, rows, LENGTH, layout=shape.layout, ragged=False)
+    batch = synthetic_batch(model, rows, LENGTH, layout=shape.layout, ragged=False)
     with saved_tensors_hooks(save, lambda saved: saved):
-        losses()
+        per_example_losses(model, batch)
     return sum(tensor.untyped_storage().nbytes() for tensor in found.values())
 
 

@@ -1,4 +1,5 @@
 import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from dpft.config.keys import plain
 from dpft.errors import InputError
 from dpft.methods.base import MethodPhase, count_parameters
 from dpft.methods.two_phase import TwoPhase
+from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.planning import make_plan
@@ -27,7 +29,7 @@ from dpft.training.optimizers import (
 )
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
-from dpft.training.self_check import synthetic_losses
+from dpft.training.synthetic_batches import synthetic_batch
 from dpft.training.training_state import TrainingState
 from tests.slowness import slow, slow_but
 from tests.training import toy
@@ -147,7 +149,7 @@ def test_a_step_of_a_run_that_was_not_planned_is_refused():
 def test_clipped_sums_of_both_phases_equal_the_one_at_a_time_loops(step, engine):
     method, model = prepared()
     method.begin_step(model.eval(), step)
-    losses = synthetic_losses(model, 3, 7)
+    losses = partial(per_example_losses, model, synthetic_batch(model, 3, 7))
     results = []
     for name in (engine, "loop"):
         model.zero_grad()

@@ -19,6 +19,7 @@ from dpft.data.images import ImageLayout, RandomView
 from dpft.data.pixels import ImageForm
 from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED
 from dpft.methods.base import METHODS, Method
+from dpft.models.losses import per_example_losses
 from dpft.parallel.cutting import repeated_blocks, whole
 from dpft.parallel.ranks import Ranks, Share, make_grid
 from dpft.parallel.shards import ShardedModel
@@ -32,6 +33,7 @@ from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
 from dpft.training.loop import TrainingSet, compute_gradient
 from dpft.training.session import gathered
+from dpft.training.training_config import autocast_dtype
 from tests.privacy.test_methods_twin import BERT, IDS, RECIPES, SHAPES, WORDS, Shape, row
 
 NORM = 0.05
@@ -124,7 +126,7 @@ def take_steps(ranks: Ranks, case: Case) -> Outcome:
         for step in range(1, case.steps + 1):
             method.begin_step(model, step - 1)
             called, sent = ranks.traffic.collectives.copy(), ranks.traffic.sent_bytes
-            statistics = compute_gradient(model, training_set, engine, step, ranks)
+            statistics = compute_gradient(training_set, engine, step, ranks)
             outcome.collectives.append(dict(ranks.traffic.collectives - called))
             outcome.sent_bytes.append(ranks.traffic.sent_bytes - sent)
             outcome.own_units.append(sum(len(norms) for norms in statistics.norms))
@@ -166,7 +168,6 @@ def records(case: Case) -> TrainingSet:
         micro_batch_size=case.micro_batch_size,
         layout=layout,
         device=torch.device(case.device),
-        precision=case.precision,
         units=units if case.units else None,
         view=VIEWS.get(case.model),
     )
@@ -223,6 +224,7 @@ def private_engine(
     method.begin_step(model, 0)
     return PrivacyEngine(
         model,
+        per_example_losses,
         plan=plan,
         ledger=NoLedger(),
         randomness=seeded(ranks.rank, torch.device(case.device)),
@@ -230,6 +232,7 @@ def private_engine(
             max_grad_norm=1.0,
             engine=case.engine,
             loss_scale=64.0 if case.precision == "fp16" else 1.0,
+            autocast=autocast_dtype(case.precision),
         ),
         ranks=ranks,
         shards=shards,

@@ -80,9 +80,9 @@ def held(ranks: Ranks, case: Case) -> dict[str, Any]:
     training_set = replace(records(case), share=own_share(ranks))
     with private_engine(model, method, case, ranks, shards) as engine:
         for step in range(1, case.steps):
-            compute_gradient(model, training_set, engine, step, ranks)
+            compute_gradient(training_set, engine, step, ranks)
         seen = Held(shards)
-        compute_gradient(model, training_set, engine, case.steps, ranks)
+        compute_gradient(training_set, engine, case.steps, ranks)
     between = [name for name, p in shards.unsharded.items() if p.untyped_storage().size()]
     return {
         "blocks": seen.blocks,
@@ -121,7 +121,7 @@ def weights_after(ranks: Ranks, case: Case) -> dict[str, Tensor]:
     with private_engine(model, method, case, ranks, shards) as engine:
         for step in range(1, case.steps + 1):
             method.begin_step(model, step - 1)
-            compute_gradient(model, training_set, engine, step, ranks)
+            compute_gradient(training_set, engine, step, ranks)
             method.finish_gradient(model)
             optimizer.step()
     return {name: whole(p.detach()).clone() for name, p in model.named_parameters()}
@@ -185,7 +185,7 @@ def fails_while_others_run(ranks: Ranks, case: Case) -> str:
         with private_engine(model, method, case, ranks, shards) as engine:
             if ranks.rank == 1:
                 engine.accumulate = fail  # type: ignore[method-assign]
-            compute_gradient(model, training_set, engine, 1, ranks)
+            compute_gradient(training_set, engine, 1, ranks)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "went on"

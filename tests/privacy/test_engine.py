@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -45,17 +46,24 @@ def linear(width: int = 4) -> nn.Module:
     return model
 
 
+def outputs_of(model, rows):
+    """Takes a model's output as the loss."""
+    return model(rows)[:, 0]
+
+
 def take_step(engine, model, records=RECORDS):
     indices = engine.draw(len(records))
     if indices:
-        engine.accumulate(lambda: model(records[indices])[:, 0])
+        engine.accumulate(records[indices])
     engine.finish_step()
     return indices
 
 
 def make_engine(model, ledger, seed=1, **changes) -> PrivacyEngine:
     randomness = make_randomness(CPU, noise_seed=seed)
-    return PrivacyEngine(model, plan=plan(**changes), ledger=ledger, randomness=randomness)
+    return PrivacyEngine(
+        model, outputs_of, plan=plan(**changes), ledger=ledger, randomness=randomness
+    )
 
 
 def test_trust_rule_1_the_sampler_draws_at_the_sample_rate_that_is_accounted_for(ledger):
@@ -102,8 +110,7 @@ def test_noise_is_added_once_per_step_whatever_the_number_of_micro_batches(tmp_p
             with engine:
                 indices = engine.draw(8)
                 for start in range(0, 8, pieces):
-                    rows = RECORDS[indices[start : start + pieces]]
-                    engine.accumulate(lambda rows=rows: model(rows)[:, 0])
+                    engine.accumulate(RECORDS[indices[start : start + pieces]])
                 engine.finish_step()
         return model.weight.grad
 
@@ -165,7 +172,7 @@ def test_steps_must_be_finished_and_are_no_more_than_planned(ledger):
         with pytest.raises(RuntimeError, match="finish_step must follow draw"):
             engine.finish_step()
         with pytest.raises(RuntimeError, match="between draw and finish_step"):
-            engine.accumulate(lambda: model(RECORDS)[:, 0])
+            engine.accumulate(RECORDS)
         with pytest.raises(RuntimeError, match="at most 1 times"):
             engine.draw(8)
 
@@ -343,13 +350,14 @@ ROOM = 1 - rounding_headroom(10)
 
 
 def clipper(model: nn.Module, step: int = 0, **changes) -> PhasedClipper:
-    return PhasedClipper(model, plan(phases=PHASES, **changes), step=step, options=OPTIONS)
+    own = plan(phases=PHASES, **changes)
+    return PhasedClipper(model, outputs_of, own, step=step, options=OPTIONS)
 
 
 def norm_of_one(model: nn.Module, phased: PhasedClipper) -> float:
     """Norm of what one record adds to the sum."""
     model.zero_grad()
-    phased.accumulate(lambda: model(RECORDS[:1])[:, 0])
+    phased.accumulate(RECORDS[:1])
     return float(torch.cat([p.grad.flatten() for p in phased.parameters]).norm())
 
 
@@ -381,7 +389,42 @@ def test_a_phase_whose_sensitivity_is_not_its_clippers_is_refused_before_any_ste
     method, steps, norm = PHASES[place].method, PHASES[place].steps, PHASES[place].max_grad_norm
     phases[place] = Phase(method=method, steps=steps, max_grad_norm=norm, sensitivity=norm / 2)
     with pytest.raises(ValueError, match="every phase's sensitivity"):
-        PhasedClipper(affine(), plan(phases=tuple(phases)), step=0, options=OPTIONS)
+        PhasedClipper(affine(), outputs_of, plan(phases=tuple(phases)), step=0, options=OPTIONS)
+
+
+def test_a_result_has_losses_per_row_and_norms_per_unit():
+    """Two units of two rows, the second row of the last unit with weight 0."""
+    model = affine()
+    weights = torch.tensor([1.0, 1.0, 1.0, 0.0])
+
+    def losses_of(model, batch):
+        rows, weights = batch
+        return model(rows)[:, 0] * weights
+
+    own = plan(phases=PHASES)
+    with PhasedClipper(model, losses_of, own, step=0, options=OPTIONS) as phased:
+        phased.begin_step(0)
+        result = phased.accumulate((RECORDS[:4], weights), rows_per_unit=2)
+    assert torch.equal(result.losses, torch.zeros(4)) and not result.losses.requires_grad
+    # Rows of norm 5 along different axes, and a bias gradient of 1 for each.
+    expected = torch.tensor([2 * 25.0 + 4, 25.0 + 1]).sqrt()
+    assert torch.allclose(result.norms, expected)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_losses_are_computed_under_the_autocast_of_the_options(dtype):
+    model, seen = affine(), []
+
+    def losses_of(model, rows):
+        outputs = model(rows)
+        seen.append(outputs.dtype)
+        return outputs[:, 0].float()
+
+    options = replace(OPTIONS, autocast=dtype)
+    with PhasedClipper(model, losses_of, plan(phases=PHASES), step=0, options=options) as phased:
+        phased.begin_step(0)
+        phased.accumulate(RECORDS)
+    assert set(seen) == {dtype or torch.float32}
 
 
 def test_what_trains_may_not_change_within_a_phase():

@@ -86,10 +86,16 @@ def test_trust_rule_1_draws_noise_and_ledger_follow_the_plans_mechanism(followed
     expected = followed.event()
     with (
         Ledger(tmp_path / LEDGER, plan=write_plan(followed)) as ledger,
-        PrivacyEngine(model, plan=followed, ledger=ledger, randomness=randomness) as engine,
+        PrivacyEngine(
+            model,
+            lambda model, rows: model(rows)[:, 0],
+            plan=followed,
+            ledger=ledger,
+            randomness=randomness,
+        ) as engine,
     ):
         drawn = engine.draw(10_000)
-        engine.accumulate(lambda: model(torch.zeros(3, 5000))[:, 0])
+        engine.accumulate(torch.zeros(3, 5000))
         engine.finish_step()
     assert len(drawn) / 10_000 == pytest.approx(expected.sample_rate, abs=0.03)
     noise = model.weight.grad * followed.expected_batch_size / followed.phases[0].sensitivity

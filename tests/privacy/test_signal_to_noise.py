@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from dpft.data.batches import Batch
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping.engine import rounding_headroom
 from dpft.privacy.engine import PrivacyEngine
@@ -40,16 +41,16 @@ def tied_model() -> nn.Module:
     return model
 
 
-def losses(model: nn.Module, indices: list[int]) -> torch.Tensor:
+def batch_of(indices: list[int]) -> Batch:
     (batch,) = toy.training_set().micro_batches(indices)
-    return per_example_losses(model, batch)
+    return batch
 
 
 def clipped_sum(model: nn.Module, indices: list[int]) -> float:
     """The norm of the sum of clipped gradients, one backward pass an example, in float64."""
     parameters, total = list(model.parameters()), 0.0
     for index in indices:
-        gradients = torch.autograd.grad(losses(model, [index])[0], parameters)
+        gradients = torch.autograd.grad(per_example_losses(model, batch_of([index]))[0], parameters)
         flat = torch.cat([gradient.flatten().double() for gradient in gradients])
         total += flat * min(1.0, C * (1 - rounding_headroom(B)) / float(flat.norm()))
     return float(total.norm())
@@ -58,12 +59,14 @@ def clipped_sum(model: nn.Module, indices: list[int]) -> float:
 def test_signal_is_that_of_examples_one_at_a_time_and_noise_that_of_the_seed(ledger):
     model = tied_model()
     randomness = make_randomness(CPU, noise_seed=1)
-    engine = PrivacyEngine(model, plan=toy.plan(), ledger=ledger, randomness=randomness)
+    engine = PrivacyEngine(
+        model, per_example_losses, plan=toy.plan(), ledger=ledger, randomness=randomness
+    )
     for step in range(2):
         with engine:
             drawn = engine.draw(12)
             for start in range(0, len(drawn), 2):
-                engine.accumulate(lambda some=drawn[start : start + 2]: losses(model, some))
+                engine.accumulate(batch_of(drawn[start : start + 2]))
             measured = engine.finish_step()
         expected = clipped_sum(model, drawn) / B
         assert len(drawn) > 2 and measured.signal == pytest.approx(expected, rel=1e-5)
@@ -121,7 +124,7 @@ def test_each_phase_is_measured_over_what_trains_in_it(ledger):
         take_step(engine, model)
         model.weight.requires_grad_(False)
         drawn = engine.draw(8)
-        engine.accumulate(lambda: model(torch.ones(8, 4))[drawn, 0])
+        engine.accumulate(torch.ones(8, 4)[drawn])
         measured = engine.finish_step()
     assert measured.signal == pytest.approx(8 * 0.01 / 40, rel=0.01)
     number = abs(float(block_noise(source(), 1, step=1, parameter=1)))

@@ -263,11 +263,9 @@ def test_what_the_machine_changes_of_the_environment_is_seen(
 def test_precision_and_micro_batches_are_of_the_environment() -> None:
     whole = training_set()
     first = environment(whole, engine="loop", memory_mb=0)
-    for field, value in (
-        ("precision", "bf16"),
-        ("micro_batch_size", 3),
-        ("micro_batch_tokens", 64),
-    ):
+    other = environment(whole, engine="loop", memory_mb=0, precision="bf16")
+    assert {each for each in first if first[each] != other[each]} == {"precision"}
+    for field, value in (("micro_batch_size", 3), ("micro_batch_tokens", 64)):
         other = environment(replace(whole, **{field: value}), engine="loop", memory_mb=0)
         assert {each for each in first if first[each] != other[each]} == {field}
     padded = replace(whole, layout=replace(whole.layout, pad_to_multiple_of=8))

@@ -18,6 +18,7 @@ from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.frozen_state import digests_of
+from dpft.privacy.losses import MicroBatchResult
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.replay_log import read_run_ledger
 from dpft.training import loop as loop_module
@@ -226,13 +227,13 @@ def write_past_torch(ranks: Ranks, run: Training, rank: int, step: int) -> tuple
     """Returns what a run ends with on a rank, where one of them writes to a frozen weight."""
     accumulate = PrivacyEngine.accumulate
 
-    def accumulate_and_write(engine: PrivacyEngine, *args: Any) -> Tensor:
-        norms = accumulate(engine, *args)
+    def accumulate_and_write(engine: PrivacyEngine, *args: Any) -> MicroBatchResult:
+        result = accumulate(engine, *args)
         if ranks.rank == rank and engine.steps_taken == step - 1:
             # Of a block: in shards the root's are copies by now, which nobody keeps.
             weights = (p for n, p in engine._model.named_parameters() if "c_fc.weight" in n)
             local(next(weights).data).view(-1)[0] += 1.0
-        return norms
+        return result
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PrivacyEngine, "accumulate", accumulate_and_write)

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from dpft.errors import RunError
+from dpft.models.losses import per_example_losses
+from dpft.privacy.losses import MicroBatchResult
 from dpft.training.loop import check_weights, sent_ahead, train
 from dpft.training.optimizers import AdamW, SchedulerConfig, make_scheduler
 from tests.training.toy import tiny_model, training_set
@@ -14,7 +16,7 @@ class ScriptedEngine:
 
     def __init__(self, draws):
         self.steps, self._draws, self.calls = len(draws), iter(draws), []
-        self.steps_taken = 0
+        self.steps_taken, self.model = 0, None
 
     def __enter__(self):
         self.calls.append("enter")
@@ -27,12 +29,12 @@ class ScriptedEngine:
         self.calls.append(f"draw from {num_units}")
         return next(self._draws)
 
-    def accumulate(self, compute_losses, units=None):
-        losses = compute_losses()
-        of = "" if units is None else f" of units {units.tolist()}"
-        self.calls.append(f"accumulate {len(losses)}{of}")
+    def accumulate(self, batch, rows_per_unit=1):
+        losses = per_example_losses(self.model, batch)
+        units = "" if rows_per_unit == 1 else f" in units of {rows_per_unit}"
+        self.calls.append(f"accumulate {len(losses)}{units}")
         losses.sum().backward()
-        return losses.detach()
+        return MicroBatchResult(losses=losses.detach(), norms=None)
 
     def finish_step(self):
         self.calls.append("finish")
@@ -55,7 +57,7 @@ class Hooks:
 
 
 def run(engine, model=None, hooks=None, units=None):
-    model = model or tiny_model()
+    model = engine.model = model or tiny_model()
     optimizer = AdamW().make(model.parameters(), learning_rate=0.01, weight_decay=0.0)
     scheduler = make_scheduler(optimizer, SchedulerConfig(), steps=engine.steps)
     seen = []
@@ -95,16 +97,24 @@ def test_a_draws_every_record_is_used_exactly_once():
     assert sum(len(losses) for losses in seen[0].losses) == 7
 
 
-def test_units_are_drawn_and_the_engine_is_told_whose_each_record_is():
+def test_units_are_drawn_and_the_engine_is_told_how_many_rows_each_has():
     engine = ScriptedEngine([[0, 1, 2], [1]])
     (first, second) = run(engine, units=[[0, 3], [], [5, 6, 7]])
     assert engine.calls == [
         "enter",
-        "draw from 3", "accumulate 2 of units [0, 0]", "accumulate 3 of units [0, 0, 0]", "finish",
+        "draw from 3", "accumulate 3 in units of 3", "accumulate 2 in units of 2", "finish",
         "draw from 3", "finish",
         "exit",
     ]  # fmt: skip
     assert (first.batch_size, second.batch_size) == (3, 1)
+
+
+def test_filler_rows_reach_the_engine_but_not_the_statistics():
+    engine = ScriptedEngine([[0, 1]])
+    (seen,) = run(engine, units=[[0, 3], [5]])
+    assert "accumulate 4 in units of 2" in engine.calls
+    (losses,) = seen.losses
+    assert len(losses) == 3 and bool((losses > 0).all())
 
 
 def test_the_model_trains_in_training_mode_and_ends_in_evaluation_mode():

@@ -212,7 +212,6 @@ def test_a_run_whose_examples_all_overflow_recovers_and_one_with_a_constant_scal
         folder = tmp_path / str(adapts)
         settings = {"precision": "fp16", "adaptive_loss_scale": adapts, "loss_scale": 2.0**24}
         own = session(folder, tiny_model(), **settings)
-        own = replace(own, training_set=replace(own.training_set, precision="fp16"))
         quiet = replace(plan(24, noise_multiplier=0.01))
         train_privately(own, quiet, privacy(), epsilon_after=spent)
         lines = (folder / "private/diagnostics.jsonl").read_text().splitlines()
@@ -236,7 +235,6 @@ def test_trust_rule_7_a_scale_that_moves_says_so_after_the_last_step_alone(
     )
     settings = {"precision": "fp16", "adaptive_loss_scale": True, "loss_scale": 2.0**24}
     own = replace(session(tmp_path, tiny_model(), **settings), listeners=(listener,))
-    own = replace(own, training_set=replace(own.training_set, precision="fp16"))
     train_privately(own, plan(24, noise_multiplier=0.01), privacy(), epsilon_after=spent)
     assert said == [0] * 24, "a line in between tells how long fewer than ten steps took"
     assert caplog.text.count("train.loss_scale moved from 1.67772e+07 to") == 1

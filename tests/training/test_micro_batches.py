@@ -46,8 +46,9 @@ def clipped_sum(
     norms = [torch.zeros(0)]
     with PerExampleClipper(model, 0.05, engine=engine) as clipper:
         for batch in data.micro_batches(indices):
+            units = None if data.units is None else torch.arange(len(batch)) // batch.rows_per_unit
             norms.append(
-                clipper.accumulate(lambda now=batch: per_example_losses(model, now), batch.units)
+                clipper.accumulate(lambda now=batch: per_example_losses(model, now), units)
             )
     sums = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return sums, torch.cat(norms).sort().values

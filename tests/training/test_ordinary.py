@@ -28,8 +28,13 @@ from tests.training.toy import session, tiny_model, training_set
 INPUTS = torch.arange(6.0)[:, None]
 
 
-def engine(model, batch_size=4):
-    return OrdinaryEngine(model, steps=3, batch_size=batch_size, seed=0)
+def outputs_of(model, rows):
+    """Takes a model's output as the loss."""
+    return model(rows)[:, 0]
+
+
+def engine(model, batch_size=4, losses_of=outputs_of):
+    return OrdinaryEngine(model, losses_of, steps=3, batch_size=batch_size, seed=0)
 
 
 def test_an_epoch_visits_every_record_once():
@@ -42,9 +47,28 @@ def test_the_gradient_is_that_of_the_mean_loss_however_the_batch_is_cut():
     own = engine(model, batch_size=6)
     own.draw(6)
     for rows in (slice(0, 4), slice(4, 6)):
-        own.accumulate(lambda rows=rows: model(INPUTS[rows])[:, 0])
+        result = own.accumulate(INPUTS[rows])
+        assert torch.equal(result.losses, outputs_of(model, INPUTS[rows]).detach())
+        assert result.norms is None
     own.finish_step()
     assert torch.allclose(model.weight.grad, INPUTS.mean(0, keepdim=True))
+
+
+def test_losses_are_computed_under_autocast():
+    seen = []
+
+    def losses_of(model, rows):
+        outputs = model(rows)
+        seen.append(outputs.dtype)
+        return outputs[:, 0].float()
+
+    model = nn.Linear(1, 1)
+    own = OrdinaryEngine(
+        model, losses_of, steps=1, batch_size=6, seed=0, autocast_dtype=torch.bfloat16
+    )
+    own.draw(6)
+    own.accumulate(INPUTS)
+    assert seen == [torch.bfloat16]
 
 
 def test_a_batch_larger_than_the_data_takes_all_of_it():
@@ -57,7 +81,7 @@ def test_what_trains_may_change_and_no_old_gradient_is_left():
     for trains in (True, False):
         model.weight.requires_grad_(trains)
         own.draw(6)
-        own.accumulate(lambda: model(INPUTS)[:, 0])
+        own.accumulate(INPUTS)
         own.finish_step()
         assert (model.weight.grad is not None) == trains and model.bias.grad is not None
 
@@ -66,10 +90,17 @@ def shared_step(ranks: Ranks) -> tuple[Tensor, bool, int]:
     """A step of which the first rank has every record, and the last parameter is not used."""
     ordinary_module.STRETCH = 100
     wide, unused = nn.Linear(1, 2000, bias=False), nn.Linear(1, 1)
-    own = OrdinaryEngine(nn.ModuleList([wide, unused]), steps=1, batch_size=6, seed=0, ranks=ranks)
+    own = OrdinaryEngine(
+        nn.ModuleList([wide, unused]),
+        lambda model, rows: wide(rows).sum(1),
+        steps=1,
+        batch_size=6,
+        seed=0,
+        ranks=ranks,
+    )
     own.draw(6)
     if ranks.is_first:
-        own.accumulate(lambda: wide(INPUTS).sum(1))
+        own.accumulate(INPUTS)
     before = ranks.traffic.sent_bytes
     own.finish_step()
     return wide.weight.grad, unused.weight.grad is None, ranks.traffic.sent_bytes - before
@@ -189,7 +220,8 @@ def stop_at_three(public: PublicStep) -> None:
 def test_an_empty_draw_is_a_step_of_gradient_zero() -> None:
     model, how = nn.Linear(1, 1), clipped()
     plan = replace(how.plan, sample_rate=1e-9)
-    own = ClippedEngine(model, plan=plan, options=how.privacy.clipping_options(), seed=0)
+    options = how.privacy.clipping_options()
+    own = ClippedEngine(model, outputs_of, plan=plan, options=options, seed=0)
     with own:
         assert own.draw(6) == []
         own.finish_step()
@@ -201,10 +233,11 @@ def test_an_empty_draw_is_a_step_of_gradient_zero() -> None:
 def test_an_example_without_a_finite_loss_is_left_out_and_counted() -> None:
     model, how = nn.Linear(1, 1), clipped()
     plan = replace(how.plan, sample_rate=1.0)
-    own = ClippedEngine(model, plan=plan, options=how.privacy.clipping_options(), seed=0)
+    options = how.privacy.clipping_options()
+    own = ClippedEngine(model, outputs_of, plan=plan, options=options, seed=0)
     with own:
         own.draw(2)
-        own.accumulate(lambda: model(torch.tensor([[1.0], [math.inf]]))[:, 0])
+        own.accumulate(torch.tensor([[1.0], [math.inf]]))
         own.finish_step()
     assert own.non_finite == 1
     assert model.weight.grad is not None and bool(model.weight.grad.isfinite().all())

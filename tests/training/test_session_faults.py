@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from dpft.errors import RunError
 from dpft.files import LEDGER
@@ -16,6 +15,7 @@ from dpft.parallel.rank_environment import TERMINATED
 from dpft.parallel.ranks import Ranks
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import read_ledger
+from dpft.privacy.losses import MicroBatchResult
 from dpft.privacy.replay_log import JournaledLedger
 from dpft.training import checkpoint as checkpoint_module
 from dpft.training import loop as loop_module
@@ -37,7 +37,7 @@ def ended_by(
     """Returns what a run ends with on a rank where some ranks act in their second step."""
     accumulate = PrivacyEngine.accumulate
 
-    def act_and_accumulate(engine: PrivacyEngine, *args: Any) -> Tensor:
+    def act_and_accumulate(engine: PrivacyEngine, *args: Any) -> MicroBatchResult:
         if ranks.rank in failing and engine.steps_taken == 1:
             act()
         return accumulate(engine, *args)

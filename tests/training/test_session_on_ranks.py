@@ -17,7 +17,7 @@ from dpft.methods.base import METHODS
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import read_ledger
-from dpft.training import loop as loop_module
+from dpft.training import private_run as private_run_module
 from dpft.training.optimizers import AdamW
 from dpft.training.session import Start
 from tests.parallel.forked import LOST, on_ranks
@@ -84,14 +84,14 @@ def made(folder: Path) -> Path:
 def first_mask(ranks: Ranks, run: Training) -> list[float]:
     """Returns the first mask that a rank's model would draw in a run."""
     masks = []
-    per_example_losses = loop_module.per_example_losses
+    per_example_losses = private_run_module.per_example_losses
 
     def probed(*args: Any) -> Tensor:
         with torch.random.fork_rng(devices=()):
             masks.append(F.dropout(torch.ones(64)).tolist())
         return per_example_losses(*args)
 
-    loop_module.per_example_losses = probed
+    private_run_module.per_example_losses = probed
     train_on(ranks, run)
     return masks[0]
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
+from dpft.data.batches import Batch
 from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.records.plans import MeasuredTime
 from dpft.training import step_time
 from dpft.training.optimizers import AdamW
 from dpft.training.step_time import measure_step
-from tests.training.toy import tiny_model
+from tests.training.toy import plan, tiny_model
 
 FIXED, EACH, UPDATE = 1.0, 0.25, 7.0
 """Seconds of a micro-batch, of each of its examples, and of noise and update."""
@@ -21,9 +22,9 @@ def timed_examples(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The examples of each micro-batch that is timed; its time grows with them."""
     made: list[int] = []
     timed: list[int] = []
-    make = step_time.synthetic_losses
+    make = step_time.synthetic_batch
 
-    def counted(model: Any, count: int, length: int, **options: Any) -> Callable[[], Any]:
+    def counted(model: Any, count: int, length: int, **options: Any) -> Batch:
         made.append(count)
         return make(model, count, length, **options)
 
@@ -34,29 +35,29 @@ def timed_examples(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         timed.append(made[-1])
         return FIXED + EACH * made[-1]
 
-    monkeypatch.setattr(step_time, "synthetic_losses", counted)
+    monkeypatch.setattr(step_time, "synthetic_batch", counted)
     monkeypatch.setattr(step_time, "_timed", seconds_of)
     return timed
 
 
-def measured(options: ClippingOptions | None, micro_batch_size: int) -> MeasuredTime:
+def measured(*, clips: bool, micro_batch_size: int) -> MeasuredTime:
     return measure_step(
         tiny_model(),
         length=8,
         micro_batch_size=micro_batch_size,
         expected_batch_size=32,
         steps=10,
-        options=options,
+        clipped=(plan(), ClippingOptions(max_grad_norm=0.1)) if clips else None,
         optimizer=AdamW(),
     )
 
 
-@pytest.mark.parametrize("options", [ClippingOptions(max_grad_norm=0.1), None])
+@pytest.mark.parametrize("clips", [True, False])
 def test_a_step_takes_its_micro_batches_and_one_update(
-    options: ClippingOptions | None, timed_examples: list[int], monkeypatch: pytest.MonkeyPatch
+    clips: bool, timed_examples: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_time, "SECONDS", 1000.0)
-    found = measured(options, 4)
+    found = measured(clips=clips, micro_batch_size=4)
     assert timed_examples == [1, 2, 4]
     assert found.seconds_per_step == pytest.approx(8 * (FIXED + 4 * EACH) + UPDATE)
     assert found.seconds_total == pytest.approx(10 * found.seconds_per_step)
@@ -67,7 +68,7 @@ def test_a_micro_batch_that_takes_too_long_follows_from_smaller_ones(
     timed_examples: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_time, "SECONDS", 3.0)
-    found = measured(ClippingOptions(max_grad_norm=0.1), 16)
+    found = measured(clips=True, micro_batch_size=16)
     assert timed_examples == [1, 2, 4], "1.5 seconds are at most half of SECONDS, 2 are not"
     assert found.timed_micro_batch == 4
     assert found.seconds_per_step == pytest.approx(2 * (FIXED + 16 * EACH) + UPDATE)

@@ -242,10 +242,13 @@ class ClippingOptions:
     headroom: float = 0.0
     shards: Shards | None = None
     moved: Collection[str] = ()
+    autocast: torch.dtype | None = None
+    """Type that the caller computes losses in; None: that of the parameters."""
 
     def make(self, model: nn.Module) -> PerExampleClipper:
         """Returns a clipper of the model's trainable parameters."""
-        return PerExampleClipper(model, **vars(self))
+        options = {name: value for name, value in vars(self).items() if name != "autocast"}
+        return PerExampleClipper(model, **options)
 
     def resolved(self, model: nn.Module) -> Self:
         """Returns the options with the engine that ``auto`` takes, named; nothing is logged."""

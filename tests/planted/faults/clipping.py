@@ -187,8 +187,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/training/loop.py",
-                "    norms = engine.accumulate(compute_losses, batch.units)\n",
-                "    norms = engine.accumulate(compute_losses)\n",
+                "    result = engine.accumulate(batch, batch.rows_per_unit)\n",
+                "    result = engine.accumulate(batch)\n",
             ),
         ),
         tests=(f"{DP_SGD}::test_units_of_several_records",),

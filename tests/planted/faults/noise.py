@@ -18,14 +18,14 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 ENGINE,
-                "        return self._clipper.accumulate(compute_losses, units)\n\n"
+                "        return self._clipper.accumulate(batch, rows_per_unit)\n\n"
                 "    def finish_step",
-                """        norms = self._clipper.accumulate(compute_losses, units)
+                """        result = self._clipper.accumulate(batch, rows_per_unit)
         phase = self.plan.phase_at(self.steps_taken)
         noise_std = self.plan.event().noise_multiplier * phase.sensitivity
         sums = dict(self._model.named_parameters())
         self._noise.add(sums, noise_std, step=self.steps_taken, meter=None, ranks=ALONE)
-        return norms
+        return result
 
     def finish_step""",
             ),

@@ -157,8 +157,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/data/batches.py",
-                "            piece, rows, longer = [], 0, longest_of(unit)\n",
-                "            piece, rows, longer = piece[-1:], len(piece[-1]), longest_of(unit)\n",
+                "            piece, larger, longer = [], len(unit), longest_of(unit)\n",
+                "            piece, larger, longer = piece[-1:], len(unit), longest_of(unit)\n",
             ),
         ),
         tests=(f"{DP_SGD}::test_full_fine_tuning",),

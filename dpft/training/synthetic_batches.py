@@ -1,0 +1,87 @@
+"""Batches of synthetic records, on which a model is run before it is given any real record.
+
+Their contents, labels and lengths are random but the same in every run, and follow from public
+configuration only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from dpft.data.batches import Batch, Layout, TextLayout, collated_units
+
+CAUSAL_TEXT = TextLayout()
+SHORT_LENGTH = 7
+LONG_LENGTH = 64
+"""Length of the longest record of a self-check, if ``max_length`` allows it and padding does not
+require more. A self-check holds the logits of 4 such records."""
+SHUFFLED = (2, 0, 3, 1)
+"""Order of the rows, which ``Layout.synthetic`` returns from the longest to the shortest. A model
+that sorts its rows by length would leave sorted rows in their places."""
+
+
+def synthetic_batch(
+    model: nn.Module, count: int, longest: int, *, layout: Layout = CAUSAL_TEXT, ragged: bool = True
+) -> Batch:
+    """Returns a batch of synthetic records on the model's device.
+
+    Args:
+        model: The model, whose vocabulary the records have.
+        count: Number of records.
+        longest: Length of the longest record.
+        layout: How rows lie in a batch.
+        ragged: Whether the records differ in length.
+    """
+    rows = layout.synthetic(model, count, longest, ragged=ragged)
+    return layout.collate(rows).to(next(model.parameters()).device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfCheckBatches:
+    """The arguments of a clipper's self-check."""
+
+    batches: Sequence[Batch]
+    """Batches of 4 rows."""
+    alone: Sequence[Sequence[Batch]]
+    """The rows of each of ``batches``, each collated separately and without padding."""
+    rows_per_unit: int
+    """Rows of each privacy unit of ``batches``."""
+
+
+def self_check_batches(
+    model: nn.Module, *, max_length: int, layout: Layout = CAUSAL_TEXT, has_units: bool = False
+) -> SelfCheckBatches:
+    """Returns ragged batches of two padded lengths, on the model's device.
+
+    There is one batch if the layout cannot pad to a second length: of images, for example.
+
+    Args:
+        model: The model, on its device.
+        max_length: Length of the longest training record.
+        layout: How rows lie in a batch.
+        has_units: Whether a privacy unit can have several records. If so, the 4 rows are a unit of
+            two records and a unit of one record with a filler row.
+    """
+    device, bare = next(model.parameters()).device, layout.unpadded()
+    short = min(SHORT_LENGTH, max_length)
+    long = min(max_length, max(LONG_LENGTH, layout.padded_length(short) + 1))
+    batches, alone = [], []
+    for longest in sorted({short, long}):
+        drawn = layout.synthetic(model, len(SHUFFLED), longest)
+        rows = [drawn[place] for place in SHUFFLED]
+        if has_units:
+            units = [rows[:2], rows[2:3]]
+            rows[3] = rows[2]  # the filler row
+        else:
+            units = [[row] for row in rows]
+        batch = collated_units(units, layout)
+        weights = [None] * len(rows) if batch.weights is None else batch.weights.split(1)
+        batches.append(batch.to(device))
+        alone.append(
+            [
+                replace(bare.collate([row]), weights=weight).to(device)
+                for row, weight in zip(rows, weights, strict=True)
+            ]
+        )
+    return SelfCheckBatches(batches=batches, alone=alone, rows_per_unit=batches[0].rows_per_unit)
