@@ -1,0 +1,574 @@
+r"""Norms, bounds and weighted sums of per-example gradients, from what layers record.
+
+A linear layer's gradient of one example is a sum of outer products of output gradients and inputs.
+Its norm follows from two Gram matrices without the gradient itself (the ghost norm, Li et al. 2022,
+arXiv 2110.05679, section 4), and the sum of clipped gradients of all examples is one matrix product
+(book-keeping, Bu et al. 2023, arXiv 2210.00038).
+
+This module is separate because it contains all floating-point arithmetic that the guarantee of the
+clipper depends on:
+
+    For each unit i, the norm of ``factors[i] * gradient[i]``, as ``weighted_sums`` adds it with
+    all rounding included, is at most ``factors[i]`` times the root of ``bounds()[i]``.
+
+``docs/dev/norm-bound.md`` proves it. A number in parentheses, such as (12), is a line of that page.
+Letters of shapes: u privacy units, t positions of a unit, p outputs, d inputs, k uses.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import torch
+from torch import Tensor
+
+from dpft.errors import InputError
+
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+SLACK = 1 + 2.0**-10
+"""Covers the float64 rounding of an error term (8)."""
+BOUND_SLACK = 1 + 2.0**-40
+"""Covers the float64 rounding of a bound, and of a sum of at most 4,000 of them (9)."""
+LEAST_FACTOR = 2.0**-64
+"""A unit with a smaller clipping factor adds nothing: its products might underflow (17)."""
+EXTRA_STEPS = 4
+"""Roundings of a term besides those of the sum: factor times operand, product, tied total (15)."""
+HALF_STEPS = (1.5, 3.0)
+"""Rounding errors of sums in a matrix unit, in units of u: for each product, and once (4)."""
+MOST_ROUNDING = 2.0**-3
+"""Largest relative error of a sum for which the proof's inequalities hold (2)."""
+
+
+# ------------------------------------------------------------------------------ rounding of sums
+def chain(products: float, device: torch.device, *, halves: bool = False) -> float:
+    """Return c(K), the roundings in units of u that a term of a sum of K products takes part in.
+
+    Args:
+        products: K.
+        device: Where the products are added up.
+        halves: Whether the factors are multiplied in half precision, with float32 sums.
+    """
+    if device.type != "cpu" and halves:
+        return HALF_STEPS[0] * products + HALF_STEPS[1]  # (4)
+    return products  # (3)
+
+
+def gamma(steps: float, unit: float) -> float:
+    """Return γ = s u / (1 - s u), which bounds the relative error of s roundings (2).
+
+    Raises:
+        InputError: A sum is too long for its precision.
+    """
+    if steps * unit > MOST_ROUNDING:
+        raise InputError(
+            f"sums of {int(steps):,} terms are too long for their precision; use smaller "
+            "micro-batches or shorter examples."
+        )
+    return steps * unit / (1 - steps * unit)
+
+
+def widened(values: Tensor) -> Tensor:
+    """Return values in float32 or float64."""
+    return values.float() if values.dtype in HALF_DTYPES else values
+
+
+def multiplied_as_halves(left: Tensor, right: Tensor) -> bool:
+    """Return whether two operands are multiplied in half precision with float32 sums.
+
+    Only accelerators that truncate as (4) assumes: NVIDIA's from compute capability 8.0 on.
+    """
+    is_half = left.dtype in HALF_DTYPES and left.dtype == right.dtype
+    return is_half and _truncates_as_assumed(left.device)
+
+
+@cache
+def _truncates_as_assumed(device: torch.device) -> bool:
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _same_precision(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two operands in float32, or both in float64 if one of them is."""
+    left, right = widened(left), widened(right)
+    return (left, right) if left.dtype == right.dtype else (left.double(), right.double())
+
+
+def _matmul(left: Tensor, right: Tensor) -> Tensor:
+    """Return the batched product in float32 or float64; the products of halves are exact."""
+    if multiplied_as_halves(left, right):
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return torch.bmm(*_same_precision(left, right))
+
+
+# ------------------------------------------------------------------------------------------ norms
+@dataclass
+class Norms:
+    """Norms of per-example gradients, each a float64 tensor of shape (u,), or (k, u) for k weights.
+
+    Attributes:
+        square: Squared norm as computed.
+        error: By how much ``square`` may be too small.
+        rounding: By how much rounding may lengthen the gradient when it is scaled and added.
+    """
+
+    square: Tensor
+    error: Tensor
+    rounding: Tensor
+
+    def bounds(self) -> Tensor:
+        """Return squared upper bounds (5); infinite or NaN for units that must be left out."""
+        return (
+            (self.square.clamp(min=0) + self.error).sqrt() + self.rounding
+        ).square() * BOUND_SLACK
+
+    def of(self, index: int) -> "Norms":
+        """Return the norms of one of k weights, shape (u,)."""
+        return Norms(self.square[index], self.error[index], self.rounding[index])
+
+
+def _least(values: Tensor) -> float:
+    """Return the least normal number of the dtype in which values are added up."""
+    return torch.finfo(torch.float64 if values.dtype == torch.float64 else torch.float32).tiny
+
+
+def _unit(*operands: Tensor) -> float:
+    """Return the unit roundoff u of the coarsest operand, at most float32's."""
+    exact = all(values.dtype == torch.float64 for values in operands)
+    return 2.0**-53 if exact else 2.0**-24
+
+
+def formed_norms(values: Tensor) -> Norms:
+    """Return norms of gradients that are given themselves, shape (u, n) (20)."""
+    u, n = values.shape
+    norm = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64)
+    square = norm.square()
+    steps = gamma(chain(u, values.device) + EXTRA_STEPS, _unit(values))
+    return Norms(
+        square,
+        square * (2 * (n + 4) * 2.0**-53),
+        norm * (steps * SLACK) + 4 * n**0.5 * _least(values) / LEAST_FACTOR,
+    )
+
+
+# ------------------------------------------------------------------------------------------- uses
+@dataclass
+class Outer:
+    """One use of a weight: gradient[i] = sum over t of left[i, t] right[i, t]^T.
+
+    Attributes:
+        left: Output gradients, shape (u, t, p).
+        right: Inputs, shape (u, t, d).
+    """
+
+    left: Tensor
+    right: Tensor
+
+    @property
+    def is_better_formed(self) -> bool:
+        """Whether the gradients take no more memory than the operands."""
+        (_, t, p), d = self.left.shape, self.right.shape[2]
+        bytes_kept = t * (p * self.left.element_size() + d * self.right.element_size())
+        wide = 8 if torch.float64 in (self.left.dtype, self.right.dtype) else 4
+        return p * d * wide <= bytes_kept
+
+    def formed(self) -> Tensor:
+        """Return the gradients, shape (u, p, d), float32 or float64."""
+        return _matmul(self.left.mT, self.right)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Return the sum over i of factors[i] gradient[i], shape (p, d); see ``weighted_sums``."""
+        return next(weighted_sums([self], factors))[1]
+
+    def without(self, keep: Tensor) -> "Outer":
+        """Return the use with zeros for the units that ``keep``, shape (u,), leaves out."""
+        keep = keep.view(-1, 1, 1)
+        return Outer(self.left.where(keep, 0), self.right.where(keep, 0))
+
+    @classmethod
+    def joined(cls, uses: "Sequence[Outer]") -> "Outer":
+        """Return several uses of one weight as one, with their positions side by side."""
+        return cls(_joined([use.left for use in uses]), _joined([use.right for use in uses]))
+
+
+@dataclass
+class Lookup:
+    """One use of an embedding: gradient[i] has values[i, t] added to its row ids[i, t].
+
+    Attributes:
+        ids: Rows of the weight, shape (u, t), int64.
+        values: Output gradients, shape (u, t, d); zeros at padding.
+        count: Number of rows of the weight.
+    """
+
+    ids: Tensor
+    values: Tensor
+    count: int
+
+    @property
+    def is_better_formed(self) -> bool:
+        """Whether the gradients take no more memory than the values."""
+        return self.count * widened(self.values[:0]).element_size() <= (
+            self.ids.shape[1] * self.values.element_size()
+        )
+
+    def formed(self) -> Tensor:
+        """Return the gradients, shape (u, count, d), float32 or float64."""
+        values = widened(self.values)
+        u, _, d = values.shape
+        sums = values.new_zeros(u * self.count, d)
+        return sums.index_add_(0, self._slots().flatten(), values.flatten(0, 1)).view(u, -1, d)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Return the sum over i of factors[i] gradient[i], shape (count, d)."""
+        values = widened(self.values)
+        values = values * rounded_down(factors, values.dtype).view(-1, 1, 1)
+        sums = values.new_zeros(self.count, values.shape[2])
+        return sums.index_add_(0, self.ids.flatten(), values.flatten(0, 1))
+
+    def without(self, keep: Tensor) -> "Lookup":
+        """Return the use with zeros for the units that ``keep``, shape (u,), leaves out."""
+        return Lookup(self.ids, self.values.where(keep.view(-1, 1, 1), 0), self.count)
+
+    @classmethod
+    def joined(cls, uses: "Sequence[Lookup]") -> "Lookup":
+        """Return several uses of one weight as one, with their positions side by side."""
+        ids, values = _joined([use.ids for use in uses]), _joined([use.values for use in uses])
+        return cls(ids, values, uses[0].count)
+
+    def _slots(self) -> Tensor:
+        """Return a number for each pair of unit and row, shape (u, t)."""
+        units = torch.arange(len(self.ids), device=self.ids.device)
+        return self.ids + units.unsqueeze(1) * self.count
+
+    def norms(self) -> Norms:
+        """Return the norms, shape (u,): values of the same row are summed first (18), (19)."""
+        values = widened(self.values)
+        u, t, d = values.shape
+        slots, order = self._slots().flatten().sort(stable=True)
+        rank = (slots.diff(prepend=slots[:1]) != 0).cumsum(0)
+        values = values.flatten(0, 1).index_select(0, order)
+        unit_of = slots.new_zeros(u * t).index_copy_(0, rank, slots // self.count)
+        lengths = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64)
+        lengths = torch.zeros_like(lengths).index_add_(0, rank, lengths)
+        sums = torch.zeros_like(values).index_add_(0, rank, values)
+        squares = torch.linalg.vector_norm(sums, dim=1, dtype=torch.float64).square()
+        both = torch.stack([squares, lengths.square()], 1)
+        square, longest = both.new_zeros(u, 2).index_add_(0, unit_of, both).unbind(1)
+        longest = longest.sqrt()  # the norm if no two values of a row cancelled
+        unit, least = _unit(values), _least(values)
+        moved = longest * gamma(t, unit) + 2 * t * d**0.5 * least
+        error = 2 * square.sqrt() * moved + moved.square() + square * ((d + t) * 2.0**-51)
+        steps = gamma(u * t + EXTRA_STEPS, unit)
+        lost = 4 * t * d**0.5 * least / LEAST_FACTOR
+        return Norms(square, error * SLACK, longest * (steps * SLACK) + lost)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Return tensors (u, ·, …) side by side, in the widest of their dtypes."""
+    if len(parts) == 1:
+        return parts[0]
+    if len({part.dtype for part in parts}) > 1:
+        dtype = torch.float64 if any(p.dtype == torch.float64 for p in parts) else torch.float32
+        parts = [part.to(dtype) for part in parts]
+    return torch.cat(parts, 1)
+
+
+# ------------------------------------------------------------------------------------ ghost norms
+def _numbers_at_a_time(device: torch.device) -> int:
+    """Return how many entries of Gram matrices are processed together: few fit a CPU's cache."""
+    return 2**20 if device.type == "cpu" else 2**25
+
+
+def outer_norms(uses: Sequence[Outer]) -> Norms:
+    """Return the norms of each use, shape (k, u); all uses have the same u and t.
+
+    The Gram matrix of a tensor that is the ``right`` of several uses (query, key and value; gate
+    and up) is computed once.
+    """
+    u, t = uses[0].left.shape[:2]
+    # A partition has one precision on each side; within it, sizes may differ.
+    partitions: dict[tuple[bool, ...], list[int]] = {}
+    for index, use in enumerate(uses):
+        halves = (
+            multiplied_as_halves(use.left, use.left),
+            multiplied_as_halves(use.right, use.right),
+        )
+        wide = use.left.dtype == torch.float64, use.right.dtype == torch.float64
+        partitions.setdefault((*halves, *wide), []).append(index)
+    count = max(1, _numbers_at_a_time(uses[0].left.device) // max(1, u * t * t))
+    parts, order = [], []
+    for indices in partitions.values():
+        known: dict[Identity, Tensor] = {}
+        for start in range(0, len(indices), count):
+            chunk = indices[start : start + count]
+            norms, known = _outer_norms([uses[index] for index in chunk], known)
+            parts.append(norms)
+            order += chunk
+    if len(parts) == 1:
+        return parts[0]
+    fields = [
+        torch.cat(field)
+        for field in zip(*((n.square, n.error, n.rounding) for n in parts), strict=True)
+    ]
+    if len(partitions) > 1:
+        places = torch.tensor(order, device=fields[0].device).argsort()
+        fields = [field[places] for field in fields]
+    return Norms(*fields)
+
+
+SMALL_OPERANDS = 2**18
+"""Numbers of equally shaped operands up to which one batched product of a copy is faster."""
+
+
+def _grams(operands: list[Tensor]) -> list[Tensor]:
+    """Return the Gram matrix of each (u, t, n), shape (u, t, t), float32 or float64."""
+    by_shape: dict[tuple[int, torch.dtype], list[int]] = {}
+    for index, values in enumerate(operands):
+        by_shape.setdefault((values.shape[2], values.dtype), []).append(index)
+    grams = list(operands)
+    for indices in by_shape.values():
+        if len(indices) > 1 and len(indices) * operands[indices[0]].numel() <= SMALL_OPERANDS:
+            stacked = torch.cat([operands[index] for index in indices])
+            stacked = stacked if multiplied_as_halves(stacked, stacked) else widened(stacked)
+            products = _matmul(stacked, stacked.mT).chunk(len(indices))
+        else:
+            products = tuple(_matmul(operands[index], operands[index].mT) for index in indices)
+        for index, gram in zip(indices, products, strict=True):
+            grams[index] = gram
+    return grams
+
+
+@lru_cache(maxsize=1024)
+def _constants(
+    sizes: tuple[tuple[int, int], ...], units: tuple[float, float], least: tuple[float, float],
+    halves: tuple[bool, bool], device: torch.device,
+) -> Tensor:  # fmt: skip
+    """Return constants of uses that depend on public sizes only, shape (8, k, 1), float64."""
+    rows = []
+    for pair in sizes:
+        steps = [chain(n, device, halves=half) for n, half in zip(pair, halves, strict=True)]
+        errors = [gamma(s, unit) for s, unit in zip(steps, units, strict=True)]
+        stretch = [1 / (1 - 2 * s * unit) for s, unit in zip(steps, units, strict=True)]  # (11)
+        lost = [4 * n * tiny for n, tiny in zip(pair, least, strict=True)]  # (10)
+        rows.append([*errors, *stretch, *lost, *(n**0.5 for n in pair)])
+    return torch.tensor(rows, dtype=torch.float64).t().unsqueeze(2).to(device)
+
+
+Identity = tuple[int, torch.Size, tuple[int, ...], int]
+"""Identifies a tensor's memory and version while the tensor is alive."""
+
+
+def _identity(values: Tensor) -> Identity:
+    return values.data_ptr(), values.shape, values.stride(), values._version
+
+
+def _outer_norms(
+    uses: list[Outer], known: dict[Identity, Tensor]
+) -> tuple[Norms, dict[Identity, Tensor]]:
+    """Return the norms of uses of one precision, (k, u), and the Gram matrices of their inputs.
+
+    Args:
+        uses: Uses of the same u and t.
+        known: Gram matrices of inputs that were computed before.
+    """
+    u, t = uses[0].left.shape[:2]
+    keys = [_identity(use.right) for use in uses]
+    new = {key: use.right for key, use in zip(keys, uses, strict=True) if key not in known}
+    computed = dict(zip(new, _grams(list(new.values())), strict=True))
+    of_inputs = {key: computed[key] if key in computed else known[key] for key in keys}
+    left = _stacked(_grams([use.left for use in uses]))
+    right = _stacked([of_inputs[key] for key in keys])
+    first, device = uses[0], left.device
+    units, leasts = (_unit(first.left), _unit(first.right)), (_least(left), _least(right))
+    halves = (
+        multiplied_as_halves(first.left, first.left),
+        multiplied_as_halves(first.right, first.right),
+    )
+    sizes = tuple((use.left.shape[2], use.right.shape[2]) for use in uses)
+    table = _constants(sizes, units, leasts, halves, device)
+    error_left, error_right, stretch_left, stretch_right, lost_left, lost_right, root_p, root_d = (
+        table
+    )
+    if left.dtype != right.dtype:
+        left, right = left.double(), right.double()
+    unit, least = _unit(left), _least(left)
+
+    # Upper bounds of the lengths of output gradients and inputs, and of norms of Gram matrices.
+    left_squares = _lengths_squared(left, lost_left, stretch_left)
+    right_squares = _lengths_squared(right, lost_right, stretch_right)
+    left_lengths, right_lengths = left_squares.sqrt(), right_squares.sqrt()
+    left_norm, right_norm = _frobenius(left, unit, least), _frobenius(right, unit, least)
+    traces = left_squares.sum(2), right_squares.sum(2)
+    left_sum, right_sum = left_lengths.sum(2), right_lengths.sum(2)
+    longest = (left_lengths * right_lengths).sum(2)  # B, the norm if no two products cancelled
+    largest = longest.square()
+
+    square = (
+        (left.mul_(right) if len(uses) == 1 else left * right).sum(3).sum(2, dtype=torch.float64)
+    )
+    steps = gamma(t * (1 + 2.0**-53 / unit) + 2, unit)  # (12)
+    error = (  # (13)
+        error_left * torch.minimum(traces[0] * right_norm, largest)
+        + error_right * torch.minimum(traces[1] * left_norm, largest)
+        + error_left * error_right * largest
+        + steps * torch.minimum(left_norm * right_norm, largest)
+        + 2 * (lost_right * left_sum.square() + lost_left * right_sum.square())
+        + 8 * t * t * least
+    )
+    # An infinite square of either sign makes the unit NaN: clamping must not hide it.
+    error = error * SLACK + (square - square)
+    summed_as_halves = multiplied_as_halves(first.left, first.right)
+    steps = gamma(chain(u * t, device, halves=summed_as_halves) + EXTRA_STEPS, max(units))  # (15)
+    lost = root_p * right_sum + root_d * left_sum + 2 * t * root_p * root_d  # (17)
+    rounding = longest * (steps * SLACK) + lost * (2 * max(leasts) / LEAST_FACTOR)
+    return Norms(square, error, rounding), of_inputs
+
+
+def _stacked(grams: list[Tensor]) -> Tensor:
+    """Return Gram matrices, shape (k, u, t, t); no copy of a single one."""
+    return grams[0].unsqueeze(0) if len(grams) == 1 else torch.stack(grams)
+
+
+def _lengths_squared(gram: Tensor, lost: Tensor, stretch: Tensor) -> Tensor:
+    """Return upper bounds of the squared lengths of positions, shape (k, u, t), float64 (11)."""
+    return (gram.diagonal(dim1=2, dim2=3).double() + lost.unsqueeze(2)) * stretch.unsqueeze(2)
+
+
+def _frobenius(gram: Tensor, unit: float, least: float) -> Tensor:
+    """Return upper bounds of Frobenius norms, shape (k, u), float64; infinite if too large (14)."""
+    t = gram.shape[3]
+    rows: Tensor = torch.linalg.vector_norm(gram, dim=3).double().square()
+    return ((rows.sum(2) + 2 * t * t * least) * (SLACK / (1 - 2 * (t + 2) * unit))).sqrt()
+
+
+def tied_norms(head: Norms, embedding: Norms, outer: Outer, lookup: Lookup) -> Norms:
+    """Return the norms of a weight that is both head and embedding, shape (u,) (21), (22).
+
+    The inner product of the two gradients is the sum over s, t of (values[t] . right[s]) times
+    left[s, ids[t]], which needs tensors of shape (u, s, t) only.
+
+    Args:
+        head: Norms of ``outer``, shape (u,).
+        embedding: Norms of ``lookup``, shape (u,).
+        outer: The head's use.
+        lookup: The embedding's use.
+    """
+    s, t, d = outer.right.shape[1], *lookup.values.shape[1:]
+    ids = lookup.ids.unsqueeze(1).expand(-1, s, -1)
+    picked = widened(outer.left.gather(2, ids))
+    aligned = _matmul(outer.right, lookup.values.mT)
+    unit, least = _unit(outer.left, outer.right, lookup.values), torch.finfo(torch.float32).tiny
+    halves = multiplied_as_halves(outer.right, lookup.values)
+    cross = (picked * aligned).sum(2).sum(1, dtype=torch.float64)
+    heights = picked.abs().double()
+    right, values = (
+        torch.linalg.vector_norm(x, dim=2, dtype=torch.float64)
+        for x in (outer.right, lookup.values)
+    )
+    longest = torch.einsum("us,ust,ut->u", right, heights, values)
+    sums, steps = (
+        gamma(chain(d, cross.device, halves=halves), unit),
+        gamma(t + s * 2.0**-53 / unit + 2, unit),
+    )
+    error = longest * (sums + steps + sums * steps)
+    error = error + heights.sum((1, 2)) * (8 * d * least) + 4 * s * t * least
+    return Norms(
+        head.square + embedding.square + 2 * cross,
+        head.error + embedding.error + 2 * SLACK * error + (cross - cross),
+        head.rounding + embedding.rounding,
+    )
+
+
+# ---------------------------------------------------------------------------------- weighted sums
+def rounded_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return factors in a dtype, none of them larger; 0 for those below ``LEAST_FACTOR`` (16)."""
+    large = factors.where(factors >= LEAST_FACTOR, 0)
+    if dtype == factors.dtype:
+        return large
+    return (large.double() * (1 - 2.0**-23)).to(dtype)
+
+
+def weighted_sums(uses: Sequence[Outer], factors: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield for each use its index and the sum over i of factors[i] gradient[i].
+
+    Sums of equally shaped small uses are one batched product. They come in no particular order.
+
+    Args:
+        uses: Uses with the same u. Non-finite units must have been left out by ``without``.
+        factors: Clipping factors, shape (u,), float64.
+
+    Yields:
+        Index, and the sum, shape (p, d), float32 or float64.
+    """
+    by_shape: dict[tuple[object, ...], list[int]] = {}
+    for index, use in enumerate(uses):
+        key = use.left.shape, use.right.shape, use.left.dtype, use.right.dtype
+        by_shape.setdefault(key, []).append(index)
+    known: dict[torch.dtype, Tensor] = {}
+    for indices in by_shape.values():
+        first = uses[indices[0]]
+        dtype = (
+            torch.float64
+            if torch.float64 in (first.left.dtype, first.right.dtype)
+            else torch.float32
+        )
+        if dtype not in known:
+            known[dtype] = rounded_down(factors, dtype).view(-1, 1, 1)
+        numbers = len(indices) * (first.left.numel() + first.right.numel())
+        if len(indices) > 1 and numbers <= SMALL_OPERANDS:
+            left = torch.stack([uses[index].left for index in indices])
+            right = torch.stack([uses[index].right for index in indices])
+            yield from zip(indices, _contracted(left, right, known[dtype]).unbind(0), strict=True)
+        else:
+            for index in indices:
+                yield index, _contracted(uses[index].left, uses[index].right, known[dtype])
+
+
+def _contracted(left: Tensor, right: Tensor, factors: Tensor) -> Tensor:
+    """Return the sum over u, t of factors[u] left[…, u, t] right[…, u, t]^T, shape (…, p, d)."""
+    if multiplied_as_halves(left, right) and left.dtype == torch.bfloat16:
+        return _contracted_halves(left, right, factors)
+    if left.shape[-1] <= right.shape[-1]:
+        left, right = left * factors, right.to(factors.dtype)
+    else:
+        left, right = left.to(factors.dtype), right * factors
+    return left.flatten(-3, -2).mT @ right.flatten(-3, -2)
+
+
+def _contracted_halves(left: Tensor, right: Tensor, factors: Tensor) -> Tensor:
+    """Return the contraction of bfloat16 operands in half precision, with float32 sums (16).
+
+    The product of a factor of eight bits and a number of eight bits is exactly the sum of two
+    numbers of bfloat16, so that two matrix products suffice.
+    """
+    short = (factors.view(torch.int32) & -(2**16)).view(torch.float32)
+    left_is_narrow = left.shape[-1] <= right.shape[-1]
+    high, low = bfloat16_pair((left if left_is_narrow else right) * short)
+    pairs = [(part, right) if left_is_narrow else (left, part) for part in (low, high)]
+    # Batched products of one matrix, because of all others only these sum halves in float32.
+    shaped = [
+        [x.flatten(-3, -2).view(-1, x.shape[-3] * x.shape[-2], x.shape[-1]) for x in pair]
+        for pair in pairs
+    ]
+    (first, first_right), (second, second_right) = shaped
+    total = torch.bmm(first.mT, first_right, out_dtype=torch.float32)
+    total = torch.baddbmm(total, second.mT, second_right, out_dtype=torch.float32)
+    return total.view(*left.shape[:-3], left.shape[-1], right.shape[-1])
+
+
+def bfloat16_pair(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two bfloat16 tensors whose sum is a float32 tensor of at most 16 significant bits."""
+    high = values.bfloat16()
+    return high, (values - high).bfloat16()
+
+
+def formed_without(values: Tensor, keep: Tensor) -> Tensor:
+    """Return formed gradients, shape (u, n), with zeros for the units that are left out."""
+    return values.where(keep.unsqueeze(1), 0)
+
+
+def formed_weighted_sum(values: Tensor, factors: Tensor) -> Tensor:
+    """Return the sum over i of factors[i] values[i], shape (n,), float32 or float64 (20)."""
+    values = widened(values)
+    return rounded_down(factors, values.dtype) @ values
