@@ -1,0 +1,258 @@
+"""Decides how each trainable parameter is recorded, and installs the recording forwards.
+
+Level 0 is a layer rule, or an expanded weight for modules that only scale features. At level 1, the
+smallest module around the parameter that takes the batch is mapped over its rows, usually the
+module that holds the parameter; at level 2, the next larger one, and so on. The self-check raises
+the level of each parameter whose gradient differs from single-example execution.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+from transformers.pytorch_utils import Conv1D
+
+from dpft.privacy.clipper66.convolution import CONVOLUTION_RULES
+from dpft.privacy.clipper66.mapped import MappedForward, leaving_map
+from dpft.privacy.clipper66.options import LossFunction
+from dpft.privacy.clipper66.parameters import Owner, Parameters
+from dpft.privacy.clipper66.probe import observe_calls
+from dpft.privacy.clipper66.recorder import Recorder
+from dpft.privacy.clipper66.rules import (
+    Forward,
+    Rule,
+    Site,
+    bias_only,
+    dense,
+    embedding,
+    group_norm,
+    is_scale,
+    layer_norm,
+    rms_norm,
+    scale,
+)
+
+RULES: Mapping[type[nn.Module], Rule] = MappingProxyType(
+    {
+        nn.Linear: dense,
+        Conv1D: dense,
+        nn.Embedding: embedding,
+        nn.LayerNorm: layer_norm,
+        nn.RMSNorm: rms_norm,
+        nn.GroupNorm: group_norm,
+        **CONVOLUTION_RULES,
+    }
+)
+
+
+class NoModuleError(Exception):
+    """No module around a parameter can be mapped over the rows of a batch."""
+
+
+def find_rule(module: nn.Module, trainable: Collection[str]) -> Rule | None:
+    """Return the rule for a layer whose attributes ``trainable`` are trained, or None.
+
+    A subclass gets its parent's rule only if it runs its parent's forward. In a subclass of
+    Embedding, the look-up is replaced.
+    """
+    if not set(trainable) <= {"weight", "bias"} or is_parametrized(module):
+        return None
+    if any(attribute in vars(module) for attribute in ("weight", "bias")):
+        return None  # The hooks of the old weight_norm and spectral_norm assign it in each forward.
+    for kind, rule in RULES.items():
+        if not isinstance(module, kind):
+            continue
+        if type(module).forward is kind.forward:
+            has_own_convolution = kind in CONVOLUTION_RULES and (
+                type(module)._conv_forward is not kind._conv_forward  # type: ignore[attr-defined]
+            )
+            return None if has_own_convolution else rule
+        if kind is nn.Embedding:
+            return rule
+        if kind is nn.Linear:
+            falcon = sys.modules.get("transformers.models.falcon.modeling_falcon")
+            if falcon is not None and type(module).forward is falcon.FalconLinear.forward:
+                return dense  # It computes x @ W.T + bias.
+            return bias_only if set(trainable) == {"bias"} else None
+    return None
+
+
+class Assignment:
+    """The recording forward of every module that needs one.
+
+    Attributes:
+        kinds: How the parameters of each module are recorded: rule, scale, position or mapped.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Parameters,
+        recorder: Recorder,
+        losses_of: LossFunction,
+        batch: Any,
+        *,
+        levels: Mapping[str, int],
+        outside: Collection[str],
+    ) -> None:
+        """Assign a forward to each module that holds trainable parameters.
+
+        Args:
+            model: The model.
+            parameters: Its trainable parameters.
+            recorder: The recorder.
+            losses_of: As the clipper takes it.
+            batch: A synthetic batch to run the model on.
+            levels: Levels above 0, by parameter name.
+            outside: Parameters that are used outside the forward of the modules that hold them.
+
+        Raises:
+            NoModuleError: No module around a parameter can be mapped.
+        """
+        self._modules, self._recorder = dict(model.named_modules()), recorder
+        self._forwards: dict[str, Forward] = {}
+        self.kinds: dict[str, str] = {}
+        self._owners: dict[str, list[Owner]] = defaultdict(list)
+        for owner in parameters.owners:
+            self._owners[owner.path].append(owner)
+        watched = sorted({around for path in self._owners for around in _chain(path)})
+        self._calls = observe_calls(model, losses_of, batch, watched)
+        mapped: dict[str, list[Owner]] = defaultdict(list)
+        for path, owners in self._owners.items():
+            if not levels and self._is_passive(path):
+                continue
+            level = max(levels.get(owner.name, 0) for owner in owners)
+            if level or not self._assign_rule(path, owners):
+                chain = _chain(path)[any(owner.name in outside for owner in owners) :]
+                mapped[self._module_around(chain, max(level, 1))].extend(owners)
+        self._assign_maps(mapped)
+
+    def _is_passive(self, path: str) -> bool:
+        """Whether a module only holds parameters that other layers, with rules, use.
+
+        BERT's prediction head, for example, holds a reference to its decoder's bias.
+        """
+        if self._rule(path) is not None:
+            return False
+        with_rule = {
+            owner.name
+            for other, owners in self._owners.items()
+            if self._rule(other) is not None
+            for owner in owners
+        }
+        return all(owner.name in with_rule for owner in self._owners[path])
+
+    def _rule(self, path: str) -> Rule | None:
+        owners = self._owners[path]
+        return find_rule(owners[0].module, {owner.attribute for owner in owners})
+
+    def _assign_rule(self, path: str, owners: Sequence[Owner]) -> bool:
+        """Assign a rule at level 0; return whether there is one."""
+        module, calls = owners[0].module, self._calls.get(path)
+        rule = self._rule(path)
+        site = Site(self._recorder, {owner.attribute: owner.name for owner in owners})
+        if calls is None:
+            if rule is not None:
+                self._assign(path, rule(module, site), "rule")
+                return True
+            # A module with a forward that did not run: its parameters are not used.
+            return _has_forward(module)
+        if not calls.is_uniform:
+            return False
+        if rule is not None and calls.axis in (0, 1):
+            forward = rule(module, site)
+            self._assign(path, forward if calls.axis == 0 else _batch_second(forward), "rule")
+            return True
+        ids = calls.shape
+        if rule is embedding and calls.axis is None and (len(ids) < 2 or ids[0] == 1):
+            around = (self._calls[p].rows_per_row for p in _chain(path) if p in self._calls)
+            rows = next(filter(None, around), 1)
+            self._assign(path, embedding(module, replace(site, rows_per_row=rows)), "position")
+            return True
+        if rule is None and calls.axis == 0 and is_scale(module, ids[-1]):
+            self._assign(path, scale(module, site), "scale")
+            return True
+        return False
+
+    def _assign(self, path: str, forward: Forward, kind: str) -> None:
+        self._forwards[path], self.kinds[path] = forward, kind
+
+    def _module_around(self, chain: Sequence[str], level: int) -> str:
+        """Return the path of the ``level``-th module of a chain that can be mapped."""
+        candidates = [p for p in chain if p in self._calls and self._calls[p].can_be_mapped]
+        if len(candidates) < level:
+            raise NoModuleError(f"no module around {chain[0] or 'the model'} can be mapped")
+        return candidates[level - 1]
+
+    def _assign_maps(self, mapped: Mapping[str, Collection[Owner]]) -> None:
+        """Map the outermost of the modules that must be mapped, each over its rows."""
+        outermost = [path for path in mapped if not any(p in mapped for p in _chain(path)[1:])]
+        for around in outermost:
+            weights: dict[str, tuple[Site, str]] = {}
+            for path, owners in self._owners.items():
+                if around not in _chain(path):
+                    continue
+                calls = self._calls.get(path)
+                has_front_batch = calls is None or calls.axis == 0
+                if path != around and self.kinds.get(path) == "rule" and has_front_batch:
+                    self._forwards[path] = leaving_map(self._forwards[path], self._recorder)
+                    continue
+                self._forwards.pop(path, None)
+                self.kinds.pop(path, None)
+                site = Site(self._recorder, {owner.attribute: owner.name for owner in owners})
+                inner = path[len(around) :].lstrip(".")
+                for owner in owners:
+                    weights[f"{inner}.{owner.attribute}".lstrip(".")] = site, owner.attribute
+            calls = self._calls[around]
+            forward = MappedForward(
+                self._modules[around], weights, calls.inputs, calls.outputs, self._recorder
+            )
+            self._assign(around, forward, "mapped")
+
+    @property
+    def assumed(self) -> list[str]:
+        """Names of parameters recorded by an assumption: expanded vectors and shared positions."""
+        return [
+            owner.name
+            for path, kind in self.kinds.items()
+            if kind in ("scale", "position")
+            for owner in self._owners[path]
+        ]
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Give the modules their recording forwards inside the block."""
+        held: list[tuple[dict[str, Any], Any]] = []
+        try:
+            for path, recording in self._forwards.items():
+                state: dict[str, Any] = self._modules[path].__dict__
+                held.append((state, state.get("forward")))
+                state["forward"] = recording
+            yield
+        finally:
+            for state, before in held:
+                if before is None:
+                    state.pop("forward", None)
+                else:
+                    state["forward"] = before
+
+
+def _batch_second(forward: Callable[[Tensor], Tensor]) -> Forward:
+    """Return a rule's forward for inputs whose second dimension is the batch."""
+    return lambda input: forward(input.transpose(0, 1)).transpose(0, 1)
+
+
+def _chain(path: str) -> list[str]:
+    """Return a path and the paths of the modules around it, innermost first."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[:k]) for k in range(len(parts), -1, -1)]
+
+
+def _has_forward(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward

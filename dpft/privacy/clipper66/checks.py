@@ -1,0 +1,295 @@
+"""The checks of a clipper, with single-example execution as the oracle: S and R.
+
+S runs before a record reaches the model. It compares the engine with each row of a synthetic
+batch, run separately and unpadded: losses, norms and the clipped sum of each parameter. R runs on
+the first two micro-batches of a phase. It compares the losses of two random halves, and the norms
+of two random units run separately, with those of the whole micro-batch.
+
+Records may be crafted, so no single record can disable R or end a run: R compares each unit at its
+own scale, ignores non-finite units, and reports mixing only if at least two units differ (a model
+that mixes rows changes the others, too). Synthetic rows are not crafted, so S is strict.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextlib import nullcontext as state_unchanged
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpft.errors import InputError, RunError
+from dpft.privacy.clipper66.batches import count_rows, take_rows
+from dpft.privacy.clipper66.engines import BookKeeping, Clipped, MicroBatch, Rows, norm_of
+from dpft.privacy.clipper66.options import NORM_RANGE
+from dpft.privacy.clipper66.probe import plain_losses, random_state_kept
+from dpft.privacy.clipper66.recorder import HALF, UseError
+from dpft.privacy.clipper66.styles import Flat
+
+MIXING = (
+    "the loss of an example depends on other examples of its batch or on padding ({how}), so no"
+    " example has a gradient of its own to clip; use means over each example's own tokens, and no"
+    " layer or loss that combines examples."
+)
+LEAST_SHARE = 1e-3
+"""Differences are relative to a parameter's own sum, but at least to this share of all of it: some
+gradients are zero except for rounding, such as that of a key's bias in attention."""
+
+
+class NotExactError(Exception):
+    """Book-keeping fails or computes other gradients than single-example execution.
+
+    Attributes:
+        names: The parameters that differ, if known.
+        outside: Whether a module other than their own used them.
+    """
+
+    def __init__(self, message: str, names: Sequence[str] = (), *, outside: bool = False) -> None:
+        super().__init__(message)
+        self.names, self.outside = tuple(names), outside
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest relative difference between two computations of the same number.
+
+    Attributes:
+        losses: Of a loss.
+        gradients: Of a norm or a parameter's clipped sum.
+    """
+
+    losses: float
+    gradients: float
+
+
+EXACT = Tolerance(losses=1e-4, gradients=1e-3)
+HALF_PRECISION = Tolerance(losses=3e-2, gradients=1e-1)
+
+
+class Checks:
+    """The checks of one clipper's model and engines."""
+
+    def __init__(self, model: nn.Module, book_keeping: BookKeeping, rows: Rows) -> None:
+        self._model, self._book_keeping, self._rows = model, book_keeping, rows
+
+    # S
+
+    def synthetic(
+        self,
+        batch: Any,
+        alone: Sequence[Any] | None,
+        rows_per_unit: int,
+        *,
+        compares_gradients: bool,
+    ) -> None:
+        """Compare a synthetic batch with its rows, run separately.
+
+        Args:
+            batch: A batch of a few ragged rows.
+            alone: The same rows as batches of one, each collated separately; None: slices.
+            rows_per_unit: Rows of each privacy unit.
+            compares_gradients: Whether to check book-keeping, or only losses.
+
+        Raises:
+            InputError: Examples mix.
+            NotExactError: Losses agree, but norms or sums differ.
+            RunError: Losses or gradients are not finite, or the model writes to its own state.
+        """
+        rows = count_rows(batch)
+        micro_batch = MicroBatch(batch, rows, rows // rows_per_unit)
+        if micro_batch.units < 2 or rows % rows_per_unit:
+            raise InputError(
+                f"a self-check needs batches of at least two units of {rows_per_unit} rows, got"
+                f" {rows} rows."
+            )
+        if alone is None:
+            alone = [take_rows(batch, slice(row, row + 1)) for row in range(rows)]
+        units = [alone[at : at + rows_per_unit] for at in range(0, rows, rows_per_unit)]
+        with random_state_kept(), without_dropout(self._model), state_unchanged(self._model):
+            torch.manual_seed(0)
+            expected = self._rows.run_units(units, None, 1)
+            if not bool(expected.losses.isfinite().all() & expected.norms.isfinite().all()):
+                raise RunError(
+                    "the self-check's synthetic data have losses or gradients that are not finite;"
+                    " lower loss_scale, or choose a model whose weights are finite."
+                )
+            torch.manual_seed(0)
+            self._compare_losses(self._losses(batch), expected.losses)
+            if not compares_gradients:
+                return
+            style = Flat(max_grad_norm=min(max(float(expected.norms[0]), NORM_RANGE[0]), 1e9))
+            self._book_keeping.recorder.saw_half = False
+            torch.manual_seed(0)
+            try:
+                actual = self._book_keeping.run(micro_batch, style, factors=expected.factors)
+            except UseError as error:
+                raise NotExactError(str(error), error.names, outside=error.outside) from error
+            except (InputError, RunError):
+                raise
+            except Exception as error:  # whatever a forward that was replaced fails with
+                raise NotExactError(f"{type(error).__name__} in a recording forward") from error
+        tolerance = self._tolerance(expected.losses)
+        _compare_sums(actual.sums, expected.sums, tolerance)
+        _compare_norms(actual.norms, expected.norms, tolerance)
+
+    def _losses(self, batch: Any) -> Tensor:
+        """Return losses as the engine computes them, without a graph if possible."""
+        return plain_losses(lambda: self._book_keeping.computed(batch)).detach()
+
+    def _compare_losses(self, actual: Tensor, expected: Tensor) -> None:
+        if actual.shape != expected.shape:
+            raise InputError(
+                f"losses_of must return per-example losses of shape {tuple(expected.shape)}, got"
+                f" {tuple(actual.shape)}; do not reduce over the batch."
+            )
+        actual, expected = actual.double(), expected.double()
+        scale = torch.maximum(expected.abs(), 0.1 * expected.abs().max()).clamp(min=1e-30)
+        difference = float(((actual - expected).abs() / scale).max())
+        if not difference <= self._tolerance(expected).losses:
+            raise InputError(MIXING.format(how=f"{difference:.1e} of a loss, on synthetic data"))
+
+    def _tolerance(self, losses: Tensor) -> Tolerance:
+        saw_half = self._book_keeping.recorder.saw_half or self._book_keeping.autocast is not None
+        return HALF_PRECISION if saw_half or losses.dtype in HALF else EXACT
+
+    # R
+
+    def real(
+        self,
+        micro_batch: MicroBatch,
+        clipped: Clipped,
+        run: Callable[[MicroBatch], Clipped],
+    ) -> None:
+        """Compare a micro-batch of records with its halves and with some of its units.
+
+        Args:
+            micro_batch: At least two units.
+            clipped: The engine's result.
+            run: Computes it again without adding it, if the model has dropout.
+
+        Raises:
+            RunError: Examples mix, or norms differ for at least two units.
+        """
+        units, rows = micro_batch.units, micro_batch.rows // micro_batch.units
+        with (
+            random_state_kept(),
+            state_unchanged(self._model),
+            without_dropout(self._model) as dropout,
+        ):
+            order = torch.randperm(units).tolist()
+            halves = [_rows_of(half, rows) for half in (order[: units // 2], order[units // 2 :])]
+            losses = [self._losses(take_rows(micro_batch.batch, half)) for half in halves]
+            if dropout.is_used:
+                clipped = run(micro_batch)
+            self._find_mixing(torch.cat(losses), clipped.losses[halves[0] + halves[1]])
+            differing = self._differing_norms(micro_batch, order[:2], rows, clipped)
+            if differing:  # Perhaps it is one ill-conditioned record: check more.
+                differing += self._differing_norms(micro_batch, order[2:8], rows, clipped)
+        if differing >= 2:
+            raise RunError(
+                "gradient norms of single examples differ from those in their micro-batch, because"
+                " a layer or its backward pass combines examples; choose engine='rows'."
+            )
+
+    def _find_mixing(self, halves: Tensor, whole: Tensor) -> None:
+        """Reject losses of which at least two differ, each compared at its own scale."""
+        finite = halves.isfinite() & whole.isfinite()
+        halves, whole = halves[finite].double(), whole[finite].double()
+        if len(whole) < 2:
+            return
+        scale = torch.maximum(whole.abs(), 0.1 * whole.abs().median()).clamp(min=1e-30)
+        differences = (halves - whole).abs() / scale
+        if int((differences > self._tolerance(whole).losses).sum()) >= 2:
+            raise RunError(MIXING.format(how="the losses of half a micro-batch differ"))
+
+    def _differing_norms(
+        self, micro_batch: MicroBatch, chosen: list[int], rows: int, clipped: Clipped
+    ) -> int:
+        """Return how many of the chosen units have another norm when they are run separately."""
+        if not chosen:
+            return 0
+        units = [[take_rows(micro_batch.batch, _rows_of([unit], rows))] for unit in chosen]
+        style = Flat(max_grad_norm=1.0)
+        expected = self._rows.run_units(units, style, rows, adds=False).norms
+        actual = clipped.norms[chosen]
+        # A norm may differ by its own rounding, which its bound contains.
+        bound = clipped.bounds[:, chosen].square().sum(0).sqrt()
+        rounding = 2 * (bound - actual).clamp(min=0)
+        allowed = self._tolerance(clipped.losses).gradients * torch.maximum(actual, expected)
+        differs = (actual - expected).abs() > allowed + rounding
+        return int((differs & actual.isfinite() & expected.isfinite()).sum())
+
+
+def _rows_of(units: Sequence[int], rows: int) -> list[int]:
+    """Return the numbers of the rows of some units."""
+    return [unit * rows + row for unit in units for row in range(rows)]
+
+
+def _compare_norms(actual: Tensor, expected: Tensor, tolerance: Tolerance) -> None:
+    scale = torch.maximum(expected, 1e-3 * expected.max()).clamp(min=1e-30)
+    difference = float(((actual - expected).abs() / scale).max())
+    if not difference <= tolerance.gradients:
+        raise NotExactError(f"norms differ by {difference:.1e}")
+
+
+def _compare_sums(
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: Tolerance
+) -> None:
+    def norms(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: norm_of([total], total.device) for name, total in sums.items()}
+
+    lengths = norms(expected)
+    whole = sum(float(length) ** 2 for length in lengths.values()) ** 0.5
+    differences = norms(
+        {
+            name: actual[name] - expected[name] if name in actual else expected[name]
+            for name in expected
+        }
+        | {name: total for name, total in actual.items() if name not in expected}
+    )
+    shares = {}
+    for name, difference in differences.items():
+        scale = max(float(lengths.get(name, 0.0)), LEAST_SHARE * whole)
+        if not float(difference) <= tolerance.gradients * scale:
+            shares[name] = float(difference) / scale if scale else float("inf")
+    if shares:
+        name, share = next(iter(shares.items()))
+        more = f", and {len(shares) - 1} more" if len(shares) > 1 else ""
+        raise NotExactError(f"the clipped sum of {name} differs by {share:.1e}{more}", [*shares])
+
+
+@dataclass
+class Dropout:
+    """Whether a model has dropout."""
+
+    is_used: bool = False
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[Dropout]:
+    """Turn off all dropout of a model in training mode."""
+    dropout, held = Dropout(), []
+    for module in model.modules():
+        for key, value in vars(module).items():
+            is_rate = "drop" in key.lower() or (
+                key == "p" and isinstance(module, nn.modules.dropout._DropoutNd)
+            )
+            if is_rate and isinstance(value, float) and value > 0:
+                held.append((vars(module), key, value))
+    dropout.is_used = bool(held)
+
+    def keep(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        dropout.is_used = dropout.is_used or (training and p > 0)
+        return input
+
+    before, F.dropout = F.dropout, keep
+    for state, key, _ in held:
+        state[key] = 0.0
+    try:
+        yield dropout
+    finally:
+        F.dropout = before
+        for state, key, value in held:
+            state[key] = value

@@ -1,0 +1,373 @@
+"""The public class: exact per-example clipping of a model's gradients.
+
+>>> import torch
+>>> model = torch.nn.Linear(2, 1, bias=False)
+>>> def losses_of(model, batch):
+...     return model(batch)[:, 0]
+>>> inputs = torch.tensor([[3.0, 4.0], [0.0, 0.5]])
+>>> with PerExampleClipper(model, losses_of, max_grad_norm=1.0) as clipper:
+...     choice = clipper.self_check(torch.randn(3, 2))
+...     norms = clipper.accumulate(inputs)
+>>> choice.engine, norms
+('book_keeping', tensor([5.0000, 0.5000]))
+>>> bool(torch.allclose(model.weight.grad, torch.tensor([[0.6, 0.8 + 0.5]]), atol=1e-5))
+True
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from dpft.batch_mixing import check_model
+from dpft.devices import float32_kept_whole
+from dpft.errors import InputError, RunError
+from dpft.privacy.clipper66.assignment import Assignment, NoModuleError
+from dpft.privacy.clipper66.batches import count_rows
+from dpft.privacy.clipper66.checks import Checks, NotExactError
+from dpft.privacy.clipper66.engines import BookKeeping, Clipped, MicroBatch, Rows
+from dpft.privacy.clipper66.options import (
+    LossFunction,
+    LossScale,
+    Shards,
+    Sums,
+    check_engine_name,
+    check_loss_scale,
+    check_style_name,
+)
+from dpft.privacy.clipper66.parameters import Parameters, parameter_groups
+from dpft.privacy.clipper66.styles import clipping_style
+from dpft.privacy.clipper66.sums import CompensatedSums
+from dpft.privacy.frozen_state import StateGuard
+
+logger = logging.getLogger(__name__)
+ATTEMPTS = 12
+"""Assignments that a self-check tries; each maps a larger module around differing parameters."""
+CHECKED_MICRO_BATCHES = 2
+"""Micro-batches of records on which check R runs."""
+
+
+@dataclass(frozen=True)
+class ClippingChoice:
+    """The public result of a self-check.
+
+    Attributes:
+        engine: The engine that computes clipped sums.
+        kinds: For book-keeping, how the parameters of each module are recorded, by module path:
+            rule, scale, position or mapped.
+    """
+
+    engine: str
+    kinds: Mapping[str, str] = field(default_factory=dict)
+
+
+class PerExampleClipper:
+    """Adds sums of clipped per-example gradients to ``parameter.grad``.
+
+    Use it as a context manager. Call ``self_check`` once with synthetic batches, and ``accumulate``
+    with every micro-batch. The model is unmodified outside of these calls.
+
+    Guarantees:
+        ``accumulate`` adds ``sum_i c_i g_i`` to the gradients, where g_i is the gradient of unit
+        i's losses and ``norm(c_i g_i) <= (1 - headroom) * max_grad_norm`` over all trainable
+        parameters together, rounding included: clip factors are computed from a proven upper bound
+        of the norm (docs/dev/norm-bound.md). With ``headroom`` of ``rounding_headroom(n)``, adding
+        or removing one unit changes a step's sum of n units by at most ``sensitivity``. A unit
+        whose loss or gradient is not finite contributes exactly zero. A model that mixes examples,
+        writes to its parameters or buffers, or uses a parameter in a way that cannot be recorded is
+        rejected; docs/explanation/clipper-limits.md lists what the checks cannot detect.
+
+    Attributes:
+        losses: Losses of the last micro-batch, shape (b,), detached; private.
+        non_finite: Units left out since the clipper was entered; private.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        losses_of: LossFunction,
+        max_grad_norm: float,
+        *,
+        clipping: str = "flat",
+        engine: str = "auto",
+        groups: Sequence[str] | None = None,
+        autocast: torch.dtype | None = None,
+        loss_scale: LossScale = 1.0,
+        headroom: float = 0.0,
+        shards: Shards | None = None,
+        moved: Collection[str] = (),
+    ) -> None:
+        """Prepare to clip the gradients of the parameters that require grad now.
+
+        Args:
+            model: The model; its trainable parameters in float32 or float64.
+            losses_of: (model, batch of b rows) -> per-example losses, shape (b,). Each loss must be
+                a function of its own row. Data without rows, such as class weights, belongs here.
+            max_grad_norm: The clipping norm C, in units of the gradient of a loss.
+            clipping: Name of the clipping style.
+            engine: ``book_keeping``: all rows in one pass. ``rows``: each unit separately.
+                ``auto``: book-keeping, or rows if the self-check finds that it is not exact.
+            groups: For per-layer clipping, shell patterns over parameter names that partition the
+                parameters; None makes each layer a group.
+            autocast: The dtype in which losses are computed. ``losses_of`` should not open autocast
+                itself, because the self-check also runs in float32, where it is precise.
+            loss_scale: For float16, K: the backward pass runs on ``K * loss``, and results are
+                divided by K in float32 (Li et al. 2022, Appendix T).
+            headroom: Share of C that is reserved for the rounding of a step's sum
+                (``sums.rounding_headroom``).
+            shards: For a sharded model: ``grad`` is that of ``shards.unsharded``, or
+                ``shards.new_sums`` keeps the sums.
+            moved: Names of frozen parameters that the caller changes between two calls, as a
+                function of noisy sums.
+
+        Raises:
+            InputError: An unknown name, a number out of range, nothing trainable, groups that are
+                no partition, or a layer that combines examples.
+        """
+        check_model(model)
+        check_engine_name(engine)
+        check_style_name(clipping)
+        check_loss_scale(loss_scale() if callable(loss_scale) else loss_scale)
+        if groups is not None and clipping != "per_layer":
+            raise InputError(f"`groups` needs `clipping='per_layer'`, got {clipping!r}; drop one.")
+        numbers = parameter_groups(model, per_layer=clipping == "per_layer", patterns=groups)
+        self.style = clipping_style(
+            clipping,
+            max_grad_norm=max_grad_norm,
+            groups=len(set(numbers.values())) or 1,
+            headroom=headroom,
+        )
+        self._model, self._losses_of, self._requested = model, losses_of, engine
+        self._autocast, self._loss_scale = autocast, loss_scale
+        self._shards, self._moved = shards, frozenset(moved)
+        self._parameters = Parameters(model, None if shards is None else shards.unsharded)
+        self._book_keeping = BookKeeping(model, self._parameters, losses_of, numbers)
+        self._rows = Rows(model, self._parameters, losses_of, numbers)
+        self._checks = Checks(model, self._book_keeping, self._rows)
+        sums = None if shards is None else shards.new_sums()
+        self._sums: Sums = CompensatedSums() if sums is None else sums
+        self.choice: ClippingChoice | None = None
+        self._unchecked = CHECKED_MICRO_BATCHES
+        self._guard: StateGuard | None = None
+        self._resources = ExitStack()
+        self._failed = False
+        self.losses = torch.empty(0)
+        self.non_finite = 0
+
+    @property
+    def sensitivity(self) -> float:
+        """Maximum change of a step's clipped sum by one unit, in L2 norm."""
+        return self.style.sensitivity
+
+    def __enter__(self) -> Self:
+        if self._guard is not None:
+            raise InputError("a PerExampleClipper must be entered once at a time, got twice.")
+        self._resources.enter_context(float32_kept_whole())
+        self._guard = StateGuard(self._model, self._moved, parameters=self._shards is None)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        guard, self._guard = self._guard, None
+        self._resources.close()
+        if guard is not None and error is None:
+            guard.check()
+
+    def self_check(
+        self,
+        *batches: Any,
+        alone: Sequence[Sequence[Any]] | None = None,
+        rows_per_unit: int = 1,
+    ) -> ClippingChoice:
+        """Choose how to record each parameter, and compare it with single-example execution.
+
+        Gradients and random generators are unchanged afterwards. No record is needed.
+
+        Args:
+            batches: Synthetic batches, best of 3 or 4 ragged rows in no order of length, at two
+                padded lengths.
+            alone: For each batch, its rows as batches of one, each collated separately, so that
+                the effects of a collator are checked, too; None: slices of the batch.
+            rows_per_unit: Rows of each privacy unit.
+
+        Returns:
+            The public choice.
+
+        Raises:
+            InputError: The model or ``losses_of`` combines examples, or ``engine='book_keeping'``
+                is not exact.
+            RunError: The model writes to its parameters or buffers, or results are not finite.
+        """
+        self._check_entered()
+        if not batches:
+            raise InputError("self_check needs at least one synthetic batch, got none.")
+        levels: dict[str, int] = defaultdict(int)
+        outside: set[str] = set()
+        reason = ""
+        engine = "rows"
+        for _ in range(0 if self._requested == "rows" else ATTEMPTS):
+            assignment = None
+            try:
+                assignment = self._book_keeping.assignment = Assignment(
+                    self._model,
+                    self._parameters,
+                    self._book_keeping.recorder,
+                    self._losses_of,
+                    batches[0],
+                    levels=levels,
+                    outside=outside,
+                )
+                self._compare(batches, alone, rows_per_unit)
+            except NoModuleError as error:
+                reason = str(error)
+                break
+            except NotExactError as error:
+                reason = str(error)
+                names = error.names or assignment.assumed if assignment else ()
+                for name in names:
+                    levels[name] += 1
+                outside.update(error.names if error.outside else ())
+                if not names:
+                    break
+            else:
+                engine = "book_keeping"
+                break
+        if engine == "rows":
+            if self._requested == "book_keeping":
+                raise InputError(
+                    f"engine 'book_keeping' is not exact for this model: {reason}; choose"
+                    " engine='rows'."
+                )
+            self._compare(batches, alone, rows_per_unit, compares_gradients=False)
+            if reason:
+                logger.warning("Clipping engine: rows (slower), because %s", reason)
+        assignment = self._book_keeping.assignment
+        kinds = assignment.kinds if engine == "book_keeping" and assignment else {}
+        self.choice = ClippingChoice(engine, dict(kinds))
+        return self.choice
+
+    def _compare(
+        self,
+        batches: Sequence[Any],
+        alone: Sequence[Sequence[Any]] | None,
+        rows_per_unit: int,
+        *,
+        compares_gradients: bool = True,
+    ) -> None:
+        """Run check S on all batches in full precision, and on the first one under autocast."""
+        singles = [None] * len(batches) if alone is None else alone
+        for autocast in dict.fromkeys([None, self._autocast]):
+            self._set(autocast, 1.0 if autocast is None else self._scale())
+            for batch, rows in zip(batches, singles, strict=True):
+                self._checks.synthetic(
+                    batch, rows, rows_per_unit, compares_gradients=compares_gradients
+                )
+                if autocast is not None:
+                    break
+
+    def accumulate(self, batch: Any, rows_per_unit: int = 1) -> Tensor:
+        """Add the clipped sum of one micro-batch to the gradients.
+
+        Args:
+            batch: A pytree of tensors whose leading dimension is b, the number of rows.
+            rows_per_unit: Rows of each privacy unit, which are contiguous; a unit's gradient is the
+                sum of its rows' gradients.
+
+        Returns:
+            Norms before clipping, shape (b / rows_per_unit,); 0 for a unit that was left out
+            because it is not finite. Private: a norm is a function of the unit's records.
+
+        Raises:
+            InputError: ``self_check`` was not called, or tensors have wrong leading dimensions.
+            RunError: Examples mix; a parameter was used outside its layer; the model wrote to its
+                state; the trainable parameters changed; or an earlier micro-batch failed.
+        """
+        guard = self._check_entered()
+        if self.choice is None:
+            raise InputError(
+                "accumulate needs a self-check first: call clipper.self_check with synthetic"
+                " batches."
+            )
+        if self._failed:
+            raise RunError(
+                "a micro-batch failed while it was added, so the sum may contain a part of it:"
+                " clear the gradients and make a new PerExampleClipper."
+            )
+        rows = count_rows(batch)
+        if rows_per_unit < 1 or rows % rows_per_unit:
+            raise InputError(f"{rows} rows are not units of {rows_per_unit} rows each.")
+        self._parameters.check_unchanged()
+        micro_batch = MicroBatch(batch, rows, rows // rows_per_unit)
+        if not rows:
+            self.losses = torch.empty(0)
+            return torch.empty(0)
+        self._set(self._autocast, self._scale())
+        with guard.micro_batch():
+            clipped = self._run(micro_batch, adds=True)
+            if self._unchecked and micro_batch.units > 1:  # A single unit cannot mix with others.
+                self._unchecked -= 1
+                self._checks.real(micro_batch, clipped, lambda part: self._run(part, adds=False))
+            self._failed = True  # until the whole sum is added
+            self._add(clipped.sums)
+            self._failed = False
+        self.losses = clipped.losses
+        self.non_finite += clipped.non_finite
+        norms = torch.where(clipped.finite, clipped.norms, 0.0)
+        return norms.to(torch.promote_types(clipped.losses.dtype, torch.float32))
+
+    def _run(self, micro_batch: MicroBatch, *, adds: bool) -> Clipped:
+        assert self.choice is not None
+        engine = self._rows if self.choice.engine == "rows" else self._book_keeping
+        return engine.run(micro_batch, self.style, adds=adds)
+
+    def _add(self, sums: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._parameters.now().items():
+            part = sums.get(name)
+            if part is not None:
+                parameter.grad = self._sums.add(name, parameter.grad, part.to(parameter.dtype))
+        self._sums.flush()
+
+    def _set(self, autocast: torch.dtype | None, loss_scale: float) -> None:
+        for engine in (self._book_keeping, self._rows):
+            engine.autocast, engine.loss_scale = autocast, loss_scale
+
+    def _scale(self) -> float:
+        scale = self._loss_scale() if callable(self._loss_scale) else self._loss_scale
+        check_loss_scale(scale)
+        return scale
+
+    def _check_entered(self) -> StateGuard:
+        if self._guard is None:
+            raise InputError(
+                "call a PerExampleClipper's methods inside `with PerExampleClipper(...)`."
+            )
+        return self._guard
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippingOptions:
+    """The arguments of ``PerExampleClipper``, under the same names."""
+
+    max_grad_norm: float
+    clipping: str = "flat"
+    engine: str = "auto"
+    groups: Sequence[str] | None = None
+    autocast: torch.dtype | None = None
+    loss_scale: LossScale = 1.0
+    headroom: float = 0.0
+    shards: Shards | None = None
+    moved: Collection[str] = ()
+
+    def make(self, model: nn.Module, losses_of: LossFunction) -> PerExampleClipper:
+        """Return a clipper for the trainable parameters of ``model``."""
+        return PerExampleClipper(model, losses_of, **vars(self))

@@ -1,0 +1,324 @@
+"""The two clipping engines: all rows in one backward pass, or each privacy unit separately."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpft.errors import InputError
+from dpft.privacy.clipper66.assignment import Assignment
+from dpft.privacy.clipper66.batches import take_rows
+from dpft.privacy.clipper66.options import NORM_RANGE, LossFunction
+from dpft.privacy.clipper66.parameters import Parameters
+from dpft.privacy.clipper66.recorder import Recorder, UseError
+from dpft.privacy.clipper66.styles import ClippingStyle, Flat
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """The clipped sum of one micro-batch of u units, and what it was computed from; private.
+
+    Attributes:
+        norms: Gradient norms over all groups, shape (u,), float64; not finite if the unit's
+            gradient is not.
+        bounds: Upper bounds of the norms, shape (groups, u), float64.
+        factors: Clip factors, shape (groups, u), float64; 0 for units that were left out.
+        losses: Per-example losses, shape (b,).
+        finite: Which units contribute, because loss and gradient are finite, shape (u,).
+        non_finite: Number of units that do not.
+        sums: The clipped sum of each parameter, by name; a parameter that was not used is missing.
+    """
+
+    norms: Tensor
+    bounds: Tensor
+    factors: Tensor
+    losses: Tensor
+    finite: Tensor
+    non_finite: int
+    sums: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The rows of one micro-batch.
+
+    Attributes:
+        batch: A pytree of tensors with a leading dimension of ``rows``.
+        rows: Number of rows.
+        units: Number of privacy units, each ``rows / units`` contiguous rows.
+    """
+
+    batch: Any
+    rows: int
+    units: int
+
+
+class Engine:
+    """What the two engines have in common.
+
+    Attributes:
+        loss_scale: The backward pass runs on losses times this; results are of the losses.
+        autocast: The dtype of autocast around ``losses_of``; None for none.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Parameters, losses_of: LossFunction) -> None:
+        self._model, self._parameters, self._losses_of = model, parameters, losses_of
+        self.loss_scale = 1.0
+        self.autocast: torch.dtype | None = None
+
+    def losses(self, batch: Any, rows: int) -> Tensor:
+        """Return the per-example losses with a graph.
+
+        Raises:
+            InputError: They are not one per row, or do not depend on a trainable parameter.
+        """
+        with torch.enable_grad():
+            losses = self.computed(batch)
+        if not isinstance(losses, Tensor) or losses.shape != (rows,):
+            kind = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise InputError(
+                f"losses_of must return per-example losses of shape ({rows},), got {kind}; do not"
+                " reduce over the batch."
+            )
+        if not losses.requires_grad:
+            raise InputError(
+                "losses must require grad, got losses without a graph; compute them from the"
+                " clipped model without torch.no_grad."
+            )
+        return losses
+
+    def computed(self, batch: Any) -> Tensor:
+        """Return the result of ``losses_of`` under autocast; with a graph if gradients are on."""
+        device = self._parameters.device.type
+        with torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None):
+            return self._losses_of(self._model, batch)
+
+    def _backward(self, losses: Tensor) -> None:
+        total = losses.sum()
+        (total if self.loss_scale == 1 else total * self.loss_scale).backward()
+
+
+class BookKeeping(Engine):
+    """One forward and backward pass for all rows, and one weighted contraction per parameter.
+
+    Bu et al. 2023 (arXiv 2210.00038); ghost norms, Li et al. 2022 (arXiv 2110.05679).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Parameters,
+        losses_of: LossFunction,
+        groups: Mapping[str, int],
+    ) -> None:
+        super().__init__(model, parameters, losses_of)
+        self.recorder = Recorder(groups, parameters.device)
+        self.assignment: Assignment | None = None
+        self._sizes = {name: shape.numel() for name, shape in parameters.shapes.items()}
+
+    def run(
+        self, micro_batch: MicroBatch, style: ClippingStyle, *, factors: Tensor | None = None,
+        adds: bool = True,
+    ) -> Clipped:  # fmt: skip
+        """Clip one micro-batch.
+
+        Args:
+            micro_batch: The micro-batch.
+            style: Computes clip factors.
+            factors: Clip factors to use instead, shape (groups, u), so that a check can compare the
+                sum with another engine's, whose bounds differ.
+            adds: Whether to compute the sum, or only norms.
+
+        Raises:
+            UseError: A parameter's gradients cannot be recorded as assigned.
+            InputError: As ``losses``.
+        """
+        assert self.assignment is not None
+        recorder = self.recorder
+        recorder.begin(micro_batch.rows, micro_batch.units)
+        try:
+            with self._parameters.grads_set_aside():
+                with self.assignment.installed():
+                    losses = self.losses(micro_batch.batch, micro_batch.rows)
+                    self._backward(losses)
+                stray = list(self._parameters.take_grads())
+            if stray:
+                raise UseError(
+                    f"parameter {stray[0]} was used outside its layer's forward (in the loss, or by"
+                    " another module); call the layer itself, or choose engine='rows'.",
+                    stray,
+                    outside=True,
+                )
+            with torch.no_grad():
+                return self._clipped(losses.detach(), style, factors, adds)
+        finally:
+            recorder.begin(0, 0)
+
+    def _clipped(
+        self, losses: Tensor, style: ClippingStyle, factors: Tensor | None, adds: bool
+    ) -> Clipped:
+        squares, bounds = self.recorder.norms()
+        norms = squares.sum(0).sqrt() / self.loss_scale
+        bounds = bounds.sqrt() / self.loss_scale
+        own = style.factors(bounds)
+        # A unit is left out if anything about it is not finite.
+        finite = losses.view(len(norms), -1).isfinite().all(1) & bounds.isfinite().all(0)
+        own = torch.where(finite, own, 0.0)
+        factors = own if factors is None else torch.where(own > 0, factors, 0.0)
+        sums: dict[str, Tensor] = {}
+        non_finite = len(norms) - int(finite.sum())  # the only host read
+        if adds:
+            keep = finite if non_finite else None
+            shapes = self._parameters.shapes
+            scaled = factors / self.loss_scale
+            for name, part in self.recorder.weighted_sums(scaled, keep, self._sizes):
+                known = sums.get(name)
+                part = part.view(shapes[name])
+                sums[name] = part if known is None else known.add_(part)
+        return Clipped(norms, bounds, factors, losses, finite, non_finite, sums)
+
+
+class Rows(Engine):
+    """Single-example execution: each unit separately through the unmodified model.
+
+    This is the definition of a clipped sum. Rows cannot mix, except through state that the model
+    keeps between forward passes. It needs the memory of a micro-batch of one unit.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Parameters,
+        losses_of: LossFunction,
+        groups: Mapping[str, int],
+    ) -> None:
+        super().__init__(model, parameters, losses_of)
+        self._groups, self._count = groups, max(groups.values()) + 1
+
+    def run(self, micro_batch: MicroBatch, style: ClippingStyle, *, adds: bool = True) -> Clipped:
+        """Clip one micro-batch; without ``adds``, only compute norms.
+
+        Raises:
+            InputError: As ``losses``.
+        """
+        each = micro_batch.rows // micro_batch.units
+        starts = range(0, micro_batch.rows, each)
+        parts = ([take_rows(micro_batch.batch, slice(at, at + each))] for at in starts)
+        return self.run_units(parts, style, each, adds=adds)
+
+    def run_units(
+        self,
+        units: Iterable[Sequence[Any]],
+        style: ClippingStyle | None,
+        rows: int,
+        *,
+        adds: bool = True,
+    ) -> Clipped:
+        """Clip units whose rows may be spread over several batches.
+
+        Args:
+            units: The batches of each unit.
+            style: Computes clip factors. None: flat clipping to the norm of the first unit, so that
+                a check on a few units scales some of them.
+            rows: Rows of each batch.
+            adds: Whether to compute the sum, or only norms.
+        """
+        sums: dict[str, Tensor] = {}
+        norms, bounds, factors, losses, finite = [], [], [], [], []
+        for number, batches in enumerate(units, 1):
+            unit_losses, grads = self._gradients(batches, rows)
+            losses += unit_losses
+            with torch.no_grad():
+                norm = self._group_norms(grads)
+                norms.append(norm.square().sum().sqrt())
+                # Additions of earlier units round this one's contribution, too.
+                bounds.append(norm * (1 + (SPAN + number + 8) * 2.0**-24))
+                if style is None:
+                    limit = min(max(float(norms[0]), NORM_RANGE[0]), NORM_RANGE[1])
+                    style = Flat(max_grad_norm=limit if math.isfinite(limit) else 1.0)
+                factor = style.factors(bounds[-1].unsqueeze(1)).squeeze(1)
+                is_finite = torch.cat([each.isfinite() for each in [*unit_losses, norm]]).all()
+                finite.append(is_finite)
+                factors.append(torch.where(is_finite, factor, 0.0))
+                scales = factors[-1].tolist()  # the only host read
+                if adds:
+                    self._add(sums, grads, scales)
+        kept = torch.stack(finite)
+        return Clipped(
+            norms=torch.stack(norms),
+            bounds=torch.stack(bounds, 1),
+            factors=torch.stack(factors, 1),
+            losses=torch.cat(losses),
+            finite=kept,
+            non_finite=len(kept) - int(kept.sum()),
+            sums=sums,
+        )
+
+    def _gradients(
+        self, batches: Sequence[Any], rows: int
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Return the losses of each batch, and the sum of their gradients by name."""
+        with self._parameters.grads_set_aside():
+            losses = []
+            for batch in batches:
+                losses.append(self.losses(batch, rows))
+                self._backward(losses[-1])
+            grads = self._parameters.take_grads()
+        grads = {name: g.to_dense() if g.is_sparse else g for name, g in grads.items()}
+        return [each.detach() for each in losses], grads
+
+    def _group_norms(self, grads: Mapping[str, Tensor]) -> Tensor:
+        """Return the norm of each group, shape (groups,), float64."""
+        by_group: list[list[Tensor]] = [[] for _ in range(self._count)]
+        for name, gradient in grads.items():
+            by_group[self._groups[name]].append(gradient)
+        device = self._parameters.device
+        return torch.stack([norm_of(group, device) for group in by_group]) / self.loss_scale
+
+    def _add(self, sums: dict[str, Tensor], grads: dict[str, Tensor], factors: list[float]) -> None:
+        """Add factor times gradient to the sums; a parameter's first gradient becomes its sum."""
+        for group, factor in enumerate(factors):
+            if factor == 0:
+                continue
+            scale = factor / self.loss_scale
+            names = [name for name in grads if self._groups[name] == group]
+            first = [grads[name] for name in names if name not in sums]
+            known = [name for name in names if name in sums]
+            if known:
+                torch._foreach_add_(
+                    [sums[name] for name in known], [grads[name] for name in known], alpha=scale
+                )
+            if first:
+                torch._foreach_mul_(first, scale)
+                sums.update({name: grads[name] for name in names if name not in sums})
+
+
+SPAN = 64
+"""Squares that are added in float32, before float64 adds the rest (docs/dev/norm-bound.md)."""
+SAFE_NORMS = (1e-10, 1e15)
+"""Norms for which no square that matters underflows or overflows in float32."""
+
+
+def norm_of(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return the norm of one unit's gradients, float64, within ``(SPAN / 2 + 2) * 2^-24``."""
+    if not gradients:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    norm = torch.stack([_square(g, torch.float32) for g in gradients]).sum().sqrt()
+    if SAFE_NORMS[0] <= float(norm) <= SAFE_NORMS[1]:
+        return norm
+    return torch.stack([_square(g, torch.float64) for g in gradients]).sum().sqrt()
+
+
+def _square(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sum of squares as float64; squares are computed in ``dtype`` or better."""
+    flat = gradient.reshape(-1)
+    dtype = torch.promote_types(dtype, gradient.dtype)
+    whole = flat.numel() // SPAN * SPAN
+    parts = [flat[:whole].view(-1, SPAN), flat[whole:].unsqueeze(0)]
+    norms = [torch.linalg.vector_norm(p, dim=1, dtype=dtype).double() for p in parts if p.numel()]
+    if not norms:
+        return torch.zeros((), dtype=torch.float64, device=gradient.device)
+    return torch.cat(norms).square().sum()

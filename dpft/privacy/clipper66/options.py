@@ -1,0 +1,101 @@
+"""The options of a clipper, and the checks of their values, without importing torch.
+
+A configuration is validated before torch is imported, so names and ranges are checked here and
+nowhere else.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dpft.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+LossFunction = Callable[[Any, Any], "Tensor"]
+"""(model, batch of b rows) -> per-example losses, shape (b,), each a function of its own row."""
+LossScale = float | Callable[[], float]
+"""A loss scale, or a function that returns the (public) scale of the next micro-batch."""
+
+ENGINE_NAMES = ("book_keeping", "rows")
+STYLE_NAMES = ("flat", "automatic", "automatic_v", "per_layer")
+NORM_RANGE = (1e-10, 1e10)
+"""Clipping norms whose squares, factors and noise float32 can represent."""
+LOSS_SCALES = (1.0, 2.0**24)
+"""Scales that lift float16 gradients without taking float32 sums out of range."""
+
+
+class Sums(Protocol):
+    """Adds the clipped sums of micro-batches, by parameter."""
+
+    def add(self, name: str, total: "Tensor | None", part: "Tensor") -> "Tensor | None":
+        """Return the total with a part added, or None if it is stored elsewhere.
+
+        Args:
+            name: Name of the parameter.
+            total: The sum of the parts before; None for the first part.
+            part: Of the parameter's shape; the sums may write to it.
+        """
+
+    def flush(self) -> None:
+        """Carry out pending additions."""
+
+
+class Shards(Protocol):
+    """A model whose parameters are sharded, except while it runs."""
+
+    @property
+    def unsharded(self) -> "Mapping[str, nn.Parameter]":
+        """By name, the parameter that the model uses while it runs: the same tensor every time."""
+
+    def new_sums(self) -> Sums | None:
+        """Return the object that adds micro-batches; None to add them in ``unsharded``'s grad."""
+
+
+def check_loss_scale(loss_scale: float) -> None:
+    """Reject a loss scale whose products float32 might not represent.
+
+    Raises:
+        InputError: It is out of range, or not a number.
+    """
+    least, most = LOSS_SCALES
+    if not least <= loss_scale <= most:
+        raise InputError(
+            f"`loss_scale` must be from {least:g} to {most:g} (2^24), got {loss_scale}."
+        )
+
+
+def check_engine_name(name: str) -> None:
+    """Reject an unknown engine.
+
+    Raises:
+        InputError: No engine has this name.
+    """
+    if name != "auto" and name not in ENGINE_NAMES:
+        known = ", ".join(ENGINE_NAMES)
+        raise InputError(f"`engine` must be one of auto, {known}, got {name!r}.")
+
+
+def check_style_name(name: str) -> None:
+    """Reject an unknown clipping style.
+
+    Raises:
+        InputError: No style has this name.
+    """
+    if name not in STYLE_NAMES:
+        known = ", ".join(STYLE_NAMES)
+        raise InputError(f"`clipping` must be one of {known}, got {name!r}.")
+
+
+def check_max_grad_norm(max_grad_norm: float) -> None:
+    """Reject a clipping norm that float32 might not represent.
+
+    Raises:
+        InputError: It is out of range, or not a number.
+    """
+    least, most = NORM_RANGE
+    if not least <= max_grad_norm <= most:
+        raise InputError(
+            f"`max_grad_norm` must be positive and finite, from {least:g} to {most:g}, "
+            f"got {max_grad_norm}."
+        )

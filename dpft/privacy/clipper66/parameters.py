@@ -1,0 +1,205 @@
+"""The trainable parameters of a model: their names, the modules that hold them, and their groups.
+
+Uses, sums and checks refer to a parameter by name, because a sharded model replaces its parameters'
+tensors between two calls and during a call.
+
+>>> model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 3))
+>>> model[1].weight = model[0].weight
+>>> list(Parameters(model).shapes)
+['0.weight', '1.bias']
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from dpft.errors import InputError, RunError
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A module that holds a trainable parameter; a tied parameter has several owners.
+
+    Attributes:
+        path: Path of the module in the model.
+        module: The module.
+        attribute: The module's attribute that holds the parameter.
+        name: The model's name of the parameter: the same for all owners.
+    """
+
+    path: str
+    module: nn.Module
+    attribute: str
+    name: str
+
+    @property
+    def parameter(self) -> nn.Parameter | None:
+        """The parameter that the module holds now."""
+        return self.module._parameters[self.attribute]
+
+
+class Parameters:
+    """The parameters that are trainable when this object is made.
+
+    Attributes:
+        owners: All modules that hold a trainable parameter, in the model's order.
+        shapes: The shape of each parameter by name, in the model's order.
+    """
+
+    def __init__(
+        self, model: nn.Module, unsharded: Mapping[str, nn.Parameter] | None = None
+    ) -> None:
+        """List the trainable parameters.
+
+        Args:
+            model: The model.
+            unsharded: Of a sharded model, the parameters that it uses while it runs, by name.
+
+        Raises:
+            InputError: Nothing is trainable, or a trainable parameter is in half precision.
+        """
+        self._model, self._unsharded = model, unsharded
+        self.owners = list(_owners(model))
+        current = {o.name: getattr(o.module, o.attribute) for o in reversed(self.owners)}
+        self.shapes = {o.name: current[o.name].shape for o in self.owners}
+        if not self.shapes:
+            raise InputError(
+                "the model must have trainable parameters, got none that require grad."
+            )
+        for name in self.shapes:
+            if current[name].dtype not in (torch.float32, torch.float64):
+                raise InputError(
+                    f"trainable parameter {name} must be float32 or float64, got "
+                    f"{current[name].dtype}; load the model in float32."
+                )
+        first = {o.name: o for o in reversed(self.owners)}
+        self._first = [(name, first[name].module, first[name].attribute) for name in self.shapes]
+        self._tied = [(first[o.name], o) for o in self.owners if first[o.name] is not o]
+        self._places = [
+            (module, attribute, p.requires_grad, p.shape, p.dtype)
+            for module in model.modules()
+            for attribute, p in module._parameters.items()
+            if p is not None
+        ]
+
+    def now(self) -> dict[str, nn.Parameter]:
+        """Return the parameters by name, as the model uses them while it runs."""
+        if self._unsharded is not None:
+            return {name: self._unsharded[name] for name in self.shapes}
+        # From the modules' own tables, because ``getattr`` of a module is slow.
+        return {name: module._parameters[attr] for name, module, attr in self._first}  # type: ignore[misc]
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the first parameter."""
+        return next(iter(self.now().values())).device
+
+    def check_unchanged(self) -> None:
+        """Reject a model whose trainable parameters have changed.
+
+        Raises:
+            RunError: A parameter was frozen, unfrozen, tied, untied, added, or replaced by one of
+                another shape or dtype.
+        """
+        for module, attribute, trains, shape, dtype in self._places:
+            p = module._parameters.get(attribute)
+            if (
+                p is None
+                or p.requires_grad is not trains
+                or trains
+                and (p.shape != shape or p.dtype != dtype)
+            ):
+                self._reject(module, attribute)
+        for owner, other in self._tied:
+            if owner.parameter is not other.parameter:
+                self._reject(other.module, other.attribute)
+
+    def _reject(self, module: nn.Module, attribute: str) -> None:
+        path = next((path for path, m in self._model.named_modules() if m is module), "")
+        raise RunError(
+            "the trainable parameters must stay those that the clipper was made for, but "
+            f"{path}.{attribute} was frozen, unfrozen or replaced; make a new clipper."
+        )
+
+    @contextmanager
+    def grads_set_aside(self) -> Iterator[None]:
+        """Empty every ``grad`` inside the block, and restore them afterwards."""
+        parameters = list(self.now().values())
+        held = [p.grad for p in parameters]
+        for p in parameters:
+            p.grad = None
+        try:
+            yield
+        finally:
+            for p, grad in zip(parameters, held, strict=True):
+                p.grad = grad
+
+    def take_grads(self) -> dict[str, Tensor]:
+        """Return the gradients that are not None, by name, and empty them."""
+        grads = {}
+        for name, p in self.now().items():
+            if p.grad is not None:
+                grads[name], p.grad = p.grad, None
+        return grads
+
+
+def _owners(model: nn.Module) -> Iterator[Owner]:
+    names: dict[nn.Parameter, str] = {}
+    for path, module in model.named_modules():
+        for attribute, p in module._parameters.items():
+            if p is not None and p.requires_grad:
+                name = names.setdefault(p, f"{path}.{attribute}" if path else attribute)
+                yield Owner(path, module, attribute, name)
+
+
+def parameter_groups(
+    model: nn.Module, *, per_layer: bool, patterns: Sequence[str] | None = None
+) -> dict[str, int]:
+    """Return the group number, from 0, of each trainable parameter, by name.
+
+    Args:
+        model: The model. A tied parameter belongs to the first layer that holds it.
+        per_layer: False puts all parameters into group 0.
+        patterns: Shell patterns over parameter names, one per group; a parameter belongs to the
+            first pattern that matches. None makes each layer a group.
+
+    Raises:
+        InputError: A parameter matches no pattern, or a pattern has no parameter.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    >>> parameter_groups(model, per_layer=True)
+    {'0.weight': 0, '0.bias': 0, '1.weight': 1, '1.bias': 1}
+    >>> list(parameter_groups(model, per_layer=True, patterns=("*.weight", "*")).values())
+    [0, 1, 0, 1]
+    """
+    names = list(dict.fromkeys(owner.name for owner in _owners(model)))
+    if not per_layer:
+        return dict.fromkeys(names, 0)
+    if patterns is not None:
+        return _groups_by_pattern(names, patterns)
+    layers = [name.rpartition(".")[0] for name in names]
+    number = {layer: index for index, layer in enumerate(dict.fromkeys(layers))}
+    return {name: number[layer] for name, layer in zip(names, layers, strict=True)}
+
+
+def _groups_by_pattern(names: Sequence[str], patterns: Sequence[str]) -> dict[str, int]:
+    groups: dict[str, int] = {}
+    for name in names:
+        matches = [index for index, pattern in enumerate(patterns) if fnmatchcase(name, pattern)]
+        if not matches:
+            raise InputError(
+                f"`groups` must have a pattern for every trainable parameter, got none for "
+                f"{name}; end the list with '*'."
+            )
+        groups[name] = matches[0]
+    for index, pattern in enumerate(patterns):
+        if index not in groups.values():
+            raise InputError(
+                f"`groups` must have a trainable parameter for every pattern, got none for "
+                f"{pattern!r}; drop it, or put it before the pattern that takes its parameters."
+            )
+    return groups

@@ -1,0 +1,250 @@
+"""Collects how each parameter was used in one micro-batch, and turns the uses into a clipped sum.
+
+A layer rule passes (input, output gradient) to the recorder during the backward pass. Afterwards
+the recorder computes the per-example norms of each *parameter* over all its uses, and one weighted
+contraction per parameter (book-keeping, Bu et al. 2023). A tied weight has one entry, whichever
+layers used it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpft.errors import RunError
+from dpft.privacy.clipper66.products import (
+    SMALL_OPERANDS,
+    Lookup,
+    Norms,
+    Outer,
+    formed_norms,
+    formed_weighted_sum,
+    outer_norms,
+    tied_norms,
+    weighted_sums,
+)
+
+TOGETHER = 2**20
+"""Numbers per unit up to which gradients of several small parameters are put side by side."""
+ALONE = 2**16
+"""Numbers of a gradient that is large enough to be processed separately."""
+HALF = (torch.bfloat16, torch.float16)
+
+
+class UseError(RunError):
+    """A parameter's per-example gradients cannot be recorded in the chosen way.
+
+    Attributes:
+        names: The parameters.
+        outside: Whether a module other than their own used them.
+    """
+
+    def __init__(self, message: str, names: Sequence[str], *, outside: bool = False) -> None:
+        super().__init__(message)
+        self.names, self.outside = tuple(names), outside
+
+
+class Recorder:
+    """The uses of all parameters in one micro-batch of u privacy units.
+
+    The rows of a unit are contiguous. A tensor whose leading dimension is k times the number of
+    rows is therefore viewed as (u, k r t, d), with r rows per unit.
+
+    Attributes:
+        rows: Number of rows of the micro-batch.
+        units: Number of its privacy units.
+        inside_map: Whether a module is being mapped over its rows at the moment.
+        saw_half: Whether a half-precision tensor was recorded since the attribute was reset.
+    """
+
+    def __init__(self, groups: Mapping[str, int], device: torch.device) -> None:
+        """Record uses of the parameters in ``groups``, which maps names to group numbers."""
+        self._groups, self._device = groups, device
+        self._count = max(groups.values()) + 1
+        self.inside_map = self.saw_half = False
+        self.begin(0, 0)
+
+    def begin(self, rows: int, units: int) -> None:
+        """Forget all uses, and expect a micro-batch."""
+        self.rows, self.units = rows, units
+        self._outer: dict[str, list[Outer]] = defaultdict(list)
+        self._lookups: dict[str, list[Lookup]] = defaultdict(list)
+        self._formed: dict[str, Tensor] = {}
+        self._joined: list[tuple[list[str], Tensor]] = []
+        self._last_cast: tuple[Tensor, int, bool, Tensor] | None = None
+
+    @contextmanager
+    def mapping(self) -> Iterator[None]:
+        """Mark the block as running inside a map over rows."""
+        self.inside_map = True
+        try:
+            yield
+        finally:
+            self.inside_map = False
+
+    # What layer rules call.
+
+    def cast(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a layer's inputs in another dtype; layers that share inputs share the cast."""
+        if self._last_cast is not None:
+            known, version, has_graph, cast = self._last_cast
+            is_same = known is inputs and version == inputs._version
+            if is_same and has_graph == torch.is_grad_enabled() and cast.dtype == dtype:
+                return cast
+        cast = inputs.to(dtype)
+        self._last_cast = inputs, inputs._version, torch.is_grad_enabled(), cast
+        return cast
+
+    def outer(self, name: str, left: Tensor, right: Tensor) -> None:
+        """Record a gradient ``sum_t left_t right_t^T``, of left (n, t, p) and right (n, t, d)."""
+        use = Outer(self._by_unit(name, left), self._by_unit(name, right))
+        if use.is_better_formed:
+            self._add_formed(name, use.formed().flatten(1))
+        else:
+            self._outer[name].append(use)
+
+    def lookup(self, name: str, ids: Tensor, values: Tensor, count: int) -> None:
+        """Record values (n, t, d), the gradients of rows ids (n, t) of a weight of ``count``."""
+        ids = self._by_unit(name, ids.unsqueeze(2)).squeeze(2)
+        use = Lookup(ids, self._by_unit(name, values), count)
+        if use.is_better_formed:
+            self._add_formed(name, use.formed().flatten(1))
+        else:
+            self._lookups[name].append(use)
+
+    def formed(self, name: str, gradients: Tensor) -> None:
+        """Record per-row gradients, shape (n, ...)."""
+        whole = self._by_unit(name, gradients.reshape(len(gradients), 1, -1))
+        whole = whole.squeeze(1) if whole.shape[1] == 1 else whole.sum(1)
+        self._add_formed(name, whole if whole.dtype not in HALF else whole.float())
+
+    def _add_formed(self, name: str, gradients: Tensor) -> None:
+        known = self._formed.get(name)
+        self._formed[name] = gradients if known is None else known + gradients
+
+    def _by_unit(self, name: str, values: Tensor) -> Tensor:
+        """Return (u, t', d) from (n, t, d)."""
+        n, t, d = values.shape
+        if not self.rows or n % self.rows:
+            raise UseError(
+                f"parameter {name} was used on a tensor of leading dimension {n} in a micro-batch"
+                f" of {self.rows} rows; give its layer inputs whose leading dimension is the batch,"
+                " or choose engine='rows'.",
+                [name],
+            )
+        self.saw_half = self.saw_half or values.dtype in HALF
+        return values if n == self.units else values.reshape(self.units, n // self.units * t, d)
+
+    # What the engine calls.
+
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """Return squared norms and the squares of their upper bounds.
+
+        Returns:
+            Shape (groups, u) each, float64. Infinite or NaN bounds mark units that overflowed.
+        """
+        self._settle()
+        totals = torch.zeros(2, self._count, self.units, dtype=torch.float64, device=self._device)
+        for names, whole in self._joined:
+            self._add_norms(totals, names[:1], formed_norms(whole))
+        lookups = {name: use.norms() for name, (use,) in self._lookups.items()}
+        by_length: dict[int, list[str]] = defaultdict(list)
+        for name, (use,) in self._outer.items():
+            by_length[use.left.shape[1]].append(name)
+        for names in by_length.values():
+            norms = outer_norms([self._outer[name][0] for name in names])
+            for k, name in enumerate(names):
+                if name in lookups:  # A weight that is tied: the two uses have a cross term.
+                    uses = self._outer[name][0], self._lookups[name][0]
+                    tied = tied_norms(norms.of(k), lookups.pop(name), *uses)
+                    for field in ("square", "error", "rounding"):
+                        getattr(norms, field)[k] = getattr(tied, field)
+            self._add_norms(totals, names, norms)
+        for name, norms in lookups.items():
+            self._add_norms(totals, [name], norms)
+        squares, bounds = totals.unbind()
+        return squares, bounds
+
+    def _add_norms(self, totals: Tensor, names: Sequence[str], norms: Norms) -> None:
+        """Add the squares of some parameters' norms, (k, u) or (u,), to those of their groups."""
+        both = torch.stack([norms.square.clamp(min=0), norms.bounds()]).view(2, -1, self.units)
+        if self._count == 1:
+            totals[:, 0] += both.sum(1)
+        else:
+            index = torch.tensor([self._groups[name] for name in names], device=totals.device)
+            totals.index_add_(1, index, both)
+
+    def _settle(self) -> None:
+        """Reduce each parameter to one use, or two if it is tied; join small gradients."""
+        for name, outers in self._outer.items():
+            self._outer[name] = [Outer.joined(outers)]
+        for name, lookups in self._lookups.items():
+            self._lookups[name] = [Lookup.joined(lookups)]
+        for name in [*dict.fromkeys([*self._outer, *self._lookups])]:
+            uses = [*self._outer.get(name, ()), *self._lookups.get(name, ())]
+            if name in self._formed or any(use.is_better_formed for use in uses):
+                for use in uses:
+                    self._add_formed(name, use.formed().flatten(1))
+                self._outer.pop(name, None)
+                self._lookups.pop(name, None)
+        for names in self._buckets():
+            parts = [self._formed.pop(name) for name in names]
+            self._joined.append((names, parts[0] if len(parts) == 1 else torch.cat(parts, 1)))
+
+    def _buckets(self) -> Iterator[list[str]]:
+        """Yield names of formed gradients of one group and dtype that are processed together."""
+        open_buckets: dict[tuple[int, torch.dtype], tuple[list[str], int]] = {}
+        for name, gradients in self._formed.items():
+            size = gradients.shape[1]
+            if size > ALONE:
+                yield [name]
+                continue
+            key = self._groups[name], gradients.dtype
+            names, filled = open_buckets.pop(key, ([], 0))
+            if filled + size > TOGETHER:
+                yield names
+                names, filled = [], 0
+            open_buckets[key] = [*names, name], filled + size
+        for names, _ in open_buckets.values():
+            yield names
+
+    def weighted_sums(
+        self, factors: Tensor, keep: Tensor | None, sizes: Mapping[str, int]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield each parameter's ``sum_i factors_i gradient_i``, flat or of two dimensions.
+
+        Each use is released as soon as its sum is computed.
+
+        Args:
+            factors: Clip factors, shape (groups, u), float64.
+            keep: Which units contribute, shape (u,); None if all do. The other units, whose values
+                may be infinite or NaN, contribute exactly zero.
+            sizes: Number of entries of each parameter.
+        """
+        small: dict[int, list[str]] = defaultdict(list)
+        for name, (use,) in self._outer.items():
+            if use.left.numel() + use.right.numel() <= SMALL_OPERANDS:
+                small[self._groups[name]].append(name)
+        for group, names in small.items():
+            outers = [self._outer.pop(name)[0] for name in names]
+            outers = outers if keep is None else [use.without(keep) for use in outers]
+            for index, total in weighted_sums(outers, factors[group]):
+                yield names[index], total
+        remaining: tuple[dict[str, Any], ...] = (self._outer, self._lookups)
+        for uses in remaining:
+            for name in list(uses):
+                (use,) = uses.pop(name)
+                use = use if keep is None else use.without(keep)
+                yield name, use.weighted_sum(factors[self._groups[name]])
+        while self._joined:
+            names, whole = self._joined.pop()
+            if keep is not None:
+                whole = torch.where(keep.unsqueeze(1), whole, 0.0)
+            joined = formed_weighted_sum(whole, factors[self._groups[names[0]]])
+            parts = joined.split([sizes[name] for name in names])
+            for name, part in zip(names, parts, strict=True):
+                # A part of a larger tensor would keep all of it alive in grad.
+                yield name, part.clone() if len(names) > 1 else part
