@@ -39,18 +39,40 @@ MOST_ROUNDING = 2.0**-3
 """Largest relative error of a sum for which the proof's inequalities hold (2)."""
 
 
-# ------------------------------------------------------------------------------ rounding of sums
-def chain(products: float, device: torch.device, *, halves: bool = False) -> float:
-    """Return c(K), the roundings in units of u that a term of a sum of K products takes part in.
+# ------------------------------------------------------------------------------- rounding of sums
+@dataclass(frozen=True)
+class Pieces:
+    """How many products one matrix product adds up; longer sums are added piece by piece (3).
+
+    Attributes:
+        gram: For Gram matrices.
+        contraction: For weighted sums, whose pieces have the size of the weight.
+    """
+
+    gram: int
+    contraction: int
+
+
+CPU_PIECES = Pieces(gram=512, contraction=1024)
+ACCELERATOR_PIECES = Pieces(gram=2048, contraction=8192)
+
+
+def pieces(device: torch.device) -> Pieces:
+    """Return the lengths of pieces on a device: longer ones cost fewer calls and more rounding."""
+    return CPU_PIECES if device.type == "cpu" else ACCELERATOR_PIECES
+
+
+def chain(products: int, piece: int, *, halves: bool = False) -> float:
+    """Return c(K), the number of roundings, in units of u, that a product takes part in (3), (4).
 
     Args:
-        products: K.
-        device: Where the products are added up.
+        products: K, the number of products that are added up.
+        piece: How many of them one matrix product adds up, in any order.
         halves: Whether the factors are multiplied in half precision, with float32 sums.
     """
-    if device.type != "cpu" and halves:
-        return HALF_STEPS[0] * products + HALF_STEPS[1]  # (4)
-    return products  # (3)
+    within = min(products, piece)
+    steps = HALF_STEPS[0] * within + HALF_STEPS[1] if halves else within
+    return steps + max(0, -(-products // piece) - 1)
 
 
 def gamma(steps: float, unit: float) -> float:
@@ -94,11 +116,32 @@ def _same_precision(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     return (left, right) if left.dtype == right.dtype else (left.double(), right.double())
 
 
-def _matmul(left: Tensor, right: Tensor) -> Tensor:
-    """Return the batched product in float32 or float64; the products of halves are exact."""
-    if multiplied_as_halves(left, right):
-        return torch.bmm(left, right, out_dtype=torch.float32)
-    return torch.bmm(*_same_precision(left, right))
+def _product(pairs: Sequence[tuple[Tensor, Tensor]], piece: int) -> Tensor:
+    """Return the sum of the batched products of pairs, in float32 or float64.
+
+    Args:
+        pairs: Operands, shapes (n, r, K) and (n, K, c). If there are two pairs, they are halves.
+        piece: Number of products that are added up at a time.
+    """
+    halves = multiplied_as_halves(*pairs[0])
+    if not halves:
+        pairs = [_same_precision(*pair) for pair in pairs]
+    total = None
+    for start in range(0, max(1, pairs[0][0].shape[2]), piece):
+        part = None
+        for left, right in pairs:
+            if right.shape[1] > piece:
+                left, right = left[:, :, start : start + piece], right[:, start : start + piece]
+            if not halves:
+                part = torch.bmm(left, right)
+            elif part is None:
+                part = torch.bmm(left, right, out_dtype=torch.float32)
+            else:
+                part = torch.baddbmm(part, left, right, out_dtype=torch.float32)
+        assert part is not None
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total
 
 
 # ------------------------------------------------------------------------------------------ norms
@@ -138,16 +181,23 @@ def _unit(*operands: Tensor) -> float:
     return 2.0**-53 if exact else 2.0**-24
 
 
+def _numbers_at_a_time(device: torch.device) -> int:
+    """Return how many numbers are processed together: few, on a CPU, so that they fit its cache."""
+    return 2**20 if device.type == "cpu" else 2**25
+
+
 def formed_norms(values: Tensor) -> Norms:
     """Return norms of gradients that are given themselves, shape (u, n) (20)."""
     u, n = values.shape
-    norm = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64)
-    square = norm.square()
-    steps = gamma(chain(u, values.device) + EXTRA_STEPS, _unit(values))
+    # A CPU copies what it squares in float64: a part at a time.
+    parts = values.split(max(1, _numbers_at_a_time(values.device) // max(1, u)), 1)
+    norms = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts]
+    square = torch.stack(norms).square().sum(0)
+    steps = gamma(u + EXTRA_STEPS, _unit(values))
     return Norms(
         square,
         square * (2 * (n + 4) * 2.0**-53),
-        norm * (steps * SLACK) + 4 * n**0.5 * _least(values) / LEAST_FACTOR,
+        square.sqrt() * (steps * SLACK) + 4 * n**0.5 * _least(values) / LEAST_FACTOR,
     )
 
 
@@ -174,7 +224,7 @@ class Outer:
 
     def formed(self) -> Tensor:
         """Return the gradients, shape (u, p, d), float32 or float64."""
-        return _matmul(self.left.mT, self.right)
+        return _product([(self.left.mT, self.right)], pieces(self.left.device).contraction)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Return the sum over i of factors[i] gradient[i], shape (p, d); see ``weighted_sums``."""
@@ -275,11 +325,6 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------ ghost norms
-def _numbers_at_a_time(device: torch.device) -> int:
-    """Return how many entries of Gram matrices are processed together: few fit a CPU's cache."""
-    return 2**20 if device.type == "cpu" else 2**25
-
-
 def outer_norms(uses: Sequence[Outer]) -> Norms:
     """Return the norms of each use, shape (k, u); all uses have the same u and t.
 
@@ -328,12 +373,15 @@ def _grams(operands: list[Tensor]) -> list[Tensor]:
         by_shape.setdefault((values.shape[2], values.dtype), []).append(index)
     grams = list(operands)
     for indices in by_shape.values():
+        piece = pieces(operands[indices[0]].device).gram
         if len(indices) > 1 and len(indices) * operands[indices[0]].numel() <= SMALL_OPERANDS:
             stacked = torch.cat([operands[index] for index in indices])
             stacked = stacked if multiplied_as_halves(stacked, stacked) else widened(stacked)
-            products = _matmul(stacked, stacked.mT).chunk(len(indices))
+            products = _product([(stacked, stacked.mT)], piece).chunk(len(indices))
         else:
-            products = tuple(_matmul(operands[index], operands[index].mT) for index in indices)
+            products = tuple(
+                _product([(operands[index], operands[index].mT)], piece) for index in indices
+            )
         for index, gram in zip(indices, products, strict=True):
             grams[index] = gram
     return grams
@@ -345,9 +393,9 @@ def _constants(
     halves: tuple[bool, bool], device: torch.device,
 ) -> Tensor:  # fmt: skip
     """Return constants of uses that depend on public sizes only, shape (8, k, 1), float64."""
-    rows = []
+    rows, piece = [], pieces(device).gram
     for pair in sizes:
-        steps = [chain(n, device, halves=half) for n, half in zip(pair, halves, strict=True)]
+        steps = [chain(n, piece, halves=half) for n, half in zip(pair, halves, strict=True)]
         errors = [gamma(s, unit) for s, unit in zip(steps, units, strict=True)]
         stretch = [1 / (1 - 2 * s * unit) for s, unit in zip(steps, units, strict=True)]  # (11)
         lost = [4 * n * tiny for n, tiny in zip(pair, least, strict=True)]  # (10)
@@ -419,15 +467,16 @@ def _outer_norms(
     # An infinite square of either sign makes the unit NaN: clamping must not hide it.
     error = error * SLACK + (square - square)
     summed_as_halves = multiplied_as_halves(first.left, first.right)
-    steps = gamma(chain(u * t, device, halves=summed_as_halves) + EXTRA_STEPS, max(units))  # (15)
+    added = chain(u * t, pieces(device).contraction, halves=summed_as_halves)
+    steps = gamma(added + EXTRA_STEPS, max(units))  # (15)
     lost = root_p * right_sum + root_d * left_sum + 2 * t * root_p * root_d  # (17)
     rounding = longest * (steps * SLACK) + lost * (2 * max(leasts) / LEAST_FACTOR)
     return Norms(square, error, rounding), of_inputs
 
 
-def _stacked(grams: list[Tensor]) -> Tensor:
-    """Return Gram matrices, shape (k, u, t, t); no copy of a single one."""
-    return grams[0].unsqueeze(0) if len(grams) == 1 else torch.stack(grams)
+def _stacked(parts: list[Tensor]) -> Tensor:
+    """Return tensors stacked along a new first dimension; no copy of a single one."""
+    return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
 
 
 def _lengths_squared(gram: Tensor, lost: Tensor, stretch: Tensor) -> Tensor:
@@ -457,7 +506,8 @@ def tied_norms(head: Norms, embedding: Norms, outer: Outer, lookup: Lookup) -> N
     s, t, d = outer.right.shape[1], *lookup.values.shape[1:]
     ids = lookup.ids.unsqueeze(1).expand(-1, s, -1)
     picked = widened(outer.left.gather(2, ids))
-    aligned = _matmul(outer.right, lookup.values.mT)
+    piece = pieces(outer.right.device).gram
+    aligned = _product([(outer.right, lookup.values.mT)], piece)
     unit, least = _unit(outer.left, outer.right, lookup.values), torch.finfo(torch.float32).tiny
     halves = multiplied_as_halves(outer.right, lookup.values)
     cross = (picked * aligned).sum(2).sum(1, dtype=torch.float64)
@@ -468,7 +518,7 @@ def tied_norms(head: Norms, embedding: Norms, outer: Outer, lookup: Lookup) -> N
     )
     longest = torch.einsum("us,ust,ut->u", right, heights, values)
     sums, steps = (
-        gamma(chain(d, cross.device, halves=halves), unit),
+        gamma(chain(d, piece, halves=halves), unit),
         gamma(t + s * 2.0**-53 / unit + 2, unit),
     )
     error = longest * (sums + steps + sums * steps)
@@ -516,45 +566,30 @@ def weighted_sums(uses: Sequence[Outer], factors: Tensor) -> Iterator[tuple[int,
         if dtype not in known:
             known[dtype] = rounded_down(factors, dtype).view(-1, 1, 1)
         numbers = len(indices) * (first.left.numel() + first.right.numel())
-        if len(indices) > 1 and numbers <= SMALL_OPERANDS:
-            left = torch.stack([uses[index].left for index in indices])
-            right = torch.stack([uses[index].right for index in indices])
-            yield from zip(indices, _contracted(left, right, known[dtype]).unbind(0), strict=True)
-        else:
-            for index in indices:
-                yield index, _contracted(uses[index].left, uses[index].right, known[dtype])
+        together = len(indices) if numbers <= SMALL_OPERANDS else 1
+        for start in range(0, len(indices), together):
+            chunk = indices[start : start + together]
+            left = _stacked([uses[index].left for index in chunk])
+            right = _stacked([uses[index].right for index in chunk])
+            yield from zip(chunk, _contracted(left, right, known[dtype]).unbind(0), strict=True)
 
 
 def _contracted(left: Tensor, right: Tensor, factors: Tensor) -> Tensor:
-    """Return the sum over u, t of factors[u] left[…, u, t] right[…, u, t]^T, shape (…, p, d)."""
-    if multiplied_as_halves(left, right) and left.dtype == torch.bfloat16:
-        return _contracted_halves(left, right, factors)
-    if left.shape[-1] <= right.shape[-1]:
-        left, right = left * factors, right.to(factors.dtype)
-    else:
-        left, right = left.to(factors.dtype), right * factors
-    return left.flatten(-3, -2).mT @ right.flatten(-3, -2)
+    """Return the sum over u, t of factors[u] left[k, u, t] right[k, u, t]^T, shape (k, p, d).
 
-
-def _contracted_halves(left: Tensor, right: Tensor, factors: Tensor) -> Tensor:
-    """Return the contraction of bfloat16 operands in half precision, with float32 sums (16).
-
-    The product of a factor of eight bits and a number of eight bits is exactly the sum of two
-    numbers of bfloat16, so that two matrix products suffice.
+    Of bfloat16, the product of a factor of eight bits and a number of eight bits is exactly the
+    sum of two numbers of eight bits, so that two products of halves suffice (16).
     """
-    short = (factors.view(torch.int32) & -(2**16)).view(torch.float32)
-    left_is_narrow = left.shape[-1] <= right.shape[-1]
-    high, low = bfloat16_pair((left if left_is_narrow else right) * short)
-    pairs = [(part, right) if left_is_narrow else (left, part) for part in (low, high)]
-    # Batched products of one matrix, because of all others only these sum halves in float32.
-    shaped = [
-        [x.flatten(-3, -2).view(-1, x.shape[-3] * x.shape[-2], x.shape[-1]) for x in pair]
-        for pair in pairs
-    ]
-    (first, first_right), (second, second_right) = shaped
-    total = torch.bmm(first.mT, first_right, out_dtype=torch.float32)
-    total = torch.baddbmm(total, second.mT, second_right, out_dtype=torch.float32)
-    return total.view(*left.shape[:-3], left.shape[-1], right.shape[-1])
+    scale_left = left.shape[3] <= right.shape[3]
+    scaled, other = (left, right) if scale_left else (right, left)
+    if multiplied_as_halves(left, right) and left.dtype == torch.bfloat16:
+        short = (factors.view(torch.int32) & -(2**16)).view(torch.float32)
+        parts = reversed(bfloat16_pair(scaled * short))
+    else:
+        parts, other = iter([scaled * factors]), other.to(factors.dtype)
+    pairs = [(part, other) if scale_left else (other, part) for part in parts]
+    flat = [(x.flatten(1, 2).mT, y.flatten(1, 2)) for x, y in pairs]
+    return _product(flat, pieces(left.device).contraction)
 
 
 def bfloat16_pair(values: Tensor) -> tuple[Tensor, Tensor]:
