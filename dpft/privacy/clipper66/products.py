@@ -27,14 +27,16 @@ from dpft.errors import InputError
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 SLACK = 1 + 2.0**-10
 """Covers the float64 rounding of an error term (8)."""
-BOUND_SLACK = 1 + 2.0**-40
-"""Covers the float64 rounding of a bound, and of a sum of at most 4,000 of them (9)."""
+BOUND_SLACK = 1 + 2.0**-36
+"""Covers the float64 rounding of a bound, and of a sum of at most 60,000 of them (9)."""
 LEAST_FACTOR = 2.0**-64
 """A unit with a smaller clipping factor adds nothing: its products might underflow (17)."""
 EXTRA_STEPS = 4
 """Roundings of a term besides those of the sum: factor times operand, product, tied total (15)."""
 HALF_STEPS = (1.5, 3.0)
 """Rounding errors of sums in a matrix unit, in units of u: for each product, and once (4)."""
+LEAST_SQUARE = torch.finfo(torch.float64).tiny
+"""A float64 square below this number may be taken for zero (1)."""
 MOST_ROUNDING = 2.0**-3
 """Largest relative error of a sum for which the proof's inequalities hold (2)."""
 
@@ -145,6 +147,12 @@ def _product(pairs: Sequence[tuple[Tensor, Tensor]], piece: int) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------ norms
+def _lengths(values: Tensor) -> Tensor:
+    """Return upper bounds of the lengths of the last dimension, up to float64 rounding (8)."""
+    lengths: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
+    return lengths + 2 * (values.shape[-1] * LEAST_SQUARE) ** 0.5
+
+
 @dataclass
 class Norms:
     """Norms of per-example gradients, each a float64 tensor of shape (u,), or (k, u) for k weights.
@@ -196,7 +204,7 @@ def formed_norms(values: Tensor) -> Norms:
     steps = gamma(u + EXTRA_STEPS, _unit(values))
     return Norms(
         square,
-        square * (2 * (n + 4) * 2.0**-53),
+        square * ((n + 4) * 2.0**-52) + 4 * n * LEAST_SQUARE,
         square.sqrt() * (steps * SLACK) + 4 * n**0.5 * _least(values) / LEAST_FACTOR,
     )
 
@@ -299,7 +307,7 @@ class Lookup:
         rank = (slots.diff(prepend=slots[:1]) != 0).cumsum(0)
         values = values.flatten(0, 1).index_select(0, order)
         unit_of = slots.new_zeros(u * t).index_copy_(0, rank, slots // self.count)
-        lengths = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64)
+        lengths = _lengths(values)
         lengths = torch.zeros_like(lengths).index_add_(0, rank, lengths)
         sums = torch.zeros_like(values).index_add_(0, rank, values)
         squares = torch.linalg.vector_norm(sums, dim=1, dtype=torch.float64).square()
@@ -309,6 +317,7 @@ class Lookup:
         unit, least = _unit(values), _least(values)
         moved = longest * gamma(t, unit) + 2 * t * d**0.5 * least
         error = 2 * square.sqrt() * moved + moved.square() + square * ((d + t) * 2.0**-51)
+        error = error + 4 * t * d * LEAST_SQUARE
         steps = gamma(u * t + EXTRA_STEPS, unit)
         lost = 4 * t * d**0.5 * least / LEAST_FACTOR
         return Norms(square, error * SLACK, longest * (steps * SLACK) + lost)
@@ -469,8 +478,8 @@ def _outer_norms(
     summed_as_halves = multiplied_as_halves(first.left, first.right)
     added = chain(u * t, pieces(device).contraction, halves=summed_as_halves)
     steps = gamma(added + EXTRA_STEPS, max(units))  # (15)
-    lost = root_p * right_sum + root_d * left_sum + 2 * t * root_p * root_d  # (17)
-    rounding = longest * (steps * SLACK) + lost * (2 * max(leasts) / LEAST_FACTOR)
+    lost = root_p * right_sum + root_d * left_sum + t * root_p * root_d  # (17)
+    rounding = longest * (steps * SLACK) + lost * (4 * max(leasts) / LEAST_FACTOR)
     return Norms(square, error, rounding), of_inputs
 
 
@@ -488,7 +497,7 @@ def _frobenius(gram: Tensor, unit: float, least: float) -> Tensor:
     """Return upper bounds of Frobenius norms, shape (k, u), float64; infinite if too large (14)."""
     t = gram.shape[3]
     rows: Tensor = torch.linalg.vector_norm(gram, dim=3).double().square()
-    return ((rows.sum(2) + 2 * t * t * least) * (SLACK / (1 - 2 * (t + 2) * unit))).sqrt()
+    return ((rows.sum(2) + 4 * t * t * least) * (SLACK / (1 - 2 * (t + 2) * unit))).sqrt()
 
 
 def tied_norms(head: Norms, embedding: Norms, outer: Outer, lookup: Lookup) -> Norms:
@@ -512,17 +521,15 @@ def tied_norms(head: Norms, embedding: Norms, outer: Outer, lookup: Lookup) -> N
     halves = multiplied_as_halves(outer.right, lookup.values)
     cross = (picked * aligned).sum(2).sum(1, dtype=torch.float64)
     heights = picked.abs().double()
-    right, values = (
-        torch.linalg.vector_norm(x, dim=2, dtype=torch.float64)
-        for x in (outer.right, lookup.values)
-    )
+    right, values = _lengths(outer.right), _lengths(lookup.values)
     longest = torch.einsum("us,ust,ut->u", right, heights, values)
     sums, steps = (
         gamma(chain(d, piece, halves=halves), unit),
         gamma(t + s * 2.0**-53 / unit + 2, unit),
     )
     error = longest * (sums + steps + sums * steps)
-    error = error + heights.sum((1, 2)) * (8 * d * least) + 4 * s * t * least
+    error = error + heights.sum((1, 2)) * (8 * d * least) + 4 * s * t * least  # (21)
+    error = error + (head.square.abs() + embedding.square) * 2.0**-50
     return Norms(
         head.square + embedding.square + 2 * cross,
         head.error + embedding.error + 2 * SLACK * error + (cross - cross),
