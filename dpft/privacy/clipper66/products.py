@@ -15,6 +15,7 @@ clipper depends on:
 Letters of shapes: u privacy units, t positions of a unit, p outputs, d inputs, k uses.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -150,7 +151,7 @@ def _product(pairs: Sequence[tuple[Tensor, Tensor]], piece: int) -> Tensor:
 def _lengths(values: Tensor) -> Tensor:
     """Return upper bounds of the lengths of the last dimension, up to float64 rounding (8)."""
     lengths: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
-    return lengths + 2 * (values.shape[-1] * LEAST_SQUARE) ** 0.5
+    return lengths + 2 * math.sqrt(values.shape[-1] * LEAST_SQUARE)
 
 
 @dataclass
