@@ -22,7 +22,7 @@ from dpft.privacy.clipper66.convolution import CONVOLUTION_RULES
 from dpft.privacy.clipper66.mapped import MappedForward, leaving_map
 from dpft.privacy.clipper66.options import LossFunction
 from dpft.privacy.clipper66.parameters import Owner, Parameters
-from dpft.privacy.clipper66.probe import observe_calls
+from dpft.privacy.clipper66.probe import Calls, observe_calls
 from dpft.privacy.clipper66.recorder import Recorder
 from dpft.privacy.clipper66.rules import (
     Forward,
@@ -95,8 +95,7 @@ class Assignment:
         model: nn.Module,
         parameters: Parameters,
         recorder: Recorder,
-        losses_of: LossFunction,
-        batch: Any,
+        calls: Mapping[str, Calls],
         *,
         levels: Mapping[str, int],
         outside: Collection[str],
@@ -107,8 +106,7 @@ class Assignment:
             model: The model.
             parameters: Its trainable parameters.
             recorder: The recorder.
-            losses_of: As the clipper takes it.
-            batch: A synthetic batch to run the model on.
+            calls: How each module is called, by path (``observed_calls``).
             levels: Levels above 0, by parameter name.
             outside: Parameters that are used outside the forward of the modules that hold them.
 
@@ -121,8 +119,7 @@ class Assignment:
         self._owners: dict[str, list[Owner]] = defaultdict(list)
         for owner in parameters.owners:
             self._owners[owner.path].append(owner)
-        watched = sorted({around for path in self._owners for around in _chain(path)})
-        self._calls = observe_calls(model, losses_of, batch, watched)
+        self._calls = calls
         mapped: dict[str, list[Owner]] = defaultdict(list)
         for path, owners in self._owners.items():
             if not levels and self._is_passive(path):
@@ -241,6 +238,14 @@ class Assignment:
                     state.pop("forward", None)
                 else:
                     state["forward"] = before
+
+
+def observed_calls(
+    model: nn.Module, parameters: Parameters, losses_of: LossFunction, batch: Any
+) -> dict[str, Calls]:
+    """Return how the modules that hold trainable parameters, and those around them, are called."""
+    paths = {around for owner in parameters.owners for around in _chain(owner.path)}
+    return observe_calls(model, losses_of, batch, sorted(paths))
 
 
 def _batch_second(forward: Callable[[Tensor], Tensor]) -> Forward:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from dpft.batch_mixing import check_model
 from dpft.devices import float32_kept_whole
 from dpft.errors import InputError, RunError
-from dpft.privacy.clipper66.assignment import Assignment, NoModuleError
+from dpft.privacy.clipper66.assignment import Assignment, NoModuleError, observed_calls
 from dpft.privacy.clipper66.batches import count_rows
 from dpft.privacy.clipper66.checks import Checks, NotExactError
 from dpft.privacy.clipper66.engines import BookKeeping, Clipped, MicroBatch, Rows
@@ -42,6 +42,7 @@ from dpft.privacy.clipper66.options import (
     check_style_name,
 )
 from dpft.privacy.clipper66.parameters import Parameters, parameter_groups
+from dpft.privacy.clipper66.probe import Calls
 from dpft.privacy.clipper66.styles import clipping_style
 from dpft.privacy.clipper66.sums import CompensatedSums
 from dpft.privacy.frozen_state import StateGuard
@@ -61,10 +62,16 @@ class ClippingChoice:
         engine: The engine that computes clipped sums.
         kinds: For book-keeping, how the parameters of each module are recorded, by module path:
             rule, scale, position or mapped.
+        calls: How each module is called, by path.
+        levels: For parameters without a rule that is exact, which module around them is mapped.
+        outside: Parameters that are used outside the module that holds them.
     """
 
     engine: str
     kinds: Mapping[str, str] = field(default_factory=dict)
+    calls: Mapping[str, Calls] = field(default_factory=dict, repr=False)
+    levels: Mapping[str, int] = field(default_factory=dict)
+    outside: frozenset[str] = frozenset()
 
 
 class PerExampleClipper:
@@ -102,6 +109,7 @@ class PerExampleClipper:
         headroom: float = 0.0,
         shards: Shards | None = None,
         moved: Collection[str] = (),
+        choice: ClippingChoice | None = None,
     ) -> None:
         """Prepare to clip the gradients of the parameters that require grad now.
 
@@ -125,6 +133,8 @@ class PerExampleClipper:
                 ``shards.new_sums`` keeps the sums.
             moved: Names of frozen parameters that the caller changes between two calls, as a
                 function of noisy sums.
+            choice: The result of an earlier self-check of the same model with the same trainable
+                parameters; None: call ``self_check`` before ``accumulate``.
 
         Raises:
             InputError: An unknown name, a number out of range, nothing trainable, groups that are
@@ -152,7 +162,9 @@ class PerExampleClipper:
         self._checks = Checks(model, self._book_keeping, self._rows)
         sums = None if shards is None else shards.new_sums()
         self._sums: Sums = CompensatedSums() if sums is None else sums
-        self.choice: ClippingChoice | None = None
+        self.choice = choice
+        if choice is not None and choice.engine == "book_keeping":
+            self._assign(choice.calls, choice.levels, choice.outside)
         self._unchecked = CHECKED_MICRO_BATCHES
         self._guard: StateGuard | None = None
         self._resources = ExitStack()
@@ -213,20 +225,11 @@ class PerExampleClipper:
             raise InputError("self_check needs at least one synthetic batch, got none.")
         levels: dict[str, int] = defaultdict(int)
         outside: set[str] = set()
-        reason = ""
-        engine = "rows"
+        reason, engine, assignment = "", "rows", None
+        calls = observed_calls(self._model, self._parameters, self._losses_of, batches[0])
         for _ in range(0 if self._requested == "rows" else ATTEMPTS):
-            assignment = None
             try:
-                assignment = self._book_keeping.assignment = Assignment(
-                    self._model,
-                    self._parameters,
-                    self._book_keeping.recorder,
-                    self._losses_of,
-                    batches[0],
-                    levels=levels,
-                    outside=outside,
-                )
+                assignment = self._assign(calls, levels, outside)
                 self._compare(batches, alone, rows_per_unit)
             except NoModuleError as error:
                 reason = str(error)
@@ -251,10 +254,23 @@ class PerExampleClipper:
             self._compare(batches, alone, rows_per_unit, compares_gradients=False)
             if reason:
                 logger.warning("Clipping engine: rows (slower), because %s", reason)
-        assignment = self._book_keeping.assignment
-        kinds = assignment.kinds if engine == "book_keeping" and assignment else {}
-        self.choice = ClippingChoice(engine, dict(kinds))
+            self.choice = ClippingChoice(engine)
+        else:
+            assert assignment is not None
+            self.choice = ClippingChoice(
+                engine, dict(assignment.kinds), calls, dict(levels), frozenset(outside)
+            )
         return self.choice
+
+    def _assign(
+        self, calls: Mapping[str, Calls], levels: Mapping[str, int], outside: Collection[str]
+    ) -> Assignment:
+        """Prepare book-keeping to record each parameter at its level."""
+        engine = self._book_keeping
+        engine.assignment = Assignment(
+            self._model, self._parameters, engine.recorder, calls, levels=levels, outside=outside
+        )
+        return engine.assignment
 
     def _compare(
         self,
@@ -367,6 +383,7 @@ class ClippingOptions:
     headroom: float = 0.0
     shards: Shards | None = None
     moved: Collection[str] = ()
+    choice: ClippingChoice | None = None
 
     def make(self, model: nn.Module, losses_of: LossFunction) -> PerExampleClipper:
         """Return a clipper for the trainable parameters of ``model``."""
