@@ -184,7 +184,8 @@ class Assignment:
         """Return the path of the ``level``-th module of a chain that can be mapped."""
         candidates = [p for p in chain if p in self._calls and self._calls[p].can_be_mapped]
         if len(candidates) < level:
-            raise NoModuleError(f"no module around {chain[0] or 'the model'} can be mapped")
+            where = chain[0] if chain and chain[0] else "the model's own parameters"
+            raise NoModuleError(f"no module around {where} can be mapped over the batch")
         return candidates[level - 1]
 
     def _assign_maps(self, mapped: Mapping[str, Collection[Owner]]) -> None:
@@ -241,11 +242,15 @@ class Assignment:
 
 
 def observed_calls(
-    model: nn.Module, parameters: Parameters, losses_of: LossFunction, batch: Any
+    model: nn.Module,
+    parameters: Parameters,
+    losses_of: LossFunction,
+    batch: Any,
+    rows_per_unit: int,
 ) -> dict[str, Calls]:
     """Return how the modules that hold trainable parameters, and those around them, are called."""
     paths = {around for owner in parameters.owners for around in _chain(owner.path)}
-    return observe_calls(model, losses_of, batch, sorted(paths))
+    return observe_calls(model, losses_of, batch, sorted(paths), rows_per_unit)
 
 
 def _batch_second(forward: Callable[[Tensor], Tensor]) -> Forward:

@@ -14,10 +14,19 @@ def count_rows(batch: Any) -> int:
     """Return the number of rows of a batch.
 
     Raises:
-        InputError: The batch has no tensors, or a tensor has another leading dimension.
+        InputError: A leaf is not a tensor, or has another leading dimension than the others.
     """
     leaves = tree_flatten_with_path(batch)[0]
-    tensors = {keystr(path): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
+    tensors: dict[str, Tensor] = {}
+    for path, leaf in leaves:
+        if isinstance(leaf, Tensor):
+            tensors[keystr(path)] = leaf
+        elif leaf is not None:
+            raise InputError(
+                f"a batch must be a nesting of tensors, but batch{keystr(path)} is a"
+                f" {type(leaf).__name__}; convert it to a tensor, or put data without rows into"
+                " losses_of itself."
+            )
     if not tensors:
         raise InputError("a batch must contain tensors, got none.")
     sizes = {place: leaf.shape[0] if leaf.dim() else None for place, leaf in tensors.items()}

@@ -24,7 +24,12 @@ from dpft.errors import InputError, RunError
 from dpft.privacy.clipper66.batches import count_rows, take_rows
 from dpft.privacy.clipper66.engines import BookKeeping, Clipped, MicroBatch, Rows, norm_of
 from dpft.privacy.clipper66.options import NORM_RANGE
-from dpft.privacy.clipper66.probe import plain_losses, random_state_kept
+from dpft.privacy.clipper66.probe import (
+    is_out_of_memory,
+    plain_losses,
+    random_state_kept,
+    subsets_must_run,
+)
 from dpft.privacy.clipper66.recorder import HALF, UseError
 from dpft.privacy.clipper66.styles import Flat
 
@@ -88,7 +93,7 @@ class Checks:
 
         Args:
             batch: A batch of a few ragged rows.
-            alone: The same rows as batches of one, each collated separately; None: slices.
+            alone: The units as batches of their own, each collated separately; None: slices.
             rows_per_unit: Rows of each privacy unit.
             compares_gradients: Whether to check book-keeping, or only losses.
 
@@ -105,11 +110,12 @@ class Checks:
                 f" {rows} rows."
             )
         if alone is None:
-            alone = [take_rows(batch, slice(row, row + 1)) for row in range(rows)]
-        units = [alone[at : at + rows_per_unit] for at in range(0, rows, rows_per_unit)]
+            starts = range(0, rows, rows_per_unit)
+            alone = [take_rows(batch, slice(at, at + rows_per_unit)) for at in starts]
         with random_state_kept(), without_dropout(self._model), state_unchanged(self._model):
             torch.manual_seed(0)
-            expected = self._rows.run_units(units, None, 1)
+            with subsets_must_run():
+                expected = self._rows.run_units(alone, None, rows_per_unit)
             if not bool(expected.losses.isfinite().all() & expected.norms.isfinite().all()):
                 raise RunError(
                     "the self-check's synthetic data have losses or gradients that are not finite;"
@@ -129,6 +135,8 @@ class Checks:
             except (InputError, RunError):
                 raise
             except Exception as error:  # whatever a forward that was replaced fails with
+                if is_out_of_memory(error):
+                    raise
                 raise NotExactError(f"{type(error).__name__} in a recording forward") from error
         tolerance = self._tolerance(expected.losses)
         _compare_sums(actual.sums, expected.sums, tolerance)
@@ -195,6 +203,11 @@ class Checks:
 
     def _find_mixing(self, halves: Tensor, whole: Tensor) -> None:
         """Reject losses of which at least two differ, each compared at its own scale."""
+        if halves.shape != whole.shape:
+            raise InputError(
+                f"losses_of must return one loss per row, {len(whole)} in all, got"
+                f" {len(halves)} for two halves of the rows."
+            )
         finite = halves.isfinite() & whole.isfinite()
         halves, whole = halves[finite].double(), whole[finite].double()
         if len(whole) < 2:
@@ -210,7 +223,7 @@ class Checks:
         """Return how many of the chosen units have another norm when they are run separately."""
         if not chosen:
             return 0
-        units = [[take_rows(micro_batch.batch, _rows_of([unit], rows))] for unit in chosen]
+        units = [take_rows(micro_batch.batch, _rows_of([unit], rows)) for unit in chosen]
         style = Flat(max_grad_norm=1.0)
         expected = self._rows.run_units(units, style, rows, adds=False).norms
         actual = clipped.norms[chosen]

@@ -208,8 +208,8 @@ class PerExampleClipper:
         Args:
             batches: Synthetic batches, best of 3 or 4 ragged rows in no order of length, at two
                 padded lengths.
-            alone: For each batch, its rows as batches of one, each collated separately, so that
-                the effects of a collator are checked, too; None: slices of the batch.
+            alone: For each batch, its units as batches of their own, each collated separately, so
+                that the effects of a collator are checked, too; None: slices of the batch.
             rows_per_unit: Rows of each privacy unit.
 
         Returns:
@@ -226,7 +226,9 @@ class PerExampleClipper:
         levels: dict[str, int] = defaultdict(int)
         outside: set[str] = set()
         reason, engine, assignment = "", "rows", None
-        calls = observed_calls(self._model, self._parameters, self._losses_of, batches[0])
+        calls = observed_calls(
+            self._model, self._parameters, self._losses_of, batches[0], rows_per_unit
+        )
         for _ in range(0 if self._requested == "rows" else ATTEMPTS):
             try:
                 assignment = self._assign(calls, levels, outside)

@@ -8,13 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpft.errors import InputError
+from dpft.errors import InputError, RunError
 from dpft.privacy.clipper66.assignment import Assignment
 from dpft.privacy.clipper66.batches import take_rows
 from dpft.privacy.clipper66.options import NORM_RANGE, LossFunction
 from dpft.privacy.clipper66.parameters import Parameters
 from dpft.privacy.clipper66.recorder import Recorder, UseError
 from dpft.privacy.clipper66.styles import ClippingStyle, Flat
+
+GRADIENT_WRITTEN = (
+    "a gradient was written while losses were computed; leave backward and assignments to grad to"
+    " the clipper, and add what is to be learned to the losses."
+)
 
 
 @dataclass(frozen=True)
@@ -74,9 +79,12 @@ class Engine:
 
         Raises:
             InputError: They are not one per row, or do not depend on a trainable parameter.
+            RunError: A gradient was written while they were computed.
         """
         with torch.enable_grad():
             losses = self.computed(batch)
+        if any(p.grad is not None for p in self._parameters.now().values()):
+            raise RunError(GRADIENT_WRITTEN)
         if not isinstance(losses, Tensor) or losses.shape != (rows,):
             kind = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise InputError(
@@ -143,6 +151,8 @@ class BookKeeping(Engine):
             with self._parameters.grads_set_aside():
                 with self.assignment.installed():
                     losses = self.losses(micro_batch.batch, micro_batch.rows)
+                    if recorder.has_uses:
+                        raise UseError(GRADIENT_WRITTEN, [])
                     self._backward(losses)
                 stray = list(self._parameters.take_grads())
             if stray:
@@ -206,31 +216,31 @@ class Rows(Engine):
         """
         each = micro_batch.rows // micro_batch.units
         starts = range(0, micro_batch.rows, each)
-        parts = ([take_rows(micro_batch.batch, slice(at, at + each))] for at in starts)
+        parts = (take_rows(micro_batch.batch, slice(at, at + each)) for at in starts)
         return self.run_units(parts, style, each, adds=adds)
 
     def run_units(
         self,
-        units: Iterable[Sequence[Any]],
+        units: Iterable[Any],
         style: ClippingStyle | None,
         rows: int,
         *,
         adds: bool = True,
     ) -> Clipped:
-        """Clip units whose rows may be spread over several batches.
+        """Clip units, each a batch of its own.
 
         Args:
-            units: The batches of each unit.
+            units: The batch of each unit.
             style: Computes clip factors. None: flat clipping to the norm of the first unit, so that
                 a check on a few units scales some of them.
-            rows: Rows of each batch.
+            rows: Rows of each unit.
             adds: Whether to compute the sum, or only norms.
         """
         sums: dict[str, Tensor] = {}
         norms, bounds, factors, losses, finite = [], [], [], [], []
-        for number, batches in enumerate(units, 1):
-            unit_losses, grads = self._gradients(batches, rows)
-            losses += unit_losses
+        for number, batch in enumerate(units, 1):
+            unit_losses, grads = self._gradients(batch, rows)
+            losses.append(unit_losses)
             with torch.no_grad():
                 norm = self._group_norms(grads)
                 norms.append(norm.square().sum().sqrt())
@@ -240,7 +250,7 @@ class Rows(Engine):
                     limit = min(max(float(norms[0]), NORM_RANGE[0]), NORM_RANGE[1])
                     style = Flat(max_grad_norm=limit if math.isfinite(limit) else 1.0)
                 factor = style.factors(bounds[-1].unsqueeze(1)).squeeze(1)
-                is_finite = torch.cat([each.isfinite() for each in [*unit_losses, norm]]).all()
+                is_finite = unit_losses.isfinite().all() & norm.isfinite().all()
                 finite.append(is_finite)
                 factors.append(torch.where(is_finite, factor, 0.0))
                 scales = factors[-1].tolist()  # the only host read
@@ -257,18 +267,14 @@ class Rows(Engine):
             sums=sums,
         )
 
-    def _gradients(
-        self, batches: Sequence[Any], rows: int
-    ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Return the losses of each batch, and the sum of their gradients by name."""
+    def _gradients(self, batch: Any, rows: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the losses of a unit, and the gradients of their sum by name."""
         with self._parameters.grads_set_aside():
-            losses = []
-            for batch in batches:
-                losses.append(self.losses(batch, rows))
-                self._backward(losses[-1])
+            losses = self.losses(batch, rows)
+            self._backward(losses)
             grads = self._parameters.take_grads()
         grads = {name: g.to_dense() if g.is_sparse else g for name, g in grads.items()}
-        return [each.detach() for each in losses], grads
+        return losses.detach(), grads
 
     def _group_norms(self, grads: Mapping[str, Tensor]) -> Tensor:
         """Return the norm of each group, shape (groups,), float64."""

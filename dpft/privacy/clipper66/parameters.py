@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -106,19 +107,17 @@ class Parameters:
                 another shape or dtype.
         """
         for module, attribute, trains, shape, dtype in self._places:
-            p = module._parameters.get(attribute)
-            if (
-                p is None
-                or p.requires_grad is not trains
-                or trains
-                and (p.shape != shape or p.dtype != dtype)
-            ):
+            # A traced module's table has no ``get``.
+            p = module._parameters[attribute] if attribute in module._parameters else None  # noqa: SIM401
+            if p is None or p.requires_grad is not trains:
+                self._reject(module, attribute)
+            if trains and (p.shape != shape or p.dtype != dtype):
                 self._reject(module, attribute)
         for owner, other in self._tied:
             if owner.parameter is not other.parameter:
                 self._reject(other.module, other.attribute)
 
-    def _reject(self, module: nn.Module, attribute: str) -> None:
+    def _reject(self, module: nn.Module, attribute: str) -> NoReturn:
         path = next((path for path, m in self._model.named_modules() if m is module), "")
         raise RunError(
             "the trainable parameters must stay those that the clipper was made for, but "

@@ -1,4 +1,4 @@
-"""Finds out which tensors of a model have a batch dimension, by running it on 2 and on 3 rows."""
+"""Finds out which tensors of a model have a batch dimension, by runs on 2 and on 3 units."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from dpft.errors import InputError
+from dpft.errors import DpftError, InputError
 from dpft.privacy.clipper66.batches import count_rows, take_rows
 from dpft.privacy.clipper66.options import LossFunction
 
@@ -28,7 +28,7 @@ class Calls:
         inputs: The batch dimension of each tensor argument; None for none.
         outputs: The batch dimension of each output.
         axis: The batch dimension of the first tensor argument.
-        shape: The shape of the first tensor argument, in the run on 3 rows.
+        shape: The shape of the first tensor argument, in the run on 3 units.
         rows_per_row: Rows of the arguments per row of the batch; 0 if none has a batch dimension.
         is_uniform: Whether the batch dimensions were the same in all calls.
     """
@@ -47,23 +47,38 @@ class Calls:
 
 
 def observe_calls(
-    model: nn.Module, losses_of: LossFunction, batch: Any, paths: Iterable[str]
+    model: nn.Module,
+    losses_of: LossFunction,
+    batch: Any,
+    paths: Iterable[str],
+    rows_per_unit: int = 1,
 ) -> dict[str, Calls]:
     """Return how the modules at ``paths`` were called; modules that did not run are missing."""
-    paths, last = list(paths), count_rows(batch) - 1
+    paths, rows = list(paths), count_rows(batch)
     two, three = (
-        _shapes(model, losses_of, take_rows(batch, [min(k, last) for k in range(count)]), paths)
-        for count in (2, 3)
+        _shapes(
+            model,
+            losses_of,
+            take_rows(batch, [row % rows for row in range(units * rows_per_unit)]),
+            paths,
+        )
+        for units in (2, 3)
     )
-    return {path: _calls(two[path], three[path]) for path in paths if two[path] and three[path]}
+    return {
+        path: _calls(two[path], three[path], 3 * rows_per_unit)
+        for path in paths
+        if two[path] and three[path]
+    }
 
 
-def _calls(two: list[tuple[Shapes, Shapes]], three: list[tuple[Shapes, Shapes]]) -> Calls:
+def _calls(
+    two: list[tuple[Shapes, Shapes]], three: list[tuple[Shapes, Shapes]], batch_size: int
+) -> Calls:
     calls = list(zip(two, three, strict=False))
     inputs = [_axes(a[0], b[0]) for a, b in calls]
     outputs = [_axes(a[1], b[1]) for a, b in calls]
     place, shape = next(iter(three[0][0].items()), ("", torch.Size()))
-    rows = [three[0][0][p][axis] // 3 for p, axis in inputs[0].items() if axis is not None]
+    rows = [three[0][0][p][axis] // batch_size for p, axis in inputs[0].items() if axis is not None]
     first_axes = {next(iter(axes.values()), None) for axes in inputs}
     return Calls(
         inputs=inputs[0],
@@ -124,7 +139,7 @@ def plain_losses(call: Callable[[], Tensor]) -> Tensor:
     Raises:
         InputError: ``losses_of`` cannot run on a subset of a batch's rows.
     """
-    try:
+    with subsets_must_run():
         try:
             with torch.no_grad():
                 return call()
@@ -132,13 +147,31 @@ def plain_losses(call: Callable[[], Tensor]) -> Tensor:
             if "does not require grad" not in str(error):
                 raise
             return call().detach()
-    except (RuntimeError, IndexError, ValueError, AssertionError) as error:
-        if isinstance(error, InputError):
+
+
+@contextmanager
+def subsets_must_run() -> Iterator[None]:
+    """Turn errors of ``losses_of`` on a subset of a batch's rows into one sentence.
+
+    Raises:
+        InputError: An error was raised inside the block.
+    """
+    try:
+        yield
+    except DpftError:
+        raise
+    except (RuntimeError, IndexError, KeyError, TypeError, ValueError, AssertionError) as error:
+        if is_out_of_memory(error):
             raise
         raise InputError(
-            f"losses_of must run on any subset of a batch's rows, but it raised"
+            "losses_of must run on any subset of a batch's rows, but it raised"
             f" {type(error).__name__} on some of them."
         ) from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that a device, or the CPU's allocator, has too little memory."""
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 @contextmanager

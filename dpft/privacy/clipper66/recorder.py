@@ -76,6 +76,11 @@ class Recorder:
         self._joined: list[tuple[list[str], Tensor]] = []
         self._last_cast: tuple[Tensor, int, bool, Tensor] | None = None
 
+    @property
+    def has_uses(self) -> bool:
+        """Whether a backward pass has recorded anything."""
+        return bool(self._outer or self._lookups or self._formed)
+
     @contextmanager
     def mapping(self) -> Iterator[None]:
         """Mark the block as running inside a map over rows."""
