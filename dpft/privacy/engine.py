@@ -27,7 +27,7 @@ from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.clipping.engine import clipping_style, rounding_headroom
-from dpft.privacy.frozen_state import Fingerprints, HeldParameters
+from dpft.privacy.frozen_state import HeldState
 from dpft.privacy.ledger import StepLog
 from dpft.privacy.losses import LossesOf, MicroBatchResult
 from dpft.privacy.noise import SignalAndNoise, SignalMeter
@@ -228,8 +228,7 @@ class PhasedClipper:
         self._clipper = self._make(plan.phases[self._number])
         self.parameters: Sequence[nn.Parameter] = self._trainable()
         """What trains in the phase."""
-        self._fingerprints = Fingerprints()
-        self._held: HeldParameters | None = None
+        self._held: HeldState | None = None
         self._non_finite_before = 0
         self._resources = ExitStack()
 
@@ -260,8 +259,7 @@ class PhasedClipper:
             self._resources.enter_context(self._clipper)
         self.check_parameters()
         named, moved = self._model.named_parameters(), self._options.moved
-        own = {name: p for name, p in named if p.requires_grad or name in moved}
-        self._held = HeldParameters(self._fingerprints, own)
+        self._held = HeldState({n: p for n, p in named if p.requires_grad or n in moved})
 
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
         """Adds a micro-batch's clipped sum to ``grad``; as ``PerExampleClipper.accumulate``.

@@ -23,7 +23,7 @@ from dpft.parallel.shards import whole_reader
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.clipping.choices import LossScale
 from dpft.privacy.engine import PrivacyEngine
-from dpft.privacy.frozen_state import ReleasedState, check_same, digests_of
+from dpft.privacy.frozen_state import check_same, digests_of
 from dpft.privacy.ledger import Ledger, NoLedger, StepLog
 from dpft.privacy.plan import PrivacyPlan, write_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
@@ -133,7 +133,7 @@ class PrivateRun:
             randomness = restore_randomness(device, start.secrets, seed, rank=ranks.rank)
             log, loss_scale = scaled(session.settings, journal or NoLedger(), start.loss_scale)
             del opened, own_start, start  # They hold the keys of the step.
-            released, frozen = self._frozen(training_state, resume_point)
+            digests, frozen = self._frozen(training_state, resume_point)
             moved = moved_while_frozen(training_state)
             session.method.begin_step(session.model, min(done, self.plan.steps - 1))
             engine = self._engine(log, loss_scale, randomness, done, last_step, moved, noise)
@@ -165,7 +165,7 @@ class PrivateRun:
                 goes_on=goes_on,
                 max_grad_norm=self.plan.one_max_grad_norm,
                 epsilon_after=None if journal is None or after is None else epsilon_of_ledger,
-                check_state=lambda: check_same(released.digests(), frozen or {}),
+                check_state=lambda: check_same(digests(), frozen or {}),
                 before_first_draw=lambda: None if journal is None else journal.ledger.begin(),
                 noise_history=engine.noise_history if self.plan.mechanism.has_streams else None,
             )
@@ -283,10 +283,11 @@ class PrivateRun:
 
     def _frozen(
         self, training_state: TrainingState, resume_point: ResumePoint | None
-    ) -> tuple[ReleasedState, Mapping[str, str] | None]:
-        """Returns what of the model nothing moves, and its digests before the first step.
+    ) -> tuple[Callable[[], dict[str, str]], Mapping[str, str] | None]:
+        """Return a function that computes digests of what no update changes, and those of step 0.
 
-        The first process has them alone; where the run goes on, its checkpoint says them.
+        Only the first process has the digests of step 0. A resumed run reads them from its
+        checkpoint.
 
         Raises:
             RunError: The model is not what it was then, or before it ran on records.
@@ -294,21 +295,24 @@ class PrivateRun:
         """
         session = self.session
         model, shards = session.model, session.shards
-        moved = [p for p in model.parameters() if p.requires_grad]
-        moved += optimized_parameters(training_state)
+        trained = {p for p in model.parameters() if p.requires_grad}
+        trained.update(optimized_parameters(training_state))
+        moved = {n: p for n, p in model.named_parameters(remove_duplicate=False) if p in trained}
         read = None if shards is None else whole_reader(shards)
-        released = ReleasedState(model, moved, read)
 
-        def digests() -> Mapping[str, str]:
+        def digests() -> dict[str, str]:
+            return digests_of(model, moved, read)
+
+        def digests_at_step_0() -> Mapping[str, str]:
             if resume_point is None and session.state_at_start is not None:
                 check_same(digests_of(model, read=read), session.state_at_start)
-            now = released.digests()
+            now = digests()
             frozen = now if resume_point is None else resume_point.checkpoint.run.frozen
             assert frozen is not None  # Every checkpoint of a private run has it.
             check_same(now, frozen)
             return frozen
 
-        return released, session.ranks.first(digests)
+        return digests, session.ranks.first(digests_at_step_0)
 
     def _bound_to(
         self,

@@ -197,14 +197,14 @@ def test_the_same_checkpoint_is_quantized_to_the_same_bits(folders, kind: str) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_neither_training_nor_evaluation_writes_to_frozen_state(folders, kind: str) -> None:
     model = adapted(loaded(folders("llama"), kind))
-    free = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    before, batch = digests_of(model, free), records()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    before, batch = digests_of(model, trained), records()
     with PerExampleClipper(model, max_grad_norm=1.0) as clipper:
         clipper.accumulate(batch.losses(model))
     model.eval()
     with torch.no_grad():
         evaluated = batch.losses(model)()
-    assert digests_of(model, free) == before and len(before) > 14
+    assert digests_of(model, trained) == before and len(before) > 14
     assert torch.allclose(model.train() and batch.losses(model)(), evaluated, rtol=1e-6)
 
 

@@ -12,7 +12,6 @@ that mixes rows changes the others, too). Synthetic rows are not crafted, so S i
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextlib import nullcontext as state_unchanged
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +31,7 @@ from dpft.privacy.clipper66.probe import (
 )
 from dpft.privacy.clipper66.recorder import HALF, UseError
 from dpft.privacy.clipper66.styles import Flat
+from dpft.privacy.frozen_state import state_unchanged
 
 MIXING = (
     "the loss of an example depends on other examples of its batch or on padding ({how}), so no"

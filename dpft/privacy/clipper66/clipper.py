@@ -45,7 +45,7 @@ from dpft.privacy.clipper66.parameters import Parameters, parameter_groups
 from dpft.privacy.clipper66.probe import Calls
 from dpft.privacy.clipper66.styles import clipping_style
 from dpft.privacy.clipper66.sums import CompensatedSums
-from dpft.privacy.frozen_state import StateGuard
+from dpft.privacy.frozen_state import HeldState
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 12
@@ -155,7 +155,7 @@ class PerExampleClipper:
         )
         self._model, self._losses_of, self._requested = model, losses_of, engine
         self._autocast, self._loss_scale = autocast, loss_scale
-        self._shards, self._moved = shards, frozenset(moved)
+        self._shards = shards
         self._parameters = Parameters(model, None if shards is None else shards.unsharded)
         self._book_keeping = BookKeeping(model, self._parameters, losses_of, numbers)
         self._rows = Rows(model, self._parameters, losses_of, numbers)
@@ -166,7 +166,7 @@ class PerExampleClipper:
         if choice is not None and choice.engine == "book_keeping":
             self._assign(choice.calls, choice.levels, choice.outside)
         self._unchecked = CHECKED_MICRO_BATCHES
-        self._guard: StateGuard | None = None
+        self._held: HeldState | None = None
         self._resources = ExitStack()
         self._failed = False
         self.losses = torch.empty(0)
@@ -178,10 +178,10 @@ class PerExampleClipper:
         return self.style.sensitivity
 
     def __enter__(self) -> Self:
-        if self._guard is not None:
+        if self._held is not None:
             raise InputError("a PerExampleClipper must be entered once at a time, got twice.")
         self._resources.enter_context(float32_kept_whole())
-        self._guard = StateGuard(self._model, self._moved, parameters=self._shards is None)
+        self._held = HeldState(self._model.state_dict(keep_vars=True))
         return self
 
     def __exit__(
@@ -190,10 +190,8 @@ class PerExampleClipper:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        guard, self._guard = self._guard, None
+        self._held = None
         self._resources.close()
-        if guard is not None and error is None:
-            guard.check()
 
     def self_check(
         self,
@@ -310,7 +308,7 @@ class PerExampleClipper:
             RunError: Examples mix; a parameter was used outside its layer; the model wrote to its
                 state; the trainable parameters changed; or an earlier micro-batch failed.
         """
-        guard = self._check_entered()
+        held = self._check_entered()
         if self.choice is None:
             raise InputError(
                 "accumulate needs a self-check first: call clipper.self_check with synthetic"
@@ -330,7 +328,7 @@ class PerExampleClipper:
             self.losses = torch.empty(0)
             return torch.empty(0)
         self._set(self._autocast, self._scale())
-        with guard.micro_batch():
+        with held.unchanged():
             clipped = self._run(micro_batch, adds=True)
             if self._unchecked and micro_batch.units > 1:  # A single unit cannot mix with others.
                 self._unchecked -= 1
@@ -364,12 +362,12 @@ class PerExampleClipper:
         check_loss_scale(scale)
         return scale
 
-    def _check_entered(self) -> StateGuard:
-        if self._guard is None:
+    def _check_entered(self) -> HeldState:
+        if self._held is None:
             raise InputError(
                 "call a PerExampleClipper's methods inside `with PerExampleClipper(...)`."
             )
-        return self._guard
+        return self._held
 
 
 @dataclass(frozen=True, kw_only=True)

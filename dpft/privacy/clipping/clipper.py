@@ -12,6 +12,7 @@ True
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -40,7 +41,7 @@ from dpft.privacy.clipping.engine import (
     clipping_style,
 )
 from dpft.privacy.clipping.trainable import parameter_groups
-from dpft.privacy.frozen_state import StateGuard, modules_by_path
+from dpft.privacy.frozen_state import HeldState, state_unchanged
 
 
 class PerExampleClipper:
@@ -64,9 +65,8 @@ class PerExampleClipper:
         contributes exactly zero. Nothing trainable is left out: a layer without a rule and a
         weight used behind its layer's back are refused by name. So is a model whose forward writes
         to what its state dict releases: to frozen parameters, persistent buffers and extra state,
-        compared by their values after the first call, the 2nd, 4th, 8th and so on, and on leaving,
-        and to what trains, so compared around these calls; and around every call by what torch
-        counts of writes (``frozen_state``).
+        and to trainable parameters. The first two calls compare values, and every call compares
+        the version counters of PyTorch (``frozen_state``).
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class PerExampleClipper:
                 scaled to ``(1 - headroom) * max_grad_norm`` (``sums.rounding_headroom``).
             shards: Of a sharded model: each rank adds up its own examples, and ``grad`` is that of
                 ``shards.unsharded``, or where ``shards.new_sums`` keeps it.
-            moved: Names of frozen parameters that the caller moves all the same between two calls,
-                by what it makes of noisy sums.
+            moved: Names of frozen parameters that the caller updates between two steps, from noisy
+                sums. ``PrivacyEngine`` reads them.
 
         Raises:
             InputError: An unknown name, a bad norm, nothing trainable, a trainable parameter
@@ -118,8 +118,9 @@ class PerExampleClipper:
         )
         tuning = Tuning(memory_mb=memory_mb, loss_scale=loss_scale, shards=shards)
         self._engine = make_engine(engine, model, self.style, groups=numbers, tuning=tuning)
-        self._model, self._moved, self._shards = model, frozenset(moved), shards
-        self._guard: StateGuard | None = None
+        self._model, self._shards = model, shards
+        self._held = HeldState({})
+        self._calls = 0
         self._entered = False
         self._failed = False
         self.non_finite = 0
@@ -133,8 +134,7 @@ class PerExampleClipper:
     def __enter__(self) -> Self:
         if self._entered:
             raise InputError("a PerExampleClipper must be entered once at a time, got twice.")
-        # A rank's shards bear their names between two steps alone: the engine of a run looks then.
-        self._guard = StateGuard(self._model, self._moved, parameters=self._shards is None)
+        self._held = HeldState(self._model.state_dict(keep_vars=True))
         self._engine.install()
         self._entered = True
         return self
@@ -147,9 +147,6 @@ class PerExampleClipper:
     ) -> None:
         self._engine.remove()
         self._entered = False
-        guard, self._guard = self._guard, None
-        if guard is not None and error is None:
-            guard.check()
 
     def accumulate(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
         """Adds the clipped sum of one micro-batch to the gradients.
@@ -172,7 +169,7 @@ class PerExampleClipper:
                 what is released, something else wrote to a gradient, or a batch before this one
                 failed half-way.
         """
-        if not self._entered or self._guard is None:
+        if not self._entered:
             raise InputError("accumulate must be called inside `with PerExampleClipper(...)`.")
         if self._failed:
             raise RunError(
@@ -182,7 +179,7 @@ class PerExampleClipper:
         self._engine.check_unchanged()
         if units is not None:
             check_are_units(units)
-        with self._guard.micro_batch():
+        with self._held.unchanged(), self._values_compared():
             before = self._gradients()
             losses = self._engine.compute(compute_losses, units)
             self._check_gradients(before)
@@ -200,6 +197,11 @@ class PerExampleClipper:
         self._failed = False
         return clipped.norms
 
+    def _values_compared(self) -> AbstractContextManager[None]:
+        """Return a context that compares values, for the first two micro-batches."""
+        self._calls += 1
+        return state_unchanged(self._model) if self._calls <= 2 else nullcontext()
+
     def _gradients(self) -> dict[str, tuple[Tensor | None, int]]:
         """Returns each parameter's ``grad`` and how often torch wrote to it, by name.
 
@@ -208,7 +210,7 @@ class PerExampleClipper:
         if self._shards is not None:
             return {}
         found: dict[str, tuple[Tensor | None, int]] = {}
-        for path, module in modules_by_path(self._model):
+        for path, module in _modules_by_path(self._model):
             for name, parameter in module._parameters.items():
                 grad = None if parameter is None else parameter.grad
                 version = 0 if grad is None else grad._version
@@ -227,6 +229,27 @@ class PerExampleClipper:
                     " backward, zero_grad and assignments to grad out of the model and of"
                     " compute_losses, and add what is to be learned to each example's loss."
                 )
+
+
+MOST_MODULES = 10**6
+
+
+def _modules_by_path(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Returns a model's modules under each of their paths.
+
+    As ``named_modules``, whose generators run one inside another: this runs in each micro-batch.
+
+    Raises:
+        RecursionError: A module is inside itself.
+    """
+    found = [("", model)]
+    for path, module in found:  # which grows meanwhile
+        prefix = f"{path}." if path else ""
+        children = module._modules.items()
+        found += [(prefix + name, child) for name, child in children if child is not None]
+        if len(found) > MOST_MODULES:
+            raise RecursionError("a module is inside itself")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

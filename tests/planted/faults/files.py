@@ -4,6 +4,7 @@ from tests.planted.fault import Edit, Fault
 
 TESTS = "tests/guarantees/test_private_files.py::"
 RECEIVED = "tests/guarantees/test_received_files.py::"
+STATE = "tests/privacy/test_frozen_state.py::"
 SAME_PUBLIC_FILES = (
     f"{TESTS}test_other_records_and_draws_change_nothing_in_public_except_the_weights"
 )
@@ -208,11 +209,6 @@ FAULTS: tuple[Fault, ...] = (
                 "        if is_saved or step == self.first_step:\n",
                 "        if step == self.first_step:\n",
             ),
-            Edit(
-                "dpft/privacy/clipping/clipper.py",
-                "        if guard is not None and error is None:\n            guard.check()\n",
-                "",
-            ),
         ),
         tests=(f"{TESTS}test_a_frozen_weight_that_changed_is_not_released",),
     ),
@@ -221,17 +217,36 @@ FAULTS: tuple[Fault, ...] = (
         breaks="The digests at the start and at the end cover every tensor that is not trained.",
         edits=(
             Edit(
-                "dpft/privacy/frozen_state.py",
-                "        own = {id(parameter) for parameter in moved}\n",
-                "        own = {id(parameter) for parameter in (*moved, *model.parameters())}\n",
-            ),
-            Edit(
-                "dpft/privacy/clipping/clipper.py",
-                "        if guard is not None and error is None:\n            guard.check()\n",
-                "",
+                "dpft/training/private_run.py",
+                "        trained = {p for p in model.parameters() if p.requires_grad}\n",
+                "        trained = set(model.parameters())\n",
             ),
         ),
         tests=(f"{TESTS}test_a_frozen_weight_that_changed_is_not_released",),
+    ),
+    Fault(
+        name="files/version-counters-not-compared",
+        breaks="No micro-batch writes to a parameter or a persistent buffer.",
+        edits=(
+            Edit(
+                "dpft/privacy/frozen_state.py",
+                "            is_written = _version(tensor) != version\n",
+                "            is_written = False\n",
+            ),
+        ),
+        tests=(f"{STATE}test_version_counters_reveal_writes_in_place",),
+    ),
+    Fault(
+        name="files/checksums-not-compared",
+        breaks="No pass of the clipper's checks writes to a parameter or a buffer.",
+        edits=(
+            Edit(
+                "dpft/privacy/frozen_state.py",
+                "    with _also_after_errors(compare):\n        yield\n",
+                "    yield\n",
+            ),
+        ),
+        tests=(f"{STATE}test_trust_rule_11_a_pass_that_writes_is_refused_by_name",),
     ),
     Fault(
         name="files/pickled-weights-accepted",

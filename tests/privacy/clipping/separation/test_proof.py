@@ -196,22 +196,19 @@ def test_a_cache_does_not_leak_from_example_to_example():
     assert_equals_the_loop(layer, lambda: layer(inputs()))
 
 
-def test_a_proof_leaves_random_state_buffers_and_gradients_alone():
-    class Counting(nn.Module):
+def test_a_proof_leaves_random_state_and_gradients_alone():
+    class Dropping(nn.Module):
         def __init__(self):
             super().__init__()
             self.dense, self.drop = nn.Linear(D, D), nn.Dropout(0.5)
-            self.register_buffer("calls", torch.zeros(()), persistent=False)
 
         def forward(self, x):
-            self.calls += 1
             return self.drop(self.dense(x))
 
-    layer, leaf = Counting().double(), inputs().requires_grad_()
+    layer, leaf = Dropping().double(), inputs().requires_grad_()
     torch.manual_seed(0)
     expected = layer(leaf).square().sum((1, 2))
     (own,) = torch.autograd.grad(expected.sum(), leaf)
-    layer.calls.zero_()
     seen = []
 
     def losses():
@@ -222,7 +219,7 @@ def test_a_proof_leaves_random_state_buffers_and_gradients_alone():
     with PerExampleClipper(layer, 0.5) as clipper:
         clipper.accumulate(losses)
     assert torch.allclose(seen[-1], expected) and torch.allclose(leaf.grad, own)
-    assert float(layer.calls) <= 2 and layer.training and layer.drop.training
+    assert layer.training and layer.drop.training
 
 
 def test_each_kind_of_call_is_proved_once(monkeypatch):
