@@ -44,7 +44,8 @@ class SelfCheckBatches:
     batches: Sequence[Batch]
     """Batches of 4 rows."""
     alone: Sequence[Sequence[Batch]]
-    """The rows of each of ``batches``, each collated separately and without padding."""
+    """The privacy units of each of ``batches``, each collated separately and padded no further than
+    its longest row."""
     rows_per_unit: int
     """Rows of each privacy unit of ``batches``."""
 
@@ -76,12 +77,16 @@ def self_check_batches(
         else:
             units = [[row] for row in rows]
         batch = collated_units(units, layout)
-        weights = [None] * len(rows) if batch.weights is None else batch.weights.split(1)
+        size, weights = batch.rows_per_unit, batch.weights
         batches.append(batch.to(device))
         alone.append(
             [
-                replace(bare.collate([row]), weights=weight).to(device)
-                for row, weight in zip(rows, weights, strict=True)
+                replace(
+                    bare.collate(rows[start : start + size]),
+                    weights=None if weights is None else weights[start : start + size],
+                    rows_per_unit=size,
+                ).to(device)
+                for start in range(0, len(rows), size)
             ]
         )
     return SelfCheckBatches(batches=batches, alone=alone, rows_per_unit=batches[0].rows_per_unit)

@@ -32,13 +32,17 @@ def test_the_longest_rows_are_short_enough_to_be_cheap_and_longer_than_the_paddi
 
 
 @pytest.mark.parametrize("has_units", [False, True])
-def test_each_row_alone_is_unpadded_and_has_the_same_loss(has_units: bool) -> None:
+def test_each_unit_alone_is_padded_to_its_longest_row_and_has_the_same_losses(
+    has_units: bool,
+) -> None:
     model = tiny_model().eval()
     layout = TextLayout(pad_to_multiple_of=4)
     check = self_check_batches(model, max_length=12, layout=layout, has_units=has_units)
     for batch, alone in zip(check.batches, check.alone, strict=True):
-        assert [lengths(one) for one in alone] == [[length] for length in lengths(batch)]
-        assert not any(one.is_padded for one in alone)
+        assert sum((lengths(unit) for unit in alone), []) == lengths(batch)
+        for unit in alone:
+            assert len(unit) == unit.rows_per_unit == check.rows_per_unit
+            assert unit.labels.shape[1] == max(lengths(unit))
         losses = torch.cat([per_example_losses(model, one) for one in alone])
         torch.testing.assert_close(losses, per_example_losses(model, batch))
 
