@@ -54,8 +54,8 @@ families: setup ## Run every command on a tiny model of each family, and write d
 	DPFT_FAMILIES=$(CURDIR)/build/families $(PYTEST) --dist load tests/zoo -k every_command
 	$(BIN)/python -m docs.tools.families build/families
 
-fuzz: setup ## Try 10,000 crafted models against the clipper (10 minutes).
-	DPFT_FUZZ_MODELS=10000 $(PYTEST) --dist load tests/privacy/clipping/test_heads.py
+fuzz: setup ## Try 20,000 crafted records against the clipping norm, in every precision (5 minutes).
+	DPFT_FUZZ_RECORDS=10000 $(PYTEST) --dist load tests/privacy/clipper66/test_worst_case.py tests/privacy/clipper66/test_worst_case_engines.py
 
 test-exhaustive: setup ## Run the tests that are too slow for CI (less than an hour).
 	$(PYTEST) -m exhaustive

@@ -1,6 +1,6 @@
 """No record contributes more than C, whatever its operands are: crafted records, exact norms.
 
-``make fuzz`` tries 10,000 records (``DPFT_FUZZ_RECORDS``); the fast suite a sample of them.
+``make fuzz`` tries 10,000 records (``DPFT_FUZZ_RECORDS``); the fast suite tries a sample of them.
 """
 
 import os

@@ -113,7 +113,7 @@ def test_positions_whose_first_entries_are_zero_count_in_every_engine(engine, un
 
 
 MODELS = int(os.environ.get("DPFT_FUZZ_MODELS", "240"))
-"""Crafted models that are tried; ``make fuzz`` tries 10,000."""
+"""Crafted models that are tried."""
 ENGINES = ("book_keeping", "two_pass", "instantiate", "loop")
 TOLERANCE = 1e-5
 
