@@ -41,9 +41,9 @@ def _rounding_down(
 
 
 def _rounding_up(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """One large position and then small ones, whose products are rounded up at each addition."""
+    """One large position and then small ones, whose sums are rounded up at each addition."""
     values = torch.full(shape, 1 + 2.0**-7, dtype=torch.float64)
-    values[:1] = TIE.get(dtype, 2.0**12)
+    values[:1] = {torch.float64: 2.0**53, torch.float16: 2.0**12}.get(dtype, 2.0**24)
     return values
 
 
@@ -105,7 +105,7 @@ def crafted_sizes(generator: torch.Generator) -> tuple[int, int, int, int]:
     sizes = [1 + _choice(most, generator) for most in (4, 8, 8, 8)]
     if _choice(6, generator) == 0:
         sizes[1 + _choice(3, generator)] = 520 + _choice(600, generator)
-        sizes[1:] = [min(size, 3) if size < 500 else size for size in sizes[1:]]
+        sizes[1:] = [min(size, 4) if size < 500 else size for size in sizes[1:]]
     return sizes[0], sizes[1], sizes[2], sizes[3]
 
 
@@ -120,8 +120,11 @@ def crafted_outer(
     """Return a linear layer's use; inputs may repeat the output gradients, so that both cancel."""
     left = crafted(units, (positions, outputs), dtype, generator)
     right = crafted(units, (positions, inputs), dtype, generator)
-    if _choice(3, generator) == 0:  # constant inputs: the output gradients cancel in the sum
+    kind = _choice(6, generator)
+    if kind < 2:  # constant inputs: the output gradients cancel in the sum
         right = right[:, :1].expand(-1, positions, -1).contiguous()
+    elif kind == 2:  # only one of two Gram matrices underflows
+        left, right = (left.double() * 1e-25).to(dtype), (right.double() * 1e16).to(dtype)
     return Outer(left, right)
 
 

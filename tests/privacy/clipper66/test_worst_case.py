@@ -136,10 +136,11 @@ def cases(seed: int, count: int) -> Iterator[tuple[Case, float, str]]:
         kind = ("outer", "outer", "lookup", "tied", "formed")[pick[0] % 5]
         style = ("flat", "flat", "automatic", "automatic_v")[pick[1] % 4]
         case = crafted_case(kind, DTYPES[pick[2] % 4], generator)
-        bounds = case.norms.bounds().sqrt()
-        clipped = float(bounds[bounds.isfinite()].mean().nan_to_num(1.0)) or 1.0
-        share = 10.0 ** (-4 * float(torch.rand((), generator=generator)))
-        yield case, (clipped * share if pick[1] % 3 else 0.1 * share), style
+        finite = case.norms.bounds().isfinite().nonzero().flatten().tolist()
+        length = norm(case.exact_entries(finite[0])) if finite else 0.0
+        # Most records are clipped by little; the factors of some are denormal in float32.
+        exponent = 4 * float(torch.rand((), generator=generator)) + (40 if pick[1] % 8 == 0 else 0)
+        yield case, (length or 1.0) * 10.0**-exponent, style
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -153,6 +154,45 @@ def test_no_record_contributes_more_than_the_clipping_norm(chunk: int) -> None:
         if records >= RECORDS // CHUNKS:
             break
     assert records >= RECORDS // CHUNKS
+
+
+def against_one_line(line: str) -> tuple[Outer, float]:
+    """Return operands of one unit for which one line of docs/dev/norm-bound.md matters, and C."""
+    ones, small = torch.ones(1, 1000, 4), torch.full((1, 1000, 4), 1 + 2.0**-7)
+    if line == "(5) underflow of a Gram matrix":
+        return Outer(1e-25 * ones, 1e16 * ones), 1e-9
+    if line == "(10) rounding of a Gram matrix":
+        wide = torch.ones(1, 4, 512)
+        wide[..., 0] = 2.0**12
+        return Outer(wide, ones[:, :4, :1]), 1.0
+    if line == "(13) cancellation":
+        alternating = ones * torch.tensor([1.0, -1.0]).repeat(500).view(1, -1, 1)
+        return Outer(alternating * small + 2.0**-20 * ones, ones), 1e-3
+    if line == "(15) rounding of the contraction":
+        small[:, 0] = 2.0**24
+        return Outer(small, ones), 1e4
+    small[:, 1:] = 0
+    return Outer(small, ones), 1.1e-44  # (17) factors that float32 holds with few digits
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(5) underflow of a Gram matrix",
+        "(10) rounding of a Gram matrix",
+        "(13) cancellation",
+        "(15) rounding of the contraction",
+        "(17) denormal factors",
+    ],
+)
+def test_records_crafted_against_one_line_of_the_proof(line: str) -> None:
+    outer, max_grad_norm = against_one_line(line)
+    case = Case(outer_norms([outer]).of(0), torch.float32, outer)
+    bounds = case.norms.bounds().sqrt()
+    assert bool(bounds.isfinite().all())
+    for part in (1.0, 0.99, 0.9, 0.7, 0.51):
+        for share in contributions(case, bounds, max_grad_norm * part, "flat"):
+            assert share <= ROUNDING_OF_CHECK
 
 
 def test_plain_float32_norms_let_records_exceed_the_clipping_norm() -> None:
