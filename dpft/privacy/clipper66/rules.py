@@ -270,6 +270,11 @@ def group_norm(layer: nn.GroupNorm, site: Site) -> Forward:
     """Record a GroupNorm."""
 
     def forward(input: Tensor) -> Tensor:
+        if site.recorder.inside_map:  # (b, 1, c, ...): each row is a batch of one.
+            return normalized(input.flatten(0, 1)).unflatten(0, input.shape[:2])
+        return normalized(input)
+
+    def normalized(input: Tensor) -> Tensor:
         outputs = F.group_norm(input, layer.num_groups, None, None, layer.eps)
         for attribute, apply in (("weight", torch.mul), ("bias", torch.add)):
             vector = layer._parameters[attribute]

@@ -234,6 +234,18 @@ class PlusOneNorm(nn.Module):
         return h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) * (1 + self.weight)
 
 
+class ScaledNorm(nn.Module):
+    """Layers with a rule between two uses of a raw weight."""
+
+    def __init__(self, layer: nn.Module, *shape: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.scale = nn.Parameter(torch.randn(shape))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.layer(h * self.scale) * self.scale
+
+
 class Positions(nn.Module):
     """Positions that are looked up once for all rows, and pass through a layer."""
 
@@ -310,6 +322,10 @@ def by_hand(model: nn.Module, h: Tensor) -> Tensor:
     return h @ model.table.weight.T
 
 
+def linear() -> nn.Module:
+    return nn.Linear(HIDDEN, HIDDEN)
+
+
 def decay(model: nn.Module, x: Tensor) -> Tensor:
     """Add the same penalty on the weights to each row's loss."""
     return squared(model, x) + 0.1 * model.weight.square().sum()
@@ -343,6 +359,17 @@ def cases() -> Iterator[Case]:
         yield exact(
             f"relative bias over {length} places",
             lambda n=length: layer_trial(RelativeBias(n), n, HIDDEN),
+        )
+    images = {"GroupNorm": lambda: nn.GroupNorm(2, 6), "Conv2d": lambda: nn.Conv2d(6, 6, 1)}
+    for name, make in images.items():
+        yield exact(
+            f"{name} between two uses of a raw weight",
+            lambda m=make: layer_trial(ScaledNorm(m(), 6, 1, 1), 6, 3, 5),
+        )
+    for name, make in {"LayerNorm": lambda: nn.LayerNorm(HIDDEN), "Linear": linear}.items():
+        yield exact(
+            f"{name} between two uses of a raw weight",
+            lambda m=make: layer_trial(ScaledNorm(m(), HIDDEN), LENGTH, HIDDEN),
         )
     yield exact("a norm of Gemma's kind", lambda: layer_trial(PlusOneNorm(), LENGTH, HIDDEN))
     yield exact("a table through a layer", lambda: layer_trial(TableThroughLayer(), LENGTH, HIDDEN))
