@@ -271,7 +271,8 @@ def group_norm(layer: nn.GroupNorm, site: Site) -> Forward:
 
     def forward(input: Tensor) -> Tensor:
         if site.recorder.inside_map:  # (b, 1, c, ...): each row is a batch of one.
-            return normalized(input.flatten(0, 1)).unflatten(0, input.shape[:2])
+            rows: Tensor = normalized(input.flatten(0, 1)).unflatten(0, input.shape[:2])
+            return rows
         return normalized(input)
 
     def normalized(input: Tensor) -> Tensor:
