@@ -1,7 +1,7 @@
 """The two clipping engines: all rows in one backward pass, or each privacy unit separately."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -216,12 +216,12 @@ class Rows(Engine):
         """
         each = micro_batch.rows // micro_batch.units
         starts = range(0, micro_batch.rows, each)
-        parts = (take_rows(micro_batch.batch, slice(at, at + each)) for at in starts)
+        parts = [take_rows(micro_batch.batch, slice(at, at + each)) for at in starts]
         return self.run_units(parts, style, each, adds=adds)
 
     def run_units(
         self,
-        units: Iterable[Any],
+        units: Sequence[Any],
         style: ClippingStyle | None,
         rows: int,
         *,
@@ -238,14 +238,14 @@ class Rows(Engine):
         """
         sums: dict[str, Tensor] = {}
         norms, bounds, factors, losses, finite = [], [], [], [], []
-        for number, batch in enumerate(units, 1):
+        for batch in units:
             unit_losses, grads = self._gradients(batch, rows)
             losses.append(unit_losses)
             with torch.no_grad():
                 norm = self._group_norms(grads)
                 norms.append(norm.square().sum().sqrt())
-                # Additions of earlier units round this one's contribution, too.
-                bounds.append(norm * (1 + (SPAN + number + 8) * 2.0**-24))
+                # Additions of later units round this one's contribution, too (norm-bound.md, 25).
+                bounds.append(norm * (1 + (SPAN + len(units) + 8) * 2.0**-24))
                 if style is None:
                     limit = min(max(float(norms[0]), NORM_RANGE[0]), NORM_RANGE[1])
                     style = Flat(max_grad_norm=limit if math.isfinite(limit) else 1.0)
@@ -303,7 +303,7 @@ class Rows(Engine):
 
 
 SPAN = 64
-"""Squares that are added in float32, before float64 adds the rest (docs/dev/norm-bound.md)."""
+"""Squares that are added in float32, before float64 adds the rest (norm-bound.md, 25)."""
 SAFE_NORMS = (1e-10, 1e15)
 """Norms for which no square that matters underflows or overflows in float32."""
 

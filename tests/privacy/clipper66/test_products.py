@@ -236,3 +236,50 @@ def test_gradients_are_formed_if_that_takes_no_more_memory() -> None:
     ids = torch.zeros(2, 8, dtype=torch.int64)
     assert Lookup(ids, small, 8).is_better_formed
     assert not Lookup(ids, small, 9).is_better_formed
+
+
+@pytest.fixture
+def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the CPU multiply halves with float32 sums, as accelerators do."""
+
+    def bmm(left: Tensor, right: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
+        return left.to(out_dtype or left.dtype) @ right.to(out_dtype or right.dtype)
+
+    def baddbmm(total: Tensor, left: Tensor, right: Tensor, *, out_dtype: torch.dtype) -> Tensor:
+        return total + left.to(out_dtype) @ right.to(out_dtype)
+
+    monkeypatch.setattr(torch, "bmm", bmm)
+    monkeypatch.setattr(torch, "baddbmm", baddbmm)
+    monkeypatch.setattr(products, "_truncates_as_assumed", lambda device: True)
+    products._constants.cache_clear()
+
+
+@pytest.mark.usefixtures("matrix_units")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_in_matrix_units_equal_explicit_gradients(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    u, t, p, d = shape
+    use = random_outer(generator, u, t, p, d, dtype)
+    factors = torch.rand(u, generator=generator, dtype=torch.float64)
+    if dtype == torch.bfloat16:  # factors have eight digits there
+        factors = factors.bfloat16().double() * (1 + 2.0**-12)
+    gradients = outer_gradients(use)
+    assert_norms(outer_norms([use]).of(0), gradients, dtype)
+    expected = torch.einsum("u,u...->...", factors, gradients)
+    total = use.weighted_sum(factors)
+    assert total.dtype == torch.float32
+    torch.testing.assert_close(total.double(), expected, rtol=1e-3, atol=1e-3)
+    assert float(total.double().norm()) <= float((factors * gradients.flatten(1).norm(dim=1)).sum())
+
+
+def test_a_truncated_factor_times_a_bfloat16_number_is_two_bfloat16_numbers(
+    generator: torch.Generator,
+) -> None:
+    factors = torch.rand(10000, generator=generator)
+    short = (factors.view(torch.int32) & -(2**16)).view(torch.float32)
+    values = torch.randn(10000, generator=generator).bfloat16()
+    high, low = products.bfloat16_pair(values * short)
+    assert torch.equal(high.double() + low.double(), values.double() * short.double())
+    assert bool((low.float().abs() <= high.float().abs() * 2.0**-8).all())

@@ -173,3 +173,19 @@ def test_a_step_changes_by_at_most_the_sensitivity_if_a_record_is_removed(
         sums.append(added(model))
     change = norm(a - b for a, b in zip(*sums, strict=True))
     assert 0.45 < change <= clipper.sensitivity
+
+
+def test_additions_of_later_units_do_not_lengthen_a_contribution() -> None:
+    """Each addition of the engine ``rows`` rounds up all that was added before it."""
+    model, choice = prepared("rows", "float32", "flat", False)
+    units = 400
+    batch = {name: torch.zeros(units, 1, WIDTH) for name in ("inputs", "left", "values")}
+    batch["ids"] = torch.zeros(units, 1, dtype=torch.int64)
+    batch["inputs"][:, 0, 0] = 2.0**10  # so that the bias has a share of 2^-20
+    batch["left"][:, 0, 0] = 1.01 * 2.0**-10
+    batch["left"][0, 0, 0] = 2.0**14
+    with PerExampleClipper(model, losses_of, 1e9, choice=choice) as clipper:
+        clipped = clipper._run(MicroBatch(batch, units, units), adds=True)
+    total = norm(clipped.sums["linear.weight"].double().flatten().tolist())
+    longest = float((clipped.factors * clipped.bounds).sum())
+    assert longest * (1 - 4e-5) <= total <= longest
