@@ -1,9 +1,17 @@
 """Decides how each trainable parameter is recorded, and installs the recording forwards.
 
-Level 0 is a layer rule, or an expanded weight for modules that only scale features. At level 1, the
-smallest module around the parameter that takes the batch is mapped over its rows, usually the
-module that holds the parameter; at level 2, the next larger one, and so on. The self-check raises
-the level of each parameter whose gradient differs from single-example execution.
+At level 0, a parameter's module has one of these kinds of recording forward:
+
+    rule: The layer has a rule (``RULES``).
+    scale: The module has only vectors of its input's last dimension, such as an RMSNorm. Its own
+        forward runs with each vector expanded to (b, 1, ..., d).
+    position: An embedding that looks up one row of ids for the whole batch, such as positions.
+        The row is repeated for each example.
+
+Above level 0, the kind is ``mapped``: a module runs separately on each row (``mapped``). At level 1
+this is the smallest module around the parameter that takes the batch, usually the one that holds
+it; at level 2 it is the next larger one, and so on. The self-check raises the level of each
+parameter whose gradient differs from single-example execution.
 """
 
 import sys
@@ -87,7 +95,7 @@ class Assignment:
     """The recording forward of every module that needs one.
 
     Attributes:
-        kinds: How the parameters of each module are recorded: rule, scale, position or mapped.
+        kinds: Kind of recording forward by module path: rule, scale, position or mapped.
     """
 
     def __init__(
@@ -108,7 +116,8 @@ class Assignment:
             recorder: The recorder.
             calls: How each module is called, by path (``observed_calls``).
             levels: Levels above 0, by parameter name.
-            outside: Parameters that are used outside the forward of the modules that hold them.
+            outside: Parameters that other modules read, outside the forward of the modules that
+                hold them; the map begins at the parent.
 
         Raises:
             NoModuleError: No module around a parameter can be mapped.
@@ -131,7 +140,7 @@ class Assignment:
         self._assign_maps(mapped)
 
     def _is_passive(self, path: str) -> bool:
-        """Whether a module only holds parameters that other layers, with rules, use.
+        """Whether a module has no rule and holds only parameters that layers with a rule use.
 
         BERT's prediction head, for example, holds a reference to its decoder's bias.
         """
@@ -189,7 +198,7 @@ class Assignment:
         return candidates[level - 1]
 
     def _assign_maps(self, mapped: Mapping[str, Collection[Owner]]) -> None:
-        """Map the outermost of the modules that must be mapped, each over its rows."""
+        """Map the outermost of the modules that must be mapped; maps are not nested."""
         outermost = [path for path in mapped if not any(p in mapped for p in _chain(path)[1:])]
         for around in outermost:
             weights: dict[str, tuple[Site, str]] = {}
@@ -215,7 +224,7 @@ class Assignment:
 
     @property
     def assumed(self) -> list[str]:
-        """Names of parameters recorded by an assumption: expanded vectors and shared positions."""
+        """Names of parameters whose kind is scale or position, which assume what a module does."""
         return [
             owner.name
             for path, kind in self.kinds.items()

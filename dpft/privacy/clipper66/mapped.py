@@ -2,7 +2,8 @@
 
 Each parameter is expanded to (rows, ...) without a copy, and the module's own forward is mapped
 over its rows, each a batch of one. Ordinary autograd then computes one gradient per row, whatever
-the module does. Layers with a rule inside the module leave the map and record as usual.
+the module does. Layers with a rule inside the module leave the map: they run on all rows at once
+and record as usual, because a map would form one gradient of their large weights per row.
 """
 
 import warnings

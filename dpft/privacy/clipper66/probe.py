@@ -29,7 +29,8 @@ class Calls:
         outputs: The batch dimension of each output.
         axis: The batch dimension of the first tensor argument.
         shape: The shape of the first tensor argument, in the run on 3 units.
-        rows_per_row: Rows of the arguments per row of the batch; 0 if none has a batch dimension.
+        rows_per_row: Size of the arguments' batch dimension per row of the batch, such as 2 if a
+            model joins two texts per row; 0 if no argument has a batch dimension.
         is_uniform: Whether the batch dimensions were the same in all calls.
     """
 
@@ -53,7 +54,11 @@ def observe_calls(
     paths: Iterable[str],
     rows_per_unit: int = 1,
 ) -> dict[str, Calls]:
-    """Return how the modules at ``paths`` were called; modules that did not run are missing."""
+    """Return how the modules at ``paths`` are called, by path.
+
+    Runs the model on 2 and on 3 units of the batch and compares the shapes of all arguments and
+    outputs. Modules that did not run are missing.
+    """
     paths, rows = list(paths), count_rows(batch)
     two, three = (
         _shapes(

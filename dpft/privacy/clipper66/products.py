@@ -213,7 +213,7 @@ def formed_norms(values: Tensor) -> Norms:
 # ------------------------------------------------------------------------------------------- uses
 @dataclass
 class Outer:
-    """One use of a weight: gradient[i] = sum over t of left[i, t] right[i, t]^T.
+    """One use of a weight by a matrix product: gradient[i] = sum_t left[i, t] right[i, t]^T.
 
     Attributes:
         left: Output gradients, shape (u, t, p).

@@ -1,9 +1,10 @@
 """Collects how each parameter was used in one micro-batch, and turns the uses into a clipped sum.
 
-A layer rule passes (input, output gradient) to the recorder during the backward pass. Afterwards
-the recorder computes the per-example norms of each *parameter* over all its uses, and one weighted
-contraction per parameter (book-keeping, Bu et al. 2023). A tied weight has one entry, whichever
-layers used it.
+A recording forward (``rules``) passes (input, output gradient) to the recorder during the backward
+pass: a *use* of its parameter. After the backward pass, the engine asks the recorder for the norms
+of each unit's gradients, computes clip factors, and asks for each parameter's weighted sum
+(book-keeping, Bu et al. 2023). Uses are kept by parameter and not by layer, because the gradient of
+a weight that several layers share is the sum of all its uses.
 """
 
 from collections import defaultdict
@@ -68,7 +69,7 @@ class Recorder:
         self.begin(0, 0)
 
     def begin(self, rows: int, units: int) -> None:
-        """Forget all uses, and expect a micro-batch."""
+        """Forget all uses, and expect those of a micro-batch; of zero rows: expect none."""
         self.rows, self.units = rows, units
         self._outer: dict[str, list[Outer]] = defaultdict(list)
         self._lookups: dict[str, list[Lookup]] = defaultdict(list)
@@ -90,7 +91,7 @@ class Recorder:
         finally:
             self.inside_map = False
 
-    # What layer rules call.
+    # Called by recording forwards, in the backward pass.
 
     def cast(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a layer's inputs in another dtype; layers that share inputs share the cast."""
@@ -104,7 +105,13 @@ class Recorder:
         return cast
 
     def outer(self, name: str, left: Tensor, right: Tensor) -> None:
-        """Record a gradient ``sum_t left_t right_t^T``, of left (n, t, p) and right (n, t, d)."""
+        """Record a use with the gradient ``sum_t left_t right_t^T``.
+
+        Args:
+            name: The parameter.
+            left: Output gradients, shape (n, t, p), where n is a multiple of the number of rows.
+            right: Inputs, shape (n, t, d).
+        """
         use = Outer(self._by_unit(name, left), self._by_unit(name, right))
         if use.is_better_formed:
             self._add_formed(name, use.formed().flatten(1))
@@ -112,7 +119,14 @@ class Recorder:
             self._outer[name].append(use)
 
     def lookup(self, name: str, ids: Tensor, values: Tensor, count: int) -> None:
-        """Record values (n, t, d), the gradients of rows ids (n, t) of a weight of ``count``."""
+        """Record a use of an embedding.
+
+        Args:
+            name: The parameter.
+            ids: Which entries of the embedding were looked up, shape (n, t).
+            values: Their output gradients, shape (n, t, d).
+            count: Number of entries of the embedding.
+        """
         ids = self._by_unit(name, ids.unsqueeze(2)).squeeze(2)
         use = Lookup(ids, self._by_unit(name, values), count)
         if use.is_better_formed:
@@ -121,7 +135,7 @@ class Recorder:
             self._lookups[name].append(use)
 
     def formed(self, name: str, gradients: Tensor) -> None:
-        """Record per-row gradients, shape (n, ...)."""
+        """Record formed gradients, one per row, shape (n, ...); a unit's rows are added up."""
         whole = self._by_unit(name, gradients.reshape(len(gradients), 1, -1))
         whole = whole.squeeze(1) if whole.shape[1] == 1 else whole.sum(1)
         self._add_formed(name, whole if whole.dtype not in HALF else whole.float())
@@ -143,10 +157,10 @@ class Recorder:
         self.saw_half = self.saw_half or values.dtype in HALF
         return values if n == self.units else values.reshape(self.units, n // self.units * t, d)
 
-    # What the engine calls.
+    # Called by the engine, after the backward pass.
 
     def norms(self) -> tuple[Tensor, Tensor]:
-        """Return squared norms and the squares of their upper bounds.
+        """Return squared norms of the units' gradients, and the squares of their upper bounds.
 
         Returns:
             Shape (groups, u) each, float64. Infinite or NaN bounds mark units that overflowed.
@@ -183,7 +197,7 @@ class Recorder:
             totals.index_add_(1, index, both)
 
     def _settle(self) -> None:
-        """Reduce each parameter to one use, or two if it is tied; join small gradients."""
+        """Join the uses of each parameter into one (two if it is tied), and small gradients."""
         for name, outers in self._outer.items():
             self._outer[name] = [Outer.joined(outers)]
         for name, lookups in self._lookups.items():

@@ -1,8 +1,9 @@
-"""Layer rules: forwards with the arithmetic of a layer that record how its parameters are used.
+"""Layer rules: recording forwards, one per kind of layer.
 
-A rule is a function (layer, site) -> forward. In the backward pass, the forward's autograd function
-passes (input, output gradient) to the recorder instead of computing a gradient for the weight. To
-add a kind of layer, write its rule and add it to ``assignment.RULES``.
+A rule is a function (layer, site) -> recording forward, which has the arithmetic of the layer's own
+forward. In the backward pass, its autograd function passes (input, output gradient) to the recorder
+instead of computing a gradient for the weight. To add a kind of layer, write its rule and add it to
+``assignment.RULES``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +27,8 @@ class Site:
     Attributes:
         recorder: The recorder.
         names: The model's names of the layer's trainable parameters, by the layer's attribute.
-        rows_per_row: For a layer that looks up one row of ids (positions) for the whole batch: the
-            number of rows that the surrounding tensors have per row of the batch; 0 if unknown.
+        rows_per_row: For a layer of the kind ``position``: ``Calls.rows_per_row`` of the module
+            around it; 0 if unknown.
     """
 
     recorder: Recorder

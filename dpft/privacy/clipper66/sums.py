@@ -4,9 +4,9 @@ If one record is removed, all later records move by one place, so other micro-ba
 other totals, and float32 rounds differently at each addition. Over M micro-batches of n records,
 this would change the sum by up to ``eps M n C / 2``, which can exceed the influence of the record.
 (Records crafted so that each addition loses half a unit in the last place moved 8192 others by
-0.67 C. Casacuberta et al. 2022, arXiv 2207.10635, show the same for other libraries.) So the loss
-of each addition is kept and added with the next micro-batch (Knuth's two-sum). The remaining error
-does not grow with M, and clip factors leave room for it (``rounding_headroom``).
+0.67 C. Casacuberta et al. 2022, arXiv 2207.10635, show the same for other libraries.) So the
+rounding error of each addition is kept and added with the next micro-batch (Knuth's two-sum). The
+remaining error does not grow with M, and clip factors leave room for it (``rounding_headroom``).
 
 >>> sums, total = CompensatedSums(), torch.ones(1)
 >>> for _ in range(4):
@@ -49,7 +49,7 @@ def rounding_headroom(expected_batch_size: float, dtype: torch.dtype = torch.flo
 
 @dataclass(frozen=True)
 class _Addition:
-    """A total, the part to add to it, and the loss of the total's previous addition."""
+    """A total, the part to add to it, and the rounding error of the total's previous addition."""
 
     total: Tensor
     part: Tensor
@@ -57,7 +57,7 @@ class _Addition:
 
 
 class CompensatedSums:
-    """Adds the sums of micro-batches to the parameters' gradients, and keeps each addition's loss.
+    """Adds the sums of micro-batches to the parameters' gradients, and keeps rounding errors.
 
     From the second micro-batch of a step on, it holds one more tensor of each trainable parameter's
     size. Additions of many small parameters are carried out in one operation.
@@ -80,7 +80,7 @@ class CompensatedSums:
         Args:
             name: Name of the parameter.
             total: The sum so far; None for the first part. If it was changed in the meantime, the
-                loss of its previous addition is dropped.
+                rounding error of its previous addition is dropped.
             part: Of the parameter's shape; it is overwritten, or becomes the total.
         """
         if name in self._pending:
