@@ -49,9 +49,9 @@ from dpft.privacy.frozen_state import HeldState
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 12
-"""Assignments that a self-check tries; each maps a larger module around differing parameters."""
+"""How often a self-check may raise levels before it chooses engine rows (``assignment``)."""
 CHECKED_MICRO_BATCHES = 2
-"""Micro-batches of records on which check R runs."""
+"""Micro-batches of records that are compared with subsets of their units (check R)."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,14 @@ class ClippingChoice:
     """The public result of a self-check.
 
     Attributes:
-        engine: The engine that computes clipped sums.
-        kinds: For book-keeping, how the parameters of each module are recorded, by module path:
-            rule, scale, position or mapped.
+        engine: The engine that computes clipped sums: book_keeping or rows.
+        kinds: For book-keeping, the kind of each module's recording forward by path: rule, scale,
+            position or mapped (``assignment``).
         calls: How each module is called, by path.
-        levels: For parameters without a rule that is exact, which module around them is mapped.
-        outside: Parameters that are used outside the module that holds them.
+        levels: By name, how large a module around a parameter is mapped (``assignment``); a
+            parameter that is missing has level 0.
+        outside: Parameters that other modules read, outside the forward of the modules that hold
+            them.
     """
 
     engine: str
@@ -293,6 +295,10 @@ class PerExampleClipper:
 
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> Tensor:
         """Add the clipped sum of one micro-batch to the gradients.
+
+        The engine computes losses, norms, clip factors and the clipped sum of each parameter. The
+        first two micro-batches of several units are also compared with subsets of their units. If
+        a check fails, nothing is added.
 
         Args:
             batch: A pytree of tensors whose leading dimension is b, the number of rows.
