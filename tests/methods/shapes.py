@@ -12,10 +12,17 @@ import transformers as hf
 from torch import Tensor, nn
 
 from dpft.methods.base import METHODS, Method
-from dpft.privacy.clipping import PerExampleClipper
-from tests.privacy.clipping.architectures.batches import Kind, examples
-from tests.privacy.clipping.architectures.comparison import clipped, difference
-from tests.privacy.clipping.architectures.zoo import EVERY, Case
+from dpft.privacy.clipper66 import PerExampleClipper
+from tests.privacy.clipper66.architectures.batches import Examples, Kind, examples
+from tests.privacy.clipper66.architectures.zoo import EVERY, Case
+from tests.privacy.clipper66.oracle import (
+    TOLERANCE,
+    UnitGradients,
+    clipped,
+    distance,
+    gradient_of,
+    unit_gradients,
+)
 
 NAMES = {
     "gpt2": "gpt2-tied",
@@ -26,6 +33,8 @@ NAMES = {
 """The kinds of model that every method is tried on, and their names in the clipper's zoo."""
 CLASSIFIER = frozenset({"classifier.weight", "classifier.bias"})
 """The new head of the classifier among them."""
+SYNTHETIC = (examples((5, 9, 2, 7), seed=11), examples((4, 6, 3), seed=12))
+"""Batches for self-checks: ragged rows in no order of length, at two padded lengths."""
 BERT_BASE = ("BertConfig", {"vocab_size": 30522})
 ROBERTA_BASE = (
     "RobertaConfig",
@@ -103,15 +112,15 @@ def recipe(name: str, **settings) -> Method:
 
 def train(model: nn.Module, kind: Kind, steps: int = 3) -> None:
     """A few steps of descent along the clipped sum."""
-    for step in range(steps):
-        model.zero_grad()
-        batch = examples(seed=step)
-        with PerExampleClipper(model, 0.5) as clipper:
-            clipper.accumulate(lambda batch=batch: kind(model, batch))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter.sub_(0.5 * parameter.grad)
+    with PerExampleClipper(model, kind, 0.5) as clipper:
+        clipper.self_check(*SYNTHETIC)
+        for step in range(steps):
+            model.zero_grad()
+            clipper.accumulate(examples(seed=step))
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter.sub_(0.5 * parameter.grad)
 
 
 @torch.no_grad()
@@ -132,23 +141,50 @@ def read_back(method: Method, model: nn.Module, shape: str, folder: Path) -> nn.
     return method.restore(fresh(shape), folder).eval()
 
 
-def off_the_loop(model: nn.Module, name: str, engine: str = "auto") -> float:
-    """Largest relative difference from the loop, with dropout and without.
+def assert_exact(
+    model: nn.Module,
+    kind: Kind | str,
+    engine: str = "book_keeping",
+    *,
+    expected: UnitGradients | None = None,
+) -> UnitGradients:
+    """Assert that norms and clipped sums are those of examples executed separately, unpadded.
 
-    Equal dropout masks also show that no layer is run one example after another.
+    Args:
+        model: The model.
+        kind: How its losses are computed, or the name of its shape.
+        engine: The clipping engine.
+        expected: The gradients, if they are known; None: those of ``model``.
+
+    Returns:
+        The gradients of the examples.
     """
-    kind, batch = loss_of(name), examples()
-    apart = []
-    for training in (True, False):
-        model.train(training)
-        expected = clipped(model, kind, batch, engine="loop")
-        assert float(expected.norms.min()) > 0
-        apart.append(difference(clipped(model, kind, batch, engine=engine), expected))
-    alone = [
-        clipped(model, kind, batch.alone(row), engine="loop").norms for row in range(len(batch))
-    ]
-    assert torch.allclose(torch.cat(alone), expected.norms, rtol=1e-5)
-    return max(apart)
+    kind, batch = loss_of(kind) if isinstance(kind, str) else kind, examples()
+    expected = expected or unit_gradients(model, kind, batch, alone=rows_of(batch))
+    norm, alone = expected.median_norm(), [rows_of(each) for each in SYNTHETIC]
+    got = clipped(model, kind, [batch], norm, synthetic=SYNTHETIC, alone=alone, engine=engine)
+    error = distance(got, expected, norm)
+    assert error <= TOLERANCE, f"relative error {error:.1e}"
+    return expected
+
+
+def assert_exact_with_dropout(model: nn.Module, shape: str) -> None:
+    """Assert that the masks are those that the model draws for a whole batch."""
+    kind, batch = loss_of(shape), examples()
+    model.train()
+    torch.manual_seed(3)
+    losses = kind(model, batch)
+    gradients = [gradient_of(model, loss, retain_graph=True) for loss in losses]
+    expected = UnitGradients(gradients, losses.detach())
+    norm = expected.median_norm()
+    got = clipped(model, kind, [batch], norm, synthetic=SYNTHETIC, engine="book_keeping", seed=3)
+    assert distance(got, expected, norm) <= TOLERANCE
+    model.eval()
+
+
+def rows_of(batch: Examples) -> list[Examples]:
+    """Each example of a batch, unpadded."""
+    return [batch.alone(row) for row in range(len(batch))]
 
 
 def restored(

@@ -14,6 +14,7 @@ from dpft.models.source import EMBEDDED_MODEL, ModelConfig
 from tests.methods.shapes import (
     LARGE,
     ROBERTA_BASE,
+    assert_exact,
     auto_class,
     fresh,
     logits,
@@ -26,8 +27,6 @@ from tests.methods.shapes import (
     train,
     trained_names,
 )
-from tests.privacy.clipping.architectures.batches import examples
-from tests.privacy.clipping.architectures.comparison import clipped, difference
 from tests.slowness import slow_but
 
 
@@ -92,8 +91,7 @@ def test_adapters_and_biases_together_are_exact_and_outlive_a_save(
     model = prepared(method, shape)
     own = {name for name in trained_names(model) if ".adapter." not in name}
     assert all(name.endswith("bias") for name in own) and bool(own) is (shape != "t5")
-    expected = clipped(model, kind, examples(), engine="loop")
-    assert difference(clipped(model, kind, examples(), engine="auto"), expected) <= 1e-5
+    assert_exact(model, shape)
     train(model, kind)
     assert torch.equal(logits(read_back(method, model, shape, tmp_path), kind), logits(model, kind))
 

@@ -6,10 +6,16 @@ from dpft.errors import InputError
 from dpft.methods.base import count_parameters
 from dpft.methods.compacter import Compacter
 from dpft.methods.layers import PHMLinear
-from tests.methods.shapes import ROBERTA_BASE, fresh, loss_of, prepared, published, recipe, share
-from tests.privacy.clipping.architectures.batches import examples
-from tests.privacy.clipping.architectures.comparison import clipped, difference
-from tests.slowness import slow
+from dpft.privacy.clipper66.options import ENGINE_NAMES
+from tests.methods.shapes import (
+    ROBERTA_BASE,
+    assert_exact,
+    fresh,
+    prepared,
+    published,
+    recipe,
+    share,
+)
 
 
 def mixers(n: int) -> nn.ModuleList:
@@ -57,14 +63,12 @@ def test_all_layers_share_the_mixing_matrices() -> None:
     assert len(names) == 2
 
 
-@pytest.mark.parametrize("engine", ["book_keeping", *slow(("two_pass",), ("instantiate",))])
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
 def test_a_matrix_that_many_layers_use_is_clipped_exactly(engine: str) -> None:
     model = prepared(recipe("compacter", bottleneck=4, n=2), "gpt2")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".mixers." in name)
-    expected = clipped(model, loss_of("gpt2"), examples(), engine="loop")
-    got = clipped(model, loss_of("gpt2"), examples(), engine=engine)
-    assert difference(got, expected) <= 1e-5
+    assert_exact(model, "gpt2", engine)
 
 
 def test_half_precision_activations_stay_so() -> None:

@@ -12,14 +12,14 @@ from dpft.methods.peft_method import new_modules, refuse, task_type
 from tests.methods.shapes import (
     NAMES,
     Digits,
+    assert_exact,
+    assert_exact_with_dropout,
     fresh,
     greedy,
     greedy_decoder,
     logits,
-    loss_of,
     new_of,
     no_warnings,
-    off_the_loop,
     prepared,
     recipe,
     restored,
@@ -28,8 +28,6 @@ from tests.methods.shapes import (
     without_dropout,
     writer,
 )
-from tests.privacy.clipping.architectures.batches import examples
-from tests.privacy.clipping.architectures.comparison import clipped, difference
 from tests.slowness import slow, slow_but
 
 RECIPES = {
@@ -58,9 +56,13 @@ ROUNDING = {"prefix": 1e-6}
 
 
 @pytest.mark.parametrize(("method", "shape", "union"), slow_but(FAST, GRID))
-def test_clipped_sums_and_norms_equal_the_loops(method: str, shape: str, union: str) -> None:
+def test_clipped_sums_are_those_of_examples_executed_separately(
+    method: str, shape: str, union: str
+) -> None:
     made = recipe(method, **RECIPES[method], **UNIONS[union])
-    assert off_the_loop(prepared(made, shape, new_of(shape)), shape) < 1e-5
+    model = prepared(made, shape, new_of(shape))
+    assert_exact(model, shape)
+    assert_exact_with_dropout(model, shape)
 
 
 @pytest.mark.parametrize(("method", "shape", "union"), slow_but(FAST_SAVED, GRID))
@@ -89,14 +91,14 @@ def test_what_is_saved_gives_the_same_outputs(
     ),
 )
 def test_gradient_checkpointing_changes_no_gradient(method: str, union: str) -> None:
-    made, kind = recipe(method, **RECIPES[method], **UNIONS[union]), loss_of("gpt2")
+    made = recipe(method, **RECIPES[method], **UNIONS[union])
     model = fresh("gpt2")
     model.activation_checkpointing_enable()
     with no_warnings():
         recomputing = made.prepare(model)
     recomputing = without_dropout(shaken(recomputing).train())
-    expected = clipped(prepared(made, "gpt2"), kind, examples(), engine="loop")
-    assert difference(clipped(recomputing, kind, examples(), engine="auto"), expected) < 1e-5
+    expected = assert_exact(prepared(made, "gpt2"), "gpt2")
+    assert_exact(recomputing, "gpt2", expected=expected)
 
 
 @pytest.mark.parametrize(

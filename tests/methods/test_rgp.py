@@ -22,12 +22,12 @@ from dpft.errors import InputError
 from dpft.methods.base import count_parameters
 from dpft.methods.layers import ReparametrizedLinear
 from dpft.methods.rgp import RGP
-from dpft.privacy.clipping import PerExampleClipper
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
 from dpft.training.optimizers import AdamW, SchedulerConfig, make_scheduler
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.training_state import TrainingState
+from tests.privacy.clipper66.oracle import ENGINES, TOLERANCE, clipped, distance, unit_gradients
 from tests.slowness import slow_but
 from tests.training import toy
 
@@ -58,20 +58,36 @@ def base(kind: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     return model
 
 
-def losses(model: nn.Module, rows=slice(None)) -> torch.Tensor:
-    """Per-example losses of four fixed examples, shape (b,)."""
-    ids = torch.randint(1, 17, (4, 6), generator=torch.Generator().manual_seed(5))[rows]
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+def examples(lengths=(6, 6, 6, 6), seed: int = 5) -> dict[str, torch.Tensor]:
+    """Random token ids, 0 for padding, and the factor of each example's loss."""
+    generator, width = torch.Generator().manual_seed(seed), max(lengths)
+    ids = torch.randint(1, 17, (len(lengths), width), generator=generator)
+    ids[torch.arange(width) >= torch.tensor(lengths)[:, None]] = 0
+    return {"ids": ids, "scale": torch.tensor([1.0, 0.1, 3.0, 0.01])[: len(lengths)]}
+
+
+BATCH = examples()
+SYNTHETIC = (examples((5, 9, 2, 7), seed=11), examples((4, 6, 3), seed=12))
+
+
+def losses_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Per-example losses, shape (b,)."""
+    ids = batch["ids"]
+    inputs = {"input_ids": ids, "attention_mask": (ids > 0).long()}
     if isinstance(model, T5ForConditionalGeneration):
         inputs["decoder_input_ids"] = ids.flip(1)
     else:
-        inputs["position_ids"] = torch.arange(6).expand(len(ids), 6)
+        inputs["position_ids"] = torch.arange(ids.shape[1]).expand_as(ids)
     logits = model(**inputs).logits
-    scale = torch.tensor([1.0, 0.1, 3.0, 0.01])[rows].to(logits.dtype)
-    targets = ids.roll(1, 1)
-    return scale * nn.functional.cross_entropy(
-        logits.transpose(1, 2), targets, reduction="none"
-    ).mean(1)
+    losses = nn.functional.cross_entropy(
+        logits.transpose(1, 2), ids.roll(1, 1), ignore_index=0, reduction="none"
+    )
+    return batch["scale"].to(logits.dtype) * losses.mean(1)
+
+
+def losses(model: nn.Module, rows=slice(None)) -> torch.Tensor:
+    """Per-example losses of four fixed examples, shape (b,)."""
+    return losses_of(model, {name: values[rows] for name, values in BATCH.items()})
 
 
 def layers(model: nn.Module) -> dict[str, ReparametrizedLinear]:
@@ -123,9 +139,8 @@ def test_the_gradient_of_each_weight_is_the_papers_and_no_gradient_is_rescaled(k
     carriers = {
         n: (m.left.weight.detach(), m.right.weight.detach()) for n, m in layers(model).items()
     }
-    with PerExampleClipper(model, max_grad_norm=MAX_GRAD_NORM) as clipper:
-        norms = clipper.accumulate(lambda: losses(model))
-    assert norms.min() < MAX_GRAD_NORM < norms.max()
+    got = clipped(model, losses_of, [BATCH], MAX_GRAD_NORM, synthetic=SYNTHETIC)
+    assert got.norms.min() < MAX_GRAD_NORM < got.norms.max()
     method.finish_gradient(model)
     expected = reference(plain, carriers)
     moved = {p: n for n, p in model.named_parameters()}
@@ -138,22 +153,14 @@ def test_the_gradient_of_each_weight_is_the_papers_and_no_gradient_is_rescaled(k
         assert difference <= 1e-6 * max(float(truth.norm()), 1e-3), moved[parameter]
 
 
-@pytest.mark.parametrize(
-    "engine", slow_but(("auto",), ("auto", "book_keeping", "two_pass", "instantiate"))
-)
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", MODELS)
-def test_clipped_sums_of_the_carriers_equal_the_one_at_a_time_loops(kind, engine):
+def test_clipped_sums_of_the_carriers_are_those_of_examples_executed_separately(kind, engine):
     model = rgp(rank=2, train_biases=True).prepare(base(kind))
-    results = []
-    for name in (engine, "loop"):
-        model.zero_grad()
-        with PerExampleClipper(model, max_grad_norm=MAX_GRAD_NORM, engine=name) as clipper:
-            norms = clipper.accumulate(lambda: losses(model))
-        sums = [p.grad.flatten() for p in model.parameters() if p.requires_grad]
-        results.append((norms, torch.cat(sums)))
-    (norms, sums), (true_norms, true_sums) = results
-    assert torch.allclose(norms, true_norms, rtol=1e-5)
-    assert (sums - true_sums).norm() <= 1e-5 * true_sums.norm()
+    expected = unit_gradients(model, losses_of, BATCH)
+    got = clipped(model, losses_of, [BATCH], MAX_GRAD_NORM, synthetic=SYNTHETIC, engine=engine)
+    assert (got.choice.engine == "rows") == (engine == "rows")
+    assert distance(got, expected, MAX_GRAD_NORM) <= TOLERANCE
 
 
 @pytest.mark.parametrize("kind", MODELS)

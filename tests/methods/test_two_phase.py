@@ -1,5 +1,4 @@
 import logging
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from dpft.errors import InputError
 from dpft.methods.base import MethodPhase, count_parameters
 from dpft.methods.two_phase import TwoPhase
 from dpft.models.losses import per_example_losses
-from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.planning import make_plan
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
@@ -29,9 +27,10 @@ from dpft.training.optimizers import (
 )
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
-from dpft.training.synthetic_batches import synthetic_batch
+from dpft.training.synthetic_batches import self_check_batches, synthetic_batch
 from dpft.training.training_state import TrainingState
-from tests.slowness import slow, slow_but
+from tests.privacy.clipper66.oracle import ENGINES, TOLERANCE, clipped, distance, unit_gradients
+from tests.slowness import slow
 from tests.training import toy
 
 STEPS, SWITCH = 5, 2
@@ -142,24 +141,19 @@ def test_a_step_of_a_run_that_was_not_planned_is_refused():
         method.begin_step(model, 0)
 
 
-@pytest.mark.parametrize(
-    "engine", slow_but(("auto",), ("auto", "book_keeping", "two_pass", "instantiate"))
-)
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("step", [0, SWITCH])
-def test_clipped_sums_of_both_phases_equal_the_one_at_a_time_loops(step, engine):
+def test_clipped_sums_of_both_phases_are_those_of_examples_executed_separately(step, engine):
     method, model = prepared()
     method.begin_step(model.eval(), step)
-    losses = partial(per_example_losses, model, synthetic_batch(model, 3, 7))
-    results = []
-    for name in (engine, "loop"):
-        model.zero_grad()
-        with PerExampleClipper(model, max_grad_norm=0.05, engine=name) as clipper:
-            norms = clipper.accumulate(losses)
-        results.append((norms, [p.grad for p in model.parameters() if p.requires_grad]))
-    (norms, sums), (true_norms, true_sums) = results
-    assert torch.allclose(norms, true_norms, rtol=1e-5)
-    for got, expected in zip(sums, true_sums, strict=True):
-        assert torch.allclose(got, expected, rtol=1e-5, atol=1e-7)
+    batch, checks = synthetic_batch(model, 3, 7), self_check_batches(model, max_length=9)
+    expected = unit_gradients(model, per_example_losses, batch)
+    got = clipped(
+        model, per_example_losses, [batch], 0.05,
+        synthetic=checks.batches, alone=checks.alone, engine=engine,
+    )  # fmt: skip
+    assert (got.choice.engine == "rows") == (engine == "rows")
+    assert distance(got, expected, 0.05) <= TOLERANCE
 
 
 def run_privately(folder: Path, **settings) -> list[dict[str, torch.Tensor]]:
