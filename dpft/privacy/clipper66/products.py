@@ -169,7 +169,7 @@ class Norms:
     rounding: Tensor
 
     def bounds(self) -> Tensor:
-        """Return squared upper bounds (5); infinite or NaN for units that must be left out."""
+        """Return squared upper bounds (6); infinite or NaN for units to be left out (23)."""
         return (
             (self.square.clamp(min=0) + self.error).sqrt() + self.rounding
         ).square() * BOUND_SLACK
@@ -192,7 +192,7 @@ def _unit(*operands: Tensor) -> float:
 
 def _numbers_at_a_time(device: torch.device) -> int:
     """Return how many numbers are processed together: few, on a CPU, so that they fit its cache."""
-    return 2**20 if device.type == "cpu" else 2**25
+    return 2**20 if device.type == "cpu" else 2**24
 
 
 def formed_norms(values: Tensor) -> Norms:
@@ -408,7 +408,7 @@ def _constants(
         steps = [chain(n, piece, halves=half) for n, half in zip(pair, halves, strict=True)]
         errors = [gamma(s, unit) for s, unit in zip(steps, units, strict=True)]
         stretch = [1 / (1 - 2 * s * unit) for s, unit in zip(steps, units, strict=True)]  # (11)
-        lost = [4 * n * tiny for n, tiny in zip(pair, least, strict=True)]  # (10)
+        lost = [4 * n * tiny for n, tiny in zip(pair, least, strict=True)]  # (5)
         rows.append([*errors, *stretch, *lost, *(n**0.5 for n in pair)])
     return torch.tensor(rows, dtype=torch.float64).t().unsqueeze(2).to(device)
 
@@ -452,53 +452,61 @@ def _outer_norms(
         left, right = left.double(), right.double()
     unit, least = _unit(left), _least(left)
 
-    # Upper bounds of the lengths of output gradients and inputs, and of norms of Gram matrices.
-    left_squares = _lengths_squared(left, lost_left, stretch_left)
-    right_squares = _lengths_squared(right, lost_right, stretch_right)
-    left_lengths, right_lengths = left_squares.sqrt(), right_squares.sqrt()
-    left_norm, right_norm = _frobenius(left, unit, least), _frobenius(right, unit, least)
-    traces = left_squares.sum(2), right_squares.sum(2)
-    left_sum, right_sum = left_lengths.sum(2), right_lengths.sum(2)
-    longest = (left_lengths * right_lengths).sum(2)  # B, the norm if no two products cancelled
+    # Letters as in the proof: x and y bound lengths of output gradients and inputs.
+    x, y = _bounded(left, lost_left, stretch_left), _bounded(right, lost_right, stretch_right)
+    longest = (x.lengths * y.lengths).sum(2)  # B, the norm if no two products cancelled
     largest = longest.square()
-
-    square = (
-        (left.mul_(right) if len(uses) == 1 else left * right).sum(3).sum(2, dtype=torch.float64)
-    )
+    square = left.mul_(right).sum(3).sum(2, dtype=torch.float64)
     steps = gamma(t * (1 + 2.0**-53 / unit) + 2, unit)  # (12)
     error = (  # (13)
-        error_left * torch.minimum(traces[0] * right_norm, largest)
-        + error_right * torch.minimum(traces[1] * left_norm, largest)
+        error_left * torch.minimum(x.trace * y.norm, largest)
+        + error_right * torch.minimum(y.trace * x.norm, largest)
         + error_left * error_right * largest
-        + steps * torch.minimum(left_norm * right_norm, largest)
-        + 2 * (lost_right * left_sum.square() + lost_left * right_sum.square())
+        + steps * torch.minimum(x.norm * y.norm, largest)
+        + 2 * (lost_right * x.total.square() + lost_left * y.total.square())
         + 8 * t * t * least
     )
-    # An infinite square of either sign makes the unit NaN: clamping must not hide it.
+    # An infinite square of either sign makes the unit NaN: clamping must not hide it (23).
     error = error * SLACK + (square - square)
     summed_as_halves = multiplied_as_halves(first.left, first.right)
     added = chain(u * t, pieces(device).contraction, halves=summed_as_halves)
     steps = gamma(added + EXTRA_STEPS, max(units))  # (15)
-    lost = root_p * right_sum + root_d * left_sum + t * root_p * root_d  # (17)
+    lost = root_p * y.total + root_d * x.total + t * root_p * root_d  # (17)
     rounding = longest * (steps * SLACK) + lost * (4 * max(leasts) / LEAST_FACTOR)
     return Norms(square, error, rounding), of_inputs
+
+
+@dataclass
+class _Bounded:
+    """Upper bounds from the Gram matrices of one operand, float64.
+
+    Attributes:
+        lengths: Lengths of positions, shape (k, u, t).
+        total: Sum of the lengths, shape (k, u).
+        trace: Sum of their squares, shape (k, u).
+        norm: Frobenius norm of the Gram matrix, shape (k, u); infinite if it overflows.
+    """
+
+    lengths: Tensor
+    total: Tensor
+    trace: Tensor
+    norm: Tensor
+
+
+def _bounded(gram: Tensor, lost: Tensor, stretch: Tensor) -> _Bounded:
+    """Return the bounds from Gram matrices, shape (k, u, t, t), and their errors, shape (k, 1)."""
+    t, unit, least = gram.shape[3], _unit(gram), _least(gram)
+    diagonals = gram.diagonal(dim1=2, dim2=3).double()
+    squares = (diagonals + lost.unsqueeze(2)) * stretch.unsqueeze(2)  # (11)
+    rows: Tensor = torch.linalg.vector_norm(gram, dim=3).double().square()
+    norm = ((rows.sum(2) + 4 * t * t * least) * (SLACK / (1 - 2 * (t + 2) * unit))).sqrt()  # (14)
+    lengths = squares.sqrt()
+    return _Bounded(lengths, lengths.sum(2), squares.sum(2), norm)
 
 
 def _stacked(parts: list[Tensor]) -> Tensor:
     """Return tensors stacked along a new first dimension; no copy of a single one."""
     return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
-
-
-def _lengths_squared(gram: Tensor, lost: Tensor, stretch: Tensor) -> Tensor:
-    """Return upper bounds of the squared lengths of positions, shape (k, u, t), float64 (11)."""
-    return (gram.diagonal(dim1=2, dim2=3).double() + lost.unsqueeze(2)) * stretch.unsqueeze(2)
-
-
-def _frobenius(gram: Tensor, unit: float, least: float) -> Tensor:
-    """Return upper bounds of Frobenius norms, shape (k, u), float64; infinite if too large (14)."""
-    t = gram.shape[3]
-    rows: Tensor = torch.linalg.vector_norm(gram, dim=3).double().square()
-    return ((rows.sum(2) + 4 * t * t * least) * (SLACK / (1 - 2 * (t + 2) * unit))).sqrt()
 
 
 def tied_norms(head: Norms, embedding: Norms, outer: Outer, lookup: Lookup) -> Norms:

@@ -39,7 +39,7 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 PRODUCTS,
-                "        lost = [4 * n * tiny for n, tiny in zip(pair, least, strict=True)]  # (10)\n",
+                "        lost = [4 * n * tiny for n, tiny in zip(pair, least, strict=True)]  # (5)\n",
                 "        lost = [0.0 for n, tiny in zip(pair, least, strict=True)]\n",
             ),
         ),
