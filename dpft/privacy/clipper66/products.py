@@ -179,9 +179,15 @@ class Norms:
         return Norms(self.square[index], self.error[index], self.rounding[index])
 
 
+def _wide_dtype(*operands: Tensor) -> torch.dtype:
+    """Return the dtype in which products of operands are added up: float64 if one of them is."""
+    wide = any(values.dtype == torch.float64 for values in operands)
+    return torch.float64 if wide else torch.float32
+
+
 def _least(values: Tensor) -> float:
     """Return the least normal number of the dtype in which values are added up."""
-    return torch.finfo(torch.float64 if values.dtype == torch.float64 else torch.float32).tiny
+    return torch.finfo(_wide_dtype(values)).tiny
 
 
 def _unit(*operands: Tensor) -> float:
@@ -228,8 +234,7 @@ class Outer:
         """Whether the gradients take no more memory than the operands."""
         (_, t, p), d = self.left.shape, self.right.shape[2]
         bytes_kept = t * (p * self.left.element_size() + d * self.right.element_size())
-        wide = 8 if torch.float64 in (self.left.dtype, self.right.dtype) else 4
-        return p * d * wide <= bytes_kept
+        return p * d * _wide_dtype(self.left, self.right).itemsize <= bytes_kept
 
     def formed(self) -> Tensor:
         """Return the gradients, shape (u, p, d), float32 or float64."""
@@ -267,9 +272,8 @@ class Lookup:
     @property
     def is_better_formed(self) -> bool:
         """Whether the gradients take no more memory than the values."""
-        return self.count * widened(self.values[:0]).element_size() <= (
-            self.ids.shape[1] * self.values.element_size()
-        )
+        bytes_kept = self.ids.shape[1] * self.values.element_size()
+        return self.count * _wide_dtype(self.values).itemsize <= bytes_kept
 
     def formed(self) -> Tensor:
         """Return the gradients, shape (u, count, d), float32 or float64."""
@@ -329,8 +333,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     if len({part.dtype for part in parts}) > 1:
-        dtype = torch.float64 if any(p.dtype == torch.float64 for p in parts) else torch.float32
-        parts = [part.to(dtype) for part in parts]
+        parts = [part.to(_wide_dtype(*parts)) for part in parts]
     return torch.cat(parts, 1)
 
 
@@ -343,14 +346,9 @@ def outer_norms(uses: Sequence[Outer]) -> Norms:
     """
     u, t = uses[0].left.shape[:2]
     # A partition has one precision on each side; within it, sizes may differ.
-    partitions: dict[tuple[bool, ...], list[int]] = {}
+    partitions: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
     for index, use in enumerate(uses):
-        halves = (
-            multiplied_as_halves(use.left, use.left),
-            multiplied_as_halves(use.right, use.right),
-        )
-        wide = use.left.dtype == torch.float64, use.right.dtype == torch.float64
-        partitions.setdefault((*halves, *wide), []).append(index)
+        partitions.setdefault((use.left.dtype, use.right.dtype), []).append(index)
     count = max(1, _numbers_at_a_time(uses[0].left.device) // max(1, u * t * t))
     parts, order = [], []
     for indices in partitions.values():
@@ -574,11 +572,7 @@ def weighted_sums(uses: Sequence[Outer], factors: Tensor) -> Iterator[tuple[int,
     known: dict[torch.dtype, Tensor] = {}
     for indices in by_shape.values():
         first = uses[indices[0]]
-        dtype = (
-            torch.float64
-            if torch.float64 in (first.left.dtype, first.right.dtype)
-            else torch.float32
-        )
+        dtype = _wide_dtype(first.left, first.right)
         if dtype not in known:
             known[dtype] = rounded_down(factors, dtype).view(-1, 1, 1)
         numbers = len(indices) * (first.left.numel() + first.right.numel())
