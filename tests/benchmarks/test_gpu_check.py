@@ -11,8 +11,8 @@ from benchmarks import gpu_check, gpu_exactness, gpu_speed
 from benchmarks.gpu_exactness import Clipped, exactness, noise_bits, tails
 from benchmarks.gpu_lines import Given, Line, Verdict
 from benchmarks.gpu_runs import same_bits
+from dpft.errors import InputError
 from dpft.privacy import noise
-from dpft.privacy.clipping import clipper
 
 QUICK = Given(device="cpu", quick=True, folder="unused")
 
@@ -120,7 +120,7 @@ def test_a_sum_that_is_off_by_a_ten_thousandth_fails(few, monkeypatch: pytest.Mo
 
 def test_ways_that_are_all_refused_are_no_exactness(few, monkeypatch: pytest.MonkeyPatch):
     def refuse(*args, **kwargs):
-        raise clipper.InputError("not that")
+        raise InputError("not that")
 
     monkeypatch.setattr(gpu_exactness, "clipped_by_dpft", refuse)
     assert exactness(QUICK, shape="gpt2").holds is False

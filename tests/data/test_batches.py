@@ -36,8 +36,9 @@ from dpft.kinds import (
 )
 from dpft.models.losses import per_example_losses, token_nll
 from dpft.parallel.ranks import Share
-from dpft.privacy.clipping import PerExampleClipper
+from tests.clipped_batches import clipped_batches
 from tests.models import small
+from tests.privacy.clipper66.oracle import TOLERANCE, distance, total_norm, unit_gradients
 
 SHORT = TokenizedExample(input_ids=[5, 6], labels=[-100, 6])
 LONG = TokenizedExample(input_ids=[7, 8, 9], labels=[-100, 8, 9])
@@ -464,21 +465,10 @@ def test_losses_are_means_by_weight_and_perplexity_is_of_all_alike(layout: TextL
 
 @pytest.mark.parametrize("norm", [1e-2, 1.0])
 def test_weighted_gradients_are_clipped_as_one_at_a_time(layout: TextLayout, norm: float) -> None:
-    model = small.language_model("gpt2")
-    model.eval()
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    expected = torch.zeros(sum(p.numel() for p in parameters))
-    for row in rows()[:3]:
-        (loss,) = per_example_losses(model, layout.collate([row]))
-        own = torch.autograd.grad(loss, parameters, allow_unused=True)
-        pairs = zip(own, parameters, strict=True)
-        flat = torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
-        expected += flat * min(1.0, norm / float(flat.norm()))
-    batch = layout.collate(rows())
-    with PerExampleClipper(model, max_grad_norm=norm) as clipper:
-        clipper.accumulate(lambda: per_example_losses(model, batch))
-    found = torch.cat(
-        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters]
-    )
-    assert float(expected.norm()) > 0.5 * norm
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * norm)
+    model = small.language_model("gpt2").eval()
+    batch, alone = layout.collate(rows()), [layout.collate([row]) for row in rows()]
+    expected = unit_gradients(model, per_example_losses, batch, alone=alone)
+    without_weights = replace(layout, token_weights=None)  # as its tokenizer knows a few ids only
+    got = clipped_batches(model, [batch], norm, layout=without_weights, engine="book_keeping")
+    assert float(total_norm(got.gradients)) > 0.5 * norm
+    assert distance(got, expected, norm) <= TOLERANCE

@@ -18,9 +18,9 @@ from tests.privacy.clipper66.architectures.zoo import EVERY, Case
 from tests.privacy.clipper66.oracle import (
     TOLERANCE,
     UnitGradients,
+    batch_gradients,
     clipped,
     distance,
-    gradient_of,
     unit_gradients,
 )
 
@@ -172,10 +172,7 @@ def assert_exact_with_dropout(model: nn.Module, shape: str) -> None:
     """Assert that the masks are those that the model draws for a whole batch."""
     kind, batch = loss_of(shape), examples()
     model.train()
-    torch.manual_seed(3)
-    losses = kind(model, batch)
-    gradients = [gradient_of(model, loss, retain_graph=True) for loss in losses]
-    expected = UnitGradients(gradients, losses.detach())
+    expected = batch_gradients(model, kind, batch, seed=3)
     norm = expected.median_norm()
     got = clipped(model, kind, [batch], norm, synthetic=SYNTHETIC, engine="book_keeping", seed=3)
     assert distance(got, expected, norm) <= TOLERANCE

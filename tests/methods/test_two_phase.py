@@ -27,9 +27,10 @@ from dpft.training.optimizers import (
 )
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
-from dpft.training.synthetic_batches import self_check_batches, synthetic_batch
+from dpft.training.synthetic_batches import synthetic_batch
 from dpft.training.training_state import TrainingState
-from tests.privacy.clipper66.oracle import ENGINES, TOLERANCE, clipped, distance, unit_gradients
+from tests.clipped_batches import clipped_batches
+from tests.privacy.clipper66.oracle import ENGINES, TOLERANCE, distance, unit_gradients
 from tests.slowness import slow
 from tests.training import toy
 
@@ -146,12 +147,9 @@ def test_a_step_of_a_run_that_was_not_planned_is_refused():
 def test_clipped_sums_of_both_phases_are_those_of_examples_executed_separately(step, engine):
     method, model = prepared()
     method.begin_step(model.eval(), step)
-    batch, checks = synthetic_batch(model, 3, 7), self_check_batches(model, max_length=9)
+    batch = synthetic_batch(model, 3, 7)
     expected = unit_gradients(model, per_example_losses, batch)
-    got = clipped(
-        model, per_example_losses, [batch], 0.05,
-        synthetic=checks.batches, alone=checks.alone, engine=engine,
-    )  # fmt: skip
+    got = clipped_batches(model, [batch], 0.05, engine=engine)
     assert (got.choice.engine == "rows") == (engine == "rows")
     assert distance(got, expected, 0.05) <= TOLERANCE
 

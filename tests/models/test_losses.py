@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,15 @@ from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT
 from dpft.models.architecture import PooledClassifier
 from dpft.models.losses import answer_logits, per_example_losses, token_nll
-from dpft.privacy.clipping import PerExampleClipper
+from tests.clipped_batches import clipped_batches
 from tests.models import small
-from tests.slowness import slow_but
+from tests.privacy.clipper66.oracle import (
+    TOLERANCE,
+    UnitGradients,
+    batch_gradients,
+    distance,
+    unit_gradients,
+)
 
 pytestmark = pytest.mark.usefixtures("self_check_once")
 
@@ -222,21 +229,23 @@ def test_every_kinds_loss_and_gradient_depend_on_their_own_row_only(case):
         assert torch.allclose(gradient(among), gradient(alone), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("training", slow_but((True,), (False, True)))
-def test_every_kinds_gradients_are_clipped_as_one_at_a_time(case, training):
-    case.model.train(training)
+def assert_exact(case: Case, expected: UnitGradients, **options: Any) -> None:
+    norm, batch = expected.median_norm(), case.layout.collate(case.rows)
+    got = clipped_batches(
+        case.model, [batch], norm, layout=case.layout, engine="book_keeping", **options
+    )
+    assert distance(got, expected, norm) <= TOLERANCE
 
-    def clipped(engine: str) -> tuple[Tensor, Tensor]:
-        case.model.zero_grad()
-        torch.manual_seed(3)
-        with PerExampleClipper(case.model, max_grad_norm=0.5, engine=engine) as clipper:
-            norms = clipper.accumulate(case.losses)
-        used = [p.grad for p in case.model.parameters() if p.grad is not None]
-        return norms, torch.cat([gradient.flatten() for gradient in used])
 
-    (norms, total), (expected, sums) = clipped("auto"), clipped("loop")
-    assert torch.allclose(norms, expected, rtol=1e-5)
-    assert float((total - sums).norm() / sums.norm()) < 1e-5
+def test_every_kinds_gradients_are_clipped_as_those_of_unpadded_rows(case):
+    batch, rows = case.layout.collate(case.rows), [case.layout.collate([row]) for row in case.rows]
+    assert_exact(case, unit_gradients(case.model, per_example_losses, batch, alone=rows))
+
+
+def test_every_kinds_gradients_are_clipped_with_the_masks_that_the_model_draws(case):
+    case.model.train()
+    batch = case.layout.collate(case.rows)
+    assert_exact(case, batch_gradients(case.model, per_example_losses, batch, seed=3), seed=3)
 
 
 @pytest.mark.parametrize("case", WORD_CASES, indirect=True)

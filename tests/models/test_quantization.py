@@ -8,7 +8,7 @@ import bitsandbytes
 import pytest
 import torch
 import transformers as hf
-from torch import Tensor, nn
+from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from dpft.config.schema import check_quantization
@@ -21,9 +21,15 @@ from dpft.models.loading import dequantize, load_model, meta_model
 from dpft.models.quantization import FrozenLinear, bits_config
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import ParallelConfig
-from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.frozen_state import digests_of
-from tests.privacy.clipping.oracle import Records, records
+from tests.privacy.clipper66.models import SYNTHETIC, losses_of, records
+from tests.privacy.clipper66.oracle import (
+    ENGINES,
+    TOLERANCE,
+    clipped,
+    distance,
+    unit_gradients,
+)
 from tests.slowness import slow_but
 
 SIZES = {
@@ -52,6 +58,7 @@ BASES: dict[str, Callable[[], hf.PreTrainedModel]] = {
 }
 TARGETS = {"gpt2": ("c_attn", "c_proj")}
 KINDS = ("nf4", "int8")
+NORM = 0.5
 EVERY = [(base, kind) for base in BASES for kind in KINDS]
 CORE = (("llama", "nf4"), ("qwen2", "int8"), ("gpt2", "nf4"))
 NF4_LEVELS = (
@@ -93,9 +100,9 @@ def loaded(folder: Path, quantization: str, **settings: Any) -> hf.PreTrainedMod
 
 def adapted(base: hf.PreTrainedModel, name: str = "llama", method: str = "lora") -> nn.Module:
     """Returns the base with adapters whose weights are far from their start."""
-    settings: dict[str, Any] = {"bottleneck": 4}
-    if method == "lora":
-        settings = {"rank": 2, "targets": TARGETS.get(name, ("q_proj", "v_proj", "down_proj"))}
+    targets = TARGETS.get(name, ("q_proj", "v_proj", "down_proj"))
+    settings: Any = {"lora": {"rank": 2, "targets": targets}, "adapter": {"bottleneck": 4}}
+    settings = settings.get(method, {})
     prepared = METHODS.named(method)(name=method, **settings).prepare(base)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(2)
@@ -105,18 +112,17 @@ def adapted(base: hf.PreTrainedModel, name: str = "llama", method: str = "lora")
     return prepared.train()
 
 
-def alone(model: nn.Module, batch: Records) -> tuple[Tensor, list[Tensor]]:
-    """Returns norms and summed clipped gradients, of a forward of one example at a time."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    sums, norms = [torch.zeros_like(p) for p in trained], []
-    for row in range(len(batch.ids)):
-        loss = batch.take([row]).losses(model)().sum()
-        gradients = torch.autograd.grad(loss, trained)
-        norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
-        norms.append(norm)
-        for total, gradient in zip(sums, gradients, strict=True):
-            total += gradient * (1 / norm).clamp(max=1)
-    return torch.stack(norms), sums
+def assert_exact(model: nn.Module, engine: str = "auto") -> None:
+    """Assert that sums are those of examples executed separately, each longer than the norm."""
+    batch = records()
+    expected = unit_gradients(model, losses_of, batch, alone=batch.alone())
+    assert expected.norms.min() > NORM
+    got = clipped(
+        model, losses_of, [batch], NORM, synthetic=SYNTHETIC,
+        alone=[each.alone() for each in SYNTHETIC], engine=engine,
+    )  # fmt: skip
+    assert (got.choice.engine == "rows") == (engine == "rows")
+    assert distance(got, expected, NORM) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -126,30 +132,18 @@ def alone(model: nn.Module, batch: Records) -> tuple[Tensor, list[Tensor]]:
         [(*base, checkpointing) for base in EVERY for checkpointing in (False, True)],
     ),
 )
-def test_norms_and_sums_equal_the_loop_over_single_examples(
+def test_norms_and_sums_are_those_of_examples_executed_separately(
     folders: Callable[[str], Path], name: str, kind: str, checkpointing: bool
 ) -> None:
     model = adapted(loaded(folders(name), kind, gradient_checkpointing=checkpointing), name)
-    batch = records()
-    norms, sums = alone(model, batch)
-    engines = ("two_pass",) if checkpointing else ("book_keeping", "two_pass", "instantiate")
-    trained = [p for p in model.parameters() if p.requires_grad]
-    assert len(trained) == len(sums) > 0 and norms.min() > 1, "every example is clipped"
-    for engine in engines:
-        model.zero_grad()
-        with PerExampleClipper(model, max_grad_norm=1.0, engine=engine) as clipper:
-            found = clipper.accumulate(batch.losses(model))
-        assert torch.allclose(found, norms, rtol=1e-5, atol=0)
-        off = torch.stack([(p.grad - s).norm() for p, s in zip(trained, sums, strict=True)]).norm()
-        assert off < 1e-5 * torch.stack([s.norm() for s in sums]).norm()
+    for engine in ENGINES:
+        assert_exact(model, engine)
 
 
+@pytest.mark.parametrize("method", ["adapter", "bitfit", "norms"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_bottleneck_adapters_are_clipped_exactly_too(folders, kind: str) -> None:
-    model = adapted(loaded(folders("llama"), kind), method="adapter")
-    norms, _ = alone(model, records())
-    with PerExampleClipper(model, max_grad_norm=1.0) as clipper:
-        assert torch.allclose(clipper.accumulate(records().losses(model)), norms, rtol=1e-5)
+def test_other_methods_are_exact_too(folders, kind: str, method: str) -> None:
+    assert_exact(adapted(loaded(folders("gpt2"), kind), "gpt2", method))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -199,13 +193,12 @@ def test_neither_training_nor_evaluation_writes_to_frozen_state(folders, kind: s
     model = adapted(loaded(folders("llama"), kind))
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     before, batch = digests_of(model, trained), records()
-    with PerExampleClipper(model, max_grad_norm=1.0) as clipper:
-        clipper.accumulate(batch.losses(model))
+    clipped(model, losses_of, [batch], NORM, synthetic=SYNTHETIC)
     model.eval()
     with torch.no_grad():
-        evaluated = batch.losses(model)()
+        evaluated = losses_of(model, batch)
     assert digests_of(model, trained) == before and len(before) > 14
-    assert torch.allclose(model.train() and batch.losses(model)(), evaluated, rtol=1e-6)
+    assert torch.allclose(model.train() and losses_of(model, batch), evaluated, rtol=1e-6)
 
 
 def test_a_layer_that_repacks_itself_when_it_is_evaluated_would_be_seen() -> None:
@@ -259,16 +252,16 @@ def test_a_merged_export_is_of_the_weights_that_it_trained_on(folders) -> None:
         base = load_model(read_architecture(settings), seed=0).eval()
         batch = records()
         with torch.no_grad():
-            expected = batch.losses(base)()
+            expected = losses_of(base, batch)
             plain = dequantize(base, settings)
-            assert torch.allclose(batch.losses(plain)(), expected, rtol=1e-6)
+            assert torch.allclose(losses_of(plain, batch), expected, rtol=1e-6)
         assert not any(isinstance(module, FrozenLinear) for module in plain.modules())
         assert any(isinstance(m, Conv1D) for m in plain.modules()) == (name == "gpt2")
         assert {p.dtype for p in plain.parameters()} == {torch.float32}
         plain.save_pretrained(folders(name).with_name(f"{name}-plain"))
         again = hf.AutoModelForCausalLM.from_pretrained(folders(name).with_name(f"{name}-plain"))
         with torch.no_grad():
-            assert torch.allclose(batch.losses(again)(), expected, rtol=1e-6)
+            assert torch.allclose(losses_of(again, batch), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "kind"), slow_but(CORE, EVERY))

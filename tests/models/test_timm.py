@@ -21,10 +21,17 @@ from dpft.models import source
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import load_model, meta_model, new_names
 from dpft.models.source import ModelConfig
-from dpft.privacy.clipping import PerExampleClipper
 from dpft.runs.modality import modality_of
 from dpft.runs.task_model import layout_of
 from dpft.tasks.images import ImageTask
+from tests.privacy.clipper66.oracle import (
+    ENGINES,
+    TOLERANCE,
+    batch_gradients,
+    clipped,
+    distance,
+    unit_gradients,
+)
 
 try:
     import timm
@@ -38,9 +45,7 @@ SMALL: dict[str, Any] = {
     "depth": [[1, 1, 0], [1, 2, 1]], "mlp_ratio": [2.0, 2.0, 1.0],
 }  # fmt: skip
 THREE = Head(kind=IMAGE_CLASSIFIER, labels=("a", "b", "c"))
-ENGINES = ("book_keeping", "two_pass", "instantiate", "auto")
 METHODS_OF_THE_PAPER = {"full": {}, "bitfit": {"train_new_modules": False}, "linear_probe": {}}
-NORM = 0.5
 
 
 def crossvit(**model_args: Any) -> Architecture:
@@ -63,8 +68,21 @@ def small(method: str = "full", **more: Any) -> nn.Module:
     return made
 
 
-def losses(model: nn.Module, images: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-    logits = model(pixel_values=images).logits
+Images = tuple[torch.Tensor, torch.Tensor]
+
+
+def images(count: int, seed: int) -> Images:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 3, 48, 48, generator=generator).double(), torch.arange(count) % 3
+
+
+BATCH = images(4, seed=1)
+SYNTHETIC = (images(4, seed=2),)
+
+
+def losses_of(model: nn.Module, batch: Images) -> torch.Tensor:
+    pixels, classes = batch
+    logits = model(pixel_values=pixels).logits
     return nn.functional.cross_entropy(logits, classes, reduction="none")
 
 
@@ -73,37 +91,22 @@ def losses(model: nn.Module, images: torch.Tensor, classes: torch.Tensor) -> tor
 @pytest.mark.parametrize("engine", ENGINES)
 def test_crossvit_is_clipped_as_images_one_at_a_time(engine: str, method: str) -> None:
     model = small(method)
-    images, classes = torch.randn(4, 3, 48, 48).double(), torch.tensor([0, 2, 1, 2])
-    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    expected = {name: torch.zeros_like(p) for name, p in trained.items()}
-    norms = []
-    for row in range(4):
-        loss = losses(model, images[row : row + 1], classes[row : row + 1]).sum()
-        found = torch.autograd.grad(loss, list(trained.values()))
-        norms.append(torch.stack([g.square().sum() for g in found]).sum().sqrt())
-        for name, gradient in zip(trained, found, strict=True):
-            expected[name] += gradient * (NORM / norms[-1]).clamp(max=1)
-    assert max(norms) > NORM, "the test must clip something"
-    with PerExampleClipper(model, NORM, engine=engine) as clipper:
-        got = clipper.accumulate(lambda: losses(model, images, classes))
-    torch.testing.assert_close(got, torch.stack(norms), rtol=1e-10, atol=0)
-    size = torch.stack([g.square().sum() for g in expected.values()]).sum().sqrt()
-    apart = torch.stack([(trained[n].grad - g).square().sum() for n, g in expected.items()])
-    assert apart.sum().sqrt() <= 1e-10 * size
+    expected = unit_gradients(model, losses_of, BATCH)
+    norm = expected.median_norm()
+    got = clipped(model, losses_of, [BATCH], norm, synthetic=SYNTHETIC, engine=engine)
+    assert (got.choice.engine == "rows") == (engine == "rows")
+    assert distance(got, expected, norm) <= TOLERANCE
 
 
 @needs_timm
 def test_stochastic_depth_and_dropout_are_clipped_with_the_masks_that_the_model_draws() -> None:
     model = small(drop_path_rate=0.5, drop_rate=0.2, proj_drop_rate=0.2).train()
-    images, classes = torch.randn(4, 3, 48, 48).double(), torch.tensor([0, 2, 1, 2])
-    sums = {}
-    for engine in ("loop", "book_keeping"):
-        model.zero_grad()
-        torch.manual_seed(3)
-        with PerExampleClipper(model, NORM, engine=engine) as clipper:
-            clipper.accumulate(lambda: losses(model, images, classes))
-        sums[engine] = torch.cat([p.grad.flatten() for p in model.parameters()])
-    assert (sums["loop"] - sums["book_keeping"]).norm() <= 1e-10 * sums["loop"].norm() > 0
+    expected = batch_gradients(model, losses_of, BATCH, seed=3)
+    norm = expected.median_norm()
+    got = clipped(
+        model, losses_of, [BATCH], norm, synthetic=SYNTHETIC, engine="book_keeping", seed=3
+    )
+    assert distance(got, expected, norm) <= TOLERANCE
 
 
 @needs_timm

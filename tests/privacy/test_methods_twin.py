@@ -32,9 +32,9 @@ from dpft.kinds import (
 )
 from dpft.methods.base import METHODS, Method
 from dpft.models.architecture import PooledClassifier
-from dpft.models.losses import per_example_losses
-from dpft.privacy.clipping import PerExampleClipper
-from tests.privacy.clipping.oracle import gradients_of, total_norm
+from dpft.privacy.clipper66 import PerExampleClipper
+from tests.clipped_batches import checked_clipper
+from tests.privacy.clipper66.oracle import gradients_of, total_norm
 from tests.slowness import slow_but
 
 VOCABULARY, WORDS = 40, (5, 6, 7)
@@ -151,8 +151,7 @@ def clipped_sum(
     examples: list[TokenizedExample],
 ) -> dict[str, torch.Tensor]:
     model.zero_grad()
-    batch = layout.collate(examples)
-    clipper.accumulate(lambda: per_example_losses(model, batch))
+    clipper.accumulate(layout.collate(examples))
     return gradients_of(model)
 
 
@@ -167,7 +166,7 @@ def test_trust_rule_2_one_example_moves_the_sum_by_at_most_the_sensitivity(
     for step, phase in enumerate(method.phases(2, lambda epochs: 1)):
         method.begin_step(model, step)
         sensitivity = phase.max_grad_norm or NORM
-        with PerExampleClipper(model, sensitivity) as clipper:
+        with checked_clipper(model, sensitivity, layout=layout, engine="book_keeping") as clipper:
             assert clipper.sensitivity == sensitivity
             everyone = clipped_sum(clipper, model, layout, examples)
             rest = clipped_sum(clipper, model, layout, examples[:-1])

@@ -6,11 +6,13 @@ from functools import cache
 import pytest
 import torch
 
+from dpft.data.batches import collated_units
 from dpft.data.training_records import bounded_units
 from dpft.methods.base import METHODS
 from dpft.models.losses import per_example_losses
-from dpft.privacy.clipping import PerExampleClipper
-from tests.privacy.clipping.oracle import total_norm
+from dpft.privacy.clipper66.options import ENGINE_NAMES
+from tests.clipped_batches import clipped_batches
+from tests.privacy.clipper66.oracle import TOLERANCE, distance, total_norm, unit_gradients
 from tests.privacy.test_methods_twin import SHAPES, prepared, row
 from tests.slowness import slow_but_each
 from tests.training.toy import tiny_model, training_set
@@ -47,25 +49,15 @@ def sum_of_all(method, engine, micro_batch_size):
 
 def clipped_sum(model, data, engine):
     """The pre-noise sum of a draw of every unit."""
-    model.zero_grad()
-    with PerExampleClipper(model, NORM, engine=engine) as clipper:
-        for batch in data.micro_batches(range(data.num_units)):
-            accumulate(clipper, model, batch)
-    named = model.named_parameters()
-    return {name: p.grad.double().clone() for name, p in named if p.requires_grad}
-
-
-def accumulate(clipper, model, batch, units=None):
-    if units is None:
-        units = torch.arange(len(batch)) // batch.rows_per_unit
-    clipper.accumulate(lambda: per_example_losses(model, batch), units)
+    batches = data.micro_batches(range(data.num_units))
+    sums = clipped_batches(model, batches, NORM, has_units=True, engine=engine).gradients
+    return {name: gradient.double() for name, gradient in sums.items()}
 
 
 @pytest.mark.parametrize(
     ("trained", "gone", "micro_batch_size"),
     slow_but_each(
-        [("full", "book_keeping"), ("full", "two_pass"), ("full", "instantiate"),
-         ("bitfit", "auto"), ("lora", "auto")],
+        [("full", "book_keeping"), ("full", "rows"), ("bitfit", "auto"), ("lora", "auto")],
         ["ann", "bob", "cas"],
         [3, 12],
     ),
@@ -89,20 +81,20 @@ def test_without_units_the_same_records_would_move_it_further():
     assert total_norm({name: everyone[name] - others[name] for name in everyone}) > 1.5 * NORM
 
 
-@pytest.mark.parametrize("engine", ["book_keeping", "loop"])
-def test_as_many_units_as_label_words_are_not_taken_for_them(engine):
-    """Three times the rows of a half may be as many as all rows, and as the classes are units."""
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+def test_as_many_units_as_label_words_are_no_special_case(engine):
     layout = SHAPES["bert-words"].layout
     _, model = prepared("full", "bert-words")
     generator = torch.Generator().manual_seed(5)
     lengths = (18, 12, 11, 13, 12, 7)
     rows = [row(layout, number, length, generator) for number, length in enumerate(lengths)]
-    units = torch.tensor([0, 0, 0, 1, 1, 2])
-    assert len(units.unique()) == len(layout.words)
-    batch = layout.collate(rows)
-    for _ in range(8):  # Which half is looked at is drawn in secret.
-        with PerExampleClipper(model, NORM, engine=engine) as clipper:
-            accumulate(clipper, model, batch, units)
+    units = [rows[:3], rows[3:5], rows[5:]]
+    assert len(units) == len(layout.words)
+    batch = collated_units(units, layout)
+    alone = [collated_units([unit], layout) for unit in units]
+    expected = unit_gradients(model, per_example_losses, batch, batch.rows_per_unit, alone)
+    got = clipped_batches(model, [batch], NORM, layout=layout, has_units=True, engine=engine)
+    assert distance(got, expected, NORM) <= TOLERANCE
 
 
 def kept(data):

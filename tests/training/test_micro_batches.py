@@ -1,4 +1,4 @@
-"""How a draw is cut and padded changes no clipped sum: against each record alone, unpadded."""
+"""Micro-batches and padding change no clipped sum: compared with each unit by itself, unpadded."""
 
 from dataclasses import replace
 
@@ -9,9 +9,16 @@ from transformers import BertForSequenceClassification
 from dpft.data.batches import TextLayout, synthetic_rows
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SEQ2SEQ
 from dpft.models.losses import per_example_losses
-from dpft.privacy.clipping import PerExampleClipper
 from dpft.training.loop import TrainingSet
+from tests.clipped_batches import clipped_batches
 from tests.models.small import bert_config, language_model, shaken
+from tests.privacy.clipper66.oracle import (
+    Clipped,
+    UnitGradients,
+    distance,
+    gradient_of,
+    total_norm,
+)
 from tests.slowness import slow_but
 
 LONGEST = 20
@@ -27,6 +34,11 @@ LAYOUTS = {
 }
 
 
+EXAMPLES = {
+    kind: synthetic_rows(layout, 9, LONGEST, vocab_size=40) for kind, layout in LAYOUTS.items()
+}
+
+
 def made(kind: str) -> torch.nn.Module:
     if kind != "classifier":
         return language_model(kind).double()
@@ -34,46 +46,32 @@ def made(kind: str) -> torch.nn.Module:
     return shaken(BertForSequenceClassification(bert_config())).double()
 
 
-def clipped_sum(
-    kind: str, engine: str, indices: range, layout: TextLayout, **limits: object
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Returns the sum, and all norms in order of size."""
-    model = made(kind)
-    data = TrainingSet(
-        examples=synthetic_rows(LAYOUTS[kind], 9, LONGEST, vocab_size=40),
-        layout=layout, device=torch.device("cpu"), **limits,
+def clipped_sum(kind: str, indices: range, layout: TextLayout, **limits: object) -> Clipped:
+    """Return the sum, and all norms in order of size."""
+    data = TrainingSet(examples=EXAMPLES[kind], layout=layout, device=torch.device("cpu"), **limits)
+    got = clipped_batches(
+        made(kind), data.micro_batches(indices), 0.05,
+        layout=layout, has_units=data.units is not None, engine="book_keeping",
     )  # fmt: skip
-    norms = [torch.zeros(0)]
-    with PerExampleClipper(model, 0.05, engine=engine) as clipper:
-        for batch in data.micro_batches(indices):
-            units = None if data.units is None else torch.arange(len(batch)) // batch.rows_per_unit
-            norms.append(
-                clipper.accumulate(lambda now=batch: per_example_losses(model, now), units)
-            )
-    sums = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    return sums, torch.cat(norms).sort().values
+    return replace(got, norms=got.norms.sort().values)
 
 
 @pytest.mark.parametrize("by_unit", slow_but([True], [False, True]))
 @pytest.mark.parametrize("kind", slow_but(["roberta", "t5"], LAYOUTS))
 def test_tokens_and_length_buckets_change_no_norm_and_no_sum(kind, by_unit):
-    units = UNITS if by_unit else None
-    indices = range(9 if units is None else len(UNITS))
-    expected, norms = clipped_sum(
-        kind, "loop", indices, LAYOUTS[kind], micro_batch_size=1, units=units
-    )
+    model, units = made(kind), UNITS if by_unit else [[record] for record in range(9)]
+    gradients = []
+    for unit in filter(None, units):
+        batch = LAYOUTS[kind].collate([EXAMPLES[kind][record] for record in unit])
+        gradients.append(gradient_of(model, per_example_losses(model, batch).sum()))
+    expected = UnitGradients(sorted(gradients, key=total_norm), torch.empty(0))
     padded = replace(LAYOUTS[kind], pad_to_multiple_of=8, max_length=LONGEST)
-    limits = {"micro_batch_size": 100, "micro_batch_tokens": 3 * LONGEST, "units": units}
-    got, found = clipped_sum(kind, "book_keeping", indices, padded, **limits)
-    assert torch.allclose(found, norms, rtol=1e-8)
-    assert expected.keys() == got.keys()
-    for name, total in expected.items():
-        assert torch.allclose(got[name], total, rtol=1e-7, atol=1e-10), name
+    limits = {"micro_batch_size": 100, "micro_batch_tokens": 3 * LONGEST}
+    got = clipped_sum(kind, range(len(units)), padded, units=units if by_unit else None, **limits)
+    assert distance(got, expected, 0.05) <= 1e-8
 
 
 def test_an_empty_draw_adds_nothing():
     padded = replace(LAYOUTS["gpt2"], pad_to_multiple_of=8)
-    got, norms = clipped_sum(
-        "gpt2", "book_keeping", range(0), padded, micro_batch_size=4, micro_batch_tokens=80
-    )
-    assert got == {} and len(norms) == 0
+    got = clipped_sum("gpt2", range(0), padded, micro_batch_size=4, micro_batch_tokens=80)
+    assert len(got.norms) == 0 and not any(bool(g.any()) for g in got.gradients.values())

@@ -111,6 +111,19 @@ def unit_gradients(
     return UnitGradients(gradients, torch.cat(losses))
 
 
+def batch_gradients(
+    model: nn.Module, losses_of: LossesOf, batch: Any, *, seed: int
+) -> UnitGradients:
+    """Execute all rows in one forward pass, whose dropout masks follow from ``seed``.
+
+    The gradients are those of single rows only if rows do not mix.
+    """
+    torch.manual_seed(seed)
+    losses = losses_of(model, batch)
+    gradients = [gradient_of(model, loss, retain_graph=True) for loss in losses]
+    return UnitGradients(gradients, losses.detach())
+
+
 def total_norm(gradients: Mapping[str, Tensor]) -> Tensor:
     """Return the norm of all gradients together, float64."""
     return torch.stack([g.detach().double().norm() for g in gradients.values()]).norm()

@@ -17,9 +17,9 @@ from tests.privacy.clipper66.oracle import (
     Clipped,
     UnitGradients,
     assert_exact,
+    batch_gradients,
     clipped,
     distance,
-    gradient_of,
     gradients_of,
     rows_of,
     unit_gradients,
@@ -80,10 +80,7 @@ def test_frozen_parameters_get_no_gradient_and_no_share_of_the_norm(engine):
 
 def test_dropout_masks_are_those_that_the_model_draws():
     model = gpt2(dropout=0.3)
-    torch.manual_seed(5)
-    losses = losses_of(model, BATCH)
-    gradients = [gradient_of(model, loss, retain_graph=True) for loss in losses]
-    expected = UnitGradients(gradients, losses.detach())
+    expected = batch_gradients(model, losses_of, BATCH, seed=5)
     assert distance(sums(model, seed=5), expected, NORM) <= TOLERANCE
 
 
