@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from dpft.privacy import noise, sampling
+from dpft.privacy.clipper66 import checks, recorder, styles
+from dpft.privacy.clipper66.products import Lookup, Norms, Outer
 from dpft.privacy.clipping import norms, recording
 from dpft.privacy.clipping.engine import Flat
 from dpft.privacy.clipping.squares import Squares
@@ -43,6 +45,15 @@ def clipping_off() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Flat, "factors", ones)
+        patch.setattr(styles.Flat, "_factors", ones)
+        yield
+
+
+@contextmanager
+def checks_off() -> Iterator[None]:
+    """The clipper's checks accept every difference from single-example execution."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks, "EXACT", checks.Tolerance(losses=1e30, gradients=1e30))
         yield
 
 
@@ -52,7 +63,10 @@ def tied_weight_forgotten() -> AbstractContextManager[None]:
     def of_lookups(uses: Sequence[Use], squares_of: SquaresOf) -> Squares:
         return squares_of(uses[-1:])
 
-    return _tied_weights(of_lookups)
+    def of_embedding(_: Norms, embedding: Norms, *uses: Outer | Lookup) -> Norms:
+        return embedding
+
+    return _tied_weights(of_lookups, of_embedding)
 
 
 def tied_weight_halved() -> AbstractContextManager[None]:
@@ -62,7 +76,13 @@ def tied_weight_halved() -> AbstractContextManager[None]:
         whole = squares_of(uses)
         return Squares(whole.values / 4, whole.terms / 4)
 
-    return _tied_weights(quarter)
+    tied_norms = recorder.tied_norms
+
+    def half(*norms_and_uses: Any) -> Norms:
+        whole = tied_norms(*norms_and_uses)
+        return Norms(whole.square / 4, whole.error / 4, whole.rounding / 2)
+
+    return _tied_weights(quarter, half)
 
 
 @contextmanager
@@ -94,8 +114,10 @@ def noise_repeated() -> Iterator[None]:
 
 
 @contextmanager
-def _tied_weights(bug: Callable[[Sequence[Use], SquaresOf], Squares]) -> Iterator[None]:
-    """Takes the norms of parameters with several uses by ``bug``."""
+def _tied_weights(
+    bug: Callable[[Sequence[Use], SquaresOf], Squares], wrong_norms: Callable[..., Norms]
+) -> Iterator[None]:
+    """Compute the norms of tied weights, which are not formed, by ``wrong_norms``."""
     right = norms.unchecked_squares
 
     def squares_of(uses: Sequence[Use]) -> Squares:
@@ -104,4 +126,7 @@ def _tied_weights(bug: Callable[[Sequence[Use], SquaresOf], Squares]) -> Iterato
     with pytest.MonkeyPatch.context() as patch:
         for module in (norms, recording):
             patch.setattr(module, "unchecked_squares", squares_of)
+        patch.setattr(recorder, "tied_norms", wrong_norms)
+        for use in (Outer, Lookup):
+            patch.setattr(use, "is_better_formed", property(lambda _: False))
         yield
