@@ -21,8 +21,17 @@ from torch import Tensor, nn
 
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipper66.batches import count_rows, take_rows
-from dpft.privacy.clipper66.engines import BookKeeping, Clipped, MicroBatch, Rows, norm_of
+from dpft.privacy.clipper66.engines import (
+    GRADIENT_WRITTEN,
+    BookKeeping,
+    Clipped,
+    MicroBatch,
+    Rows,
+    check_losses,
+    norm_of,
+)
 from dpft.privacy.clipper66.options import NORM_RANGE
+from dpft.privacy.clipper66.parameters import Parameters
 from dpft.privacy.clipper66.probe import (
     is_out_of_memory,
     plain_losses,
@@ -76,8 +85,11 @@ HALF_PRECISION = Tolerance(losses=3e-2, gradients=1e-1)
 class Checks:
     """The checks of one clipper's model and engines."""
 
-    def __init__(self, model: nn.Module, book_keeping: BookKeeping, rows: Rows) -> None:
-        self._model, self._book_keeping, self._rows = model, book_keeping, rows
+    def __init__(
+        self, model: nn.Module, parameters: Parameters, book_keeping: BookKeeping, rows: Rows
+    ) -> None:
+        self._model, self._parameters = model, parameters
+        self._book_keeping, self._rows = book_keeping, rows
 
     # S
 
@@ -144,14 +156,14 @@ class Checks:
 
     def _losses(self, batch: Any) -> Tensor:
         """Return losses as the engine computes them, without a graph if possible."""
-        return plain_losses(lambda: self._book_keeping.computed(batch)).detach()
+        with self._parameters.grads_set_aside():
+            losses = plain_losses(lambda: self._book_keeping.computed(batch))
+            check_losses(losses, count_rows(batch))
+            if self._parameters.take_grads():
+                raise RunError(GRADIENT_WRITTEN)
+        return losses.detach()
 
     def _compare_losses(self, actual: Tensor, expected: Tensor) -> None:
-        if actual.shape != expected.shape:
-            raise InputError(
-                f"losses_of must return per-example losses of shape {tuple(expected.shape)}, got"
-                f" {tuple(actual.shape)}; do not reduce over the batch."
-            )
         actual, expected = actual.double(), expected.double()
         scale = torch.maximum(expected.abs(), 0.1 * expected.abs().max()).clamp(min=1e-30)
         difference = float(((actual - expected).abs() / scale).max())
@@ -164,21 +176,19 @@ class Checks:
 
     # R
 
-    def real(
-        self,
-        micro_batch: MicroBatch,
-        clipped: Clipped,
-        run: Callable[[MicroBatch], Clipped],
-    ) -> None:
-        """Compare a micro-batch of records with its halves and with some of its units.
+    def sample(self, micro_batch: MicroBatch, run: Callable[..., Clipped]) -> "Sample | None":
+        """Run subsets of a micro-batch of records, before the engine runs all of it.
+
+        Only norms and losses are kept, so that no gradient of a check is in memory during the
+        engine's pass.
 
         Args:
             micro_batch: At least two units.
-            clipped: The engine's result.
-            run: Computes it again without adding it, if the model has dropout.
+            run: Runs the engine. It is called only if the model has dropout, which
+                is off here; then the comparison is made here, and the result is None.
 
         Raises:
-            RunError: Examples mix, or norms differ for at least two units.
+            RunError: As ``compare``.
         """
         units, rows = micro_batch.units, micro_batch.rows // micro_batch.units
         with (
@@ -189,25 +199,41 @@ class Checks:
             order = torch.randperm(units).tolist()
             halves = [_rows_of(half, rows) for half in (order[: units // 2], order[units // 2 :])]
             losses = [self._losses(take_rows(micro_batch.batch, half)) for half in halves]
-            if dropout.is_used:
-                clipped = run(micro_batch)
-            self._find_mixing(torch.cat(losses), clipped.losses[halves[0] + halves[1]])
-            differing = self._differing_norms(micro_batch, order[:2], rows, clipped)
-            if differing:  # Perhaps it is one ill-conditioned record: check more.
-                differing += self._differing_norms(micro_batch, order[2:8], rows, clipped)
+            norms = self._norms(micro_batch, order[:2], rows)
+            sample = Sample(order, halves[0] + halves[1], torch.cat(losses), norms)
+            if not dropout.is_used:
+                return sample
+            self.compare(sample, micro_batch, run(micro_batch, adds=False))
+        return None
+
+    def compare(self, sample: "Sample", micro_batch: MicroBatch, clipped: Clipped) -> None:
+        """Compare subsets with the whole micro-batch.
+
+        Raises:
+            RunError: Examples mix, or norms differ for at least two units.
+        """
+        rows = micro_batch.rows // micro_batch.units
+        self._find_mixing(sample.losses, clipped.losses[sample.rows])
+        differing = self._count_differing(sample.order[:2], sample.norms, clipped)
+        if differing and len(sample.order) > 2:
+            # Perhaps it is one ill-conditioned record: check more.
+            more = sample.order[2:8]
+            with random_state_kept(), without_dropout(self._model):
+                norms = self._norms(micro_batch, more, rows)
+            differing += self._count_differing(more, norms, clipped)
         if differing >= 2:
             raise RunError(
                 "gradient norms of single examples differ from those in their micro-batch, because"
                 " a layer or its backward pass combines examples; choose engine='rows'."
             )
 
+    def _norms(self, micro_batch: MicroBatch, units: list[int], rows: int) -> Tensor:
+        """Return the norms of some units, each run separately."""
+        batches = [take_rows(micro_batch.batch, _rows_of([unit], rows)) for unit in units]
+        return self._rows.run_units(batches, Flat(max_grad_norm=1.0), rows, adds=False).norms
+
     def _find_mixing(self, halves: Tensor, whole: Tensor) -> None:
         """Reject losses of which at least two differ, each compared at its own scale."""
-        if halves.shape != whole.shape:
-            raise InputError(
-                f"losses_of must return one loss per row, {len(whole)} in all, got"
-                f" {len(halves)} for two halves of the rows."
-            )
         finite = halves.isfinite() & whole.isfinite()
         halves, whole = halves[finite].double(), whole[finite].double()
         if len(whole) < 2:
@@ -217,22 +243,32 @@ class Checks:
         if int((differences > self._tolerance(whole).losses).sum()) >= 2:
             raise RunError(MIXING.format(how="the losses of half a micro-batch differ"))
 
-    def _differing_norms(
-        self, micro_batch: MicroBatch, chosen: list[int], rows: int, clipped: Clipped
-    ) -> int:
-        """Return how many of the chosen units have another norm when they are run separately."""
-        if not chosen:
-            return 0
-        units = [take_rows(micro_batch.batch, _rows_of([unit], rows)) for unit in chosen]
-        style = Flat(max_grad_norm=1.0)
-        expected = self._rows.run_units(units, style, rows, adds=False).norms
-        actual = clipped.norms[chosen]
+    def _count_differing(self, units: list[int], norms: Tensor, clipped: Clipped) -> int:
+        """Return how many units have another norm when they are run separately."""
+        actual = clipped.norms[units]
         # A norm may differ by its own rounding, which its bound contains.
-        bound = clipped.bounds[:, chosen].square().sum(0).sqrt()
+        bound = clipped.bounds[:, units].square().sum(0).sqrt()
         rounding = 2 * (bound - actual).clamp(min=0)
-        allowed = self._tolerance(clipped.losses).gradients * torch.maximum(actual, expected)
-        differs = (actual - expected).abs() > allowed + rounding
-        return int((differs & actual.isfinite() & expected.isfinite()).sum())
+        allowed = self._tolerance(clipped.losses).gradients * torch.maximum(actual, norms)
+        differs = (actual - norms).abs() > allowed + rounding
+        return int((differs & actual.isfinite() & norms.isfinite()).sum())
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What subsets of a micro-batch gave; private.
+
+    Attributes:
+        order: A random order of the units.
+        rows: Numbers of the rows in this order.
+        losses: Losses of the rows, computed on two halves, shape (b,).
+        norms: Norms of the first two units, each run separately, shape (2,).
+    """
+
+    order: list[int]
+    rows: list[int]
+    losses: Tensor
+    norms: Tensor
 
 
 def _rows_of(units: Sequence[int], rows: int) -> list[int]:

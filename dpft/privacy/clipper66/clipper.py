@@ -161,7 +161,7 @@ class PerExampleClipper:
         self._parameters = Parameters(model, None if shards is None else shards.unsharded)
         self._book_keeping = BookKeeping(model, self._parameters, losses_of, numbers)
         self._rows = Rows(model, self._parameters, losses_of, numbers)
-        self._checks = Checks(model, self._book_keeping, self._rows)
+        self._checks = Checks(model, self._parameters, self._book_keeping, self._rows)
         sums = None if shards is None else shards.new_sums()
         self._sums: Sums = CompensatedSums() if sums is None else sums
         self.choice = choice
@@ -335,10 +335,13 @@ class PerExampleClipper:
             return torch.empty(0)
         self._set(self._autocast, self._scale())
         with held.unchanged():
-            clipped = self._run(micro_batch, adds=True)
-            if self._unchecked and micro_batch.units > 1:  # A single unit cannot mix with others.
-                self._unchecked -= 1
-                self._checks.real(micro_batch, clipped, lambda part: self._run(part, adds=False))
+            # A single unit cannot mix with others.
+            checks = bool(self._unchecked) and micro_batch.units > 1
+            sample = self._checks.sample(micro_batch, self._run) if checks else None
+            clipped = self._run(micro_batch)
+            if sample is not None:
+                self._checks.compare(sample, micro_batch, clipped)
+            self._unchecked -= checks
             self._failed = True  # until the whole sum is added
             self._add(clipped.sums)
             self._failed = False
@@ -347,7 +350,7 @@ class PerExampleClipper:
         norms = torch.where(clipped.finite, clipped.norms, 0.0)
         return norms.to(torch.promote_types(clipped.losses.dtype, torch.float32))
 
-    def _run(self, micro_batch: MicroBatch, *, adds: bool) -> Clipped:
+    def _run(self, micro_batch: MicroBatch, *, adds: bool = True) -> Clipped:
         assert self.choice is not None
         engine = self._rows if self.choice.engine == "rows" else self._book_keeping
         return engine.run(micro_batch, self.style, adds=adds)

@@ -22,6 +22,20 @@ GRADIENT_WRITTEN = (
 )
 
 
+def check_losses(losses: object, rows: int) -> None:
+    """Reject losses that are not one per row.
+
+    Raises:
+        InputError: They are of another shape, or no tensor.
+    """
+    if not isinstance(losses, Tensor) or losses.shape != (rows,):
+        kind = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise InputError(
+            f"losses_of must return per-example losses of shape ({rows},), got {kind}; do not"
+            " reduce over the batch."
+        )
+
+
 @dataclass(frozen=True)
 class Clipped:
     """The clipped sum of one micro-batch of u units, and what it was computed from; private.
@@ -85,12 +99,7 @@ class Engine:
             losses = self.computed(batch)
         if any(p.grad is not None for p in self._parameters.now().values()):
             raise RunError(GRADIENT_WRITTEN)
-        if not isinstance(losses, Tensor) or losses.shape != (rows,):
-            kind = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-            raise InputError(
-                f"losses_of must return per-example losses of shape ({rows},), got {kind}; do not"
-                " reduce over the batch."
-            )
+        check_losses(losses, rows)
         if not losses.requires_grad:
             raise InputError(
                 "losses must require grad, got losses without a graph; compute them from the"
