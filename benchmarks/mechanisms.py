@@ -26,7 +26,7 @@ from dpft.runs.guarantee import read_finished_run
 EPSILONS, SEEDS = (1, 3, 8), (0, 1, 2)
 MECHANISMS = {"dp_sgd": ["mechanism=dp_sgd"], "banded": ["mechanism=banded"]}
 """Of banded the bands are auto: those of least noise on average over the weights of all steps."""
-STEPS = ["train.steps=40", "train.epochs=null", "privacy.self_check=false", "scheduler=linear"]
+STEPS = ["train.steps=40", "train.epochs=null", "scheduler=linear"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,7 +100,6 @@ KEYS_OF_THE_LIBRARY = {
     "groups": "privacy.groups",
     "loss_scale": "train.loss_scale",
     "max_grad_norm": "privacy.max_grad_norm",
-    "memory_mb": "privacy.clipper_memory_mb",
     "b=1": "train.micro_batch_size=1",
     "dpft.models.batch_norm.replace_batch_norm(model)": "model.replace_batch_norm=true",
 }

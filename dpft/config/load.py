@@ -355,13 +355,15 @@ def dump(config: Any, path: Path) -> None:
 
 
 def _drop_removed_keys(values: Any) -> None:
-    """Remove the keys of earlier versions from a saved configuration."""
+    """Remove the keys and options of earlier versions from a saved configuration."""
     if not isinstance(values, dict):
         return
     for key in REMOVED:
         section, _, name = key.partition(".")
-        if isinstance(values.get(section), dict):
-            values[section].pop(name, None)
+        name, _, option = name.partition("=")
+        saved = values.get(section)
+        if isinstance(saved, dict) and (not option or saved.get(name) == option):
+            saved.pop(name, None)
 
 
 def config_directory() -> Path:

@@ -26,6 +26,13 @@ REMOVED = {
     "train.average_tail": "Averages of weights brought no gain. Omit the key.",
     "train.compile": "It was 6 to 24 % slower on a CPU and 4 % faster on an H100. Omit the key.",
     "train.fused_head": "To save memory, lower `train.micro_batch_size`. Omit the key.",
+    "privacy.clipper_memory_mb": "To save memory, lower `train.micro_batch_size`. Omit the key.",
+    "privacy.self_check": (
+        "The self-check always runs, because it chooses how to record each parameter. Omit the key."
+    ),
+    "privacy.engine=two_pass": "Use `privacy.engine=rows`, which needs the least memory.",
+    "privacy.engine=instantiate": "Use `privacy.engine=auto`.",
+    "privacy.engine=loop": "Use `privacy.engine=rows`.",
 }
 """A dotted key, or ``GROUP=OPTION``, to the sentence that names its replacement."""
 

@@ -22,7 +22,6 @@ from torch.overrides import TorchFunctionMode
 from dpft.data.batches import Layout
 from dpft.models.losses import per_example_losses
 from dpft.parallel.cutting import repeated_blocks
-from dpft.privacy.clipping.choices import ProductShape
 from dpft.training.synthetic_batches import CAUSAL_TEXT, synthetic_batch
 from dpft.training.training_config import autocast
 
@@ -42,8 +41,8 @@ class LayerUse:
     """Bytes of what the layer is given; 0 where an earlier call was given the same."""
     outputs: int
     """Bytes of what it gives, and so of the gradient that comes back."""
-    product: ProductShape | None
-    """Of the weight that inputs are multiplied with; None: the layer has another rule."""
+    is_formed: bool
+    """Whether the clipper keeps per-example gradients of it, instead of inputs and gradients."""
 
     def of_rows(self, rows: int, before: int) -> "LayerUse":
         """Returns the call with another number of rows."""
@@ -51,7 +50,6 @@ class LayerUse:
             self,
             inputs=self.inputs * rows // before,
             outputs=self.outputs * rows // before,
-            product=None if self.product is None else replace(self.product, examples=rows),
         )
 
 
@@ -211,17 +209,15 @@ class _Trace(TorchFunctionMode):
         name, shape = self._names[module]
         known = _storage(given[0]) in self._inputs
         self._inputs.add(_storage(given[0]))
-        product = None
-        if len(shape) == 2 and given[0].is_floating_point():
-            steps = max(1, outcome[0].numel() // outcome.shape[-1])
-            product = ProductShape(len(outcome), steps, *shape)
+        is_product = len(shape) == 2 and given[0].is_floating_point()
+        steps = max(1, outcome[0].numel() // outcome.shape[-1]) if is_product else 0
         self._uses.append(
             LayerUse(
                 name=name,
                 numbers=prod(shape),
-                inputs=0 if known or product is None else _bytes(given[0]),
+                inputs=0 if known or not is_product else _bytes(given[0]),
                 outputs=_bytes(outcome),
-                product=product,
+                is_formed=not is_product or prod(shape) <= steps * sum(shape),
             )
         )
 

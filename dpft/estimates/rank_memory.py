@@ -16,7 +16,6 @@ from dpft.methods.base import layer_numbers, quantized_layers
 from dpft.parallel.cutting import blocks_apart, repeated_blocks
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.parallel.reductions import TURN, Cut
-from dpft.privacy.clipping.choices import keeping_is_cheaper
 from dpft.training.optimizers import OptimizerConfig
 
 NUMBER, DOUBLE = 4, 8
@@ -122,8 +121,6 @@ class StepShapes:
     activations: Activations
     engine: str | None
     """Of the clipper; None: nothing is clipped."""
-    memory_mb: int
-    """Memory that the clipper may use for instantiated gradients."""
     micro_batches: int
     """Of a step and process."""
     heap: float = 1.0
@@ -152,10 +149,11 @@ def peak_memory(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
             "other": WORKING * NUMBER * shapes.largest_here,
         },
     ]
-    if is_private and step.engine != "loop":
+    if is_private:
+        # The check of the first micro-batches runs single rows, whose gradients are whole.
+        row = _one_row(step)
         compared = NUMBER * shapes.trained
-        checked = {"activations": _proof(step), "other": compared + _gathered(shapes)}
-        moments.append(checked | {"optimizer": 0})
+        moments.append({"activations": row, "other": compared + _gathered(shapes)})
     always = {
         "weights": shapes.weight_bytes,
         "gradients": 0,
@@ -235,9 +233,9 @@ def _micro_batch(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
     # Pushed: the part, what of it is handed out, and what comes from all.
     formed = 3 * part if shapes.pushes else part
     start = found.saved + 2 * found.largest
-    if step.engine == "loop":
-        start += 2 * NUMBER * shapes.trained
-    elif step.engine in (None, "two_pass"):
+    if step.engine == "rows":
+        start = _one_row(step) + NUMBER * shapes.trained
+    elif step.engine is None:
         # The first product's sum is formed while nearly all is saved yet.
         start = max(start, found.saved + found.largest + formed)
     else:
@@ -251,26 +249,17 @@ def _micro_batch(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
 
 def _kept(step: StepShapes) -> int:
     """Returns the bytes that are kept of layers' inputs and gradients until norms are known."""
-    total, left = 0, step.memory_mb * 2**20
+    total = 0
     for use in step.activations.uses:
         formed = NUMBER * use.numbers * step.activations.rows
-        if step.engine == "instantiate":
-            total += formed
-        elif use.product is None:
-            total += min(formed, use.outputs)
-        elif keeping_is_cheaper(use.product, left):
-            left -= formed if formed > use.product.factored_bytes else 0
-            total += formed
-        else:
-            total += use.inputs + use.outputs
+        total += min(formed, use.outputs) if use.is_formed else use.inputs + use.outputs
     return total
 
 
-def _proof(step: StepShapes) -> int:
-    """Returns the bytes of the graph of few rows; logits' gradient thrice: one is a use's."""
-    found = step.activations
-    few = found.of_rows(min(found.rows, PROOF_ROWS))
-    return few.saved + 3 * few.largest
+def _one_row(step: StepShapes) -> int:
+    """Returns the bytes of the activations of one row, run separately."""
+    row = step.activations.of_rows(1)
+    return row.saved + 2 * row.largest
 
 
 def _bytes(parameters: Iterable[nn.Parameter]) -> int:

@@ -10,26 +10,25 @@ a clipper for each phase, and holds what it may do to the model against the plan
 for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from dpft.devices import autocast
 from dpft.errors import RunError
 from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.shards import ShardedModel
-from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.clipper import ClippingOptions
-from dpft.privacy.clipping.engine import clipping_style, rounding_headroom
+from dpft.privacy.clipper66.clipper import ClippingChoice, ClippingOptions, PerExampleClipper
+from dpft.privacy.clipper66.options import LossFunction
+from dpft.privacy.clipper66.styles import clipping_style
+from dpft.privacy.clipper66.sums import rounding_headroom
 from dpft.privacy.frozen_state import HeldState
 from dpft.privacy.ledger import StepLog
-from dpft.privacy.losses import LossesOf, MicroBatchResult
+from dpft.privacy.losses import MicroBatchResult
 from dpft.privacy.noise import SignalAndNoise, SignalMeter
 from dpft.privacy.plan import ClippingPlan, Phase, PrivacyPlan
 from dpft.privacy.randomness import Randomness, private_dropout
@@ -53,7 +52,7 @@ class PrivacyEngine:
     def __init__(
         self,
         model: nn.Module,
-        losses_of: LossesOf,
+        losses_of: LossFunction,
         *,
         plan: PrivacyPlan,
         ledger: StepLog,
@@ -63,6 +62,8 @@ class PrivacyEngine:
         stream: int = 0,
         history: Mapping[str, Tensor] | None = None,
         options: ClippingOptions | None = None,
+        choices: Sequence[ClippingChoice] = (),
+        moved: Collection[str] = (),
         ranks: Ranks = ALONE,
         shards: ShardedModel | None = None,
     ) -> None:
@@ -80,6 +81,8 @@ class PrivacyEngine:
             stream: Steps that were in the ledger when this stream of noise began.
             history: As ``noise_history`` returned it after ``steps_taken`` steps; None: it begins.
             options: How to clip, but for norm and style, which are the plan's; None: as usual.
+            choices: Results of each phase's self-check; otherwise call ``self_check``.
+            moved: Frozen parameters that are changed all the same, as a function of noisy sums.
             ranks: The run's processes; each adds up its share of the first one's draw.
             shards: ``model``, where each rank has but a shard of it.
 
@@ -95,7 +98,9 @@ class PrivacyEngine:
         norm = plan.phases[0].max_grad_norm
         options = options or ClippingOptions(max_grad_norm=norm)
         options = replace(options, max_grad_norm=norm, clipping=plan.clipping, shards=shards)
-        self._clipper = PhasedClipper(model, losses_of, plan, step=steps_taken, options=options)
+        self._clipper = PhasedClipper(
+            model, losses_of, plan, step=steps_taken, options=options, choices=choices, moved=moved
+        )
         self._open_step = self._entered = False
         self._resources = ExitStack()
 
@@ -147,6 +152,10 @@ class PrivacyEngine:
         if not self._open_step:
             raise RuntimeError("accumulate must come between draw and finish_step.")
         return self._clipper.accumulate(batch, rows_per_unit)
+
+    def self_check(self, *batches: Any, rows_per_unit: int = 1) -> ClippingChoice:
+        """Check the clipper on synthetic batches; as ``PerExampleClipper.self_check``."""
+        return self._clipper.self_check(*batches, rows_per_unit=rows_per_unit)
 
     def finish_step(self) -> SignalAndNoise | None:
         """Ends a step: every trainable parameter's ``grad`` becomes the private gradient.
@@ -206,8 +215,9 @@ class PhasedClipper:
     """
 
     def __init__(
-        self, model: nn.Module, losses_of: LossesOf, plan: ClippingPlan, *,
-        step: int, options: ClippingOptions,
+        self, model: nn.Module, losses_of: LossFunction, plan: ClippingPlan, *,
+        step: int, options: ClippingOptions, choices: Sequence[ClippingChoice] = (),
+        moved: Collection[str] = (),
     ) -> None:  # fmt: skip
         """Prepares to clip from step ``step`` on, counted from 0.
 
@@ -224,8 +234,9 @@ class PhasedClipper:
         headroom = rounding_headroom(plan.expected_batch_size)
         self._options = replace(options, clipping=plan.clipping, headroom=headroom)
         self._model, self._losses_of, self._plan = model, losses_of, plan
+        self._choices, self._moved = choices, moved
         self._number = plan.phase_number_at(min(step, plan.steps - 1))
-        self._clipper = self._make(plan.phases[self._number])
+        self._clipper = self._make(self._number)
         self.parameters: Sequence[nn.Parameter] = self._trainable()
         """What trains in the phase."""
         self._held: HeldState | None = None
@@ -254,11 +265,11 @@ class PhasedClipper:
         if number != self._number:
             self._resources.close()
             self._non_finite_before = self.non_finite
-            self._clipper = self._make(self._plan.phases[number])
+            self._clipper = self._make(number)
             self.parameters, self._number = self._trainable(), number
             self._resources.enter_context(self._clipper)
         self.check_parameters()
-        named, moved = self._model.named_parameters(), self._options.moved
+        named, moved = self._model.named_parameters(), self._moved
         self._held = HeldState({n: p for n, p in named if p.requires_grad or n in moved})
 
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
@@ -266,19 +277,12 @@ class PhasedClipper:
 
         ``batch`` is what ``losses_of`` takes. The rows of a privacy unit are contiguous.
         """
-        leaf = pytree.tree_leaves(batch)[0]
-        first: list[Tensor] = []  # Later calls may be checks on a subset of the rows.
+        norms = self._clipper.accumulate(batch, rows_per_unit)
+        return MicroBatchResult(losses=self._clipper.losses, norms=norms)
 
-        def compute_losses() -> Tensor:
-            with autocast(leaf.device, self._options.autocast):
-                losses = self._losses_of(self._model, batch)
-            first.extend([] if first else [losses.detach()])
-            return losses
-
-        rows = torch.arange(len(leaf), device=leaf.device)
-        units = None if rows_per_unit == 1 else rows // rows_per_unit
-        norms = self._clipper.accumulate(compute_losses, units)
-        return MicroBatchResult(losses=first[0], norms=norms)
+    def self_check(self, *batches: Any, rows_per_unit: int = 1) -> ClippingChoice:
+        """Check the clipper of this phase; as ``PerExampleClipper.self_check``."""
+        return self._clipper.self_check(*batches, rows_per_unit=rows_per_unit)
 
     def end_step(self) -> None:
         """Refuses a step in which something else than noisy sums moves what trains.
@@ -300,8 +304,11 @@ class PhasedClipper:
                 "the trainable parameters must stay those the phase began with, got others."
             )
 
-    def _make(self, phase: Phase) -> PerExampleClipper:
-        clipper = replace(self._options, max_grad_norm=phase.max_grad_norm).make(self._model)
+    def _make(self, number: int) -> PerExampleClipper:
+        phase = self._plan.phases[number]
+        choice = self._choices[number] if self._choices else None
+        options = replace(self._options, max_grad_norm=phase.max_grad_norm, choice=choice)
+        clipper = options.make(self._model, self._losses_of)
         _check_sensitivity(phase, clipper.sensitivity)
         return clipper
 

@@ -1,17 +1,8 @@
-"""The losses that engines take: a function of the model and a batch, given once.
+"""The result of one micro-batch, as engines return it to the training loop."""
 
-A batch is a pytree of tensors whose leading dimension is b, so that an engine can compute the
-losses of a subset of its rows. Data without rows, such as class weights, belong to the function.
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor, nn
-
-LossesOf = Callable[[nn.Module, Any], Tensor]
-"""Returns per-example losses, shape (b,), in nats. The engine that calls it applies autocast."""
+from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
-from dpft.privacy.clipping.choices import (
-    DEFAULT_MEMORY_MB,
-    Tuning,
+from dpft.privacy.clipper66.options import (
     check_engine_name,
     check_max_grad_norm,
     check_style_name,
@@ -16,7 +14,7 @@ from dpft.privacy.clipping.choices import (
 from dpft.privacy.plan import CHUNK, EXAMPLE, check_delta, default_delta
 
 if TYPE_CHECKING:
-    from dpft.privacy.clipping.clipper import ClippingOptions
+    from dpft.privacy.clipper66.clipper import ClippingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +77,7 @@ class Clipping(PrivacyConfig):
     groups: tuple[str, ...] | None = None
     """For per_layer: shell patterns over parameter names, one group each; null: one per layer."""
     engine: str = "auto"
-    """auto, book_keeping, two_pass, instantiate or loop: the same sum at other costs."""
-    clipper_memory_mb: int = DEFAULT_MEMORY_MB
-    """What the clipper may spend on per-example gradients to save time."""
-    self_check: bool = True
-    """Compare the clipper with the one-at-a-time loop on synthetic data before training."""
+    """auto, book_keeping (all rows in one pass) or rows (each row separately): the same sum."""
 
     @property
     def clipping_norm(self) -> float:
@@ -92,14 +86,13 @@ class Clipping(PrivacyConfig):
 
     def clipping_options(self, loss_scale: float = 1.0) -> "ClippingOptions":
         """Returns what to clip with; ``loss_scale`` is that of the backward pass."""
-        from dpft.privacy.clipping.clipper import ClippingOptions
+        from dpft.privacy.clipper66.clipper import ClippingOptions
 
         return ClippingOptions(
             max_grad_norm=self.clipping_norm,
             clipping=self.clipping,
             engine=self.engine,
             groups=self.groups,
-            memory_mb=self.clipper_memory_mb,
             loss_scale=loss_scale,
         )
 
@@ -107,7 +100,6 @@ class Clipping(PrivacyConfig):
         check_style_name(self.clipping)
         check_max_grad_norm(self.clipping_norm)
         check_engine_name(self.engine)
-        Tuning(memory_mb=self.clipper_memory_mb)
         if self.groups is not None and self.clipping != "per_layer":
             raise InputError(
                 f"privacy.groups needs privacy.clipping=per_layer, got {self.clipping}; drop one."

@@ -29,8 +29,7 @@ SPEED_ONLY = frozenset(
     {
         *("train.device", "train.num_threads", "train.checkpoint_every"),
         *("train.micro_batch_size", "train.micro_batch_tokens", "train.pad_to_multiple_of"),
-        *("train.keep", "privacy.engine", "privacy.clipper_memory_mb"),
-        *("privacy.self_check", "privacy.show_diagnostics", "eval.batch_size"),
+        *("train.keep", "privacy.engine", "privacy.show_diagnostics", "eval.batch_size"),
         *("model.gradient_checkpointing", "reference", "reference_maps"),
     }
 )

@@ -46,11 +46,6 @@ from dpft.records.promises import (
 )
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 
-NOT_CHECKED = (
-    "privacy.self_check=false: whether clipping is exact and examples are independent of each other"
-    " and of padding was not checked on synthetic records before training"
-)
-
 
 def promise_of(
     plan: PrivacyPlan, accounting: AccountingReport, *, trainable_parameters: int = 1
@@ -59,7 +54,7 @@ def promise_of(
 
     ``max_grad_norm`` and ``sensitivity`` are those of the first phase; ``phases`` has each one's.
     """
-    from dpft.privacy.clipping.engine import rounding_headroom
+    from dpft.privacy.clipper66.sums import rounding_headroom
 
     return PlanPromise(
         epsilon=accounting.epsilon,
@@ -104,7 +99,6 @@ def private_run(
     origin: Origin,
     reproducible: bool,
     size_source: str,
-    self_check: bool = True,
     steps_kept: int | None = None,
     curve: EpsilonCurve | SpentCurve | None = None,
 ) -> PrivateRun:
@@ -118,7 +112,6 @@ def private_run(
         origin: Where the run comes from.
         reproducible: A test seed made the randomness predictable, so nothing is protected.
         size_source: Who says how many examples there are.
-        self_check: Whether the clipper was checked before training.
         steps_kept: Steps of the plan that the released model has taken; None: those in the ledger.
         curve: Of epsilon over the plan's steps; None leaves it out.
     """
@@ -127,8 +120,6 @@ def private_run(
 
     promise = promise_of(plan, accounting, trainable_parameters=counts.trainable)
     warnings = [NOT_PRIVATE_SEED, *promise.warnings] if reproducible else [*promise.warnings]
-    if not self_check:
-        warnings.append(NOT_CHECKED)
     if steps_kept is not None and steps_kept != ledger.steps:
         again = ledger.steps - steps_kept
         warnings.append(
@@ -169,7 +160,7 @@ def no_promise(
     *, num_examples: int, expected_batch_size: int, steps: int, clipping: ClippingPlan | None = None
 ) -> NoPromise:
     """Returns what privacy.json and ``dpft plan`` say with ``privacy=none``: no epsilon."""
-    from dpft.privacy.clipping.engine import rounding_headroom
+    from dpft.privacy.clipper66.sums import rounding_headroom
 
     nothing = NoPromise(
         num_examples=num_examples, expected_batch_size=expected_batch_size, steps=steps, warnings=()

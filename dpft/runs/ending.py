@@ -259,7 +259,6 @@ def report(
             counts,
             origin=begun,
             size_source=plan.size.source,
-            self_check=guarantee.self_check,
             tokenizer_is_public=given is not None and plan.privacy.tokenizer is None,
             curve=curve,
         )

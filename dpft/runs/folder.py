@@ -237,7 +237,7 @@ def checked_out_commit(root: Path) -> str | None:
 MAY_CHANGE = (
     *("train.device", "train.num_threads", "train.micro_batch_size", "train.precision"),
     *("train.micro_batch_tokens", "train.pad_to_multiple_of"),
-    *("train.checkpoint_every", "train.keep", "privacy.engine", "privacy.clipper_memory_mb"),
+    *("train.checkpoint_every", "train.keep", "privacy.engine"),
     *("privacy.resume_overspend", "tracking", "parallel"),
 )
 """Keys that a run may go on with otherwise; besides those of ``SECTIONS``."""

@@ -25,7 +25,7 @@ from dpft.records.promises import (
     SpentCurve,
     read_privacy,
 )
-from dpft.reports.privacy_record import NOT_CHECKED, private_run
+from dpft.reports.privacy_record import private_run
 from dpft.reports.report import write_report
 from dpft.reports.run_record import RunRecord, find_runs, read_run
 from dpft.runs.composition import PUBLIC_TOKENIZER, account_taken, cost_together
@@ -38,7 +38,6 @@ def private_guarantee(
     *,
     origin: Origin,
     size_source: str,
-    self_check: bool = True,
     tokenizer_is_public: bool = False,
     curve: EpsilonCurve | SpentCurve | None = None,
 ) -> PrivateRun:
@@ -49,7 +48,6 @@ def private_guarantee(
         counts: Parameters of the model.
         origin: Where the run comes from.
         size_source: Who states the number of examples.
-        self_check: Whether the clipper was checked before training.
         tokenizer_is_public: Whether the user stated that the model's tokenizer is public.
         curve: Epsilon over the plan's steps, if it was computed.
     """
@@ -72,7 +70,6 @@ def private_guarantee(
         origin=origin,
         reproducible=plan.reproducible,
         size_source=size_source,
-        self_check=self_check,
         steps_kept=plan.steps,
         curve=curve,
     )
@@ -148,7 +145,6 @@ def privacy_of(folder: Path) -> RunPrivacy:
         ),
         origin=Origin(**{each.name: getattr(recorded, each.name) for each in fields(Origin)}),
         size_source=recorded.num_examples_source,
-        self_check=NOT_CHECKED not in recorded.warnings,
         tokenizer_is_public=PUBLIC_TOKENIZER in recorded.warnings,
         curve=recorded.epsilon_curve,
     )

@@ -25,10 +25,12 @@ from dpft.kinds import Head
 from dpft.methods.base import Method, ParameterCounts, count_parameters
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.checkpoint_rows import RowsOfModel
+from dpft.models.losses import per_example_losses
 from dpft.parallel.processes import own_device
 from dpft.parallel.ranks import ALONE, Ranks, Share
 from dpft.parallel.shards import ShardedModel, WholeSums, gathered, whole_reader
 from dpft.privacy.accounting.curve import EpsilonCurve, EpsilonSoFar
+from dpft.privacy.clipper66.clipper import ClippingChoice
 from dpft.privacy.frozen_state import digests_of
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.released import write_released
@@ -67,13 +69,13 @@ from dpft.training.listeners import StepEvaluation, StepListener
 from dpft.training.loop import TrainingSet
 from dpft.training.ordinary import Clipped, train_ordinarily
 from dpft.training.private_run import train_privately
-from dpft.training.self_check import check_clipper
 from dpft.training.session import (
     Session,
     Start,
     prepare_training_state,
     share_start,
 )
+from dpft.training.synthetic_batches import self_check_batches
 from dpft.training.training_config import warn_if_slow
 
 logger = logging.getLogger(__name__)
@@ -95,8 +97,7 @@ class Prepared:
     """What is saved beside the model: its tokenizer, or its image processor."""
     division: Division
     model: PreTrainedModel
-    """On its device, its clipper proved; one that is to be cut is on the CPU or the meta
-    device, and not proved yet."""
+    """On its device. One that is to be sharded is on the CPU or the meta device."""
     counts: ParameterCounts
     training_set: TrainingSet
     unit_key: bytes | None
@@ -107,6 +108,9 @@ class Prepared:
     """Of which they are made; secret."""
     summary: DataSummary
     """What became of the records that were read; private."""
+    choices: tuple[ClippingChoice, ...] = ()
+    """Results of the clipper's self-check, one per phase; of a model that is to be sharded, empty
+    until it is."""
     shards: ShardedModel | None = None
     """``model``, where each process has but a shard of it."""
     rows: RowsOfModel | None = None
@@ -123,38 +127,42 @@ def warn(config: TrainConfig, plan: RunPlan) -> None:
         logger.warning(NOT_PRIVATE_SEED)
 
 
-def prove_clipper(
+def check_clipper(
     config: TrainConfig,
     plan: RunPlan,
     model: PreTrainedModel,
     layout: Layout,
     shards: WholeSums | None = None,
-) -> None:
-    """Checks each phase's clipper against the one-at-a-time loop on synthetic tokens.
+) -> tuple[ClippingChoice, ...]:
+    """Run each phase's self-check on synthetic records; returns the public choices.
 
-    Without the self-check, that each phase's clipper can be made is seen before the first step.
+    Raises:
+        InputError: The model combines examples.
+        RunError: The model writes to its state, or its gradients are not finite.
     """
     clips, clipping = config.privacy.clips, plan.clipping
     if clips is None or clipping is None:
-        return
+        return ()
     options = clips.clipping_options(config.train.backward_scale)
-    options = replace(options, shards=shards)
+    options = replace(options, shards=shards, autocast=config.train.autocast_dtype)
+    was_training = model.training
+    model.train()
+    choices = []
     for phase, start in zip(clipping.phases, clipping.phase_starts(), strict=True):
         config.method.begin_step(model, start)
-        own = replace(options, max_grad_norm=phase.max_grad_norm)
-        if not clips.self_check:
-            own.resolved(model).make(model)
-            continue
-        difference = check_clipper(
-            model,
-            own,
-            max_length=config.task.longest,
-            layout=layout,
-            precision=config.train.precision,
-            has_units=clips.has_units,
+        check = self_check_batches(
+            model, max_length=config.task.longest, layout=layout, has_units=clips.has_units
         )
-        logger.info("self-check: clipper equals the one-at-a-time loop to %.0e", difference)
+        own = replace(options, max_grad_norm=phase.max_grad_norm)
+        with own.make(model, per_example_losses) as clipper:
+            choice = clipper.self_check(
+                *check.batches, alone=check.alone, rows_per_unit=check.rows_per_unit
+            )
+        logger.info("Clipping engine: %s (%s)", choice.engine, clips.engine)
+        choices.append(choice)
     config.method.begin_step(model, 0)
+    model.train(was_training)
+    return tuple(choices)
 
 
 def digests_at_start(prepared: Prepared) -> dict[str, str] | None:
@@ -211,6 +219,7 @@ def train(
         listeners=listeners,
         state_at_start=state_at_start,
         evaluation=evaluation,
+        choices=prepared.choices,
         ranks=ranks,
         shards=shards,
     )
@@ -298,6 +307,7 @@ def prepare(
     warn(config, plan)
     doing(LOADING)
     rows = None
+    choices: tuple[ClippingChoice, ...] = ()
     if config.parallel.shards_model:
         model, new, rows = prepare_in_shards(config, architecture, head)
     else:
@@ -310,7 +320,8 @@ def prepare(
     if not config.parallel.shards_model:
         model.to(device)  # type: ignore[arg-type]
         doing(CHECKING)
-        prove_clipper(config, plan, model, training_layout(config, encoding.layout, device))
+        layout = training_layout(config, encoding.layout, device)
+        choices = check_clipper(config, plan, model, layout)
     doing(ENCODING)
     canaries = make_canaries(config.audit, processor, secrets.audit_key)
     if resume_point is None:
@@ -340,6 +351,7 @@ def prepare(
         summary=summarize(
             config, data, division, training_set, canaries=sum(each.copies for each in canaries)
         ),
+        choices=choices,
         rows=rows,
     )
 

@@ -78,9 +78,9 @@ from dpft.runs.held_out import canaries_text
 from dpft.runs.prepared_run import (
     Planner,
     Prepared,
+    check_clipper,
     digests_at_start,
     prepare,
-    prove_clipper,
     train,
 )
 from dpft.runs.run_cost import check_sharding, cut
@@ -331,11 +331,11 @@ def finish(
 
 
 def sharded(prepared: Prepared, ranks: Ranks) -> Prepared:
-    """Returns a run whose model is cut where that was asked for, its clipper proved.
+    """Returns a run whose model is sharded if this was requested, after the clipper's self-check.
 
     Raises:
-        InputError: A parameter cannot be sharded, or the processes round otherwise.
-        RunError: The clipper is not exact on this model.
+        InputError: A parameter cannot be sharded, the processes round otherwise, or the model
+            combines examples.
     """
     config, training_set = prepared.config, prepared.training_set
     read = None if prepared.rows is None else prepared.rows.read
@@ -346,8 +346,8 @@ def sharded(prepared: Prepared, ranks: Ranks) -> Prepared:
     check_arithmetic(prepared, ranks)
     whole = WholeSums(shards.unsharded)
     with ranks.settled():
-        prove_clipper(config, prepared.plan, prepared.model, training_set.layout, whole)
-    return prepared
+        choices = check_clipper(config, prepared.plan, prepared.model, training_set.layout, whole)
+    return replace(prepared, choices=choices)
 
 
 def write_beginning(

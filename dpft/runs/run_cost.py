@@ -29,7 +29,7 @@ from dpft.estimates.rank_memory import (
 from dpft.kinds import Head
 from dpft.machine import usable_memory
 from dpft.models.architecture import Architecture
-from dpft.models.loading import checkpoint_activations, grow_as_planned, meta_model, new_names
+from dpft.models.loading import grow_as_planned, meta_model, new_names
 from dpft.parallel.cutting import ReadRows, check_can_be_sharded, repeated_blocks
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig, check_shards, world
 from dpft.parallel.ranks import Ranks, make_grid
@@ -266,13 +266,14 @@ class PlannedRanks:
 
     @cached_property
     def _engine(self) -> str | None:
-        """Of the clipper; None: nothing is clipped."""
+        """The clipper's engine; None: nothing is clipped.
+
+        The self-check chooses ``rows`` only for models that book-keeping cannot record.
+        """
         clips = self.config.privacy.clips
         if clips is None:
             return None
-        if self.config.model.gradient_checkpointing:
-            checkpoint_activations(self.model)
-        return clips.clipping_options().resolved(self.model).engine
+        return "book_keeping" if clips.engine == "auto" else clips.engine
 
     @cached_property
     def model(self) -> PreTrainedModel:
@@ -309,12 +310,10 @@ class PlannedRanks:
         return guessed_activations(self.model, rows=TRACED_ROWS, length=length)
 
     def _step(self, rows: int) -> StepShapes:
-        clips = self.config.privacy.clips
         is_glibcs = self.device.type == "cpu" and self._given is None
         return StepShapes(
             activations=self._activations.of_rows(rows),
             engine=self._engine,
-            memory_mb=0 if clips is None else clips.clipper_memory_mb,
             heap=heap_factor(self._shapes) if is_glibcs else 1.0,
             micro_batches=self._micro_batches(rows),
             history=self.config.mechanism.history_numbers

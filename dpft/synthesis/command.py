@@ -42,6 +42,7 @@ from dpft.files import (
 )
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import quiet_transformers
+from dpft.models.losses import per_example_losses
 from dpft.parallel.parallel_config import check_restarts
 from dpft.privacy.cipher import secret_key
 from dpft.privacy.ledger import Ledger, read_ledger
@@ -152,7 +153,8 @@ def _begin(config: SynthesizeConfig, folder: Path) -> Answer:
     fitted = fitted_to(training, architecture)
     model, _ = planned_model(fitted, architecture, training_head(fitted, architecture))
     if training.privacy.clips is not None:
-        training.privacy.clips.clipping_options(training.train.backward_scale).resolved(model)
+        options = training.privacy.clips.clipping_options(training.train.backward_scale)
+        options.make(model, per_example_losses)
     key = new_key()
     table = table.split(config.eval.held_out, key)
     folder.mkdir(parents=True, exist_ok=True)

@@ -452,7 +452,6 @@ def environment(
     training_set: TrainingSet,
     *,
     engine: str,
-    memory_mb: int,
     precision: str = "fp32",
     settings: Sequence[Any] = (),
     ranks: Ranks = ALONE,
@@ -470,7 +469,6 @@ def environment(
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "dpft": __version__,
         "engine": engine,
-        "memory_mb": memory_mb,
         "micro_batch_size": training_set.micro_batch_size,
         "micro_batch_tokens": training_set.micro_batch_tokens,
         "noise": NOISE_SOURCE,
@@ -487,7 +485,6 @@ def environment(
 
 PROMISES = {
     "reproducible": "privacy.noise_seed",
-    "self_check": "privacy.self_check",
     "show_diagnostics": "privacy.show_diagnostics",
 }
 """Statements of a report that rest on a configuration key alone, not on the plan, by that key."""
@@ -497,7 +494,6 @@ def promises(privacy: DifferentialPrivacy) -> dict[str, bool]:
     """Returns the statements of ``PROMISES`` as the configuration makes them, ready for JSON."""
     return {
         "reproducible": privacy.noise_seed is not None,
-        "self_check": privacy.self_check,
         "show_diagnostics": privacy.show_diagnostics,
     }
 
@@ -506,7 +502,7 @@ def check_promises(resume_point: ResumePoint, privacy: DifferentialPrivacy) -> N
     """Refuses a run whose configuration was edited since it began, in a key of ``PROMISES``.
 
     Raises:
-        InputError: A noise seed, shown losses or a self-check were added or removed.
+        InputError: A noise seed or shown losses were added or removed.
     """
     began, now = resume_point.checkpoint.run.promises or {}, promises(privacy)
     changed = [PROMISES[name] for name, value in now.items() if began.get(name) != value]

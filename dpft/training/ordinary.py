@@ -6,7 +6,7 @@ the same Poisson draws, the same clipped sums, the same divisor. So what it lack
 training is what clipping costs, and what a private run lacks against it is what noise costs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -23,10 +23,12 @@ from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.reductions import STRETCH, finish_sums
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.cipher import AgingKey, secret_key
-from dpft.privacy.clipping.clipper import ClippingOptions
-from dpft.privacy.clipping.engine import check_losses
+from dpft.privacy.clipper66.batches import count_rows
+from dpft.privacy.clipper66.clipper import ClippingChoice, ClippingOptions
+from dpft.privacy.clipper66.engines import check_losses
+from dpft.privacy.clipper66.options import LossFunction
 from dpft.privacy.engine import PhasedClipper
-from dpft.privacy.losses import LossesOf, MicroBatchResult
+from dpft.privacy.losses import MicroBatchResult
 from dpft.privacy.plan import ClippingPlan, write_plan
 from dpft.privacy.privacy_config import Clipping
 from dpft.privacy.randomness import ViewStream, make_randomness, private_dropout, restore_randomness
@@ -112,6 +114,7 @@ def _engine(
             per_example_losses,
             plan=clipped.plan,
             options=replace(options, shards=session.shards, autocast=autocast_dtype),
+            choices=session.choices,
             seed=seed,
             state=state,
             steps_taken=done,
@@ -139,7 +142,7 @@ class OrdinaryEngine:
     def __init__(
         self,
         model: nn.Module,
-        losses_of: LossesOf,
+        losses_of: LossFunction,
         *,
         steps: int,
         batch_size: int,
@@ -211,7 +214,7 @@ class OrdinaryEngine:
         device = pytree.tree_leaves(batch)[0].device
         with autocast(device, self._autocast_dtype):
             losses = self._losses_of(self._model, batch)
-        check_losses(losses)
+        check_losses(losses, count_rows(batch))
         torch.autograd.backward(losses.sum() * (self._loss_scale / self._drawn))
         if self._shards is not None:
             self._shards.take_gradients()
@@ -237,11 +240,12 @@ class ClippedEngine:
     def __init__(
         self,
         model: nn.Module,
-        losses_of: LossesOf,
+        losses_of: LossFunction,
         *,
         plan: ClippingPlan,
         options: ClippingOptions,
         seed: int,
+        choices: Sequence[ClippingChoice] = (),
         state: Mapping[str, Any] | None = None,
         steps_taken: int = 0,
         ranks: Ranks = ALONE,
@@ -258,7 +262,9 @@ class ClippedEngine:
         self._randomness = restore_randomness(device, state, seed, rank=ranks.rank)
         self.views = self._randomness.views
         self._sampler = PoissonSampler(plan.sample_rate, self._randomness.sampling)
-        self._clipper = PhasedClipper(model, losses_of, plan, step=steps_taken, options=options)
+        self._clipper = PhasedClipper(
+            model, losses_of, plan, step=steps_taken, options=options, choices=choices
+        )
         self._resources = ExitStack()
 
     def __enter__(self) -> Self:

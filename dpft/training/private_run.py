@@ -21,7 +21,7 @@ from dpft.files import CHECKPOINTS, JOURNAL, LEDGER, private_path
 from dpft.models.losses import per_example_losses
 from dpft.parallel.shards import whole_reader
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.privacy.clipping.choices import LossScale
+from dpft.privacy.clipper66.options import LossScale
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.frozen_state import check_same, digests_of
 from dpft.privacy.ledger import Ledger, NoLedger, StepLog
@@ -104,8 +104,7 @@ class PrivateRun:
         adapts = ("adaptive",) if settings.adaptive_loss_scale else ()
         return environment(
             session.training_set,
-            engine=privacy.engine,
-            memory_mb=privacy.clipper_memory_mb,
+            engine=" ".join(choice.engine for choice in session.choices) or privacy.engine,
             precision=settings.precision,
             settings=(session.method, session.optimizer, session.scheduler, *rates, *adapts),
             ranks=session.ranks,
@@ -365,9 +364,10 @@ class PrivateRun:
             options=replace(
                 privacy.clipping_options(),
                 loss_scale=loss_scale,
-                moved=moved,
                 autocast=session.settings.autocast_dtype,
             ),
+            choices=session.choices,
+            moved=moved,
             ranks=session.ranks,
             shards=session.shards,
         )

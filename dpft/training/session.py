@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from dpft.parallel.rank_environment import TERMINATED, termination_requests
 from dpft.parallel.ranks import ALONE, Ranks, Share
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.accounting.curve import SpentEpsilon
+from dpft.privacy.clipper66.clipper import ClippingChoice
 from dpft.training.checkpoint import ResumePoint, restore_checkpoint, save_checkpoint
 from dpft.training.listeners import PublicStep, StepEvaluation, StepListener
 from dpft.training.loop import StepEngine, StepStatistics, TrainingSet, train
@@ -239,6 +240,8 @@ class Session:
     is not the first process."""
     evaluation: StepEvaluation | None = None
     """Scores the model between steps; None: it is scored before and after them alone."""
+    choices: Sequence[ClippingChoice] = ()
+    """Results of the clipper's self-check, one per phase; public."""
     ranks: Ranks = ALONE
     """The processes that take the steps together."""
     shards: ShardedModel | None = None

@@ -14,14 +14,18 @@ from torch import nn
 
 from dpft.data.batches import Batch, Layout
 from dpft.models.losses import per_example_losses
-from dpft.privacy.clipping.clipper import ClippingOptions
+from dpft.privacy.clipper66.clipper import CHECKED_MICRO_BATCHES, ClippingOptions
 from dpft.privacy.engine import PhasedClipper
 from dpft.privacy.noise import add_noise
 from dpft.privacy.plan import ClippingPlan
 from dpft.privacy.randomness import make_randomness
 from dpft.records.plans import MeasuredTime
 from dpft.training.optimizers import OptimizerConfig
-from dpft.training.synthetic_batches import CAUSAL_TEXT, synthetic_batch
+from dpft.training.synthetic_batches import (
+    CAUSAL_TEXT,
+    self_check_batches,
+    synthetic_batch,
+)
 from dpft.training.training_config import autocast, autocast_dtype
 
 SECONDS = 4.0
@@ -43,7 +47,7 @@ def measure_step(
 ) -> MeasuredTime:
     """Measure the time of a step and multiply it by the number of steps.
 
-    A first micro-batch of one example is not timed: the clipper checks itself on it. Each timed one
+    The first micro-batches, on which the clipper runs checks, are not timed. Each timed one
     has twice the examples of the one before, up to ``micro_batch_size`` or ``SECONDS``.
 
     Args:
@@ -90,6 +94,9 @@ def measure_step(
         plan, options = clipped
         options = replace(options, autocast=autocast_dtype(precision))
         with PhasedClipper(model, per_example_losses, plan, step=0, options=options) as clipper:
+            clipper.self_check(*self_check_batches(model, max_length=length, layout=layout).batches)
+            for _ in range(CHECKED_MICRO_BATCHES):  # which are not timed
+                clipper.accumulate(batch_of(min(2, size)))
             rows, per_batch = micro_batch(clipper.accumulate)
         noise = make_randomness(device).noise
 

@@ -13,7 +13,7 @@ from tests.stories.tiny import Workspace, make_workspace
 
 RECORDS = 60
 TRAINED = ("model=tiny", "model.path=model", "train.expected_batch_size=8", "train.steps=3")
-PRIVATE = ("privacy.noise_multiplier=1", "privacy.accountant=rdp", "privacy.self_check=false")
+PRIVATE = ("privacy.noise_multiplier=1", "privacy.accountant=rdp")
 
 
 def moods() -> list[dict[str, str]]:

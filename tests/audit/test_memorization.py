@@ -440,7 +440,7 @@ def trained(workspace: Workspace, objective: str) -> str:
             "train", "task=corpus", "task.data_dir=texts.txt", f"model.path={kind}", *words,
             "eval.held_out=0.4", "eval.enabled=false", "train.expected_batch_size=8",
             "train.steps=1", "train.micro_batch_size=3", "privacy.noise_multiplier=1",
-            "privacy.accountant=rdp", "privacy.self_check=false", f"hydra.run.dir={objective}",
+            "privacy.accountant=rdp", f"hydra.run.dir={objective}",
         )  # fmt: skip
         assert done.code == 0, done.err
     return objective

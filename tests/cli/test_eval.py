@@ -27,7 +27,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A workspace whose folder ``run`` holds a finished private run that was not evaluated."""
     workspace = make_workspace(tmp_path_factory.mktemp("eval"))
     arguments = (*TRAINING, *EVALUATION, "privacy.noise_multiplier=1", "train.steps=1")
-    quick = ("eval.enabled=false", "privacy.self_check=false", "hydra.run.dir=run")
+    quick = ("eval.enabled=false", "hydra.run.dir=run")
     outcome = workspace.run("train", *arguments, *quick)
     assert outcome.code == 0, outcome.err
     return workspace

@@ -18,7 +18,7 @@ from dpft.runs.task_model import trained_model_of_run
 from tests.slowness import slow, slow_but
 from tests.stories.tiny import TRAINING, Workspace, make_workspace
 
-QUICK = ("train.steps=1", "task.max_length=16", "eval.enabled=false", "privacy.self_check=false")
+QUICK = ("train.steps=1", "task.max_length=16", "eval.enabled=false")
 PRIVATE = (*TRAINING, *QUICK, "privacy.noise_multiplier=1", "train.learning_rate=0.1")
 RUNS = {
     "full": ("method=full",),

@@ -14,7 +14,7 @@ from dpft.tasks.e2e import E2ETask
 from tests.slowness import slow
 from tests.stories.tiny import TRAINING, Workspace, make_workspace, write_rows
 
-QUICK = ("train.steps=1", "eval.enabled=false", "privacy.self_check=false")
+QUICK = ("train.steps=1", "eval.enabled=false")
 PRIVATE = (*TRAINING, "privacy.noise_multiplier=1", *QUICK)
 SHORT = "decode.max_new_tokens=5"
 MRS = ["name[Cafe 1], eatType[pub]", "name[Cafe 2]", "name[Cafe 1], eatType[pub]"]

@@ -199,7 +199,7 @@ def test_a_run_without_privacy_says_so_first_and_has_no_epsilon(workspace: Works
 def test_noise_that_drowns_any_signal_is_warned_of_before_training_and_in_the_record(
     workspace: Workspace,
 ) -> None:
-    arguments = (*PRIVATE[:-1], "train.steps=1", "eval.enabled=false", "privacy.self_check=false")
+    arguments = (*PRIVATE[:-1], "train.steps=1", "eval.enabled=false")
     drowned = "the noise drowns any signal"
     noise = ("privacy.noise_multiplier=1e5", "hydra.run.dir=drowned")
     outcome = workspace.run("train", *arguments, *noise)

@@ -28,7 +28,7 @@ ADD_OR_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 BATCH, STEPS, DELTA = 8, 3, 0.01
 RATE = BATCH / TRAIN
 QUICK = (
-    *SETTING, "eval.enabled=false", "train.num_threads=1", "privacy.self_check=false",
+    *SETTING, "eval.enabled=false", "train.num_threads=1", 
     f"train.expected_batch_size={BATCH}", f"train.steps={STEPS}", f"privacy.delta={DELTA}",
 )  # fmt: skip
 NOISE = ("privacy.noise_multiplier=1", "privacy.accountant=rdp")
@@ -288,7 +288,7 @@ def test_a_search_for_hyperparameters_pays_for_all_its_trials(workspace: Workspa
     done = workspace.run(
         "tune", *SETTING, "tune.metric=perplexity", f"tune.eta={eta}", f"tune.gamma={gamma}",
         "privacy.eps=8", f"privacy.delta={DELTA}", "privacy.noise_seed=3", "eval.limit=2",
-        "privacy.self_check=false", f"train.steps={steps}", "train.num_threads=1",
+        f"train.steps={steps}", "train.num_threads=1",
         "eval.split_is_public=true", "task.metrics=[perplexity]",
         "tuning.space.train.learning_rate=[0.001,0.002]",
         f"tuning.space.train.expected_batch_size=[{TRAIN}]", "hydra.run.dir=search",

@@ -39,7 +39,7 @@ MODELS = {"gpt2": "gpt2", "t5": "t5-small", "bert": "bert-base", "bytes": "gpt2"
 GENERATE = ('task.prompt="{question}"', 'task.target=" {answer}"')
 PRIVATE = (
     "privacy.noise_multiplier=1", "privacy.accountant=rdp", "privacy.delta=0.01",
-    "privacy.self_check=false",
+    
 )  # fmt: skip
 """Noise changes no loss of the first step, and at a sample rate of 1 every row is drawn."""
 

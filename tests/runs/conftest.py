@@ -22,7 +22,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> TrainCommand:
             "task=custom", f"task.data_dir={root / 'one.csv'}", 'task.prompt="{question}"',
             'task.target="{answer}"', "task.max_length=32", "model=tiny",
             f"model.path={root / 'model'}", "eval.held_out=0.5", "privacy.noise_multiplier=1",
-            "privacy.unit=owner", "privacy.records_per_unit=2", "privacy.self_check=false",
+            "privacy.unit=owner", "privacy.records_per_unit=2", 
             "privacy.accountant=rdp", "train.expected_batch_size=2", "train.steps=3",
         ],
     )  # fmt: skip

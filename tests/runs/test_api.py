@@ -36,7 +36,7 @@ from tests.stories.tiny import METRICS, Workspace, make_workspace
 
 TRAINING = (
     "task=e2e", METRICS, "privacy.eps=8", "privacy.accountant=rdp", "privacy.noise_seed=3",
-    "privacy.delta=0.01", "privacy.self_check=false", "train.expected_batch_size=8",
+    "privacy.delta=0.01", "train.expected_batch_size=8",
     "train.steps=2", "train.num_threads=1", "eval.limit=2", "decode.max_new_tokens=4",
     "decode.num_beams=1",
 )  # fmt: skip
@@ -44,7 +44,7 @@ FROM_FILES = (*TRAINING, "task.data_dir=data", "model=tiny", "model.path=model")
 NOTES = [{"note": f"Place {n} is a pub.", "owner": n // 2} for n in range(20)]
 NOTES_RUN = (
     "task=custom", 'task.text="{note}"', "task.max_length=16", "privacy.noise_multiplier=1",
-    "privacy.accountant=rdp", "privacy.self_check=false", "train.expected_batch_size=4",
+    "privacy.accountant=rdp", "train.expected_batch_size=4",
     "train.steps=1",
 )  # fmt: skip
 

@@ -21,7 +21,7 @@ from dpft.training.listeners import PublicStep
 from dpft.training.progress import ProgressRecord
 from tests.stories.tiny import SETTING, TRAINING, Workspace, make_workspace
 
-SHORT = ("task.metrics=[perplexity]", "eval.limit=2", "privacy.self_check=false")
+SHORT = ("task.metrics=[perplexity]", "eval.limit=2")
 PUBLIC = ("eval.split_is_public=true", *SHORT)
 RUN = ("train", *TRAINING, "privacy.noise_multiplier=1", "privacy.noise_seed=1", *PUBLIC)
 LONG = ("train.steps=30", "train.checkpoint_every=4")

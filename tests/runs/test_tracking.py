@@ -20,7 +20,7 @@ from tests.training.trackers.reading import read_events, wandb_records
 
 RUN = (
     *TRAINING, "train.steps=20", "train.num_threads=1", "privacy.noise_multiplier=1",
-    "privacy.self_check=false", "privacy.show_diagnostics=true",
+    "privacy.show_diagnostics=true",
 )  # fmt: skip
 CURVES = {"train/learning_rate", "train/steps_per_second", "privacy/epsilon"}
 RESULTS = {"privacy/epsilon_reported", "privacy/steps_taken"}

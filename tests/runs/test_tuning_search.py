@@ -31,7 +31,7 @@ from tests.stories.tiny import EVALUATION, SETTING, Outcome, Workspace, make_wor
 SEARCH = (
     *SETTING, "tune.metric=perplexity", "privacy.eps=8", "privacy.delta=0.01",
     "privacy.noise_seed=3",
-    "privacy.self_check=false", "train.steps=2", "train.num_threads=1", "eval.split_is_public=true",
+    "train.steps=2", "train.num_threads=1", "eval.split_is_public=true",
     "tuning.space.train.learning_rate=[0.0001,0.03]", "tuning.space.train.expected_batch_size=[8]",
     *EVALUATION,
 )  # fmt: skip

@@ -82,7 +82,7 @@ def told_here(root: Path) -> Story:
 
         with patch.context() as crash:
             crash.setattr(loop, "check_weights", _breaks_after_a_step)
-            run("crash", *RUN, "privacy.self_check=false")
+            run("crash", *RUN)
         story.after_crash()
         tell_the_end(story, run)
     return story

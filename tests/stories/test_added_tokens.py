@@ -21,7 +21,7 @@ TASK = (
     "task=personachat", "task.data_dir=talk", "task.max_length=48",
     "task.metrics=[bleu,perplexity]",
 )  # fmt: skip
-QUICK = ("train.steps=2", "privacy.self_check=false", "privacy.noise_multiplier=1")
+QUICK = ("train.steps=2", "privacy.noise_multiplier=1")
 ARGUMENTS = (*TRAINING, *TASK, *QUICK, *EVALUATION, "train.learning_rate=0.1")
 METHODS = {
     "full": (),

@@ -23,7 +23,7 @@ TEMPLATE = (
 CHAT = (
     "task=custom", "task.messages=messages", "task.max_length=96", "model=tiny", "model.path=chat",
     "train.expected_batch_size=8", "train.steps=2", "privacy.eps=8", "privacy.accountant=rdp",
-    "privacy.self_check=false", "decode.max_new_tokens=4", "decode.num_beams=2",
+    "decode.max_new_tokens=4", "decode.num_beams=2",
 )  # fmt: skip
 ROWS, BAD = 24, (4, 7)
 """How many rows there are, and the lines of those that the template does not accept."""

@@ -101,7 +101,7 @@ def test_a_model_of_hidden_spans_is_scored_and_fills_the_gaps_of_a_users_texts(
     done = workspace.run(
         "train", "task=corpus", "task.data_dir=texts.txt", "model.path=t5", "task.max_length=40",
         "train.expected_batch_size=8", "train.steps=1", "privacy.noise_multiplier=1",
-        "privacy.accountant=rdp", "privacy.self_check=false", "eval.held_out=0.2",
+        "privacy.accountant=rdp", "eval.held_out=0.2",
         "eval.limit=2", "hydra.run.dir=run",
     )  # fmt: skip
     assert done.code == 0, done.err

@@ -71,6 +71,6 @@ def test_what_scoring_writes_before_the_first_step_is_not_trained_on(tmp_path, m
             model.transformer.h[0].mlp.c_fc.bias.data[0] += logits.mean()
 
     patched(monkeypatch, write)
-    said = ended(make_workspace(tmp_path), "privacy.self_check=false")
+    said = ended(make_workspace(tmp_path))
     assert "c_fc.bias must be what it was" in said
     assert not list((tmp_path / "run").rglob("*.safetensors"))

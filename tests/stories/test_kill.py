@@ -12,7 +12,7 @@ from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace, 
 STEPS = 200
 RUN = (
     *TRAINING, f"train.steps={STEPS}", "train.checkpoint_every=3", "train.num_threads=1",
-    "privacy.noise_multiplier=1", "privacy.noise_seed=3", "privacy.self_check=false", *EVALUATION,
+    "privacy.noise_multiplier=1", "privacy.noise_seed=3", *EVALUATION,
 )  # fmt: skip
 ANY_TIME, EACH_AIM = 10, 3
 AFTER_TRAINING = ("inside the evaluation", "inside the report")

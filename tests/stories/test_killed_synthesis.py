@@ -24,7 +24,7 @@ EPS, DELTA = 8.0, 1e-3
 BEGIN = (
     "synthesize", "data=notes.csv", "condition=[city]", f"privacy.eps={EPS}", "privacy.share=0.5",
     "model=tiny", "train.steps=2", "train.expected_batch_size=8", "train.num_threads=1",
-    "train.checkpoint_every=1", "privacy.self_check=false", "eval.held_out=0.3", "num=4",
+    "train.checkpoint_every=1", "eval.held_out=0.3", "num=4",
     "hydra.run.dir=run",
 )  # fmt: skip
 RESUME = ("synthesize", "resume=run")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 STEPS, SIZE = 100, 2
 RUN = (
     *TRAINING, f"train.steps={STEPS}", "train.checkpoint_every=3", "privacy.noise_multiplier=1",
-    "privacy.noise_seed=3", "privacy.self_check=false", *EVALUATION,
+    "privacy.noise_seed=3", *EVALUATION,
 )  # fmt: skip
 KILLS = int(os.environ.get("DPFT_KILLED_RANKS", "3"))
 """More by hand: DPFT_KILLED_RANKS=10."""

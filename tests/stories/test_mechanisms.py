@@ -20,7 +20,7 @@ from tests.stories.tiny import SETTING, Workspace, make_workspace
 
 RUN = (
     *SETTING, "eval.enabled=false", "train.expected_batch_size=8", "train.steps=5", "privacy.eps=4",
-    "privacy.self_check=false", "train.num_threads=1",
+    "train.num_threads=1",
 )  # fmt: skip
 BANDED = ("mechanism=banded", "mechanism.bands=2")
 

@@ -16,7 +16,7 @@ from tests.slowness import slow, slow_but
 from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace, own_entries
 
 MAX_LENGTH = 24
-QUICK = ("train.steps=2", f"task.max_length={MAX_LENGTH}", "privacy.self_check=false")
+QUICK = ("train.steps=2", f"task.max_length={MAX_LENGTH}")
 PRIVATE = (*TRAINING, *QUICK, "privacy.noise_multiplier=1", "train.learning_rate=0.1")
 SETTINGS: dict[str, tuple[str, ...]] = {
     "adapter": ("method.bottleneck=4",),
@@ -211,7 +211,7 @@ def test_the_longest_prompt_that_is_not_refused_fits(
     workspace: Workspace, name: str, settings: list[str]
 ) -> None:
     """Synthetic records of ``task.max_length`` and texts cut to what is left for them."""
-    one = ("train.steps=1", "privacy.self_check=true", f"hydra.run.dir=longest-{name}")
+    one = ("train.steps=1", f"hydra.run.dir=longest-{name}")
     decode = ("eval.limit=2", "decode.num_beams=1", f"decode.max_new_tokens={MAX_LENGTH - 1}")
     outcome = workspace.run("train", *PRIVATE, f"method={name}", *settings, *one, *decode)
     assert outcome.code == 0, outcome.err

@@ -18,7 +18,7 @@ from tests.stories.tiny import Workspace
 IMAGES = ("vision", "visual", "projector", "connector", "audio", "merger")
 QUICK = (
     "train.steps=2", "train.expected_batch_size=8", "privacy.noise_multiplier=1",
-    "privacy.accountant=rdp", "privacy.self_check=false", "train.learning_rate=0.1",
+    "privacy.accountant=rdp", "train.learning_rate=0.1",
 )  # fmt: skip
 TEXTS = (
     "task=custom", "task.data_dir=texts", 'task.prompt="{place}:"', 'task.target=" {text}"',

@@ -224,7 +224,7 @@ def test_trust_rule_11_other_records_leave_the_same_configuration(tmp_path: Path
         (tmp_path / name).mkdir()
         workspace = planted.make_planted(tmp_path / name)
         planted.write_csv(workspace.root / "qa" / "train.csv", rows)
-        quick = ("privacy.noise_seed=1", "privacy.self_check=false", "eval.enabled=false")
+        quick = ("privacy.noise_seed=1", "eval.enabled=false")
         outcome = workspace.run(*planted_run.RUN, *quick)
         assert outcome.code == 0, outcome.err
         files = public_files(workspace.root / "run")

@@ -21,7 +21,7 @@ from tests.stories.tiny import (
 
 RUN = (
     *TRAINING, "train.steps=5", "train.checkpoint_every=2", "train.num_threads=1",
-    "privacy.noise_multiplier=1", "privacy.noise_seed=3", "privacy.self_check=false", *EVALUATION,
+    "privacy.noise_multiplier=1", "privacy.noise_seed=3", *EVALUATION,
 )  # fmt: skip
 
 

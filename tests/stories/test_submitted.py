@@ -26,7 +26,7 @@ STEPS = 40
 RUN = (
     "train", "--multirun", "hydra/launcher=submitit_local", *TRAINING, f"train.steps={STEPS}",
     "train.checkpoint_every=3", "privacy.noise_multiplier=1", "privacy.noise_seed=3",
-    "privacy.self_check=false", *EVALUATION,
+    *EVALUATION,
 )  # fmt: skip
 TOGETHER = ("hydra.launcher.tasks_per_node=2", "parallel=ddp")
 

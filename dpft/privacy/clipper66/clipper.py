@@ -110,7 +110,6 @@ class PerExampleClipper:
         loss_scale: LossScale = 1.0,
         headroom: float = 0.0,
         shards: Shards | None = None,
-        moved: Collection[str] = (),
         choice: ClippingChoice | None = None,
     ) -> None:
         """Prepare to clip the gradients of the parameters that require grad now.
@@ -133,8 +132,6 @@ class PerExampleClipper:
                 (``sums.rounding_headroom``).
             shards: For a sharded model: ``grad`` is that of ``shards.unsharded``, or
                 ``shards.new_sums`` keeps the sums.
-            moved: Names of frozen parameters that the caller changes between two calls, as a
-                function of noisy sums.
             choice: The result of an earlier self-check of the same model with the same trainable
                 parameters; None: call ``self_check`` before ``accumulate``.
 
@@ -391,7 +388,6 @@ class ClippingOptions:
     loss_scale: LossScale = 1.0
     headroom: float = 0.0
     shards: Shards | None = None
-    moved: Collection[str] = ()
     choice: ClippingChoice | None = None
 
     def make(self, model: nn.Module, losses_of: LossFunction) -> PerExampleClipper:
