@@ -26,6 +26,12 @@ PARTS_WITH_PRECISION = (
     "backends.mkldnn.rnn",
 )  # fmt: skip
 """What of torch may compute float32 with fewer bits, on accelerators and on processors."""
+REDUCED_SUMS = (
+    "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_reduced_precision_reduction",
+    "allow_fp16_accumulation",
+)
+"""Flags of CUDA's and AMD's products that allow sums in half precision."""
 
 
 def accelerator() -> torch.device | None:
@@ -108,33 +114,30 @@ def only_whole_precision() -> None:
     TF32 keeps ten bits of a factor, and sums in half precision fewer: norms and sums would not be
     float32's. Torch has had two ways to say so, which must not contradict each other.
     """
-    backends: Any = torch.backends
-    matmul = backends.cuda.matmul  # the flags of CUDA and of AMD
     _keep_float32_whole()
-    matmul.allow_bf16_reduced_precision_reduction = False
-    matmul.allow_fp16_reduced_precision_reduction = False
-    matmul.allow_fp16_accumulation = False
+    for name in REDUCED_SUMS:
+        setattr(torch.backends.cuda.matmul, name, False)
 
 
 @contextmanager
-def float32_kept_whole() -> Iterator[None]:
-    """Has products of float32 computed in its own precision meanwhile, whatever the caller chose.
+def whole_precision() -> Iterator[None]:
+    """Run the block as after ``only_whole_precision``, and restore the caller's settings.
 
-    Torch's default is TF32 for an accelerator's convolutions, and a training script may choose it
+    PyTorch's default is TF32 for an accelerator's convolutions, and a training script may choose it
     for all products (``torch.set_float32_matmul_precision("high")``).
     """
-    before = float32_precisions()
-    if {*before.values()} <= {"ieee", "none"}:
-        yield
-        return
+    before, matmul = float32_precisions(), torch.backends.cuda.matmul
+    reduced = {name: getattr(matmul, name) for name in REDUCED_SUMS}
     old = []
     for ask, choose in _OLD_WAYS:
         with suppress(RuntimeError):  # What the new way has said since is not to be said so.
             old.append((choose, ask()))
-    _keep_float32_whole()
+    only_whole_precision()
     try:
         yield
     finally:
+        for name, chosen in reduced.items():
+            setattr(matmul, name, chosen)
         for choose, chosen in old:
             choose(chosen)
         for part, precision in before.items():

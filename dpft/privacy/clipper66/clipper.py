@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.batch_mixing import check_model
-from dpft.devices import float32_kept_whole
+from dpft.devices import whole_precision
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipper66.assignment import Assignment, NoModuleError, observed_calls
 from dpft.privacy.clipper66.batches import count_rows
@@ -179,7 +179,7 @@ class PerExampleClipper:
     def __enter__(self) -> Self:
         if self._held is not None:
             raise InputError("a PerExampleClipper must be entered once at a time, got twice.")
-        self._resources.enter_context(float32_kept_whole())
+        self._resources.enter_context(whole_precision())
         self._held = HeldState(self._model.state_dict(keep_vars=True))
         return self
 

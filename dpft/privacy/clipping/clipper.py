@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.batch_mixing import check_model
-from dpft.devices import float32_kept_whole
+from dpft.devices import whole_precision
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.algorithms import LoopEngine, make_engine, resolved_engine
 from dpft.privacy.clipping.choices import (
@@ -191,7 +191,7 @@ class PerExampleClipper:
                 check_units(units, len(losses))
             # Set until the sum is whole: after an error part of this batch may be in it.
             self._failed = True
-            with torch.autocast(losses.device.type, enabled=False), float32_kept_whole():
+            with torch.autocast(losses.device.type, enabled=False), whole_precision():
                 clipped = self._engine.accumulate(losses, units)
             self.non_finite += clipped.non_finite
         self._failed = False
