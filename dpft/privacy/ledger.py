@@ -110,7 +110,14 @@ class NoLedger:
 class Ledger:
     """Appends one line per noisy step, after the plan."""
 
-    def __init__(self, path: Path, *, plan: Mapping[str, Any], run_id: str | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        plan: Mapping[str, Any],
+        clipper: Sequence[Mapping[str, Any]] | None = None,
+        run_id: str | None = None,
+    ) -> None:
         """Starts a new ledger, whose first line is written by ``begin``.
 
         So a checkpoint can hold the first line's head before the file has a line.
@@ -118,6 +125,7 @@ class Ledger:
         Args:
             path: The file.
             plan: What the run is bound to, as ``write_plan`` returns it.
+            clipper: How each phase's gradients are clipped, as ``ClippingChoice.public`` returns.
             run_id: What names the run, as ``new_run_id`` returns it; None: a new one.
 
         Raises:
@@ -132,7 +140,8 @@ class Ledger:
             ) from None
         run_id = run_id or new_run_id()
         nothing = LedgerRecord(steps=0, mechanisms=(), closed=False, lines=0, head=GENESIS)
-        self._open(descriptor, replace(nothing, run_id=run_id), first_line(run_id, plan))
+        line = first_line(run_id, plan, clipper)
+        self._open(descriptor, replace(nothing, run_id=run_id), line)
         sync_folder(path.parent)
 
     @classmethod
@@ -142,6 +151,7 @@ class Ledger:
         record: LedgerRecord,
         *,
         plan: Mapping[str, Any] | None = None,
+        clipper: Sequence[Mapping[str, Any]] | None = None,
         run_id: str | None = None,
     ) -> Self:
         """Returns the ledger of a run that broke off, to go on after its last whole line.
@@ -152,6 +162,7 @@ class Ledger:
             path: The file.
             record: What ``read_ledger`` says of it; not closed.
             plan: What its first line is to hold, where no line is whole.
+            clipper: The same of the clipper.
             run_id: What that is to name the run by.
         """
         if record.closed:
@@ -160,7 +171,8 @@ class Ledger:
         if record.lines == 0:
             if run_id is None or plan is None:
                 raise ValueError("a ledger without a line must be given its first one.")
-            unwritten, record = first_line(run_id, plan), replace(record, run_id=run_id)
+            unwritten = first_line(run_id, plan, clipper)
+            record = replace(record, run_id=run_id)
         ledger = cls.__new__(cls)
         ledger._open(os.open(path, os.O_WRONLY | os.O_APPEND), record, unwritten)
         return ledger
@@ -239,9 +251,10 @@ def new_run_id() -> str:
     return secrets.token_hex(16)
 
 
-def first_line(run_id: str, plan: Mapping[str, Any]) -> str:
+def first_line(run_id: str, plan: Mapping[str, Any], clipper: object = None) -> str:
     """Returns a ledger's first line, bound to what ``write_plan`` returned, without line end."""
-    line = {
+    line = {} if clipper is None else {"clipper": clipper}
+    line |= {
         "run_id": run_id,
         "schema_version": LEDGER_VERSION,
         "previous": GENESIS,
@@ -263,6 +276,7 @@ class _Line:
     schema_version: object = None
     run_id: object = None
     plan: object = None
+    clipper: object = None
     step: object = None
     mechanism: object = None
     closed: object = None
@@ -385,7 +399,7 @@ def _run_and_plan(entry: _Line, line: str, path: Path) -> tuple[str, Plan]:
     run_id, written = entry.run_id, entry.plan
     if isinstance(run_id, str) and re.fullmatch("[0-9a-f]{32}", run_id):
         try:
-            if isinstance(written, dict) and line == first_line(run_id, written):
+            if isinstance(written, dict) and line == first_line(run_id, written, entry.clipper):
                 plan = read_plan(written)
                 plan.entry_at(0)  # Its numbers go together.
                 return run_id, plan

@@ -221,7 +221,7 @@ def _checkpoint_anchors(folder: Path) -> Iterator[Anchor]:
         before_first_line = False
         if isinstance(run_id, str) and isinstance(plan, dict):
             # Had a step been taken, the replay log would have it.
-            head = hash_of(first_line(run_id, plan))
+            head = hash_of(first_line(run_id, plan, run.get("clipper")))
             before_first_line = there == KnownLedger(lines=1, head=head, position=0)
         yield Anchor(there.lines, there.head, str(path), before_first_line)
 

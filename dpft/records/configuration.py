@@ -264,6 +264,8 @@ class BoundRun:
 
     plan: Any | None = None
     """The plan in the ledger's first line."""
+    clipper: tuple[Mapping[str, Any], ...] | None = None
+    """How each phase's gradients are clipped, in the ledger's first line."""
     clipping: Any | None = None
     """What is drawn and how it is clipped, of a run that adds no noise."""
     environment: Mapping[str, Any] | None = None

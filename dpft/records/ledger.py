@@ -237,6 +237,18 @@ class HistogramPlan(PlannedPromise):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClipperChoice:
+    """How the gradients of a phase are clipped."""
+
+    engine: Literal["book_keeping", "rows"]
+    """The clipping engine."""
+    modules: Mapping[str, Count]
+    """For book_keeping: number of modules by how their parameters are recorded."""
+    mapped: tuple[str, ...]
+    """Paths of the modules that are mapped over the rows of a micro-batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FirstLine:
     """The first line: what the run is bound to, and what names it.
 
@@ -253,6 +265,9 @@ class FirstLine:
     """64 zeros: no line stands before."""
     plan: TrainingPlan | HistogramPlan
     """Every public number that epsilon rests on."""
+    clipper: tuple[ClipperChoice, ...] | None = None
+    """The result of the clipper's self-check on synthetic records, one per phase; absent in a line
+    of dpft 0.3, and if nothing was clipped."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,6 +170,11 @@ class PrivateRun:
             )
             ranks.first(close)
 
+    @property
+    def _clipper(self) -> tuple[dict[str, Any], ...] | None:
+        """The results of the self-check, for the ledger; None if there are none."""
+        return tuple(choice.public() for choice in self.session.choices) or None
+
     def _open(
         self, held: ExitStack, resume_point: ResumePoint | None, *, reseeds: bool
     ) -> tuple[JournaledLedger, Start]:
@@ -180,8 +185,9 @@ class PrivateRun:
         within its budget, unless it may overspend it.
         """
         path, plan = self.session.folder / LEDGER, write_plan(self.plan)
+        clipper = self._clipper
         if resume_point is None:
-            ledger = held.enter_context(Ledger(path, plan=plan))
+            ledger = held.enter_context(Ledger(path, plan=plan, clipper=clipper))
             start = Start(done=0, last_step=self.plan.steps, secrets=self._fresh_keys(0, step=0))
             return self._journal(held, ledger, 0), start
         check_promises(resume_point, self.privacy)
@@ -191,7 +197,7 @@ class PrivateRun:
         broken, checkpoint = resume_point.ledger, resume_point.checkpoint
         assert broken is not None
         ledger = held.enter_context(
-            Ledger.reopen(path, broken, plan=plan, run_id=resume_point.run_id)
+            Ledger.reopen(path, broken, plan=plan, clipper=clipper, run_id=resume_point.run_id)
         )
         done = checkpoint.step
         if obstacle or reseeds:
@@ -324,6 +330,7 @@ class PrivateRun:
         ledger = journal.ledger
         return BoundRun(
             plan=write_plan(self.plan),
+            clipper=self._clipper,
             environment=self.environment,
             promises=promises(self.privacy),
             run_id=ledger.run_id,

@@ -15,7 +15,7 @@ True
 """
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -74,6 +74,14 @@ class ClippingChoice:
     calls: Mapping[str, Calls] = field(default_factory=dict, repr=False)
     levels: Mapping[str, int] = field(default_factory=dict)
     outside: frozenset[str] = frozenset()
+
+    def public(self) -> dict[str, Any]:
+        """Return the choice for a ledger's first line, ready for JSON."""
+        return {
+            "engine": self.engine,
+            "modules": dict(sorted(Counter(self.kinds.values()).items())),
+            "mapped": sorted(path for path, kind in self.kinds.items() if kind == "mapped"),
+        }
 
 
 class PerExampleClipper:
