@@ -19,6 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,7 +32,7 @@ from dpft.errors import InputError, RunError
 from dpft.privacy.clipper66.assignment import Assignment, NoModuleError, observed_calls
 from dpft.privacy.clipper66.batches import count_rows
 from dpft.privacy.clipper66.checks import Checks, NotExactError
-from dpft.privacy.clipper66.engines import BookKeeping, Clipped, MicroBatch, Rows
+from dpft.privacy.clipper66.engines import BookKeeping, MicroBatch, Rows
 from dpft.privacy.clipper66.options import (
     LossFunction,
     LossScale,
@@ -339,33 +340,32 @@ class PerExampleClipper:
             self.losses = torch.empty(0)
             return torch.empty(0)
         self._set(self._autocast, self._scale())
+        engine = self._engine
         with held.unchanged():
             # A single unit cannot mix with others.
             checks = bool(self._unchecked) and micro_batch.units > 1
-            sample = self._checks.sample(micro_batch, self._run) if checks else None
-            clipped = self._run(micro_batch)
+            run = partial(engine.run, style=self.style)
+            sample = self._checks.sample(micro_batch, run) if checks else None
+            clipped = run(micro_batch)
             if sample is not None:
                 self._checks.compare(sample, micro_batch, clipped)
             self._unchecked -= checks
-            self._failed = True  # until the whole sum is added
-            self._add(clipped.sums)
-            self._failed = False
+        self._failed = True  # until the whole sum is added
+        parameters = self._parameters.now()
+        for name, part in engine.sums(clipped):
+            parameter = parameters[name]
+            parameter.grad = self._sums.add(name, parameter.grad, part.to(parameter.dtype))
+        self._sums.flush()
+        self._failed = False
         self.losses = clipped.losses
         self.non_finite += clipped.non_finite
         norms = torch.where(clipped.finite, clipped.norms, 0.0)
         return norms.to(torch.promote_types(clipped.losses.dtype, torch.float32))
 
-    def _run(self, micro_batch: MicroBatch, *, adds: bool = True) -> Clipped:
+    @property
+    def _engine(self) -> BookKeeping | Rows:
         assert self.choice is not None
-        engine = self._rows if self.choice.engine == "rows" else self._book_keeping
-        return engine.run(micro_batch, self.style, adds=adds)
-
-    def _add(self, sums: Mapping[str, Tensor]) -> None:
-        for name, parameter in self._parameters.now().items():
-            part = sums.get(name)
-            if part is not None:
-                parameter.grad = self._sums.add(name, parameter.grad, part.to(parameter.dtype))
-        self._sums.flush()
+        return self._rows if self.choice.engine == "rows" else self._book_keeping
 
     def _set(self, autocast: torch.dtype | None, loss_scale: float) -> None:
         for engine in (self._book_keeping, self._rows):

@@ -1,7 +1,7 @@
 """The two clipping engines: all rows in one backward pass, or each privacy unit separately."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,6 @@ class Clipped:
         losses: Per-example losses, shape (b,).
         finite: Which units contribute, because loss and gradient are finite, shape (u,).
         non_finite: Number of units that do not.
-        sums: The clipped sum of each parameter, by name; a parameter that was not used is missing.
     """
 
     norms: Tensor
@@ -57,7 +56,6 @@ class Clipped:
     losses: Tensor
     finite: Tensor
     non_finite: int
-    sums: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -136,18 +134,8 @@ class BookKeeping(Engine):
         self.assignment: Assignment | None = None
         self._sizes = {name: shape.numel() for name, shape in parameters.shapes.items()}
 
-    def run(
-        self, micro_batch: MicroBatch, style: ClippingStyle, *, factors: Tensor | None = None,
-        adds: bool = True,
-    ) -> Clipped:  # fmt: skip
-        """Clip one micro-batch.
-
-        Args:
-            micro_batch: The micro-batch.
-            style: Computes clip factors.
-            factors: Clip factors to use instead, shape (groups, u), so that a check can compare the
-                sum with another engine's, whose bounds differ.
-            adds: Whether to compute the sum, or only norms.
+    def run(self, micro_batch: MicroBatch, style: ClippingStyle) -> Clipped:
+        """Run one micro-batch; ``sums`` then computes its clipped sum.
 
         Raises:
             UseError: A parameter's gradients cannot be recorded as assigned.
@@ -172,32 +160,39 @@ class BookKeeping(Engine):
                     outside=True,
                 )
             with torch.no_grad():
-                return self._clipped(losses.detach(), style, factors, adds)
-        finally:
+                return self._measured(losses.detach(), style)
+        except BaseException:
             recorder.begin(0, 0)
+            raise
 
-    def _clipped(
-        self, losses: Tensor, style: ClippingStyle, factors: Tensor | None, adds: bool
-    ) -> Clipped:
+    def _measured(self, losses: Tensor, style: ClippingStyle) -> Clipped:
+        """Return norms and clip factors of the recorded uses."""
         squares, bounds = self.recorder.norms()
         norms = squares.sum(0).sqrt() / self.loss_scale
         bounds = bounds.sqrt() / self.loss_scale
-        own = style.factors(bounds)
         # A unit is left out if anything about it is not finite.
         finite = losses.view(len(norms), -1).isfinite().all(1) & bounds.isfinite().all(0)
-        own = torch.where(finite, own, 0.0)
-        factors = own if factors is None else torch.where(own > 0, factors, 0.0)
-        sums: dict[str, Tensor] = {}
+        factors = torch.where(finite, style.factors(bounds), 0.0)
         non_finite = len(norms) - int(finite.sum())  # the only host read
-        if adds:
-            keep = finite if non_finite else None
-            shapes = self._parameters.shapes
-            scaled = factors / self.loss_scale
-            for name, part in self.recorder.weighted_sums(scaled, keep, self._sizes):
-                known = sums.get(name)
-                part = part.view(shapes[name])
-                sums[name] = part if known is None else known.add_(part)
-        return Clipped(norms, bounds, factors, losses, finite, non_finite, sums)
+        return Clipped(norms, bounds, factors, losses, finite, non_finite)
+
+    def sums(self, clipped: Clipped, factors: Tensor | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Yield the clipped sum of each parameter that was used, and forget its uses.
+
+        Args:
+            clipped: The result of the last ``run``.
+            factors: Clip factors to use instead, shape (groups, u), so that a check can compare
+                sums with another engine's, whose bounds differ.
+        """
+        factors = clipped.factors if factors is None else factors
+        keep = clipped.finite if clipped.non_finite else None
+        shapes = self._parameters.shapes
+        with torch.no_grad():
+            for name, part in self.recorder.weighted_sums(
+                factors / self.loss_scale, keep, self._sizes
+            ):
+                yield name, part.view(shapes[name])
+        self.recorder.begin(0, 0)
 
 
 class Rows(Engine):
@@ -216,9 +211,10 @@ class Rows(Engine):
     ) -> None:
         super().__init__(model, parameters, losses_of)
         self._groups, self._count = groups, max(groups.values()) + 1
+        self._sums: dict[str, Tensor] = {}
 
-    def run(self, micro_batch: MicroBatch, style: ClippingStyle, *, adds: bool = True) -> Clipped:
-        """Clip one micro-batch; without ``adds``, only compute norms.
+    def run(self, micro_batch: MicroBatch, style: ClippingStyle) -> Clipped:
+        """Run one micro-batch; ``sums`` then returns its clipped sum.
 
         Raises:
             InputError: As ``losses``.
@@ -226,7 +222,12 @@ class Rows(Engine):
         each = micro_batch.rows // micro_batch.units
         starts = range(0, micro_batch.rows, each)
         parts = [take_rows(micro_batch.batch, slice(at, at + each)) for at in starts]
-        return self.run_units(parts, style, each, adds=adds)
+        return self.run_units(parts, style, each)
+
+    def sums(self, clipped: Clipped) -> Iterator[tuple[str, Tensor]]:
+        """Yield the clipped sum of each parameter that was used in the last run."""
+        while self._sums:
+            yield self._sums.popitem()
 
     def run_units(
         self,
@@ -265,6 +266,8 @@ class Rows(Engine):
                 scales = factors[-1].tolist()  # the only host read
                 if adds:
                     self._add(sums, grads, scales)
+        if adds:
+            self._sums = sums
         kept = torch.stack(finite)
         return Clipped(
             norms=torch.stack(norms),
@@ -273,7 +276,6 @@ class Rows(Engine):
             losses=torch.cat(losses),
             finite=kept,
             non_finite=len(kept) - int(kept.sum()),
-            sums=sums,
         )
 
     def _gradients(self, batch: Any, rows: int) -> tuple[Tensor, dict[str, Tensor]]:

@@ -10,7 +10,6 @@ a weight that several layers share is the sum of all its uses.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -230,6 +229,18 @@ class Recorder:
         for names, _ in open_buckets.values():
             yield names
 
+    def _with_lookups(
+        self, name: str, total: Tensor | None, factors: Tensor, keep: Tensor | None
+    ) -> Tensor:
+        """Return a parameter's weighted sum with that of its look-ups added."""
+        (use,) = self._lookups.pop(name, (None,))
+        if use is None:
+            assert total is not None
+            return total
+        use = use if keep is None else use.without(keep)
+        part = use.weighted_sum(factors[self._groups[name]])
+        return part if total is None else total.add_(part)
+
     def weighted_sums(
         self, factors: Tensor, keep: Tensor | None, sizes: Mapping[str, int]
     ) -> Iterator[tuple[str, Tensor]]:
@@ -251,13 +262,14 @@ class Recorder:
             outers = [self._outer.pop(name)[0] for name in names]
             outers = outers if keep is None else [use.without(keep) for use in outers]
             for index, total in weighted_sums(outers, factors[group]):
-                yield names[index], total
-        remaining: tuple[dict[str, Any], ...] = (self._outer, self._lookups)
-        for uses in remaining:
-            for name in list(uses):
-                (use,) = uses.pop(name)
-                use = use if keep is None else use.without(keep)
-                yield name, use.weighted_sum(factors[self._groups[name]])
+                yield names[index], self._with_lookups(names[index], total, factors, keep)
+        for name in list(self._outer):
+            (use,) = self._outer.pop(name)
+            use = use if keep is None else use.without(keep)
+            total = use.weighted_sum(factors[self._groups[name]])
+            yield name, self._with_lookups(name, total, factors, keep)
+        for name in list(self._lookups):
+            yield name, self._with_lookups(name, None, factors, keep)
         while self._joined:
             names, whole = self._joined.pop()
             if keep is not None:

@@ -229,7 +229,7 @@ def test_what_is_not_released_may_be_filled(engine):
 def test_the_caller_may_move_frozen_weights_between_two_micro_batches():
     """A method may move them by what it makes of the noisy sum."""
     model = Model()
-    with PerExampleClipper(model, losses_of, 1.0, moved=("table.weight",)) as clipper:
+    with PerExampleClipper(model, losses_of, 1.0) as clipper:
         clipper.self_check(batch(8, 4), batch(9, 3))
         for _ in range(3):
             clipper.accumulate(batch())
