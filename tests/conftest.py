@@ -232,170 +232,31 @@ def sharing(answers: dict[Any, Any], *, prv_itself: bool = False) -> Iterator[No
         yield
 
 
-@pytest.fixture(scope="module")
-def self_check_once(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Lets runs of one architecture share their self-check, and those of one shape their proofs.
+@pytest.fixture(scope="session", autouse=True)
+def new_parameters_found_once() -> Iterator[None]:
+    """Spare each run three models without storage, made for the names of new parameters."""
+    from dpft.models import loading
 
-    Both are a third of what a run takes.
+    find, found = loading.new_parameters, dict[str, Any]()
 
-    A file of tests that break what it proves says ``SELF_CHECKS_EACH_RUN = True``; one that does
-    not say so and expects a refusal fails.
-    """
+    @wraps(find)
+    def find_once(config: Any, *more: Any, **given: Any) -> Any:
+        key = repr((config.architectures, _words_of(config), more, given))
+        if key not in found:
+            found[key] = find(config, *more, **given)
+        return found[key]
+
     with pytest.MonkeyPatch.context() as patch:
-        if not getattr(request.module, "SELF_CHECKS_EACH_RUN", False):
-            from dpft.models import loading
-            from dpft.privacy.clipping import loss_check, patches
-            from dpft.privacy.clipping.exactness import ExactnessCheck as Check
-            from dpft.privacy.clipping.patches import Patches
-            from dpft.runs import prepared_run
-
-            patch.setattr(loading, "new_parameters", _once(loading.new_parameters, _configured))
-            patch.setattr(
-                prepared_run, "check_clipper", _once(prepared_run.check_clipper, _checked)
-            )
-            proved = _proved_once(Check._check_with_fallback)
-            patch.setattr(Check, "_check_with_fallback", proved)
-            patch.setattr(Check, "_compare", _losses_compared_once(Check._compare))
-            loop = loss_check.LoopLossCheck
-            patch.setattr(loop, "_compare", _losses_compared_once(loop._compare))
-            alone = _once(loss_check.check_single_examples, _run_alone)
-            for module in (loss_check, patches):
-                patch.setattr(module, "check_single_examples", alone)
-            patch.setattr(Patches, "_learn", _learned_once(Patches._learn))
+        patch.setattr(loading, "new_parameters", find_once)
         yield
 
 
-_known: dict[str, Any] = {}
-"""What was proved, by what it was proved of: models that differ in weights alone are one."""
-
-
-def _shape_of(model: Any) -> tuple[object, ...]:
-    """Returns all of a model but what its weights are; its words say how much drops out."""
-    weights = [(n, p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters()]
-    number = _types.setdefault(type(model), len(_types))
-    return (number, str(model), weights, _words_of(getattr(model, "config", None)))
-
-
 def _words_of(config: Any) -> object:
-    """Returns what a configuration holds: its own words leave out defaults, which takes longer."""
+    """Return the values of a configuration: its own repr leaves out defaults, which is slower."""
     own = getattr(config, "__dict__", config)
     if not isinstance(own, dict):
         return own
     return (type(config), {name: own[name] for name in own if name != "_name_or_path"})
-
-
-_types: dict[type, int] = {}
-"""Numbers of the types of models, which are kept: two of one name are two."""
-
-
-def _dropout() -> str:
-    """Returns whose dropout layers have: that of a private run draws where torch's would not."""
-    from torch.nn import functional
-
-    return str(functional.dropout.__qualname__)
-
-
-def _once(work: Callable[..., Any], of: Callable[..., object]) -> Callable[..., Any]:
-    """Does some work once for each answer of ``of``, which is asked about its arguments."""
-
-    def work_once(*args: Any, **given: Any) -> Any:
-        key = repr(of(*args, **given))
-        if key not in _known:
-            _known[key] = work(*args, **given)
-        return _known[key]
-
-    return work_once
-
-
-def _checked(model: Any, options: Any, **given: Any) -> object:
-    base = getattr(model, "get_base_model", lambda: model)()
-    layout = given.get("layout")
-    of_layout = (type(layout), getattr(layout, "kind", None), getattr(layout, "answer", None))
-    asked = (options.clipping, options.engine, given.get("precision"), given.get("has_units"))
-    return ("self-check", type(model), type(base), of_layout, asked)
-
-
-def _configured(config: Any, *more: Any, **given: Any) -> object:
-    """Spares each run three models without storage, made for the names of new parameters."""
-    return (config.architectures, _words_of(config), more, given)
-
-
-def _run_alone(root: Any, _: Any, arguments: Any, units: Any) -> object:
-    from dpft.privacy.clipping.separation.flow import signature_of
-
-    kind = signature_of(root, arguments, units).kind
-    return ("alone", _shape_of(root), kind, units is None, _dropout())
-
-
-def _proof_of(check: Any, *, of_few: bool) -> tuple[object, ...]:
-    backward = check._backward.__qualname__
-    return ("proof", _shape_of(check._model), backward, not of_few)
-
-
-def _proved_once(prove: Callable[..., Any]) -> Callable[..., Any]:
-    def prove_once(self: Any, asked: Any, subset: Any) -> Any:
-        plans = self._plans
-        known_of = _proof_of(self, of_few=subset is not None)
-        key = repr((*known_of, plans._key))
-        if key in _known and _known[key] is not None:
-            return _known[key]
-        verdict = prove(self, asked, subset)
-        # A plan that had to be widened is so by this call, which the next one needs as well.
-        if key == repr((*known_of, plans._key)):
-            _known[key] = verdict
-        return verdict
-
-    return prove_once
-
-
-def _losses_compared_once(compare: Callable[..., Any]) -> Callable[..., Any]:
-    """Spares losses that were compared, of a signature that was proved, three computations.
-
-    What is proved of few rows is then known too, so that nobody reads the losses of these.
-    """
-
-    def compare_once(self: Any, asked: Any, survey: Any, losses: Any, precision: Any) -> Any:
-        plans = getattr(self, "_plans", None)  # the loop has none, and its losses prove nothing
-        proof = None if plans is None else repr((*_proof_of(self, of_few=True), plans._key))
-        shapes = (survey.drawn, survey.every_unit is None, losses.ndim, precision, self._draws)
-        code = getattr(asked.compute_losses, "__code__", None)
-        known_of = (type(self), _shape_of(self._model), proof, shapes, code, self._kinds)
-        key = repr(("compared", *known_of, _dropout()))
-        if key in _known and (proof is None or _known.get(proof) is not None):
-            return _known[key]
-        found = compare(self, asked, survey, losses, precision)
-        if found is not None:
-            _known[key] = "compared before"
-        return found
-
-    return compare_once
-
-
-def _learned_once(learn: Callable[..., Any]) -> Callable[..., Any]:
-    """Spares a model's two runs on few rows: how a batch flows through another is known by name."""
-
-    def learn_once(self: Any, arguments: Any) -> Any:
-        from dpft.privacy.clipping.separation.flow import Flow, signature_of
-
-        signature = signature_of(self.model, arguments)
-        weights = sorted(self._recorder.trainable.now())
-        of_call = (signature.kind, signature.coincidences, weights)
-        key = repr(("flow", _shape_of(self.model), of_call, _dropout()))
-        names = {module: name for name, module in self.model.named_modules()}
-        if key not in _known:
-            _known[key] = learn(self, arguments), names
-        flow, known_as = _known[key]
-        if flow is None or known_as.keys() == names.keys():
-            return flow
-        own = {name: module for module, name in names.items()}
-        here = {module: own[name] for module, name in known_as.items()}
-        return Flow(
-            {here[module]: found for module, found in flow.modules.items()},
-            [replace(use, users=tuple(here[user] for user in use.users)) for use in flow.uses],
-            {here[module] for module in flow.repeaters},
-        )
-
-    return learn_once
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -58,8 +58,8 @@ def _train_all(workspace: Workspace) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _shared(shared_accounting: None, self_check_once: None) -> None:
-    """Every command shares running accountants and self-checks of one shape."""
+def _shared(shared_accounting: None) -> None:
+    """Every command shares running accountants."""
 
 
 @pytest.fixture

@@ -104,8 +104,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _shared(shared_accounting: None, self_check_once: None) -> None:
-    """Every command shares running accountants and self-checks of one shape."""
+def _shared(shared_accounting: None) -> None:
+    """Every command shares running accountants."""
 
 
 @pytest.fixture(autouse=True)

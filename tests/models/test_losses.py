@@ -29,8 +29,6 @@ from tests.privacy.clipper66.oracle import (
     unit_gradients,
 )
 
-pytestmark = pytest.mark.usefixtures("self_check_once")
-
 VOCABULARY = 11
 ROWS = [([1, 2, 3, 4, 5], 2), ([6, 7, 8], 1), ([9, 10], 0)]
 """Token ids and the number of prompt tokens, which carry no loss."""

@@ -69,10 +69,7 @@ NF4_LEVELS = (
 )  # fmt: skip
 """Dettmers et al. 2023 (arXiv 2305.14314), appendix E."""
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
-    pytest.mark.usefixtures("self_check_once"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.clipper import ClippingOptions
-from dpft.privacy.clipping.engine import rounding_headroom
+from dpft.privacy.clipper66.clipper import ClippingOptions
+from dpft.privacy.clipper66.sums import rounding_headroom
 from dpft.privacy.engine import PhasedClipper, PrivacyEngine
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.plan import Phase, write_plan
@@ -16,6 +16,7 @@ from dpft.privacy.randomness import make_randomness
 from dpft.privacy.sampling import PoissonSampler
 from tests.privacy.noise_blocks import block_noise
 from tests.privacy.test_plan import plan
+from tests.self_checks import checked_rows
 
 CPU = torch.device("cpu")
 RECORDS = torch.eye(4)[[0, 1, 2, 3, 0, 1, 2, 3]] * 5
@@ -60,9 +61,15 @@ def take_step(engine, model, records=RECORDS):
 
 
 def make_engine(model, ledger, seed=1, **changes) -> PrivacyEngine:
-    randomness = make_randomness(CPU, noise_seed=seed)
+    randomness, own = make_randomness(CPU, noise_seed=seed), plan(**changes)
+    width = next(model.parameters()).shape[-1]
     return PrivacyEngine(
-        model, outputs_of, plan=plan(**changes), ledger=ledger, randomness=randomness
+        model,
+        outputs_of,
+        plan=own,
+        ledger=ledger,
+        randomness=randomness,
+        choices=[checked_rows(model, outputs_of, width)] * len(own.phases),
     )
 
 
@@ -351,7 +358,8 @@ ROOM = 1 - rounding_headroom(10)
 
 def clipper(model: nn.Module, step: int = 0, **changes) -> PhasedClipper:
     own = plan(phases=PHASES, **changes)
-    return PhasedClipper(model, outputs_of, own, step=step, options=OPTIONS)
+    choices = [checked_rows(model, outputs_of)] * len(PHASES)
+    return PhasedClipper(model, outputs_of, own, step=step, options=OPTIONS, choices=choices)
 
 
 def norm_of_one(model: nn.Module, phased: PhasedClipper) -> float:
@@ -403,6 +411,7 @@ def test_a_result_has_losses_per_row_and_norms_per_unit():
 
     own = plan(phases=PHASES)
     with PhasedClipper(model, losses_of, own, step=0, options=OPTIONS) as phased:
+        phased.self_check((RECORDS[:6], torch.ones(6)), rows_per_unit=2)
         phased.begin_step(0)
         result = phased.accumulate((RECORDS[:4], weights), rows_per_unit=2)
     assert torch.equal(result.losses, torch.zeros(4)) and not result.losses.requires_grad
@@ -422,7 +431,9 @@ def test_losses_are_computed_under_the_autocast_of_the_options(dtype):
 
     options = replace(OPTIONS, autocast=dtype)
     with PhasedClipper(model, losses_of, plan(phases=PHASES), step=0, options=options) as phased:
+        phased.self_check(RECORDS[:3])
         phased.begin_step(0)
+        seen.clear()
         phased.accumulate(RECORDS)
     assert set(seen) == {dtype or torch.float32}
 

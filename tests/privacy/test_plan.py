@@ -35,6 +35,7 @@ from dpft.runs.guarantee import private_guarantee
 from dpft.runs.planned_run import account_for_plan
 from dpft.runs.run_plan import RunPlan
 from dpft.runs.saved_run import SpentRun
+from tests.self_checks import checked_rows
 
 
 def plan(**changes) -> PrivacyPlan:
@@ -82,16 +83,21 @@ def test_the_mechanism_is_of_the_plans_own_numbers_and_its_event_poisson_sampled
 def test_trust_rule_1_draws_noise_and_ledger_follow_the_plans_mechanism(followed, tmp_path):
     """Units without a gradient: what is left of a step's is the noise."""
     model = nn.Linear(5000, 1, bias=False)
+
+    def losses_of(model, rows):
+        return model(rows)[:, 0]
+
     randomness = make_randomness(torch.device("cpu"), noise_seed=1)
     expected = followed.event()
     with (
         Ledger(tmp_path / LEDGER, plan=write_plan(followed)) as ledger,
         PrivacyEngine(
             model,
-            lambda model, rows: model(rows)[:, 0],
+            losses_of,
             plan=followed,
             ledger=ledger,
             randomness=randomness,
+            choices=[checked_rows(model, losses_of, 5000)],
         ) as engine,
     ):
         drawn = engine.draw(10_000)

@@ -93,8 +93,8 @@ def workspace(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _shared(shared_accounting: None, self_check_once: None) -> None:
-    """Every command here shares its accountants, and self-checks of one shape."""
+def _shared(shared_accounting: None) -> None:
+    """Every command here shares its accountants."""
 
 
 def printed(workspace: Workspace, *words: str) -> Any:

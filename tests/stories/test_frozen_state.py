@@ -6,7 +6,6 @@ from transformers import GPT2LMHeadModel
 
 from tests.stories.tiny import EVALUATION, STEPS, TRAINING, make_workspace
 
-SELF_CHECKS_EACH_RUN = True
 BITFIT = (
     "method=bitfit",
     "privacy.noise_multiplier=1",

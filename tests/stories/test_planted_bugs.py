@@ -19,7 +19,6 @@ from dpft.models.source import EMBEDDED_MODEL
 from tests.audit import planted
 from tests.stories.tiny import Outcome, Workspace
 
-SELF_CHECKS_EACH_RUN = True
 RECORDS = 100
 TRAINING = (
     "task=custom", "task.data_dir=train.jsonl", 'task.text="{text}"', "task.max_length=32",

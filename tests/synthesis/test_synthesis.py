@@ -34,8 +34,8 @@ EPS = 3.0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _shared(shared_accounting: None, self_check_once: None) -> None:
-    """Every synthesis here shares its accountants, and self-checks of one shape."""
+def _shared(shared_accounting: None) -> None:
+    """Every synthesis here shares its accountants."""
 
 
 @pytest.fixture(scope="module", autouse=True)
