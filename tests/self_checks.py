@@ -47,6 +47,8 @@ def checked_phases(
 ) -> Sequence[ClippingChoice]:  # fmt: skip
     """Return the choice for each phase of a plan, as a run does; ends in the first phase."""
     choices, options = [], replace(options, clipping=plan.clipping)
+    was_training = model.training
+    model.train()
     for phase, start in zip(plan.phases, plan.phase_starts(), strict=True):
         method.begin_step(model, start)
         own = replace(options, max_grad_norm=phase.max_grad_norm)
@@ -55,4 +57,5 @@ def checked_phases(
                 check_text(clipper, model, layout, max_length=max_length, has_units=has_units)
             )
     method.begin_step(model, 0)
+    model.train(was_training)
     return choices

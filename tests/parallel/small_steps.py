@@ -1,5 +1,6 @@
 """Steps of small models on any number of ranks, and what they leave for a comparison."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,7 +24,7 @@ from dpft.models.losses import per_example_losses
 from dpft.parallel.cutting import repeated_blocks, whole
 from dpft.parallel.ranks import Ranks, Share, make_grid
 from dpft.parallel.shards import ShardedModel
-from dpft.privacy.clipping.clipper import ClippingOptions
+from dpft.privacy.clipper66.clipper import ClippingChoice, ClippingOptions
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import NoLedger
 from dpft.privacy.mechanisms.banded import Banded
@@ -35,6 +36,7 @@ from dpft.training.loop import TrainingSet, compute_gradient
 from dpft.training.session import gathered
 from dpft.training.training_config import autocast_dtype
 from tests.privacy.test_methods_twin import BERT, IDS, RECIPES, SHAPES, WORDS, Shape, row
+from tests.self_checks import checked_phases
 
 NORM = 0.05
 LLAMA = IDS | {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -220,22 +222,41 @@ def private_engine(
     shards: ShardedModel | None = None,
 ) -> PrivacyEngine:
     """Returns the engine of a rank, its keys those of a test seed."""
-    plan = plan_of(method, case)
-    method.begin_step(model, 0)
     return PrivacyEngine(
         model,
         per_example_losses,
-        plan=plan,
+        plan=plan_of(method, case),
         ledger=NoLedger(),
         randomness=seeded(ranks.rank, torch.device(case.device)),
-        options=ClippingOptions(
-            max_grad_norm=1.0,
-            engine=case.engine,
-            loss_scale=64.0 if case.precision == "fp16" else 1.0,
-            autocast=autocast_dtype(case.precision),
-        ),
+        options=options_of(case),
+        choices=choices_of(model, method, case, shards),
         ranks=ranks,
         shards=shards,
+    )
+
+
+def options_of(case: Case, shards: ShardedModel | None = None) -> ClippingOptions:
+    """Returns how a case clips."""
+    return ClippingOptions(
+        max_grad_norm=1.0,
+        engine=case.engine,
+        loss_scale=64.0 if case.precision == "fp16" else 1.0,
+        autocast=autocast_dtype(case.precision),
+        shards=shards,
+    )
+
+
+def choices_of(
+    model: nn.Module, method: Method, case: Case, shards: ShardedModel | None = None
+) -> Sequence[ClippingChoice]:
+    """Returns the results of the self-check of each phase; every rank of shards calls it."""
+    return checked_phases(
+        model,
+        method,
+        plan_of(method, case),
+        case.shape.layout,
+        options=options_of(case, shards),
+        has_units=case.units,
     )
 
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from dpft.parallel.ranks import ALONE
 from tests.parallel.forked import on_ranks
 from tests.parallel.small_steps import Case, Outcome, take_steps
-from tests.privacy.clipping.oracle import total_norm
+from tests.privacy.clipper66.oracle import total_norm
 from tests.slowness import slow_but
 
-ENGINES = ("book_keeping", "two_pass", "instantiate", "loop")
+ENGINES = ("book_keeping", "rows")
 METHODS = ("full", "lora", "bitfit", "prefix", "rgp", "two_phase")
 CASES = [
     *(Case(model=model, engine=engine) for model in ("gpt2", "t5", "llama", "roberta")

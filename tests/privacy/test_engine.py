@@ -317,8 +317,8 @@ def test_a_parameter_unfrozen_later_ends_the_run_before_it_could_move_without_no
 def test_leaving_restores_the_model_and_the_global_generator(ledger):
     model = linear()
     before = torch.get_rng_state()
-    with make_engine(model, ledger):
-        assert "forward" in vars(model)
+    with make_engine(model, ledger) as engine:
+        take_step(engine, model)
     assert "forward" not in vars(model)
     assert torch.equal(torch.get_rng_state(), before)
 

@@ -48,7 +48,6 @@ def test_a_promise_is_positive_and_finite(name: str, value: float) -> None:
         ({"max_grad_norm": math.inf}, "`max_grad_norm` must be positive and finite"),
         ({"clipping": "warp"}, "`clipping` must be one of flat.*, got 'warp'"),
         ({"engine": "warp"}, "`engine` must be one of auto, .*, got 'warp'"),
-        ({"clipper_memory_mb": -1}, "`memory_mb` must not be negative, got -1"),
         ({"groups": ("*",)}, "privacy.groups needs privacy.clipping=per_layer, got flat"),
         ({"accountant": "gdp"}, "privacy.accountant must be one of prv, pld, rdp, got 'gdp'"),
     ],

@@ -15,6 +15,7 @@ from dpft.training import loop as loop_module
 from dpft.training import training_state
 from dpft.training.checkpoint import find_resume_point
 from dpft.training.private_run import train_privately
+from tests.self_checks import checked_phases
 from tests.training.toy import plan, privacy, session, spent, tiny_model
 
 
@@ -27,6 +28,7 @@ def go(folder, *, resume_point=None, method="full", overspend=False, eps=None, o
     own = session(folder, tiny_model(), checkpoint_every=2, **settings)
     object.__setattr__(own, "method", METHODS.named(method)(name=method))
     object.__setattr__(own, "model", own.method.prepare(own.model))
+    object.__setattr__(own, "choices", checked_phases(own.model, own.method, of or plan()))
     config = privacy()
     object.__setattr__(config, "resume_overspend", overspend)
     object.__setattr__(config, "eps", eps)

@@ -21,7 +21,15 @@ from dpft.training.ordinary import Clipped, train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.session import Session
 from dpft.training.training_config import TrainingConfig
-from tests.parallel.small_steps import NORM, Case, plan_of, prepared, records, sharded
+from tests.parallel.small_steps import (
+    NORM,
+    Case,
+    choices_of,
+    plan_of,
+    prepared,
+    records,
+    sharded,
+)
 from tests.training.toy import privacy, spent
 
 Weights = dict[str, Tensor]
@@ -105,6 +113,7 @@ def session_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) ->
     cut = run.case.shard_size is not None and ranks.size > 1
     shards = sharded(model, run.case, ranks) if cut else None
     return Session(
+        choices=choices_of(model, method, run.case, shards),
         model=model,
         method=method,
         phases=method.phases(run.case.steps, lambda epochs: 1),

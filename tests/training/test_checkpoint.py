@@ -220,7 +220,7 @@ def test_a_plan_that_went_through_json_is_the_same_plan(calibration: Calibration
 
 
 def surroundings(**changed: Any) -> dict[str, Any]:
-    options = {"engine": "two_pass", "memory_mb": 64, "settings": ("adamw",), **changed}
+    options = {"engine": "rows", "settings": ("adamw",), **changed}
     return environment(training_set(options.pop("size", 4)), **options)
 
 
@@ -232,7 +232,6 @@ def test_the_same_environment_is_the_same_and_ready_for_json() -> None:
     ("changed", "key"),
     [
         ({"engine": "book_keeping"}, "engine"),
-        ({"memory_mb": 65}, "memory_mb"),
         ({"settings": ("sgd",)}, "settings"),
     ],
 )
@@ -262,14 +261,14 @@ def test_what_the_machine_changes_of_the_environment_is_seen(
 
 def test_precision_and_micro_batches_are_of_the_environment() -> None:
     whole = training_set()
-    first = environment(whole, engine="loop", memory_mb=0)
-    other = environment(whole, engine="loop", memory_mb=0, precision="bf16")
+    first = environment(whole, engine="rows")
+    other = environment(whole, engine="rows", precision="bf16")
     assert {each for each in first if first[each] != other[each]} == {"precision"}
     for field, value in (("micro_batch_size", 3), ("micro_batch_tokens", 64)):
-        other = environment(replace(whole, **{field: value}), engine="loop", memory_mb=0)
+        other = environment(replace(whole, **{field: value}), engine="rows")
         assert {each for each in first if first[each] != other[each]} == {field}
     padded = replace(whole, layout=replace(whole.layout, pad_to_multiple_of=8))
-    other = environment(padded, engine="loop", memory_mb=0)
+    other = environment(padded, engine="rows")
     assert {each for each in first if first[each] != other[each]} == {"padded_to"}
 
 
@@ -277,7 +276,6 @@ def test_precision_and_micro_batches_are_of_the_environment() -> None:
     ("key", "value", "name"),
     [
         ("noise_seed", 1, "reproducible"),
-        ("self_check", False, "self_check"),
         ("show_diagnostics", True, "show_diagnostics"),
     ],
 )

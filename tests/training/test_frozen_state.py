@@ -26,6 +26,7 @@ from dpft.training.checkpoint import ResumePoint, checkpoints, find_resume_point
 from dpft.training.private_run import train_privately
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
+from tests.self_checks import checked_phases
 from tests.slowness import slow_but
 from tests.training.killed_runs import killed
 from tests.training.shared_training import Training, ended_on, train_on
@@ -86,6 +87,7 @@ def train(
         steps = TWO_PHASES
     object.__setattr__(own, "method", config)
     object.__setattr__(own, "model", own.method.prepare(own.model))
+    object.__setattr__(own, "choices", checked_phases(own.model, config, steps or plan()))
     object.__setattr__(own, "state_at_start", at_start)
     between(own.model)
     train_privately(own, steps or plan(), privacy(), epsilon_after=spent, resume_point=resume_point)

@@ -22,6 +22,7 @@ from dpft.training.listeners import PublicStep
 from dpft.training.optimizers import SGD
 from dpft.training.ordinary import Clipped, ClippedEngine, OrdinaryEngine, train_ordinarily
 from tests.parallel.forked import on_ranks
+from tests.self_checks import checked_rows
 from tests.slowness import slow_but
 from tests.training.toy import session, tiny_model, training_set
 
@@ -186,7 +187,7 @@ def test_clipping_without_noise_is_the_loop_over_single_records(
 )
 def test_every_style_clips_without_noise_as_the_oracle_does(clipping: str, tmp_path: Path) -> None:
     fast = trained(tmp_path / "fast", clipped(clipping))
-    oracle = trained(tmp_path / "oracle", clipped(clipping, "loop"), micro_batch_size=1)
+    oracle = trained(tmp_path / "oracle", clipped(clipping, "rows"), micro_batch_size=1)
     ordinary = trained(tmp_path / "ordinary", None)
     assert max(float((fast[name] - oracle[name]).abs().max()) for name in fast) < 1e-7
     assert max(float((fast[name] - ordinary[name]).abs().max()) for name in fast) > 1e-5
@@ -234,7 +235,8 @@ def test_an_example_without_a_finite_loss_is_left_out_and_counted() -> None:
     model, how = nn.Linear(1, 1), clipped()
     plan = replace(how.plan, sample_rate=1.0)
     options = how.privacy.clipping_options()
-    own = ClippedEngine(model, outputs_of, plan=plan, options=options, seed=0)
+    choices = [checked_rows(model, outputs_of, 1)]
+    own = ClippedEngine(model, outputs_of, plan=plan, options=options, seed=0, choices=choices)
     with own:
         own.draw(2)
         own.accumulate(torch.tensor([[1.0], [math.inf]]))

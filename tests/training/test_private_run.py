@@ -155,7 +155,7 @@ def test_trust_rule_9_a_replay_that_comes_out_otherwise_stops_before_the_update(
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("noise_seed", None), *slow(("self_check", False), ("show_diagnostics", True))],
+    [("noise_seed", None), *slow(("show_diagnostics", True))],
 )
 def test_trust_rule_4_what_the_report_says_of_a_run_is_what_it_began_with(tmp_path, key, value):
     """Else a run of predictable noise would be private once its seed was edited out."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dpft.data.batches import Batch
-from dpft.privacy.clipping.clipper import ClippingOptions
+from dpft.privacy.clipper66.clipper import ClippingOptions
 from dpft.records.plans import MeasuredTime
 from dpft.training import step_time
 from dpft.training.optimizers import AdamW
@@ -30,10 +30,11 @@ def timed_examples(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def seconds_of(work: Callable[[], object]) -> float:
         work()
-        if len(made) <= len(timed) + 1:
+        if not made:
             return UPDATE
         timed.append(made[-1])
-        return FIXED + EACH * made[-1]
+        made.clear()
+        return FIXED + EACH * timed[-1]
 
     monkeypatch.setattr(step_time, "synthetic_batch", counted)
     monkeypatch.setattr(step_time, "_timed", seconds_of)

@@ -20,6 +20,7 @@ from dpft.training.optimizers import AdamW, SchedulerConfig, make_scheduler
 from dpft.training.session import Session
 from dpft.training.training_config import TrainingConfig
 from dpft.training.training_state import TrainingState
+from tests.self_checks import checked_phases
 
 VOCABULARY = 17
 
@@ -100,10 +101,12 @@ def privacy(seed: int | None = 1) -> DifferentialPrivacy:
 def session(folder: Path, model=None, **settings) -> Session:
     """Returns what a run trains with, its folder made if need be."""
     folder.mkdir(exist_ok=True)
+    model, method = model or tiny_model(), Full(name="full")
     return Session(
         folder=folder,
-        model=model or tiny_model(),
-        method=Full(name="full"),
+        model=model,
+        method=method,
+        choices=checked_phases(model, method, plan()),
         phases=(),
         training_set=training_set(micro_batch_size=settings.get("micro_batch_size", 4)),
         settings=TrainingConfig(expected_batch_size=6, learning_rate=1e-2, **settings),
