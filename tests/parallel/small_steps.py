@@ -23,7 +23,7 @@ from dpft.methods.base import METHODS, Method
 from dpft.models.losses import per_example_losses
 from dpft.parallel.cutting import repeated_blocks, whole
 from dpft.parallel.ranks import Ranks, Share, make_grid
-from dpft.parallel.shards import ShardedModel
+from dpft.parallel.shards import ShardedModel, WholeSums
 from dpft.privacy.clipper66.clipper import ClippingChoice, ClippingOptions
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import NoLedger
@@ -229,13 +229,13 @@ def private_engine(
         ledger=NoLedger(),
         randomness=seeded(ranks.rank, torch.device(case.device)),
         options=options_of(case),
-        choices=choices_of(model, method, case, shards),
+        choices=choices_of(model, method, case, ranks, shards),
         ranks=ranks,
         shards=shards,
     )
 
 
-def options_of(case: Case, shards: ShardedModel | None = None) -> ClippingOptions:
+def options_of(case: Case, shards: WholeSums | None = None) -> ClippingOptions:
     """Returns how a case clips."""
     return ClippingOptions(
         max_grad_norm=1.0,
@@ -247,17 +247,23 @@ def options_of(case: Case, shards: ShardedModel | None = None) -> ClippingOption
 
 
 def choices_of(
-    model: nn.Module, method: Method, case: Case, shards: ShardedModel | None = None
+    model: nn.Module,
+    method: Method,
+    case: Case,
+    ranks: Ranks,
+    shards: ShardedModel | None = None,
 ) -> Sequence[ClippingChoice]:
-    """Returns the results of the self-check of each phase; every rank of shards calls it."""
-    return checked_phases(
-        model,
-        method,
-        plan_of(method, case),
-        case.shape.layout,
-        options=options_of(case, shards),
-        has_units=case.units,
-    )
+    """Returns the results of the self-check of each phase, as a run does: every rank calls it."""
+    whole_sums = None if shards is None else WholeSums(shards.unsharded)
+    with ranks.settled():
+        return checked_phases(
+            model,
+            method,
+            plan_of(method, case),
+            case.shape.layout,
+            options=options_of(case, whole_sums),
+            has_units=case.units,
+        )
 
 
 def seeded(rank: int = 0, device: torch.device = CPU) -> Randomness:

@@ -113,7 +113,7 @@ def session_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) ->
     cut = run.case.shard_size is not None and ranks.size > 1
     shards = sharded(model, run.case, ranks) if cut else None
     return Session(
-        choices=choices_of(model, method, run.case, shards),
+        choices=choices_of(model, method, run.case, ranks, shards),
         model=model,
         method=method,
         phases=method.phases(run.case.steps, lambda epochs: 1),
