@@ -110,8 +110,8 @@ configuration keys that stand for it."""
 def in_keys(message: str) -> str:
     """Returns a message of the library with configuration keys for the arguments that it names.
 
-    >>> in_keys("`engine` must be one of auto, loop, got 'x'; choose `engine='loop'`.")
-    "privacy.engine must be one of auto, loop, got 'x'; choose privacy.engine=loop."
+    >>> in_keys("`engine` must be one of auto, rows, got 'x'; choose `engine='rows'`.")
+    "privacy.engine must be one of auto, rows, got 'x'; choose privacy.engine=rows."
     """
 
     def key(found: re.Match[str]) -> str:

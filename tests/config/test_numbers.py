@@ -28,7 +28,6 @@ OUT_OF_RANGE: dict[str, tuple[float, ...]] = {
     "privacy.num_examples": POSITIVE,
     "privacy.records_per_unit": POSITIVE,
     "privacy.max_grad_norm": POSITIVE,
-    "privacy.clipper_memory_mb": NOT_NEGATIVE,
     "privacy.noise_seed": ANY,
     "train.expected_batch_size": POSITIVE,
     "train.micro_batch_size": POSITIVE,

@@ -27,7 +27,7 @@ COSTS = RunCosts(
     num_examples_source="counted",
     micro_batch_size=64,
     processes=PlannedProcesses(
-        strategy="fsdp", world_size=8, shard_size=4, accumulate="whole", engine="two_pass"
+        strategy="fsdp", world_size=8, shard_size=4, accumulate="whole", engine="book_keeping"
     ),
     memory_per_rank_bytes=RankMemory(**NOTHING, weights=2 * 10**9, total=2 * 10**9),
     device_memory_bytes=80 * 10**9,

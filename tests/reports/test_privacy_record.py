@@ -229,21 +229,6 @@ def test_few_units_are_warned_of_whoever_chose_delta() -> None:
     assert "is above 0.001" in warning
 
 
-def test_a_run_whose_clipper_was_not_checked_says_so() -> None:
-    unchecked = private_run(
-        plan(),
-        accounting(),
-        LEDGER,
-        COUNTS,
-        origin=Origin(**ORIGIN),
-        reproducible=False,
-        size_source="privacy.num_examples",
-        self_check=False,
-    )
-    assert unchecked.warnings[-1].startswith("privacy.self_check=false: ")
-    assert not any("self_check" in warning for warning in record()["warnings"])
-
-
 def test_steps_that_a_unit_is_in_are_those_of_the_ledgers_streams() -> None:
     """Of seven steps in two streams of two bands, 2 + 2; the plan alone would have 3 of five."""
     banded = Banded(bands=2, coefficients=(0.8, 0.6))

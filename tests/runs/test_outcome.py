@@ -67,12 +67,11 @@ def test_what_weakens_the_promise_is_in_the_record(folder: Path, private: TrainC
     shutil.rmtree(folder)
     seeded = replace(plan(), reproducible=True)
     train_privately(session(folder), seeded, privacy(None), epsilon_after=spent)
-    weak = with_privacy(private, noise_seed=1, self_check=False)
+    weak = with_privacy(private, noise_seed=1)
     dump(weak, folder / "config.yaml")
     report(weak, run_plan(seeded), folder, COUNTS, [], read_run_ledger(folder))
     content = record(folder)
     assert (content["private"], content["reproducible"]) == (False, True)
-    assert any("privacy.self_check=false" in warning for warning in content["warnings"])
 
 
 def test_trust_rule_1_a_ledger_that_is_not_of_the_plan_is_not_reported(

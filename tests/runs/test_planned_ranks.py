@@ -135,7 +135,7 @@ def auto(base: Path) -> TrainConfig:
     given = [
         *("task=e2e", "model=gpt2", f"model.path={base}", "task.max_length=16"),
         *("decode.max_new_tokens=8", "privacy.noise_multiplier=1", "train.micro_batch_size=auto"),
-        *("train.expected_batch_size=1000", "privacy.clipper_memory_mb=0"),
+        *("train.expected_batch_size=1000",),
     ]
     composed = loaded("train", given)
     assert isinstance(composed, TrainConfig)

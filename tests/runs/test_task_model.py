@@ -14,8 +14,9 @@ from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import add_tokens, load_model, load_tokenizer
-from dpft.models.losses import answer_logits
+from dpft.models.losses import answer_logits, per_example_losses
 from dpft.models.source import EMBEDDED_MODEL, ModelConfig
+from dpft.privacy.clipper66 import PerExampleClipper
 from dpft.runs.configuring import checked_overrides
 from dpft.runs.modality import MODALITIES, modality_of
 from dpft.runs.task_model import (
@@ -31,7 +32,6 @@ from dpft.tasks.base import LabeledExample, Task, chosen_task_class
 from dpft.tasks.corpus import CorpusTask
 from dpft.tasks.custom import CustomTexts
 from dpft.tasks.personachat import TOKENS
-from dpft.training.self_check import check_independence
 from tests.config.test_conf import loaded
 from tests.models import small
 from tests.slowness import slow_but
@@ -219,7 +219,9 @@ def test_trust_rule_3_a_classifiers_loss_does_not_depend_on_padding(tmp_path, pa
     """GPT-2 names no padding; and what it names need not be what its tokenizer does."""
     model, reading = encoded(tmp_path, pad_token_id)
     rows = reading.rows([LabeledExample(texts=(text,), label=1.0) for text in TEXTS])
-    check_independence(model, rows, reading.layout)
+    alone = [reading.layout.unpadded().collate([row]) for row in rows]
+    with PerExampleClipper(model, per_example_losses, max_grad_norm=1.0) as clipper:
+        clipper.self_check(reading.layout.collate(rows), alone=[alone])
 
 
 def test_a_batch_of_empty_texts_has_an_answer(tmp_path):

@@ -10,10 +10,11 @@ import pytest
 from dpft.config.schema import TrainConfig
 from dpft.data.batches import TextLayout
 from dpft.errors import InputError, StateError
+from dpft.privacy.clipper66.clipper import ClippingChoice, PerExampleClipper
 from dpft.privacy.plan import Phase
 from dpft.records.configuration import BoundRun
 from dpft.runs import prepared_run
-from dpft.runs.prepared_run import prove_clipper, train, warn
+from dpft.runs.prepared_run import check_clipper, train, warn
 from dpft.runs.run_plan import RunPlan, plan_run
 from dpft.training.checkpoint import Checkpoint, ResumePoint, promises
 from tests.runs.configs import settings, with_privacy
@@ -59,16 +60,16 @@ def test_a_seed_and_a_large_delta_are_warned_of_and_nothing_else_is(
 
 
 @pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, dict[str, Any]]]:
-    """The clipping norm and the settings of each self-check, none of which is carried out."""
-    calls: list[tuple[float, dict[str, Any]]] = []
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[PerExampleClipper]:
+    """The clipper of each self-check; none is carried out."""
+    clippers: list[PerExampleClipper] = []
 
-    def check(_: Any, options: Any, **settings: Any) -> float:
-        calls.append((options.max_grad_norm, settings))
-        return 1e-7
+    def check(clipper: PerExampleClipper, *_: Any, **__: Any) -> ClippingChoice:
+        clippers.append(clipper)
+        return ClippingChoice(f"engine {len(clippers)}")
 
-    monkeypatch.setattr(prepared_run, "check_clipper", check)
-    return calls
+    monkeypatch.setattr(PerExampleClipper, "self_check", check)
+    return clippers
 
 
 def in_two_phases(config: TrainConfig) -> RunPlan:
@@ -81,36 +82,24 @@ def in_two_phases(config: TrainConfig) -> RunPlan:
     return replace(whole, privacy=replace(whole.privacy, phases=phases))
 
 
-def test_the_clipper_of_every_phase_is_proved_as_it_will_be_used(
-    private: TrainConfig,
-    checked: list[tuple[float, dict[str, Any]]],
-    monkeypatch: pytest.MonkeyPatch,
+def test_every_phase_has_a_self_check_with_its_own_norm(
+    private: TrainConfig, checked: list[PerExampleClipper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[int] = []
     monkeypatch.setattr(type(private.method), "begin_step", lambda *given: steps.append(given[-1]))
-    model = tiny_model()
-    prove_clipper(private, in_two_phases(private), model, TextLayout(pad_token_id=0))
-    assert [norm for norm, _ in checked] == [0.1, 0.7]
-    assert steps == [0, 2, 0], "what trains is at last what the first phase trains"
-    settings = checked[0][1]
-    assert (settings["max_length"], settings["has_units"]) == (12, False)
+    model = tiny_model().eval()
+    choices = check_clipper(private, in_two_phases(private), model, TextLayout(pad_token_id=0))
+    assert [clipper.sensitivity for clipper in checked] == [0.1, 0.7]
+    assert [choice.engine for choice in choices] == ["engine 1", "engine 2"]
+    assert steps == [0, 2, 0], "the parameters of the first phase are trainable again"
+    assert not model.training
 
 
-def test_without_the_self_check_a_model_that_cannot_be_clipped_is_refused_all_the_same(
-    private: TrainConfig, checked: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_a_run_without_privacy_has_no_self_check(
+    ordinary: TrainConfig, checked: list[PerExampleClipper]
 ) -> None:
-    config = with_privacy(private, self_check=False)
-    prove_clipper(config, plan(config), tiny_model(), TextLayout(pad_token_id=0))
-    for parameter in (model := tiny_model()).parameters():
-        parameter.requires_grad_(False)
-    monkeypatch.setattr(type(private.method), "begin_step", lambda *_: None)
-    with pytest.raises(Exception, match="trainable"):
-        prove_clipper(config, plan(config), model, TextLayout(pad_token_id=0))
-    assert checked == []
-
-
-def test_a_run_without_privacy_has_no_clipper(ordinary: TrainConfig, checked: list[Any]) -> None:
-    prove_clipper(ordinary, plan(ordinary), tiny_model(), TextLayout(pad_token_id=0))
+    layout = TextLayout(pad_token_id=0)
+    assert check_clipper(ordinary, plan(ordinary), tiny_model(), layout) == ()
     assert checked == []
 
 

@@ -6,8 +6,8 @@ as strong as there can be, and what it misses it misses for want of canaries.
 """
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from dpft.models.source import EMBEDDED_MODEL
+from dpft.privacy.clipper66 import clipper
+from dpft.privacy.clipper66.checks import Checks
 from tests.audit import planted
 from tests.stories.tiny import Outcome, Workspace
 
@@ -48,7 +50,7 @@ class Planted:
     contradicts_epsilon: bool
     """Whether the lower bound is above epsilon, not only the mechanism another one."""
     passes_self_check: bool = True
-    """Whether the clipper is proved against the loop before training in spite of it."""
+    """Whether the clipper's self-check misses it, because both engines have it."""
 
 
 BUGS = {
@@ -137,12 +139,20 @@ def audited(workspace: Workspace, run: str) -> dict[str, Any]:
     return json.loads(done.out)
 
 
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Turn off the clipper's checks, which find wrong norms before an audit can."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checks, "synthetic", lambda *_, **__: None)
+        patch.setattr(clipper, "CHECKED_MICRO_BATCHES", 0)
+        yield
+
+
 def find(workspace: Workspace, name: str, *, canaries: int, seed: int = 1) -> dict[str, Any]:
     """Trains with a bug, and returns what the audit of that run says."""
     case, to = BUGS[name], f"{name} {seed} {canaries}".replace(" ", "_")
-    check = () if case.passes_self_check else ()
-    with case.bug():
-        done = train(workspace, to, case.plan, *check, canaries=canaries, seed=seed)
+    with case.bug(), unchecked():
+        done = train(workspace, to, case.plan, canaries=canaries, seed=seed)
     assert done.code == 0, done.err
     return audited(workspace, to)
 
@@ -191,11 +201,11 @@ def test_ten_clean_runs_give_no_alarm(workspace: Workspace, name: str, seed: int
 def test_the_self_check_finds_wrong_norms_and_nothing_else_before_training(
     workspace: Workspace, name: str
 ) -> None:
-    """A clipping factor is the same in the loop that proves the clipper; so it says nothing."""
-    case = BUGS[name]
+    """Both engines share clipping factors, noise and sampling, so that it cannot find these."""
+    case, to = BUGS[name], f"checked_{name}".replace(" ", "_")
     with case.bug():
         done = train(
-            workspace, f"checked_{name}".replace(" ", "_"), Plan(noise_multiplier=1), canaries=20
+            workspace, to, Plan(noise_multiplier=1), "privacy.engine=book_keeping", canaries=20
         )
     assert (done.code == 0) == case.passes_self_check, done.err
-    assert ("self-check failed" in done.err) != case.passes_self_check
+    assert ("is not exact for this model" in done.err) != case.passes_self_check

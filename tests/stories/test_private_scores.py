@@ -24,7 +24,7 @@ TRAIN = (
     'task.target="{answer}"', "task.max_length=32", "task.metrics=[perplexity]",
     "model=tiny", "model.path=model", f"eval.held_out={FRACTION}", "decode.max_new_tokens=1",
     "decode.num_beams=1", "privacy.noise_multiplier=1", "privacy.num_examples=200",
-    "privacy.noise_seed=1", "privacy.accountant=rdp", 
+    "privacy.noise_seed=1", "privacy.accountant=rdp",
     "train.expected_batch_size=10", "train.steps=2", "train.num_threads=1",
     "hydra.run.dir=run",
 )  # fmt: skip

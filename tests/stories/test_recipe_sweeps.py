@@ -16,7 +16,7 @@ def test_a_sweep_of_a_figure_ends_in_its_plot(tmp_path) -> None:
     smaller = ("train.learning_rate=1e-3,2e-3", "train.expected_batch_size=4,8")
     outcome = workspace.run(
         "train", "--multirun", "experiment=li2022_figure2", *TRAINING, *smaller, *EVALUATION,
-        "train.steps=1", "privacy.noise_multiplier=1", 
+        "train.steps=1", "privacy.noise_multiplier=1",
         "hydra.sweep.dir=sweep",
     )  # fmt: skip
     assert outcome.code == 0, outcome.err

@@ -193,8 +193,11 @@ class Assignment:
         """Return the path of the ``level``-th module of a chain that can be mapped."""
         candidates = [p for p in chain if p in self._calls and self._calls[p].can_be_mapped]
         if len(candidates) < level:
-            where = chain[0] if chain and chain[0] else "the model's own parameters"
-            raise NoModuleError(f"no module around {where} can be mapped over the batch")
+            where = chain[0] if chain and chain[0] else "the model itself"
+            raise NoModuleError(
+                f"the parameters of {where} have no exact rule, and no module around them can be"
+                " vectorized over examples"
+            )
         return candidates[level - 1]
 
     def _assign_maps(self, mapped: Mapping[str, Collection[Owner]]) -> None:

@@ -43,9 +43,8 @@ from dpft.privacy.clipper66.styles import Flat
 from dpft.privacy.frozen_state import state_unchanged
 
 MIXING = (
-    "the loss of an example depends on other examples of its batch or on padding ({how}), so no"
-    " example has a gradient of its own to clip; use means over each example's own tokens, and no"
-    " layer or loss that combines examples."
+    "the loss of an example depends on other examples of its batch or on padding: {how}. Choose a"
+    " model without layers that combine examples, and compute each loss from its own example only."
 )
 LEAST_SHARE = 1e-3
 """Differences are relative to a parameter's own sum, but at least to this share of all of it: some
@@ -130,8 +129,8 @@ class Checks:
                 expected = self._rows.run_units(alone, None, rows_per_unit)
             if not bool(expected.losses.isfinite().all() & expected.norms.isfinite().all()):
                 raise RunError(
-                    "the self-check's synthetic data have losses or gradients that are not finite;"
-                    " lower loss_scale, or choose a model whose weights are finite."
+                    "losses or gradients of the self-check's synthetic examples are not finite;"
+                    " choose a model whose weights are finite, or lower `loss_scale`."
                 )
             torch.manual_seed(0)
             self._compare_losses(self._losses(batch), expected.losses)
@@ -144,13 +143,15 @@ class Checks:
                 actual = self._book_keeping.run(micro_batch, style)
                 sums = dict(self._book_keeping.sums(actual, expected.factors))
             except UseError as error:
-                raise NotExactError(str(error), error.names, outside=error.outside) from error
+                raise NotExactError(error.reason, error.names, outside=error.outside) from error
             except (InputError, RunError):
                 raise
             except Exception as error:  # whatever a forward that was replaced fails with
                 if is_out_of_memory(error):
                     raise
-                raise NotExactError(f"{type(error).__name__} in a recording forward") from error
+                raise NotExactError(
+                    f"recording its gradients raised {type(error).__name__}"
+                ) from error
         tolerance = self._tolerance(expected.losses)
         _compare_sums(sums, dict(self._rows.sums(expected)), tolerance)
         _compare_norms(actual.norms, expected.norms, tolerance)
@@ -169,7 +170,8 @@ class Checks:
         scale = torch.maximum(expected.abs(), 0.1 * expected.abs().max()).clamp(min=1e-30)
         difference = float(((actual - expected).abs() / scale).max())
         if not difference <= self._tolerance(expected).losses:
-            raise InputError(MIXING.format(how=f"{difference:.1e} of a loss, on synthetic data"))
+            how = f"on synthetic data it changes by {difference:.1e} of its value in a batch"
+            raise InputError(MIXING.format(how=how))
 
     def _tolerance(self, losses: Tensor) -> Tolerance:
         saw_half = self._book_keeping.recorder.saw_half or self._book_keeping.autocast is not None
@@ -226,8 +228,8 @@ class Checks:
             differing += self._count_differing(more, norms, clipped)
         if differing >= 2:
             raise RunError(
-                "gradient norms of single examples differ from those in their micro-batch, because"
-                " a layer or its backward pass combines examples; choose engine='rows'."
+                "gradient norms of several examples change if each example runs separately,"
+                " because a layer or its backward pass combines examples; choose `engine='rows'`."
             )
 
     def _norms(self, micro_batch: MicroBatch, units: list[int], rows: int) -> Tensor:
@@ -244,7 +246,9 @@ class Checks:
         scale = torch.maximum(whole.abs(), 0.1 * whole.abs().median()).clamp(min=1e-30)
         differences = (halves - whole).abs() / scale
         if int((differences > self._tolerance(whole).losses).sum()) >= 2:
-            raise RunError(MIXING.format(how="the losses of half a micro-batch differ"))
+            raise RunError(
+                MIXING.format(how="it changes if half of its micro-batch runs separately")
+            )
 
     def _count_differing(self, units: list[int], norms: Tensor, clipped: Clipped) -> int:
         """Return how many units have another norm when they are run separately."""
@@ -283,7 +287,9 @@ def _compare_norms(actual: Tensor, expected: Tensor, tolerance: Tolerance) -> No
     scale = torch.maximum(expected, 1e-3 * expected.max()).clamp(min=1e-30)
     difference = float(((actual - expected).abs() / scale).max())
     if not difference <= tolerance.gradients:
-        raise NotExactError(f"norms differ by {difference:.1e}")
+        raise NotExactError(
+            f"gradient norms differ by {difference:.1e} from those of each example run separately"
+        )
 
 
 def _compare_sums(
@@ -308,8 +314,12 @@ def _compare_sums(
             shares[name] = float(difference) / scale if scale else float("inf")
     if shares:
         name, share = next(iter(shares.items()))
-        more = f", and {len(shares) - 1} more" if len(shares) > 1 else ""
-        raise NotExactError(f"the clipped sum of {name} differs by {share:.1e}{more}", [*shares])
+        more = f" (so do {len(shares) - 1} other parameters')" if len(shares) > 1 else ""
+        raise NotExactError(
+            f"the gradient of {name} differs by {share:.1e} from that of each example run"
+            f" separately{more}",
+            [*shares],
+        )
 
 
 @dataclass

@@ -256,12 +256,16 @@ class PerExampleClipper:
         if engine == "rows":
             if self._requested == "book_keeping":
                 raise InputError(
-                    f"engine 'book_keeping' is not exact for this model: {reason}; choose"
-                    " engine='rows'."
+                    f"`engine='book_keeping'` is not exact for this model, because {reason}; choose"
+                    " `engine='rows'`."
                 )
             self._compare(batches, alone, rows_per_unit, compares_gradients=False)
             if reason:
-                logger.warning("Clipping engine: rows (slower), because %s", reason)
+                logger.warning(
+                    "The fast clipping engine, book_keeping, is not exact for this model, because"
+                    " %s. Engine rows runs each example separately.",
+                    reason,
+                )
             self.choice = ClippingChoice(engine)
         else:
             assert assignment is not None

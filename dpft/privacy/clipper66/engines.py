@@ -17,8 +17,8 @@ from dpft.privacy.clipper66.recorder import Recorder, UseError
 from dpft.privacy.clipper66.styles import ClippingStyle, Flat
 
 GRADIENT_WRITTEN = (
-    "a gradient was written while losses were computed; leave backward and assignments to grad to"
-    " the clipper, and add what is to be learned to the losses."
+    "a gradient was written while losses were computed; do not call backward or assign to grad in"
+    " losses_of, and add penalties to the losses."
 )
 
 
@@ -149,13 +149,13 @@ class BookKeeping(Engine):
                 with self.assignment.installed():
                     losses = self.losses(micro_batch.batch, micro_batch.rows)
                     if recorder.has_uses:
-                        raise UseError(GRADIENT_WRITTEN, [])
+                        raise UseError("losses_of itself computed gradients", [])
                     self._backward(losses)
                 stray = list(self._parameters.take_grads())
             if stray:
                 raise UseError(
-                    f"parameter {stray[0]} was used outside its layer's forward (in the loss, or by"
-                    " another module); call the layer itself, or choose engine='rows'.",
+                    f"parameter {stray[0]} was used outside its layer's forward, in the loss or by"
+                    " another module",
                     stray,
                     outside=True,
                 )

@@ -96,7 +96,7 @@ class MappedForward:
         axes = self._batch_axes(leaves)
         rows = max((flat[k].shape[axis] for k, axis in axes.items()), default=0)
         if not rows or rows % self._recorder.rows:
-            raise self._error(f"was used on {rows} rows, not {self._recorder.rows}")
+            raise self._error(f"was used on {rows} rows instead of {self._recorder.rows}")
         last_structure: list[Any] = []
 
         def run_row(weights: dict[str, Tensor], *parts: Tensor) -> list[Tensor]:
@@ -158,7 +158,9 @@ class MappedForward:
             except UseError:
                 raise
             except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
-                raise self._error(f"cannot be mapped over rows ({type(error).__name__})") from error
+                raise self._error(
+                    f"cannot be vectorized over examples ({type(error).__name__})"
+                ) from error
 
     def _expanded(self, rows: int) -> dict[str, Tensor]:
         """Return each parameter, by name, once per row."""

@@ -169,8 +169,8 @@ def subsets_must_run() -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         raise InputError(
-            "losses_of must run on any subset of a batch's rows, but it raised"
-            f" {type(error).__name__} on some of them."
+            "the model and its loss must run on any subset of a batch's rows, but raised"
+            f" {type(error).__name__} on some of them; do not depend on the number of rows."
         ) from error
 
 

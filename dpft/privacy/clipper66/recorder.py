@@ -38,13 +38,14 @@ class UseError(RunError):
     """A parameter's per-example gradients cannot be recorded in the chosen way.
 
     Attributes:
+        reason: What happened; the whole message adds how to fix it.
         names: The parameters.
         outside: Whether a module other than their own used them.
     """
 
-    def __init__(self, message: str, names: Sequence[str], *, outside: bool = False) -> None:
-        super().__init__(message)
-        self.names, self.outside = tuple(names), outside
+    def __init__(self, reason: str, names: Sequence[str], *, outside: bool = False) -> None:
+        super().__init__(f"{reason}; choose `engine='rows'`.")
+        self.reason, self.names, self.outside = reason, tuple(names), outside
 
 
 class Recorder:
@@ -148,9 +149,8 @@ class Recorder:
         n, t, d = values.shape
         if not self.rows or n % self.rows:
             raise UseError(
-                f"parameter {name} was used on a tensor of leading dimension {n} in a micro-batch"
-                f" of {self.rows} rows; give its layer inputs whose leading dimension is the batch,"
-                " or choose engine='rows'.",
+                f"parameter {name} was used on a tensor whose leading dimension is {n}, in a"
+                f" micro-batch of {self.rows} rows",
                 [name],
             )
         self.saw_half = self.saw_half or values.dtype in HALF
@@ -208,7 +208,7 @@ class Recorder:
                     self._add_formed(name, use.formed().flatten(1))
                 self._outer.pop(name, None)
                 self._lookups.pop(name, None)
-        for names in self._buckets():
+        for names in list(self._buckets()):  # The loop empties what it reads.
             parts = [self._formed.pop(name) for name in names]
             self._joined.append((names, parts[0] if len(parts) == 1 else torch.cat(parts, 1)))
 
