@@ -17,7 +17,6 @@ from dpft.estimates.activations import trace_activations
 from dpft.estimates.rank_memory import StepShapes, peak_memory, rank_shapes
 from dpft.methods.base import METHODS
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
-from dpft.privacy.clipping.choices import DEFAULT_MEMORY_MB
 from dpft.training.optimizers import AdamW
 
 PAGE = Path(__file__).resolve().parents[1] / "how-to" / "model-size.md"
@@ -76,7 +75,6 @@ def needed(shape: Shape, method: str, precision: str, *, checkpointing: bool, sh
     step = StepShapes(
         activations=traced,
         engine="book_keeping",
-        memory_mb=DEFAULT_MEMORY_MB,
         micro_batches=MICRO_BATCHES,
     )
     return peak_memory(shapes, step)["total"]

@@ -47,24 +47,16 @@ def check_complete(task: Task) -> None:
         raise InputError(task.lacks)
 
 
-def check_loop(privacy: PrivacyConfig, train: TrainingConfig) -> None:
-    """Refuses the loop engine on more than one example at a time, and units that do not fit.
-
-    In a shared graph a non-finite example spoils the others, so the loop engine would have to
-    break off, and whether it does would show what the records hold. A unit is clipped as one, so
-    all its records are in one micro-batch.
+def check_units_fit(privacy: PrivacyConfig, train: TrainingConfig) -> None:
+    """Reject privacy units that are larger than a micro-batch, because a unit is clipped as one.
 
     Raises:
-        InputError: The loop engine is chosen with larger micro-batches, or units are larger than
-            a micro-batch.
+        InputError: A unit may have more records than a micro-batch.
     """
-    clips, guarantee = privacy.clips, privacy.guarantee
-    size = train.micro_batch_size
-    if clips is None or not isinstance(size, int):
-        return  # auto: 1 for the loop, and room for a unit
-    if clips.engine == "loop" and size != 1:
-        raise InputError(f"privacy.engine=loop needs train.micro_batch_size=1, got {size}.")
-    if guarantee is not None and guarantee.has_units and guarantee.records_per_unit > size:
+    guarantee, size = privacy.guarantee, train.micro_batch_size
+    if guarantee is None or not isinstance(size, int):
+        return  # auto: a micro-batch has room for a unit
+    if guarantee.has_units and guarantee.records_per_unit > size:
         raise InputError(
             "privacy.records_per_unit must be at most train.micro_batch_size"
             f" ({size}), got {guarantee.records_per_unit}; a unit is clipped as"
@@ -255,7 +247,7 @@ class TrainConfig(CrossChecked):
         (("eval", "parallel"), check_scored_between),
         (("task", "privacy"), check_mixture),
         (("task", "privacy"), check_public_numbers),
-        (("privacy", "train"), check_loop),
+        (("privacy", "train"), check_units_fit),
         (("task", "privacy", "train"), check_chunks),
         (("privacy", "train"), check_adaptive_scale),
         (("method", "model"), check_start),

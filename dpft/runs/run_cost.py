@@ -172,15 +172,11 @@ def with_micro_batch_size(
     """
     if config.train.micro_batch_size != AUTO:
         return config
-    clips, longest = config.privacy.clips, config.task.longest
-    if clips is not None and clips.engine == "loop":
-        size = 1
-    else:
-        size = _fitting(config, architecture, head, device)
+    size = _fitting(config, architecture, head, device)
     logger.info(
         "train.micro_batch_size=%d: records of task.max_length=%d that the memory of the device"
         " holds by the estimate of dpft plan, since auto was asked for",
-        *(size, longest),
+        *(size, config.task.longest),
     )
     return replace(config, train=replace(config.train, micro_batch_size=size))
 

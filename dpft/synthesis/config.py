@@ -12,7 +12,7 @@ from dpft.config.composing import Words, given_overrides
 from dpft.config.keys import values_of
 from dpft.config.load import CrossCheck, CrossChecked, by_name, load, load_saved
 from dpft.config.schema import POLYMORPHIC as OF_TRAINING
-from dpft.config.schema import check_loop
+from dpft.config.schema import check_units_fit
 from dpft.errors import InputError
 from dpft.files import SYNTHESIS
 from dpft.generation.decoding import DecodeConfig
@@ -147,7 +147,7 @@ class SynthesizeConfig(CrossChecked):
     """table for people, or json: one object on stdout."""
 
     cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
-        (("privacy", "train"), check_loop),
+        (("privacy", "train"), check_units_fit),
         (("output",), check_output),
     )
 

@@ -212,10 +212,6 @@ def test_a_step_is_the_most_and_a_number_stays(auto: TrainConfig) -> None:
     assert resolved(with_train(units, expected_batch_size=7)) == 28
 
 
-def test_the_loop_takes_one_at_a_time(auto: TrainConfig) -> None:
-    assert resolved(with_privacy(auto, engine="loop")) == 1
-
-
 @pytest.mark.slow
 def test_tokens_that_fit_leave_the_records_to_the_step(
     auto: TrainConfig, room: Callable[[int], None]

@@ -37,6 +37,7 @@ LAYERS = {
     "linear over two dimensions": (lambda: nn.Linear(3, 6, bias=False), (4, 2, 5, 3)),
     "linear of one long row": (lambda: nn.Linear(3, 6), (4, 40, 3)),
     "wide linear of short rows": (lambda: nn.Linear(90, 80), (4, 2, 90)),
+    "linear of many long rows": (lambda: nn.Linear(270, 260), (4, 150, 270)),
     "as many rows as steps": (lambda: nn.Linear(3, 6), (4, 4, 3)),
     "Conv1D": (lambda: Conv1D(6, 3), (4, 5, 3)),
     "Falcon's linear": (lambda: FalconLinear(3, 6), (4, 5, 3)),
