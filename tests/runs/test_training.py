@@ -133,8 +133,15 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
 
 def trained(config: TrainConfig, folder: Path, point: ResumePoint | None = None) -> None:
-    given = {"model": tiny_model(), "processor": Tokenizer(), "training_set": training_set()}
-    prepared: Any = SimpleNamespace(config=config, plan=plan(config), shards=None, **given)
+    prepared: Any = SimpleNamespace(
+        config=config,
+        plan=plan(config),
+        model=tiny_model(),
+        processor=Tokenizer(),
+        training_set=training_set(),
+        choices=(),
+        shards=None,
+    )
     train(prepared, folder, point)
 
 
