@@ -25,7 +25,7 @@ def test_a_two_phase_run_reports_both_phases_under_one_epsilon(workspace: Worksp
         "train", *SEVEN_STEPS, *EVALUATION, *TWO_PHASE, "hydra.run.dir=two_phase"
     )
     assert outcome.code == 0, outcome.err
-    assert outcome.err.count("self-check: clipper equals") == 2
+    assert outcome.err.count("Clipping engine: book_keeping (auto)") == 2
     folder = workspace.root / "two_phase"
     record = json.loads((folder / "privacy.json").read_text())
     assert record["phases"] == [
