@@ -197,19 +197,6 @@ def contribution(case: Crafted, engine: str, company: str = "none", **options: A
     return float(total_norm(got.gradients)) / norm / alike
 
 
-def by_plain_float32_norm(case: Crafted) -> float:
-    """Return the contribution, over C, if the record is clipped by its plain float32 ghost norm.
-
-    It is the control: a clipper without a bound on rounding.
-    """
-    model, record, norm = CraftedModel(case.kind), case.record(), case.max_grad_norm()
-    left, right = (record["weights"] * record["scale"])[0], record["inputs"][0]
-    ghost = ((left @ left.T) * (right @ right.T)).sum().clamp(min=0).sqrt()
-    gradient = gradient_of(model, losses_of(model, record).sum())
-    added = gradient["layer.weight"] * min(1.0, norm / max(float(ghost), 1e-30))
-    return float(added.norm()) / norm
-
-
 def accumulated_among_others(case: Crafted, engine: str) -> Tensor:
     """Return norms of the record among five ordinary rows, in the first two micro-batches."""
     model, norm = CraftedModel(case.kind), case.max_grad_norm()

@@ -260,6 +260,32 @@ def test_too_little_memory_is_never_taken_for_rows_that_cannot_be_compared(engin
     assert call > 5
 
 
+@pytest.mark.parametrize(
+    ("first", "engine"), [*((0, engine) for engine in ENGINES), (1, "book_keeping")]
+)
+def test_trust_rule_7_no_message_quotes_an_error_that_reveals_a_texts_length(first, engine, caplog):
+    """Losses that run on the whole micro-batch only, and whose own error has its length."""
+    calls: list[int] = []
+
+    def losses(model: nn.Module, batch: Records) -> Tensor:
+        if calls and len(batch.ids) < 6:
+            raise ValueError(f"texts of {batch.ids.shape[1]} tokens")
+        return losses_of(model, batch)
+
+    synthetic = records((17,) * 6)
+    with (
+        caplog.at_level(logging.DEBUG),
+        pytest.raises((InputError, RunError)) as error,
+        PerExampleClipper(gpt2(), losses, NORM, engine=engine) as clipper,
+    ):
+        if first == 0:
+            calls.append(1)
+        clipper.self_check(synthetic, synthetic)
+        calls.append(1)
+        clipper.accumulate(records((17, 12, 3, 9, 5, 8)))
+    assert "17" not in str(error.value) and "17" not in caplog.text
+
+
 def test_rows_are_compared_in_the_precision_of_the_run_too():
     """A layer that is wrong in half precision only."""
 

@@ -1,4 +1,7 @@
-"""Never above C: whatever a record's numbers are, it adds at most C, and it ends no run."""
+"""Whatever a record's numbers are, it adds at most C to any kind of layer, and it ends no run.
+
+``test_worst_case_engines.py`` tries other magnitudes, precisions and styles, on one kind of model.
+"""
 
 from itertools import product
 
@@ -7,14 +10,12 @@ import torch
 from torch import nn
 
 from tests.privacy.clipper66.crafted_records import (
-    Crafted,
     accumulated_among_others,
-    by_plain_float32_norm,
     cases,
     contribution,
     true_norm,
 )
-from tests.privacy.clipper66.oracle import ENGINES, STYLES, clipped, gradients_of, total_norm
+from tests.privacy.clipper66.oracle import ENGINES, clipped, total_norm
 from tests.slowness import slow_but
 
 COMPANY = ("none", "weightless", "not finite", "copies", "unit")
@@ -48,25 +49,6 @@ def test_no_record_adds_more_among_other_rows(case, engine, company):
     assert contribution(case, engine, company) <= EXACTLY
 
 
-@pytest.mark.parametrize("style", STYLES[1:])
-def test_no_record_adds_more_in_any_style(style):
-    for number, case in enumerate(FEW[::2]):
-        assert contribution(case, ENGINES[number % 2], clipping=style) <= EXACTLY, case
-
-
-@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
-def test_no_record_adds_more_in_half_precision(precision):
-    for number, case in enumerate(FEW[::2]):
-        moved = contribution(case, ENGINES[number % 2], autocast=precision)
-        assert moved <= EXACTLY, case
-
-
-def test_the_records_are_such_as_a_plain_float32_norm_fails_for():
-    """The control: without a bound on rounding some of them add more than C."""
-    plain = [by_plain_float32_norm(case) for case in EVERY if case.kind in ("linear", "frozen")]
-    assert sum(moved > EXACTLY for moved in plain) >= 5
-
-
 @pytest.mark.parametrize(
     ("case", "engine"), slow_but(of_engines(FEW), product(EVERY, ENGINES[:2])), ids=words
 )
@@ -86,19 +68,6 @@ def test_a_record_of_ordinary_conditioning_is_kept_almost_whole():
             continue
         kept = contribution(case, ENGINES[number % 2])
         assert kept >= 0.999 * min(1.0, length / case.max_grad_norm()), case
-
-
-@pytest.mark.parametrize("engine", ENGINES[:2])
-def test_a_gradient_whose_square_underflows_altogether_is_clipped(engine):
-    """512 x 512 entries of 1e-6 each, from inputs whose squares are 0 in float32."""
-    layer = nn.Linear(512, 512, bias=False)
-    losses = lambda model, batch: (model(batch[0]) * batch[1]).sum(1)  # noqa: E731
-    batch = torch.full((1, 512), 1e-23), torch.full((1, 512), 1e17)
-    synthetic = [(torch.randn(n, 512), torch.randn(n, 512)) for n in (4, 3)]
-    got = clipped(layer, losses, [batch], 1e-6, synthetic=synthetic, engine=engine)
-    assert float(total_norm(gradients_of(layer))) <= 1e-6
-    if engine == "rows":
-        assert got.norms.tolist() == pytest.approx([512e-6], rel=1e-5)
 
 
 @pytest.mark.parametrize("steps", [2, 300])
@@ -131,12 +100,3 @@ def test_a_record_out_of_range_leaves_the_others_as_they_are():
             got = clipped(layer, losses, [extreme], 1e-2, synthetic=synthetic, engine=engine)
             assert got.norms.isfinite().all()
             assert got.minus(alone) <= 1e-2 * (1 + 1e-6), (engine, size)
-
-
-def test_crafted_records_are_drawn_the_same_each_time():
-    first, second = (
-        Crafted(1, "linear", 4, 0, 0, 0, -3.0, 0),
-        Crafted(1, "linear", 4, 0, 0, 0, -3.0, 0),
-    )
-    assert all(torch.equal(v, second.record()[k]) for k, v in first.record().items())
-    assert list(cases(400)) == EVERY

@@ -2,6 +2,7 @@
 
 import gc
 from itertools import product
+from operator import attrgetter
 
 import peft
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpft.devices import PARTS_WITH_PRECISION, float32_precisions
 from dpft.privacy.clipper66 import PerExampleClipper
 from tests.privacy.clipper66.models import SYNTHETIC, Records, gpt2, losses_of, records
 from tests.privacy.clipper66.oracle import (
@@ -180,6 +182,48 @@ def test_autocast_reaches_the_losses_and_is_off_in_the_float32_self_check():
         seen.clear()
         clipper.accumulate(inputs)
         assert set(seen) == {torch.bfloat16}
+
+
+WAYS = {
+    "for products": lambda: torch.set_float32_matmul_precision("high"),
+    "by CUDA's flag": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "for all": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    "everywhere": lambda: [
+        setattr(attrgetter(part)(torch), "fp32_precision", "tf32") for part in PARTS_WITH_PRECISION
+    ],
+}
+
+
+@pytest.fixture
+def _default_precision():
+    """Restore torch's precisions of float32 products."""
+    before = float32_precisions()
+    torch.set_float32_matmul_precision("highest")
+    for part in PARTS_WITH_PRECISION:
+        attrgetter(part)(torch).fp32_precision = "none"
+    yield
+    torch.set_float32_matmul_precision("highest")
+    for part, precision in before.items():
+        attrgetter(part)(torch).fp32_precision = precision
+
+
+@pytest.mark.usefixtures("_default_precision")
+@pytest.mark.parametrize("way", WAYS)
+def test_trust_rule_2_float32_products_are_whole_whatever_the_caller_chose(way):
+    """TF32 has ten bits: one record would move the sum by up to 1.001 of the clipping norm."""
+    WAYS[way]()
+    chosen, inside = float32_precisions(), []
+    assert not {*chosen.values()} <= {"ieee", "none"}
+
+    def losses(model: nn.Module, batch: Tensor) -> Tensor:
+        inside.append({*float32_precisions().values()})
+        return model(batch).sum(1)
+
+    with PerExampleClipper(nn.Linear(3, 2), losses, 1.0) as clipper:
+        clipper.self_check(torch.randn(4, 3))
+        clipper.accumulate(torch.eye(3))
+    assert all(precisions == {"ieee"} for precisions in inside)
+    assert float32_precisions() == chosen
 
 
 ADAPTERS = {

@@ -1,6 +1,6 @@
 """Batches, arguments and returns: what carries rows, what does not, and what is not a batch."""
 
-from collections import OrderedDict, UserDict, deque, namedtuple
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
@@ -14,7 +14,6 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from tests.privacy.clipper66.cases.case import (
     Case,
     Trial,
-    either,
     exact,
     mixing,
     rejected,
@@ -23,10 +22,10 @@ from tests.privacy.clipper66.cases.case import (
 from tests.privacy.clipper66.cases.nets import (
     CLASSES,
     HIDDEN,
-    LENGTH,
     ROWS,
     WIDTH,
     WORDS,
+    Built,
     Net,
     Words,
     batch,
@@ -35,7 +34,6 @@ from tests.privacy.clipper66.cases.nets import (
     classified,
     features,
     net_trial,
-    squared,
 )
 
 Scores = namedtuple("Scores", "logits hidden")
@@ -55,17 +53,6 @@ class Flexible(Net):
         return self.give(self.leave(h), h)
 
 
-class PlacesFirst(nn.Module):
-    """Takes places, one for all rows, before the rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense, self.table = nn.Linear(HIDDEN, 3), nn.Embedding(LENGTH, HIDDEN)
-
-    def forward(self, places: Tensor, h: Tensor) -> Tensor:
-        return torch.tanh(self.dense(h + self.table(places)))
-
-
 def called(call: Callable[[nn.Module, Tensor], Tensor], **changes: Any) -> Trial:
     return net_trial(model=Flexible(), losses=lambda m, x, y: ce(call(m, x), y), **changes)
 
@@ -76,9 +63,6 @@ def arguments() -> Iterator[Case]:
     table: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
         "rows in a dictionary": lambda m, x: m({"x": x}),
         "rows by keyword": lambda m, x: m(x=x),
-        "rows in a list": lambda m, x: m([x, x]),
-        "rows and None": lambda m, x: m(x, None, None),
-        "a number next to the rows": lambda m, x: m(x, scale=0.5),
         "a 0-dimensional tensor next to the rows": lambda m, x: m(x, scale=torch.tensor(0.5)),
         "one vector for all rows": lambda m, x: m(x, scale=scale),
         "a string next to the rows": lambda m, x: m(x, mode="train"),
@@ -99,14 +83,6 @@ def arguments() -> Iterator[Case]:
     }
     for name, call in mixed.items():
         yield mixing(name, lambda c=call: called(c))
-    for name, length in (("places", LENGTH), ("as many places as rows", ROWS)):
-        losses = lambda m, h, n=length: squared(m, torch.arange(n), h)  # noqa: E731
-        yield exact(
-            f"{name}, before the rows",
-            lambda losses=losses, n=length: net_trial(
-                model=PlacesFirst(), losses=losses, draw=lambda rows: (features(rows, n, HIDDEN),)
-            ),
-        )
 
 
 def outputs() -> Iterator[Case]:
@@ -117,10 +93,7 @@ def outputs() -> Iterator[Case]:
 
     forms: dict[str, tuple[Callable, Callable]] = {
         "logits in a dictionary": (lambda z, h: {"a": z}, lambda o: o["a"]),
-        "logits in a tuple": (lambda z, h: (z, h), lambda o: o[0]),
         "logits with a name": (Scores, lambda o: o.logits),
-        "logits and a string": (lambda z, h: (z, "z"), lambda o: o[0]),
-        "both outputs used": (Scores, lambda o: o.logits + o.hidden[:, :3]),
         "a mean next to the logits, unread": (lambda z, h: (z, h.mean(0)), lambda o: o[0]),
         "logits transposed": (lambda z, h: z.T, lambda o: o.T),
         "logits in one line": (lambda z, h: z.flatten(), lambda o: o.view(-1, 3)),
@@ -132,10 +105,6 @@ def outputs() -> Iterator[Case]:
         "a detached mean next to the logits, read": (
             lambda z, h: (z, h.detach().mean(0)),
             lambda o: o[0] * o[1][:3],
-        ),
-        "a mean loss next to the logits, read": (
-            lambda z, h: (z, h.square().mean()),
-            lambda o: o[0] * (1 + o[1]),
         ),
         "a float of the batch next to the logits, read": (
             lambda z, h: (z, h.norm().item()),
@@ -154,7 +123,6 @@ RETURNED: dict[str, Callable[[Tensor], Any]] = {
     "the mean loss": torch.mean,
     "losses in a column": lambda losses: losses[:, None],
     "detached losses": torch.detach,
-    "losses as a list": lambda losses: list(losses.unbind()),
     "a Python float": lambda losses: losses.mean().item(),
     "losses twice over": lambda losses: torch.cat([losses, losses]),
     "the first loss": lambda losses: losses[:1],
@@ -233,36 +201,17 @@ def wide(losses: Callable[..., Tensor]) -> Trial:
     return net_trial(model=Wide(), losses=losses, draw=draw)
 
 
-def taught(teacher: nn.Module) -> Trial:
-    teacher.requires_grad_(False)
-    return wide(lambda m, x, y: (m(x) - teacher(x)).square().sum(1))
-
-
-class Square(nn.Module):
-    """As many rows as places, words, units and classes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.places = nn.Embedding(6, 6), nn.Embedding(6, 6)
-        self.weights = nn.Parameter(torch.randn(6, 6) * 0.3)
-        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
-        self.leave = nn.Linear(6, 6)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        h = self.table(ids) + self.places(torch.arange(6))
-        h = h + self.attention(h, h, h, attn_mask=torch.ones(6, 6).triu(1).bool())[0]
-        return self.leave(torch.tanh(h @ self.weights))
+def square(m: nn.Module, ids: Tensor) -> Tensor:
+    h = m.table(ids) + m.places(torch.arange(6))
+    h = h + m.attention(h, h, h, attn_mask=torch.ones(6, 6).triu(1).bool())[0]
+    return m.leave(torch.tanh(h @ m.weights))
 
 
 def as_long_as_the_batch() -> Iterator[Case]:
     """Yield tensors that are as long as the batch and are not rows of it."""
     weights, shifts = torch.linspace(0.2, 2, ROWS), torch.linspace(-1, 1, ROWS)
-    table = torch.linspace(-1, 1, ROWS * 3).view(ROWS, 3)
     plain: dict[str, Callable[..., Tensor]] = {
         "class weights and class shifts": lambda m, x, y: ce(m(x) + shifts, y, weight=weights),
-        "a table with as many entries as rows": lambda m, x, y: (
-            (m(x)[:, :3] - table[y]).square().sum(1)
-        ),
         "a cost of each class for each other": lambda m, x, y: (
             m(x).softmax(1) * torch.outer(weights, shifts)[y]
         ).sum(1),
@@ -273,18 +222,21 @@ def as_long_as_the_batch() -> Iterator[Case]:
         "class weights as many as rows, and a mean",
         lambda: wide(lambda m, x, y: ce(m(x), y, weight=weights) / ce(m(x), y).detach().mean()),
     )
-    yield exact("a teacher as wide as rows are many", lambda: taught(nn.Linear(WIDTH, ROWS)))
-    yield exact(
-        "a teacher's buffers as long as the batch",
-        lambda: taught(nn.Sequential(nn.Linear(WIDTH, ROWS), nn.BatchNorm1d(ROWS)).eval()),
-    )
 
     def everything_is_six() -> Trial:
         def losses(model: nn.Module, ids: Tensor) -> Tensor:
             return ce(model(ids).mT, ids.roll(-1, 1), weight=weights).mean(1)
 
         draw = lambda rows: (torch.randint(0, 6, (rows, 6)),)  # noqa: E731
-        return net_trial(model=Square(), losses=losses, draw=draw)
+        model = Built(
+            square,
+            table=nn.Embedding(6, 6),
+            places=nn.Embedding(6, 6),
+            weights=torch.randn(6, 6) * 0.3,
+            attention=nn.MultiheadAttention(6, 2, batch_first=True),
+            leave=nn.Linear(6, 6),
+        )
+        return net_trial(model=model, losses=losses, draw=draw)
 
     yield exact("everything is six", everything_is_six)
 
@@ -305,44 +257,17 @@ class OwnDict(dict):
         return self["rows"]
 
 
-class Lazy:
-    def __init__(self, rows: Any) -> None:
-        self._kept = [rows]
-
-    @property
-    def rows(self) -> Any:
-        return self._kept[0]
-
-
 CONTAINERS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
     "a model output": (lambda z: SequenceClassifierOutput(logits=z), lambda o: o.logits),
     "a dataclass": (Data, lambda o: o.rows),
-    "a frozen dataclass with slots": (Frozen, lambda o: o.rows),
     "a namespace": (lambda z: SimpleNamespace(rows=z), lambda o: o.rows),
-    "a lazy property": (Lazy, lambda o: o.rows),
     "a subclass of dict": (lambda z: OwnDict(rows=z), lambda o: o.rows),
-    "an ordered dict": (lambda z: OrderedDict(a=1, b=z), lambda o: o["b"]),
-    "a UserDict": (lambda z: UserDict(rows=z), lambda o: o["rows"]),
     "a read-only dict": (lambda z: MappingProxyType({"a": z}), lambda o: o["a"]),
-    "a deque": (lambda z: deque([z], 2), lambda o: o[0]),
     "nested containers": (
         lambda z: Data([{"a": SimpleNamespace(b=(Frozen(OwnDict(rows=z)),))}]),
         lambda o: o.rows[0]["a"].b[0].rows["rows"],
     ),
 }
-
-
-class Contained(nn.Module):
-    """Takes and returns its rows in a container; its own weight needs no layer."""
-
-    def __init__(self, give: Callable[[Tensor], Any], take: Callable[[Any], Tensor]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(WIDTH, HIDDEN))
-        self.leave = nn.Linear(HIDDEN, CLASSES)
-        self.give, self.take = give, take
-
-    def forward(self, rows: Any) -> Any:
-        return self.give(self.leave(torch.tanh(self.take(rows) @ self.weight)))
 
 
 def containers() -> Iterator[Case]:
@@ -357,39 +282,18 @@ def containers() -> Iterator[Case]:
         yield unbatched(
             f"rows and logits in {name}, with a raw weight",
             lambda g=give, t=take: net_trial(
-                model=Contained(g, t), losses=lambda m, x, y: ce(t(m(g(x))), y)
+                model=Built(
+                    lambda m, rows: g(m.leave(torch.tanh(t(rows) @ m.weight))),
+                    weight=torch.randn(WIDTH, HIDDEN),
+                    leave=nn.Linear(HIDDEN, CLASSES),
+                ),
+                losses=lambda m, x, y: ce(t(m(g(x))), y),
             ),
         )
 
 
-class CachedPlaces(Net):
-    """Keeps places for as many rows as it was first called with."""
-
-    def __init__(self, *, check: bool) -> None:
-        super().__init__()
-        self.places: Tensor | None = None
-        self.check = check
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.places is None or (self.check and self.places.shape != x.shape):
-            self.places = torch.linspace(0, 1, x.shape[1]).expand(x.shape).clone()
-        return super().forward(x + self.places)
-
-
-class Noting(Net):
-    """Keeps what it computed for whoever wants to see it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.last = self.enter(x)
-        return super().forward(x)
-
-
 def gathered() -> Iterator[Case]:
-    """Yield models whose rows are gathered into one line, and models that keep something."""
-
-    def offsets(model: nn.Module, ids: Tensor) -> Tensor:
-        line, starts = ids.flatten(), torch.arange(len(ids)) * ids.shape[1]
-        return model(line, starts).square().mean(1)
+    """Yield rows that are gathered into one line."""
 
     def graphs(model: nn.Module, nodes: Tensor) -> Tensor:
         """Nodes of all graphs in one line; each graph's loss is its nodes' sum."""
@@ -397,26 +301,10 @@ def gathered() -> Iterator[Case]:
         graph = torch.arange(len(nodes)).repeat_interleave(2)
         return torch.zeros(len(nodes)).index_add(0, graph, scores)
 
-    yield either(
-        "words in one line with offsets",
-        lambda: net_trial(
-            model=nn.EmbeddingBag(WORDS, HIDDEN, mode="sum"),
-            losses=offsets,
-            draw=lambda rows: (torch.randint(0, WORDS, (rows, LENGTH)),),
-        ),
-    )
     yield exact(
         "graphs of two nodes",
         lambda: net_trial(losses=graphs, draw=lambda rows: (features(rows, 2, WIDTH),)),
     )
-    yield exact(
-        "places kept, made again for other sizes", lambda: net_trial(model=CachedPlaces(check=True))
-    )
-    yield either(
-        "places kept for as many rows as came first",
-        lambda: net_trial(model=CachedPlaces(check=False)),
-    )
-    yield exact("its last activations kept", lambda: net_trial(model=Noting(), sizes=(6, 6)))
 
 
 def cases() -> Iterator[Case]:

@@ -23,41 +23,16 @@ def parts(mix: Mix = torch.clone) -> Callable[..., Tensor]:
     return lambda model, x, y: ce(model.leave(mix(torch.tanh(model.enter(x)))), y)
 
 
-class WithMethod(Net):
-    def __init__(self, share: float = 0.0) -> None:
-        super().__init__()
-        self.share = share
-
-    def scores(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.enter(x))
-        return self.leave(h - self.share * h.detach().mean(0) if self.share else h)
-
-
 def uncalled() -> Iterator[Case]:
     """Yield losses that use the model's parts."""
     mixes: dict[str, Mix] = {
         "mean": lambda h: h + 0.5 * h.mean(0),
         "detached mean": lambda h: h + 0.5 * h.detach().mean(0),
-        "detached first row": lambda h: h - h[0].detach(),
         "detached running sum": lambda h: h + h.detach().cumsum(0),
-        "detached rows flipped": lambda h: h + h.detach().flip(0),
     }
     for name, mix in mixes.items():
         yield mixing(f"parts only, {name}", lambda mix=mix: net_trial(losses=parts(mix)))
     yield exact("parts of the model only", lambda: net_trial(losses=parts()))
-    yield exact(
-        "one part of several",
-        lambda: net_trial(losses=lambda m, x, y: m.enter(x).square().sum(1)),
-    )
-    by_method = lambda m, x, y: ce(m.scores(x), y)  # noqa: E731
-    yield exact("a method of the model", lambda: net_trial(model=WithMethod(), losses=by_method))
-    yield mixing(
-        "a method that reads the batch", lambda: net_trial(model=WithMethod(0.3), losses=by_method)
-    )
-    yield exact(
-        "parts and the model",
-        lambda: net_trial(losses=lambda m, x, y: ce(m(x), y) + m.enter(x).square().mean(1)),
-    )
     yield unbatched("the model by functional_call", lambda: net_trial(losses=functional))
     yield unbatched("a weight used by the losses", lambda: net_trial(losses=by_hand))
 

@@ -18,7 +18,7 @@ from tests.privacy.clipper66.cases.case import (
     rejected,
     unbatched,
 )
-from tests.privacy.clipper66.cases.nets import HIDDEN, WORDS, Mix, Net, ce, net_trial, words_trial
+from tests.privacy.clipper66.cases.nets import Mix, Net, ce, net_trial
 
 
 def hooked(hook: Callable[..., Any], *, before: bool = False) -> Trial:
@@ -119,18 +119,6 @@ def quantized_activations(h: Tensor) -> Tensor:
         return h * torch.tanh(h)
 
 
-class ByFrequency(nn.Module):
-    """A table whose gradient is divided by how often the batch looks a row up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Parameter(torch.randn(WORDS, HIDDEN))
-        self.leave = nn.Linear(HIDDEN, WORDS)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.leave(F.embedding(ids, self.table, scale_grad_by_freq=True))
-
-
 class FrozenStem(Net):
     """A frozen layer under a trainable one: rows mix without a gradient."""
 
@@ -160,18 +148,10 @@ def cases() -> Iterator[Case]:
         in_units = exact if "row after" in name else mixing_gradients
         yield in_units(f"{name}, units of two rows", lambda m=mix: net_trial(m, rows_per_unit=2))
     yield exact("own backward that reads its own row", lambda: net_trial(ScaledByItself.apply))
-    yield either("a gradient by the batch's frequencies", lambda: words_trial(model=ByFrequency()))
     yield exact("a hook that scales", lambda: hooked(lambda module, args, out: out * 2))
     yield exact("a hook that reads", lambda: hooked(lambda module, args, out: None))
-    yield exact(
-        "a hook before a layer", lambda: hooked(lambda module, args: (args[0] * 2,), before=True)
-    )
     yield mixing(
         "a hook that mixes", lambda: hooked(lambda module, args, out: out - out.mean(0).detach())
-    )
-    yield mixing(
-        "a hook that mixes before a layer",
-        lambda: hooked(lambda module, args: (args[0] - args[0][0].detach(),), before=True),
     )
     yield exact("a backward hook that reads", backward_hooked)
     yield mixing("a hook that keeps the batch's mean for the loss", kept_for_the_loss)

@@ -20,22 +20,16 @@ from tests.privacy.clipper66.cases.nets import (
     LENGTH,
     ROWS,
     WORDS,
+    Built,
     features,
     first_tensor,
     layer_trial,
-    net_trial,
     only_layer_trial,
     ragged,
-    squared,
     words,
 )
 
 Layer = Callable[[], nn.Module]
-
-
-class Biggest(nn.Module):
-    def forward(self, h: Tensor) -> Tensor:
-        return h.amax(-1)
 
 
 class Residual(nn.Module):
@@ -53,93 +47,41 @@ def settled(layer: nn.Module, width: int) -> nn.Module:
 
 
 VECTOR: dict[str, Layer] = {
-    "Linear": lambda: nn.Linear(HIDDEN, 4),
-    "Linear without bias": lambda: nn.Linear(HIDDEN, 4, bias=False),
     "LazyLinear": lambda: settled(nn.LazyLinear(4), HIDDEN),
-    "LayerNorm": lambda: nn.LayerNorm(HIDDEN),
-    "LayerNorm without bias": lambda: nn.LayerNorm(HIDDEN, bias=False),
     "LayerNorm without affine": lambda: nn.LayerNorm(HIDDEN, elementwise_affine=False),
-    "RMSNorm": lambda: nn.RMSNorm(HIDDEN),
-    "GroupNorm": lambda: nn.GroupNorm(2, HIDDEN),
     "PReLU": nn.PReLU,
     "PReLU of each feature": lambda: nn.PReLU(HIDDEN),
-    "GLU": lambda: nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.GLU()),
-    "Softmax": lambda: nn.Softmax(dim=1),
-    "Maxout": lambda: nn.Sequential(nn.Linear(HIDDEN, 6), nn.Unflatten(1, (2, 3)), Biggest()),
     "Unflatten": lambda: nn.Sequential(nn.Unflatten(1, (2, 4)), nn.Linear(4, 3)),
     "in-place ReLU": lambda: nn.Sequential(nn.Linear(HIDDEN, 4), nn.ReLU(inplace=True)),
-    "residuals": Residual,
-    "twelve layers": lambda: nn.Sequential(
-        *[nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh()) for _ in range(12)]
-    ),
     "twenty residual layers": lambda: nn.Sequential(*[Residual() for _ in range(20)]),
 }
 SEQUENCE: dict[str, Layer] = {
-    "Linear over time": lambda: nn.Linear(HIDDEN, 4),
-    "LayerNorm over time": lambda: nn.LayerNorm(HIDDEN),
-    "LayerNorm of time and width": lambda: nn.LayerNorm([LENGTH, HIDDEN]),
-    "RMSNorm over time": lambda: nn.RMSNorm(HIDDEN),
     "PReLU of each place": lambda: nn.PReLU(LENGTH),
     "adaptive pooling over time": lambda: nn.Sequential(nn.AdaptiveAvgPool1d(3), nn.Linear(3, 2)),
-    "adaptive maxima over time": lambda: nn.Sequential(nn.AdaptiveMaxPool1d(2), nn.Linear(2, 2)),
     "instance norm": lambda: nn.InstanceNorm1d(LENGTH, affine=True),
     "instance norm without affine": lambda: nn.InstanceNorm1d(LENGTH),
-    "local response norm": lambda: nn.LocalResponseNorm(3),
-    "an identity": nn.Identity,
     "time flattened": lambda: nn.Sequential(nn.Flatten(), nn.Linear(LENGTH * HIDDEN, 3)),
-    "Conv1d": lambda: nn.Conv1d(LENGTH, 4, 3),
-    "depthwise Conv1d": lambda: nn.Conv1d(LENGTH, LENGTH, 3, groups=LENGTH),
-    "dilated Conv1d": lambda: nn.Conv1d(LENGTH, 4, 3, dilation=2),
-    "strided Conv1d without bias": lambda: nn.Conv1d(LENGTH, 4, 3, stride=2, bias=False),
-    "Conv1d, padding same": lambda: nn.Conv1d(LENGTH, 4, 3, padding="same"),
-    "circular Conv1d": lambda: nn.Conv1d(LENGTH, 4, 3, padding=1, padding_mode="circular"),
     "ConvTranspose1d": lambda: nn.ConvTranspose1d(LENGTH, 3, 2, stride=2),
-    "averages of windows": lambda: nn.Sequential(nn.AvgPool1d(2), nn.Linear(HIDDEN // 2, 2)),
 }
 IMAGE: dict[str, Layer] = {
-    "Conv2d": lambda: nn.Conv2d(2, 3, 3),
-    "grouped Conv2d": lambda: nn.Conv2d(2, 4, 3, groups=2),
-    "reflecting Conv2d": lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"),
     "pointwise Conv2d": lambda: nn.Conv2d(2, 3, 1),
     "ConvTranspose2d": lambda: nn.ConvTranspose2d(2, 3, 2, stride=2),
     "InstanceNorm2d": lambda: nn.InstanceNorm2d(2, affine=True),
-    "GroupNorm of images": lambda: nn.GroupNorm(1, 2),
     "pixel shuffle": lambda: nn.Sequential(nn.Conv2d(2, 4, 1), nn.PixelShuffle(2)),
-    "upsampling": lambda: nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(2, 2, 3)),
-    "max pooling": lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.MaxPool2d(2)),
     "global pooling": lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.AdaptiveAvgPool2d(1)),
     "channels last": lambda: nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last),
     "unfolded patches": lambda: nn.Sequential(nn.Unfold(2), nn.Conv1d(8, 3, 1)),
 }
 
 
-class OneHot(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense = nn.Linear(WORDS, 4)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.dense(F.one_hot(ids, WORDS).float())
-
-
-class TwoTables(nn.Module):
-    """Words and places, the places one row for all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, 4), nn.Embedding(LENGTH, 4)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return torch.tanh(self.words(ids) + self.places(torch.arange(ids.shape[1])))
-
-
 TABLE: dict[str, Layer] = {
-    "Embedding": lambda: nn.Embedding(WORDS, 4),
-    "Embedding with padding": lambda: nn.Embedding(WORDS, 4, padding_idx=0),
     "EmbeddingBag": lambda: nn.EmbeddingBag(WORDS, 4),
     "EmbeddingBag of sums": lambda: nn.EmbeddingBag(WORDS, 4, mode="sum"),
-    "one-hot words": OneHot,
-    "two tables": TwoTables,
+    "two tables, of words and of places": lambda: Built(
+        lambda m, ids: torch.tanh(m.words(ids) + m.places(torch.arange(ids.shape[1]))),
+        words=nn.Embedding(WORDS, 4),
+        places=nn.Embedding(LENGTH, 4),
+    ),
 }
 REJECTED_TABLE: dict[str, Layer] = {
     "Embedding with a largest norm": lambda: nn.Embedding(WORDS, 4, max_norm=1.0),
@@ -153,24 +95,6 @@ UNBATCHED_TABLE: dict[str, Layer] = {
 }
 
 
-class Similar(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tower = nn.Linear(4, 3)
-
-    def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        return F.cosine_similarity(self.tower(left), self.tower(right))[:, None]
-
-
-class Bag(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.bag = nn.EmbeddingBag(WORDS, 4, mode="sum")
-
-    def forward(self, ids: Tensor, weights: Tensor) -> Tensor:
-        return self.bag(ids, per_sample_weights=weights)
-
-
 def evaluating(norm: nn.Module, *shape: int, affine: bool = True) -> Trial:
     """A norm with running statistics in evaluation mode, its own weights trained or frozen."""
     norm.running_mean.uniform_(-1, 1)
@@ -182,15 +106,23 @@ def evaluating(norm: nn.Module, *shape: int, affine: bool = True) -> Trial:
 
 def several() -> Iterator[Case]:
     """Yield layers of three dimensions, of several inputs, and norms in evaluation mode."""
-    yield exact("Conv3d", lambda: layer_trial(nn.Conv3d(2, 2, 2), 2, 3, 3, 4))
     yield exact("ConvTranspose3d", lambda: layer_trial(nn.ConvTranspose3d(2, 2, 2), 2, 2, 2, 3))
     of_width = lambda d: lambda rows: features(rows, d)  # noqa: E731
     yield exact(
         "Bilinear", lambda: only_layer_trial(nn.Bilinear(4, 5, 3), of_width(4), of_width(5))
     )
-    yield exact("CosineSimilarity", lambda: only_layer_trial(Similar(), of_width(4), of_width(4)))
     weights = lambda rows: torch.rand(rows, LENGTH)  # noqa: E731
-    yield exact("EmbeddingBag with weights", lambda: only_layer_trial(Bag(), words, weights))
+    yield exact(
+        "EmbeddingBag with weights",
+        lambda: only_layer_trial(
+            Built(
+                lambda m, ids, weights: m.bag(ids, per_sample_weights=weights),
+                bag=nn.EmbeddingBag(WORDS, 4, mode="sum"),
+            ),
+            words,
+            weights,
+        ),
+    )
     for affine in (True, False):
         kind = "trained" if affine else "frozen"
         yield exact(
@@ -209,69 +141,30 @@ def sequence(layer: nn.Module) -> Trial:
     return layer_trial(layer, LENGTH, HIDDEN)
 
 
-class Attending(nn.Module):
-    """Attention of a sequence to itself."""
-
-    def __init__(self, *, causal: bool = False, batch_first: bool = True, **options: bool) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(HIDDEN, 2, batch_first=batch_first, **options)
-        self.causal = causal
-
-    def forward(self, h: Tensor) -> Tensor:
-        h = h if self.attention.batch_first else h.transpose(0, 1)
-        length = LENGTH if self.attention.batch_first else len(h)
-        mask = torch.ones(length, length).triu(1).bool() if self.causal else None
-        out = self.attention(h, h, h, attn_mask=mask)[0]
-        return out if self.attention.batch_first else out.transpose(0, 1)
+def attending(h: Tensor, attention: nn.Module, *, causal: bool = False) -> Tensor:
+    """Return a sequence's attention to itself; a layer may take the batch in dimension 1."""
+    h = h if attention.batch_first else h.transpose(0, 1)
+    mask = torch.ones(LENGTH, LENGTH).triu(1).bool() if causal else None
+    out = attention(h, h, h, attn_mask=mask)[0]
+    return out if attention.batch_first else out.transpose(0, 1)
 
 
-class OwnAttention(nn.Module):
-    """One head by hand, with a learned bias for each distance."""
-
-    def __init__(self, length: int = LENGTH) -> None:
-        super().__init__()
-        self.project = nn.Linear(HIDDEN, 3 * HIDDEN)
-        self.distances = nn.Embedding(length, 1)
-
-    def forward(self, h: Tensor) -> Tensor:
-        query, key, value = self.project(h).chunk(3, -1)
-        places = torch.arange(h.shape[1])
-        bias = self.distances((places[:, None] - places).abs())[..., 0]
-        return torch.softmax(query @ key.mT + bias, -1) @ value
+def self_attention(*, causal: bool = False, **options: bool) -> nn.Module:
+    attention = nn.MultiheadAttention(HIDDEN, 2, **{"batch_first": True} | options)
+    return Built(lambda m, h: attending(h, m.attention, causal=causal), attention=attention)
 
 
-class Latents(nn.Module):
-    """Learned queries read a sequence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.queries = nn.Parameter(torch.randn(2, HIDDEN))
-        self.attention = nn.MultiheadAttention(HIDDEN, 2, batch_first=True)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return self.attention(self.queries.expand(len(h), -1, -1), h, h)[0]
+def with_distances(m: nn.Module, h: Tensor) -> Tensor:
+    """Return one head by hand, with a learned bias for each distance."""
+    query, key, value = m.project(h).chunk(3, -1)
+    places = torch.arange(h.shape[1])
+    bias = m.distances((places[:, None] - places).abs())[..., 0]
+    return torch.softmax(query @ key.mT + bias, -1) @ value
 
 
-class ClassToken(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.token = nn.Parameter(torch.randn(1, 1, HIDDEN))
-        self.places = nn.Parameter(torch.randn(LENGTH + 1, HIDDEN))
-        self.mix = OwnAttention(LENGTH + 1)
-
-    def forward(self, h: Tensor) -> Tensor:
-        h = torch.cat([self.token.expand(len(h), -1, -1), h], 1) + self.places
-        return self.mix(h)[:, 0]
-
-
-class Translating(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        sizes = {"dim_feedforward": 6, "dropout": 0.0, "batch_first": True}
-        self.model = nn.Transformer(HIDDEN, 2, 1, 1, **sizes)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return self.model(h[:, :3], h[:, 3:])
+def with_class_token(m: nn.Module, h: Tensor) -> Tensor:
+    h = torch.cat([m.token.expand(len(h), -1, -1), h], 1) + m.places
+    return with_distances(m, h)[:, 0]
 
 
 def encoder(**options: object) -> nn.Module:
@@ -279,145 +172,113 @@ def encoder(**options: object) -> nn.Module:
     return nn.TransformerEncoderLayer(HIDDEN, 2, **settings)
 
 
-class Padded(nn.Module):
-    """An encoder under a padding mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(WORDS, HIDDEN)
-        self.layer = encoder()
-
-    def forward(self, ids: Tensor) -> Tensor:
-        out = self.layer(self.table(ids), src_key_padding_mask=ids == 0)
-        return (out * (ids != 0)[..., None]).sum(1) / (ids != 0).sum(1, keepdim=True)
-
-
-class SquareMask(nn.Module):
-    """Learned places and a causal mask, as many places as rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.places = nn.Parameter(torch.randn(ROWS, HIDDEN))
-        self.weights = nn.Parameter(torch.randn(ROWS, ROWS))
-
-    def forward(self, h: Tensor) -> Tensor:
-        return self.weights.tril() @ (h + self.places)
+def padded(m: nn.Module, ids: Tensor) -> Tensor:
+    """Return the mean of an encoder's outputs under a padding mask."""
+    out = m.layer(m.table(ids), src_key_padding_mask=ids == 0)
+    return (out * (ids != 0)[..., None]).sum(1) / (ids != 0).sum(1, keepdim=True)
 
 
 def attention() -> Iterator[Case]:
     """Yield attention of all kinds."""
+    project = lambda: nn.Linear(HIDDEN, 3 * HIDDEN)  # noqa: E731
     table: dict[str, Layer] = {
-        "attention": Attending,
-        "causal attention": lambda: Attending(causal=True),
-        "attention, batch in dimension 1": lambda: Attending(batch_first=False),
-        "attention with an extra key": lambda: Attending(add_bias_kv=True),
-        "attention by hand with distances": OwnAttention,
-        "learned queries": Latents,
-        "a class token and places": ClassToken,
+        "attention": self_attention,
+        "causal attention": lambda: self_attention(causal=True),
+        "attention, batch in dimension 1": lambda: self_attention(batch_first=False),
+        "attention with an extra key": lambda: self_attention(add_bias_kv=True),
+        "attention by hand with distances": lambda: Built(
+            with_distances, project=project(), distances=nn.Embedding(LENGTH, 1)
+        ),
+        "learned queries": lambda: Built(
+            lambda m, h: m.attention(m.queries.expand(len(h), -1, -1), h, h)[0],
+            queries=torch.randn(2, HIDDEN),
+            attention=nn.MultiheadAttention(HIDDEN, 2, batch_first=True),
+        ),
+        "a class token and places": lambda: Built(
+            with_class_token,
+            token=torch.randn(1, 1, HIDDEN),
+            places=torch.randn(LENGTH + 1, HIDDEN),
+            project=project(),
+            distances=nn.Embedding(LENGTH + 1, 1),
+        ),
         "an encoder layer": encoder,
         "an encoder layer, norm first": lambda: encoder(norm_first=True),
         "a frozen encoder layer": lambda: encoder().requires_grad_(False),
-        "an encoder and a decoder": Translating,
+        "an encoder and a decoder": lambda: Built(
+            lambda m, h: m.model(h[:, :3], h[:, 3:]),
+            model=nn.Transformer(HIDDEN, 2, 1, 1, dim_feedforward=6, dropout=0.0, batch_first=True),
+        ),
     }
     for name, make in table.items():
         yield exact(name, lambda m=make: sequence(m()))
+    with_mask = lambda: Built(padded, table=nn.Embedding(WORDS, HIDDEN), layer=encoder())  # noqa: E731
     yield exact(
         "an encoder under a padding mask",
-        lambda: net_trial(model=Padded(), draw=lambda rows: (ragged(rows, 0, 1),), losses=squared),
+        lambda: only_layer_trial(with_mask(), lambda rows: ragged(rows, 0, 1)),
     )
-    yield exact("as many places as rows", lambda: layer_trial(SquareMask(), ROWS, HIDDEN))
+    square = lambda: Built(  # noqa: E731
+        lambda m, h: m.weights.tril() @ (h + m.places),
+        places=torch.randn(ROWS, HIDDEN),
+        weights=torch.randn(ROWS, ROWS),
+    )
+    yield exact("as many places as rows", lambda: layer_trial(square(), ROWS, HIDDEN))
 
 
-class LastState(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
-        super().__init__()
-        self.cells = kind(HIDDEN, 3, batch_first=True)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return first_tensor(self.cells(h)[1])[-1]
+def step_by_step(m: nn.Module, h: Tensor) -> Tensor:
+    state = h.new_zeros(len(h), 3), h.new_zeros(len(h), 3)
+    for step in range(3):
+        state = m.cell(h[:, step], state)
+    return state[0]
 
 
-class TimeFirst(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
-        super().__init__()
-        self.cells = kind(HIDDEN, 3)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return self.cells(h.transpose(0, 1))[0].transpose(0, 1)
+def packed(m: nn.Module, ids: Tensor, lengths: Tensor) -> Tensor:
+    run = pack_padded_sequence(m.table(ids), lengths, batch_first=True, enforce_sorted=False)
+    return pad_packed_sequence(m.cells(run)[0], True, total_length=LENGTH)[0]
 
 
-class Stepping(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.LSTMCell(HIDDEN, 3)
-
-    def forward(self, h: Tensor) -> Tensor:
-        state = h.new_zeros(len(h), 3), h.new_zeros(len(h), 3)
-        for step in range(3):
-            state = self.cell(h[:, step], state)
-        return state[0]
-
-
-class FirstState(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.state = nn.Parameter(torch.randn(1, 1, 3))
-        self.cells = nn.GRU(HIDDEN, 3, batch_first=True)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return self.cells(h, self.state.expand(-1, len(h), -1).contiguous())[0]
-
-
-class Packed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(WORDS, HIDDEN)
-        self.cells = nn.GRU(HIDDEN, 3, batch_first=True)
-
-    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        run = pack_padded_sequence(self.table(ids), lengths, batch_first=True, enforce_sorted=False)
-        return pad_packed_sequence(self.cells(run)[0], True, total_length=LENGTH)[0]
-
-
-class WholeTimeFirst(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense = nn.Linear(HIDDEN, 4)
-        self.cells = nn.GRU(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.cells(torch.tanh(self.dense(x)))[0]
+def time_first_losses(model: nn.Module, x: Tensor) -> Tensor:
+    return F.relu(model(x.transpose(0, 1)) + 0.1).square().mean((0, 2))
 
 
 def recurrent() -> Iterator[Case]:
     """Yield recurrent layers of all kinds; no batched rule has to know them."""
+    batch_first: dict[str, bool] = {"batch_first": True}
+    layers: dict[str, Layer] = {}
     for kind in (nn.RNN, nn.GRU, nn.LSTM):
         name = kind.__name__
-        yield unbatched(name, lambda k=kind: sequence(k(HIDDEN, 3, batch_first=True)))
-        yield unbatched(f"{name}, last state", lambda k=kind: sequence(LastState(k)))
-        yield unbatched(f"{name}, batch in dimension 1", lambda k=kind: sequence(TimeFirst(k)))
-    options: dict[str, Layer] = {
-        "LSTM both ways": lambda: nn.LSTM(HIDDEN, 2, batch_first=True, bidirectional=True),
-        "two layers of GRU": lambda: nn.GRU(HIDDEN, 3, num_layers=2, batch_first=True),
-        "LSTM with projection": lambda: nn.LSTM(HIDDEN, 4, proj_size=2, batch_first=True),
-        "GRU without bias": lambda: nn.GRU(HIDDEN, 3, bias=False, batch_first=True),
-        "cells step by step": Stepping,
-        "a learned first state": FirstState,
+        layers[name] = lambda k=kind: k(HIDDEN, 3, **batch_first)
+        layers[f"{name}, last state"] = lambda k=kind: Built(
+            lambda m, h: first_tensor(m.cells(h)[1])[-1], cells=k(HIDDEN, 3, **batch_first)
+        )
+        layers[f"{name}, batch in dimension 1"] = lambda k=kind: Built(
+            lambda m, h: m.cells(h.transpose(0, 1))[0].transpose(0, 1), cells=k(HIDDEN, 3)
+        )
+    layers |= {
+        "LSTM both ways": lambda: nn.LSTM(HIDDEN, 2, bidirectional=True, **batch_first),
+        "two layers of GRU": lambda: nn.GRU(HIDDEN, 3, num_layers=2, **batch_first),
+        "LSTM with projection": lambda: nn.LSTM(HIDDEN, 4, proj_size=2, **batch_first),
+        "cells step by step": lambda: Built(step_by_step, cell=nn.LSTMCell(HIDDEN, 3)),
+        "a learned first state": lambda: Built(
+            lambda m, h: m.cells(h, m.state.expand(-1, len(h), -1).contiguous())[0],
+            state=torch.randn(1, 1, 3),
+            cells=nn.GRU(HIDDEN, 3, **batch_first),
+        ),
     }
-    for name, make in options.items():
+    for name, make in layers.items():
         yield unbatched(name, lambda m=make: sequence(m()))
+    table = lambda: nn.Embedding(WORDS, HIDDEN)  # noqa: E731
+    run = lambda: Built(packed, table=table(), cells=nn.GRU(HIDDEN, 3, **batch_first))  # noqa: E731
     lengths = lambda rows: torch.tensor([5, 7, 3, 6, 4, 7][:rows])  # noqa: E731
-    yield unbatched("packed sequences", lambda: only_layer_trial(Packed(), words, lengths))
-
-    def time_first(model: nn.Module, x: Tensor) -> Tensor:
-        return F.relu(model(x.transpose(0, 1)) + 0.1).square().mean((0, 2))
-
+    yield unbatched("packed sequences", lambda: only_layer_trial(run(), words, lengths))
+    whole = lambda: Built(  # noqa: E731
+        lambda m, x: m.cells(torch.tanh(m.dense(x)))[0],
+        dense=nn.Linear(HIDDEN, 4),
+        cells=nn.GRU(4, 3),
+    )
     yield unbatched(
         "the batch in dimension 1 throughout",
-        lambda: net_trial(
-            model=WholeTimeFirst(),
-            losses=time_first,
-            draw=lambda rows: (features(rows, LENGTH, HIDDEN),),
+        lambda: only_layer_trial(
+            whole(), lambda rows: features(rows, LENGTH, HIDDEN), losses=time_first_losses
         ),
     )
 

@@ -52,6 +52,24 @@ class Around(nn.Module):
         return first_tensor(self.layer(torch.tanh(self.before(x))))
 
 
+class Built(nn.Module):
+    """Modules and parameters, and a function that runs them.
+
+    Args:
+        run: (module, inputs...) -> outputs.
+        parts: Modules, and tensors that become parameters, by attribute.
+    """
+
+    def __init__(self, run: Callable[..., Any], **parts: nn.Module | Tensor) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, nn.Parameter(part) if isinstance(part, Tensor) else part)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.run(self, *inputs)
+
+
 def first_tensor(outputs: object) -> Tensor:
     """Return the first tensor of nested outputs."""
     while isinstance(outputs, tuple | list):

@@ -43,11 +43,6 @@ def clip_loss(left: Tensor, right: Tensor) -> Tensor:
     return ce(scores, own) + ce(scores.T, own)
 
 
-def one_tower(left: Tensor, right: Tensor) -> Tensor:
-    """Contrast in which the other rows' encodings have no gradient."""
-    return ce(left @ right.detach().T / 0.3, torch.arange(len(left)))
-
-
 def sigmoid_pairs(left: Tensor, right: Tensor) -> Tensor:
     signs = 2 * torch.eye(len(left)) - 1
     return -F.logsigmoid(signs * (left @ right.T) * 3).sum(1)
@@ -59,12 +54,6 @@ NEGATIVES = torch.linspace(-1, 1, 4 * HIDDEN).view(4, HIDDEN)
 def fixed_negatives(left: Tensor, right: Tensor) -> Tensor:
     scores = torch.cat([(left * right).sum(1, keepdim=True), left @ NEGATIVES.T], 1)
     return ce(scores, torch.zeros(len(left), dtype=torch.long))
-
-
-def own_negatives(model: nn.Module, left: Tensor, right: Tensor) -> Tensor:
-    near, _ = model(left, left)
-    _, far = model(right, right)
-    return -torch.einsum("bh,bnh->bn", near, far).log_softmax(1)[:, 0]
 
 
 def log_likelihood(model: nn.Module, ids: Tensor) -> Tensor:
@@ -102,11 +91,6 @@ def divergence(model: nn.Module, chosen: Tensor, rejected: Tensor) -> Tensor:
     return 1 - torch.sigmoid(0.1 * (log_likelihood(model, chosen) - point))
 
 
-def best_of(model: nn.Module, *texts: Tensor) -> Tensor:
-    scores = torch.stack([log_likelihood(model, text) for text in texts], 1)
-    return -scores.log_softmax(1)[:, 0]
-
-
 class Chooser(Words):
     """Multiple choice: (b, choices, t) ids, flattened inside the model."""
 
@@ -123,26 +107,16 @@ def texts(losses: Callable[..., Tensor], count: int = 2) -> Trial:
 def cases() -> Iterator[Case]:
     """Yield all cases of this file."""
     yield mixing("CLIP", lambda: towers(clip_loss))
-    yield mixing("contrast with detached others", lambda: towers(one_tower))
     yield mixing("SigLIP", lambda: towers(sigmoid_pairs))
     yield exact(
         "two towers, own pairs", lambda: towers(lambda left, right: 1 - (left * right).sum(1))
     )
     yield exact("two towers, negatives from a table", lambda: towers(fixed_negatives))
-    yield exact(
-        "negatives that each row brings",
-        lambda: net_trial(
-            model=Towers(),
-            losses=own_negatives,
-            draw=lambda rows: (features(rows, WIDTH), features(rows, 3, WIDTH)),
-        ),
-    )
     yield exact("preferences by two calls", lambda: texts(two_calls))
     yield exact("preferences less a reference", lambda: texts(less_reference))
     yield unbatched("preferences by one call of twice the rows", lambda: texts(one_call))
     yield mixing("preferences less the batch's margin", lambda: texts(mean_margin))
     yield mixing("preferences less mismatched pairs", lambda: texts(divergence))
-    yield exact("three texts for each record", lambda: texts(best_of, 3))
     yield exact(
         "texts in a dimension of their own",
         lambda: net_trial(
