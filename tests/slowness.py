@@ -26,6 +26,8 @@ ONE_IN = {
     "evaluation/test_challenge_outputs.py": 2,
     "parallel/test_exact.py": 5,
     "privacy/accounting/test_whole_range.py": 0,
+    "privacy/clipper66/test_cases.py": 3,
+    "privacy/clipper66/test_crafted_records.py": 10,
     "stories/test_every_recipe.py": 5,
     "stories/test_killed_ranks.py": 10,
     "stories/test_lost_ranks.py": 2,

@@ -10,7 +10,13 @@ from torch import Tensor, nn
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipper66 import PerExampleClipper
 from tests.privacy.clipper66.models import SYNTHETIC, Records, gpt2, losses_of, records
-from tests.privacy.clipper66.oracle import ENGINES, assert_exact, clipped, rows_of
+from tests.privacy.clipper66.oracle import (
+    ENGINES,
+    assert_exact,
+    clipped,
+    gradients_of,
+    rows_of,
+)
 from tests.slowness import slow_but
 
 NORM = 0.5
@@ -228,6 +234,19 @@ def test_the_choice_does_not_depend_on_records():
         choices.append(clipped(gpt2(), losses_of, [batch], NORM, synthetic=SYNTHETIC).choice)
     assert choices[0] == choices[1]
     assert choices[0].engine == "book_keeping"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_choice_can_be_adopted_by_another_clipper_of_the_same_model(engine):
+    """A prepared run, or the next phase of one, does not repeat the self-check."""
+    model = gpt2()
+    got = clipped(model, losses_of, [BATCH], NORM, synthetic=SYNTHETIC, engine=engine)
+    with PerExampleClipper(model, losses_of, NORM, engine=engine, choice=got.choice) as clipper:
+        model.zero_grad()
+        norms = clipper.accumulate(BATCH)
+    assert torch.equal(norms, got.norms)
+    again = gradients_of(model)
+    assert all(torch.equal(again[name], gradient) for name, gradient in got.gradients.items())
 
 
 class Tiring(nn.Module):
