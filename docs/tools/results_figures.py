@@ -10,7 +10,6 @@ from dpft.reports.pages import COLORS, draw_svg
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results.md"
 ROWS = {
     "full, book-keeping": "dpft, book-keeping",
-    "full, two-pass": "dpft, two-pass",
     "LoRA rank 4 / non-private LoRA": "dpft, LoRA",
     "BiTFiT / non-private BiTFiT": "dpft, biases",
     "Opacus ghost, full (untied)": "Opacus, ghost clipping",
