@@ -1,6 +1,6 @@
 # dpft from a fresh machine: `make demo` trains, `make test` checks. Both set up .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-of test-slow mutants recipes families fuzz test-exhaustive test-full audit bench gpu-check capacity glue-table private-t5 synthesis-table digits-table demo-runs docs docs-check docs-outputs tutorials lint wheel-check release clean
+.PHONY: help setup demo test test-of test-slow mutants recipes families fuzz test-exhaustive test-full audit bench bench-goals gpu-check capacity glue-table private-t5 synthesis-table digits-table demo-runs docs docs-check docs-outputs tutorials lint wheel-check release clean
 
 # The first Python at least 3.11 of those installed; `make setup PYTHON=/path/to/python` overrides.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -19,7 +19,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 
 PAGES_WITH_EXAMPLES = $(shell grep -l '^```console' -r docs --include='*.md')
 
 help: ## Show what make can do.
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## Create .venv and install the pinned requirements and dpft itself.
 
@@ -67,13 +67,19 @@ audit: setup ## Train runs with planted bugs and without (minutes), and see that
 	$(PYTEST) tests/stories/test_planted_bugs.py
 
 bench: setup ## Time private micro-batches and whole steps against ordinary ones, and evaluation; writes benchmarks/results.md.
-	$(BIN)/python -m benchmarks.clipping
-	$(BIN)/python -m benchmarks.architectures
+	$(BIN)/python -m benchmarks.clipping --threads 1
+	$(BIN)/python -m benchmarks.architectures --threads 1
 	$(BIN)/python -m benchmarks.complexity
 	$(BIN)/python -m benchmarks.whole_runs $(if $(DATA),--data "$(DATA)")
 	$(BIN)/python -m benchmarks.evaluation
 	$(BIN)/python -m benchmarks.records
 	$(BIN)/python -m benchmarks.processes $(if $(DATA),--data "$(DATA)")
+
+bench-goals: setup ## Measure the clipper's goals on an idle machine (hours), a number a line; writes build/goals.md.
+	@mkdir -p build
+	$(BIN)/python -m benchmarks.clipping --threads 1 --pairs 11 --rows goals --output build/goals.md
+	$(BIN)/python -m benchmarks.architectures --threads 1 --pairs 0 --output build/goals.md
+	$(BIN)/python -m benchmarks.whole_runs --threads 1 --pairs 3 --rows report --output build/goals.md
 
 gpu-check: setup ## Check and time everything on an accelerator (ten minutes at most); writes benchmarks/results-gpu.md.
 	@$(BIN)/python -m benchmarks.gpu_check

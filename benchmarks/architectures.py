@@ -10,10 +10,11 @@ process, taking turns, on copies of one model.
 
 import argparse
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -22,15 +23,26 @@ from torch.nn import functional
 
 from benchmarks import tables
 from benchmarks.interleave import Timings, take_turns
-from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.clipper66 import PerExampleClipper
+from dpft.privacy.clipper66.engines import MicroBatch
 
 RESULTS = Path(__file__).parent / "results.md"
 TITLE = "Clipping: time against ordinary training, by architecture"
 NOTES = (
     "Width 256, 4 layers, 8 ragged texts of up to 64 tokens, attention_mask and default arguments; "
-    "median ratio of\ninterleaved pairs of micro-batches in one process, with interquartile range."
+    "median ratio of\ninterleaved pairs of micro-batches in one process, with interquartile range. "
+    "Errors of norms and of the clipped sum\nare relative to single-example execution in float32, "
+    "with the clipper's own clip factors; shortened is the largest\nshare by which its bound on "
+    "rounding shortens a factor."
 )
-COLUMNS = ("architecture", "time (interquartile range)", "milliseconds", "pairs")
+COLUMNS = (
+    "architecture", "engine", "time (interquartile range)", "milliseconds", "error of norms",
+    "error of sums", "shortened", "pairs",
+)  # fmt: skip
+ALLOWED = 1e-5
+"""Goal for the errors."""
+SYNTHETIC_LENGTHS = ((5, 9, 2, 7), (16, 3, 11))
+"""Tokens of the texts of the self-check's batches."""
 EXAMPLES, LENGTH, WIDTH, LAYERS, HEADS, VOCABULARY = 8, 64, 256, 4, 4, 8192
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": VOCABULARY}
 SIZES = TOKENS | {
@@ -50,11 +62,10 @@ HALVES = TOKENS | {
     **{f"{half}_attention_heads": HEADS for half in ("encoder", "decoder")},
     **{f"{half}_ffn_dim": 4 * WIDTH for half in ("encoder", "decoder")},
 }
-Compute = Callable[[nn.Module, "Batch"], Tensor]
+Compute = Callable[[Any, "Batch"], Tensor]
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Ragged random texts, right-padded, and a class of each.
 
     Attributes:
@@ -69,7 +80,7 @@ class Batch:
 
     @property
     def labels(self) -> Tensor:
-        """The texts with -100 where there is padding, shape (b, t)."""
+        """The texts with -100 at padding, shape (b, t)."""
         return self.ids.masked_fill(self.mask == 0, -100)
 
 
@@ -99,7 +110,7 @@ def causal_without_mask(model: nn.Module, batch: Batch) -> Tensor:
 
 def causal_with_positions(model: nn.Module, batch: Batch) -> Tensor:
     """Returns the losses of the next token, of texts passed with their positions."""
-    positions = torch.arange(LENGTH, device=batch.ids.device).expand(EXAMPLES, -1)
+    positions = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
     passed = {"attention_mask": batch.mask, "position_ids": positions}
     logits = model(input_ids=batch.ids, **passed).logits
     return token_losses(logits[:, :-1], batch.labels[:, 1:])
@@ -177,7 +188,7 @@ def architectures() -> dict[str, Architecture]:
 def causal_prompt(model: nn.Module, batch: Batch) -> Tensor:
     """Returns the losses of the next token; peft gives the prompt's own logits first."""
     logits = model(input_ids=batch.ids, attention_mask=batch.mask).logits
-    return token_losses(logits[:, -LENGTH:-1], batch.labels[:, 1:])
+    return token_losses(logits[:, -batch.ids.shape[1] : -1], batch.labels[:, 1:])
 
 
 def _decoders() -> list[tuple[str, str, dict[str, Any]]]:
@@ -276,40 +287,111 @@ def _with_prompt(build: Callable[[], nn.Module], config: str) -> Callable[[], nn
     return prompted
 
 
-def make_batch() -> Batch:
-    """Returns eight random texts, the first as long as the batch."""
-    ids = torch.randint(3, VOCABULARY, (EXAMPLES, LENGTH))
-    lengths = torch.linspace(LENGTH, LENGTH // 4, EXAMPLES).long()
-    mask = (torch.arange(LENGTH) < lengths[:, None]).long()
-    classes = torch.randint(0, 2, (EXAMPLES,))
+def make_batch(lengths: Sequence[int] | None = None) -> Batch:
+    """Return random texts of these lengths; by default eight, from 64 to 16 tokens."""
+    if lengths is None:
+        lengths = torch.linspace(LENGTH, LENGTH // 4, EXAMPLES).long().tolist()
+    longest = max(lengths)
+    ids = torch.randint(3, VOCABULARY, (len(lengths), longest))
+    mask = (torch.arange(longest) < torch.tensor(lengths)[:, None]).long()
+    classes = torch.randint(0, 2, (len(lengths),))
     return Batch(ids.masked_fill(mask == 0, 0), mask, classes)
 
 
+@contextmanager
+def clipper_of(
+    model: nn.Module, architecture: Architecture, max_grad_norm: float
+) -> Iterator[PerExampleClipper]:
+    """Enter a clipper of a model that has passed its self-check."""
+    with PerExampleClipper(model, architecture.losses, max_grad_norm) as clipper:
+        clipper.self_check(*map(make_batch, SYNTHETIC_LENGTHS))
+        yield clipper
+
+
 def measure(architecture: Architecture, *, pairs: int, warm_up: int = 2) -> Timings:
-    """Times private and ordinary micro-batches of one model in turns."""
+    """Time private and ordinary micro-batches of one model in turns."""
     torch.manual_seed(0)
     private = architecture.build().train()
     ordinary = copy.deepcopy(private)
     batch = make_batch()
-    with PerExampleClipper(private, max_grad_norm=1.0) as clipper:
+    with clipper_of(private, architecture, 1.0) as clipper:
         return take_turns(
-            lambda: clipper.accumulate(lambda: architecture.losses(private, batch)),
+            lambda: clipper.accumulate(batch),
             lambda: architecture.losses(ordinary, batch).sum().backward(),
             pairs=pairs,
             warm_up=warm_up,
         )
 
 
-def table_line(name: str, timings: Timings) -> str:
-    """Returns a row of the table in Markdown."""
-    return f"| {name} | {timings.spread} | {timings.milliseconds} | {len(timings.ratios)} |"
+class Exactness(NamedTuple):
+    """Distances of a clipped sum from single-example execution in float32, all relative.
+
+    Attributes:
+        engine: The engine that the clipper chose.
+        norms: The largest difference of a norm.
+        sums: L2 distance of the sum from the examples' gradients weighted by the clipper's own
+            factors.
+        shortened: The largest share by which the bound's rounding shortens a clip factor.
+    """
+
+    engine: str
+    norms: float
+    sums: float
+    shortened: float
+
+
+def exactness(architecture: Architecture) -> Exactness:
+    """Compare norms and a clipped sum with each example run separately, without dropout."""
+    torch.manual_seed(0)
+    model, batch = architecture.build().eval(), make_batch()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    gradients = []
+    for row in range(EXAMPLES):
+        (loss,) = architecture.losses(model, Batch(*(leaf[row : row + 1] for leaf in batch)))
+        found = torch.autograd.grad(loss, trained, allow_unused=True)
+        gradients.append([None if g is None else g.double() for g in found])
+    norms = torch.stack([_length(each) for each in gradients])
+    max_grad_norm = float(norms.median())
+    with clipper_of(model, architecture, max_grad_norm) as clipper:
+        clipped_norms = clipper.accumulate(batch).double()
+        total = [p.grad for p in trained]
+        micro_batch = MicroBatch(batch, EXAMPLES, EXAMPLES)
+        (factors,) = clipper._engine.run(micro_batch, clipper.style).factors
+        assert clipper.choice is not None
+        engine = clipper.choice.engine
+    expected = [
+        sum(f * g for f, g in zip(factors, each, strict=True) if g is not None)
+        for each in zip(*gradients, strict=True)
+    ]
+    difference = [e if t is None else t.double() - e for t, e in zip(total, expected, strict=True)]
+    ideal = (max_grad_norm / norms).clamp(max=1.0)
+    return Exactness(
+        engine=engine,
+        norms=float(((clipped_norms - norms).abs() / norms).max()),
+        sums=float(_length(difference) / _length(expected)),
+        shortened=float((1 - factors / ideal).max()),
+    )
+
+
+def _length(parts: Sequence[Tensor | float | None]) -> Tensor:
+    """Return the L2 norm of tensors together; a part without a gradient is None or 0."""
+    return torch.stack([p.square().sum() for p in parts if isinstance(p, Tensor)]).sum().sqrt()
+
+
+def table_line(name: str, timings: Timings | None, exact: Exactness) -> str:
+    """Return a row of the table in Markdown."""
+    times = ("-", "-", "0")
+    if timings is not None:
+        times = (timings.spread, timings.milliseconds, str(len(timings.ratios)))
+    distances = f"{exact.norms:.1e} | {exact.sums:.1e} | {exact.shortened:.1e}"
+    return f"| {name} | {exact.engine} | {' | '.join(times[:2])} | {distances} | {times[2]} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures the rows asked for and writes the table."""
+    """Measure the rows asked for and write the table."""
     known = architectures()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--pairs", type=int, default=15, help="0: only exactness")
     parser.add_argument("--rows", default=";".join(known), help="names, separated by semicolons")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -318,13 +400,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     writer = "benchmarks/architectures.py"
     table = tables.heading(TITLE, options, writer=writer, notes=NOTES, columns=COLUMNS)
+    found = []
     for name in options.rows.split(";"):
         if name not in known:
             parser.error(f"--rows must be some of {'; '.join(known)}, got {name!r}")
-        line = table_line(name, measure(known[name], pairs=options.pairs))
+        timings = measure(known[name], pairs=options.pairs) if options.pairs else None
+        found.append(exactness(known[name]))
+        line = table_line(name, timings, found[-1])
         print(line, flush=True)
         table += line + "\n"
         tables.write(options.output, table)
+    worst = max(max(each.norms, each.sums) for each in found)
+    print(f"largest error of norms and sums = {worst:.1e}  (goal: at most {ALLOWED:g})")
 
 
 if __name__ == "__main__":

@@ -26,12 +26,12 @@ from benchmarks.interleave import Comparison, Process, compare
 from benchmarks.memory import OutOfMemory
 from benchmarks.shapes import SHAPES, untied
 from benchmarks.workload import Workload
-from dpft.privacy.clipping.algorithms import ENGINES
+from dpft.privacy.clipper66.options import ENGINE_NAMES
 
 RESULTS = Path(__file__).parent / "capacity.md"
 ORDINARY = "ordinary"
 PEERS = ("opacus_hooks", "opacus_ghost")
-DEFAULT_ENGINES = (ORDINARY, "book_keeping", "two_pass")
+DEFAULT_ENGINES = (ORDINARY, *ENGINE_NAMES)
 GB = 2**30
 COLUMNS = (
     "engine", "largest micro-batch", "to ordinary", "examples in an update",
@@ -62,7 +62,7 @@ class Race:
 def engines() -> tuple[str, ...]:
     """Returns the engines that can be measured here."""
     peers = PEERS if importlib.util.find_spec("opacus") else ()
-    return (ORDINARY, *ENGINES, *peers)
+    return (ORDINARY, *ENGINE_NAMES, *peers)
 
 
 def largest(fits: Callable[[int], bool]) -> int:

@@ -20,8 +20,8 @@ from transformers.pytorch_utils import Conv1D
 from benchmarks import tables
 from benchmarks.counts import Counts, counts_of
 from benchmarks.interleave import Timings, take_turns
-from benchmarks.workload import Workload, make_losses, make_model
-from dpft.privacy.clipping import PerExampleClipper
+from benchmarks.workload import Workload, losses_of, make_batch, make_model, synthetic_batches
+from dpft.privacy.clipper66 import PerExampleClipper
 
 RESULTS = Path(__file__).parent / "results.md"
 TITLE = "Clipping: overhead by the length of a text"
@@ -33,15 +33,14 @@ GPT-2 of 4 layers, width 256 and 8192 tokens, {EXAMPLES} texts of T tokens: a pr
 beside an ordinary one that trains the same parameters. Time: median ratio of interleaved pairs in
 one process, with interquartile range. Counted, so exact: what tensors take beyond an ordinary
 micro-batch's, at the peak and when the first back-propagation has ended, and the operations of
-matrix products beyond an ordinary one's, in millions and as a share of all of its. Two passes keep
-the graph for the second. Where the private one takes less, ordinary training has made a second
-gradient of the tied embedding, or those of weights that book-keeping has yet to sum up.
+matrix products beyond an ordinary one's, in millions and as a share of all of its. If the private
+one takes less, ordinary training has made a second gradient of the tied embedding, or those of
+weights that book-keeping has yet to sum up.
 
 By the formula: what Bu et al. 2022 count beyond ordinary training for B texts and dense layers from
 d to p numbers. Full: +2BTpd + min(2BT²(p + d), 2BTpd), MixGhostClip of Table 2. LoRA of rank r:
 +2BT(pr + dr), Table 8. BiTFiT: +3Bp, Table 2. The first 2BTpd is a second back-propagation, which
-book-keeping does without; that of two passes goes through attention as well, which has no weights
-and is not in the formula. Of LoRA and BiTFiT a weighted sum over the texts is left, the same at
+book-keeping does not need. Of LoRA and BiTFiT a weighted sum over the texts is left, the same at
 every length."""
 COLUMNS = (
     "row", "T", "time (interquartile range)", "milliseconds", "more at the peak, MiB",
@@ -51,16 +50,14 @@ COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What is trained, and by which engine.
+    """What is trained.
 
     Attributes:
         method: As ``Workload.method``.
-        engine: Of the private micro-batch.
         formula: The paper's operations beyond ordinary training, of a model and a length.
     """
 
     method: str
-    engine: str
     formula: Callable[[nn.Module, int], int]
 
 
@@ -103,17 +100,16 @@ def low_rank(model: nn.Module, length: int) -> int:
 
 
 ROWS = {
-    "full, book-keeping": Row(method="full", engine="book_keeping", formula=mixed_ghost_clipping),
-    "full, two-pass": Row(method="full", engine="two_pass", formula=mixed_ghost_clipping),
-    "LoRA": Row(method="lora", engine="instantiate", formula=low_rank),
-    "BiTFiT": Row(method="bitfit", engine="instantiate", formula=biases),
+    "full, book-keeping": Row(method="full", formula=mixed_ghost_clipping),
+    "LoRA": Row(method="lora", formula=low_rank),
+    "BiTFiT": Row(method="bitfit", formula=biases),
 }
 
 
 def measure(row: Row, length: int, *, pairs: int) -> Measurement:
     """Counts and times private and ordinary micro-batches of texts of one length."""
     workload = Workload(
-        engine=row.engine,
+        engine="book_keeping",
         shape="small_gpt2",
         method=row.method,
         batch_size=EXAMPLES,
@@ -121,19 +117,20 @@ def measure(row: Row, length: int, *, pairs: int) -> Measurement:
     )
     private = make_model(workload)
     ordinary = copy.deepcopy(private)
-    private_losses, ordinary_losses = (make_losses(each, workload) for each in (private, ordinary))
+    batch = make_batch(workload, private)
 
     def clear() -> None:
         private.zero_grad()
         ordinary.zero_grad()
 
     def backpropagate() -> None:
-        ordinary_losses().sum().backward()
+        losses_of(ordinary, batch).sum().backward()
 
-    with PerExampleClipper(private, MAX_GRAD_NORM, engine=row.engine) as clipper:
+    with PerExampleClipper(private, losses_of, MAX_GRAD_NORM, engine=workload.engine) as clipper:
+        clipper.self_check(*synthetic_batches(workload, private))
 
         def accumulate() -> None:
-            clipper.accumulate(private_losses)
+            clipper.accumulate(batch)
 
         return Measurement(
             length=length,

@@ -28,12 +28,20 @@ FORMULAS: Mapping[Any, Callable[..., int]] = {
 FREE = (aten._unsafe_view,)
 """What makes a tensor of memory that is there already, beside the views that say so."""
 
+READS = (
+    aten._local_scalar_dense, aten.nonzero, aten._unique, aten._unique2, aten.unique_dim,
+    aten.unique_consecutive, aten.equal, aten.masked_select,
+)  # fmt: skip
+
 
 class Counts(TorchDispatchMode):
     """Counts what runs inside it.
 
     Attributes:
-        operations: How many there are, views among them; on an accelerator most are a launch.
+        operations: Number of operations, including views.
+        kernels: Number of operations except views; on an accelerator most are a launch.
+        host_reads: Numbers read by the host, which waits for the device: ``item``, ``tolist``, and
+            results whose shape depends on data.
         products: Operations of matrix products, attention's included; a multiplication and an
             addition are two, as in Bu et al. 2022, Table 2.
         others: Numbers that all other operations read and write; views are free.
@@ -45,7 +53,7 @@ class Counts(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations = 0
+        self.operations = self.kernels = self.host_reads = 0
         self.products, self.others, self.passes = 0, 0, 0
         self.kept_bytes, self.peak_bytes = 0, 0
         self._alive_bytes = 0
@@ -55,6 +63,8 @@ class Counts(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         self.operations += 1
+        self.kernels += not func.is_view
+        self.host_reads += func._overloadpacket in READS
         outputs = func(*args, **(kwargs or {}))
         read, written = _tensors((args, kwargs)), _tensors(outputs)
         packet = func._overloadpacket
@@ -90,25 +100,32 @@ class Counts(TorchDispatchMode):
 
 @contextmanager
 def counting() -> Iterator[Counts]:
-    """Counts what runs inside."""
-    counts, backward = Counts(), torch.autograd.backward
+    """Count what runs inside the block."""
+    counts, backward, tolist = Counts(), torch.autograd.backward, Tensor.tolist
 
     def watched(*arguments: Any, **options: Any) -> None:
         backward(*arguments, **options)
         counts.ended_backward()
 
+    def read(tensor: Tensor) -> Any:
+        counts.host_reads += 1  # It dispatches no operation.
+        return tolist(tensor)
+
     gc.collect()
-    with mock.patch.object(torch.autograd, "backward", watched), counts:
+    with (
+        mock.patch.object(torch.autograd, "backward", watched),
+        mock.patch.object(Tensor, "tolist", read),
+        counts,
+    ):
         yield counts
 
 
 def counts_of(work: Callable[[], object], before: Callable[[], object]) -> Counts:
-    """Returns what some work costs once it has run before.
+    """Return what some work costs in the steady state.
 
     Args:
-        work: A micro-batch. It is run three times: the first batch under a dispatch mode is another
-            kind of call to the clipper, which proves it anew, and at the second one a new clipper
-            compares all of the model's state.
+        work: A micro-batch. It runs twice before it is counted, because a clipper checks its first
+            two micro-batches.
         before: What is done before each run, uncounted.
     """
     for _ in range(2):

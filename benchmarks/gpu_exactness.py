@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from benchmarks.gpu_lines import Given, Line, Verdict
+from benchmarks.workload import HALF_PRECISION, SYNTHETIC_LENGTHS
 from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
@@ -36,13 +37,13 @@ from dpft.models.loading import checkpoint_activations
 from dpft.models.losses import per_example_losses
 from dpft.parallel.reductions import Piece
 from dpft.privacy.cipher import Address, Purpose, keystream
-from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.choices import ENGINE_NAMES
-from dpft.privacy.clipping.engine import rounding_headroom
+from dpft.privacy.clipper66.clipper import ClippingOptions
+from dpft.privacy.clipper66.engines import MicroBatch
+from dpft.privacy.clipper66.options import ENGINE_NAMES
+from dpft.privacy.clipper66.sums import rounding_headroom
 from dpft.privacy.gaussians import keystream_words
 from dpft.privacy.noise import BLOCK, BlockNoise, add_noise
 from dpft.privacy.randomness import make_randomness
-from dpft.training.training_config import autocast
 
 VOCABULARY, CLASS_COUNT = 307, 3
 IDS = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -69,7 +70,7 @@ METHOD_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "prefix": {"length": 3, "hidden": 16},
 }
 BATCHES = ((9, 30, 17, 23), (30, 5, 21, 12))
-"""Tokens of the rows of two batches of one shape: the first is proved, the second is steady."""
+"""Tokens of the rows of two batches, both of which the clipper checks."""
 FLOAT32, FLOAT64 = 2e-5, 1e-11
 """Most that sums and norms may be off, relative. TF32 would be off by 3e-4."""
 NORMS_IN_FLOAT32 = 2e-6
@@ -119,16 +120,37 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Clipped:
-    """Norms before clipping, shape (b,), and the clipped sum by parameter; float64, on the CPU."""
+    """Norms, clip factors and the clipped sum of some examples; float64, on the CPU.
+
+    Attributes:
+        norms: Gradient norms before clipping, shape (b,).
+        factors: The clipper's own factors, shape (b,), which its bound on rounding shortens.
+        gradients: The clipped sum, by parameter.
+    """
 
     norms: Tensor
+    factors: Tensor
     gradients: Mapping[str, Tensor]
 
-    def distance(self, other: "Clipped") -> float:
-        """Returns how far norms or sum are from those of the other, relative; the larger."""
-        norms = ((self.norms - other.norms).abs() / other.norms).max()
-        apart = {name: g - other.gradients[name] for name, g in self.gradients.items()}
-        return max(float(norms), length(apart) / length(other.gradients))
+    def distance(self, each: Sequence[Mapping[str, Tensor]]) -> float:
+        """Return the larger relative error, of norms or of the sum.
+
+        Args:
+            each: The gradient of each example by the definition, which is weighted by ``factors``.
+        """
+        expected = norms_of(each)
+        norms = ((self.norms - expected).abs() / expected).max()
+        total = {
+            name: sum(f * g[name] for f, g in zip(self.factors.tolist(), each, strict=True))
+            for name in self.gradients
+        }
+        apart = {name: g - total[name] for name, g in self.gradients.items()}
+        return max(float(norms), length(apart) / length(total))
+
+
+def norms_of(each: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """Return the norm of each example's gradient, shape (b,)."""
+    return torch.tensor([length(gradient) for gradient in each], dtype=torch.float64)
 
 
 def length(gradients: Mapping[str, Tensor]) -> float:
@@ -184,17 +206,6 @@ def one_at_a_time(
     return found
 
 
-def clipped_by_definition(each: Sequence[Mapping[str, Tensor]], norm: float) -> Clipped:
-    """Returns the sum of gradients, each scaled to at most ``norm``."""
-    norms = torch.tensor([length(gradient) for gradient in each], dtype=torch.float64)
-    factors = (norm / norms).clamp(max=1.0).tolist()
-    total = {
-        name: torch.stack([f * gradient[name] for f, gradient in zip(factors, each, strict=True)])
-        for name in each[0]
-    }
-    return Clipped(norms, {name: parts.sum(0) for name, parts in total.items()})
-
-
 def clipped_by_dpft(
     model: nn.Module,
     layout: TextLayout,
@@ -209,29 +220,36 @@ def clipped_by_dpft(
     device = next(model.parameters()).device
     for parameter in model.parameters():
         parameter.grad = None
-    norms = []
-    with PerExampleClipper(model, norm, engine=engine, loss_scale=loss_scale) as clipper:
+    options = ClippingOptions(
+        max_grad_norm=norm, engine=engine, loss_scale=loss_scale,
+        autocast=HALF_PRECISION.get(precision),
+    )  # fmt: skip
+    with options.make(model, per_example_losses) as clipper:
+        synthetic = [rows(layout, lengths) for lengths in SYNTHETIC_LENGTHS]
+        clipper.self_check(
+            *(layout.collate(examples).to(device) for examples in synthetic),
+            alone=[[layout.collate([row]).to(device) for row in each] for each in synthetic],
+        )
+        norms, factors = [], []
         for examples in batches:
             batch = layout.collate(examples).to(device)
-
-            def losses(batch: Any = batch) -> Tensor:
-                with autocast(precision, device):
-                    return per_example_losses(model, batch)
-
-            norms.append(clipper.accumulate(losses).double().cpu())
+            norms.append(clipper.accumulate(batch).double().cpu())
+            micro_batch = MicroBatch(batch, len(examples), len(examples))
+            factors.append(clipper._engine.run(micro_batch, clipper.style).factors[0].cpu())
     gradients = {
         name: torch.zeros_like(p, dtype=torch.float64, device="cpu")
         if p.grad is None
         else p.grad.double().cpu()
         for name, p in trained(model).items()
     }
-    return Clipped(torch.cat(norms), gradients)
+    return Clipped(torch.cat(norms), torch.cat(factors), gradients)
 
 
 def exactness(given: Given, *, shape: str) -> Verdict:
     """Compares every method and engine, and checkpointing, with the definition."""
     own = SHAPES[shape]
     worst: dict[str, float] = {}
+    shortened = 0.0
     refused = []
     methods = [name for name in METHOD_SETTINGS if name not in own.refuses]
     methods = methods[:2] if given.quick else methods
@@ -239,13 +257,14 @@ def exactness(given: Given, *, shape: str) -> Verdict:
         _, model = prepared(own, name, given.device)
         batches = [rows(own.layout, lengths, seed) for seed, lengths in enumerate(BATCHES)]
         each = one_at_a_time(model, own.layout, [row for batch in batches for row in batch])
-        norm = float(np.median([length(gradient) for gradient in each]))
-        expected = clipped_by_definition(each, norm)
+        norm = float(norms_of(each).median())
         for case, found in _cases(own, name, model, batches, norm, quick=given.quick):
             if found is None:
                 refused.append(f"{name}/{case}")
                 continue
-            worst[f"{name}/{case}"] = found.distance(expected)
+            worst[f"{name}/{case}"] = found.distance(each)
+            ideal = (norm / norms_of(each)).clamp(max=1.0)
+            shortened = max(shortened, float((1 - found.factors / ideal).max()))
     limits = {case: own.float64 if "float64" in case else FLOAT32 for case in worst}
     over = {case: far for case, far in worst.items() if not far <= limits[case]}
     single = {case: far for case, far in worst.items() if "float64" not in case}
@@ -255,7 +274,7 @@ def exactness(given: Given, *, shape: str) -> Verdict:
     doubles = [far for case, far in worst.items() if "float64" in case]
     seen = (
         f"{len(worst)} cases of {len(methods)} methods, farthest {single[farthest]:.1e}"
-        f" ({farthest}), in float64 {max(doubles):.1e}"
+        f" ({farthest}), in float64 {max(doubles):.1e}; factors shortened by {shortened:.1e}"
     )
     seen += f"; refused: {', '.join(refused)}" if refused else ""
     if over:
@@ -302,7 +321,7 @@ def tails(given: Given, *, precision: str, loss_scale: float = 1.0) -> Verdict:
     most_alone = most_moved = 0.0
     compared = 0
     norm = 1e-3
-    for engine in ("auto", "two_pass"):
+    for engine in ENGINE_NAMES:
         _, model = prepared(shape, "full", given.device)
         for trial in range(trials):
             lengths = [8 + (7 * at + trial) % 40 for at in range(size - 1)] + [48]

@@ -94,7 +94,7 @@ def training(given: Given, *words: str) -> tuple[str, ...]:
 WAYS: Mapping[str, Sequence[str]] = {
     "full": (),
     "lora": ("method=lora",),
-    "two_pass": ("privacy.engine=two_pass",),
+    "rows": ("privacy.engine=rows",),
     "checkpointing": ("model.gradient_checkpointing=true",),
     "banded": ("mechanism=banded", "mechanism.bands=3"),
     "bf16": ("train.precision=bf16",),
@@ -248,7 +248,7 @@ def spans(given: Given) -> Verdict:
 
 RUNS: Mapping[str, Line] = {
     "determinism": Line(
-        work=partial(determinism, ways=("full", "lora", "two_pass")),
+        work=partial(determinism, ways=("full", "lora", "rows")),
         limit=150.0,
         says=f"{STEPS} steps of dpft train twice: same weights; from the CPU's at most {CLOSE:g}",
     ),

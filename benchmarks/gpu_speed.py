@@ -30,7 +30,7 @@ from benchmarks.workload import WholeRun, Workload
 from dpft.training import loop
 
 WARM_UP = 3
-"""Micro-batches before the measured ones: the first of a private engine is proved."""
+"""Micro-batches before the measured ones: the clipper checks the first two."""
 DRIVER = Path("/proc/driver/nvidia/version")
 PLANNED_WITHIN = 0.15
 """How far peak memory may be from what ``dpft plan`` says of it."""
@@ -112,7 +112,7 @@ def _side(workload: Workload, resources: ExitStack) -> Side:
     torch._dynamo.utils.counters.clear()
     own = meter(workload.device)
     own.begin()
-    micro_batch, after = prepare(workload, resources)
+    micro_batch, after, _ = prepare(workload, resources)
     for _ in range(WARM_UP):
         timed(micro_batch, workload.device)
         after()
@@ -160,7 +160,7 @@ def noise(given: Given) -> Verdict:
         Workload(engine=engine, shape=shape, device=given.device) for engine in ("noise", "randn")
     ]
     with ExitStack() as resources:
-        own, randn = (prepare(each, resources)[0] for each in both)
+        own, randn = (prepare(each, resources).micro_batch for each in both)
         first = timed(own, given.device)
         timings = take_turns(
             lambda: timed(own, given.device), lambda: timed(randn, given.device),
@@ -212,7 +212,7 @@ def waits(given: Given) -> Verdict:
 
     def begin(*args: Any, **kwargs: Any) -> object:
         nonlocal begun
-        if len(steps) == 3:  # the clipper looks at calls 1, 2, 4, 8 of a kind
+        if len(steps) == 3:  # the clipper checks the first micro-batches
             own.where.clear()
         steps.append(own.now - begun - sum(micro))
         begun = own.now

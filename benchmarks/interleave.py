@@ -20,6 +20,8 @@ from benchmarks.memory import ENVIRONMENT, failure
 from benchmarks.workload import WholeRun, Workload
 
 ROOT = Path(__file__).parent.parent
+CHECKED_RUN = 100
+"""Micro-batches of the run of which checks are a share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +30,17 @@ class Comparison:
 
     Attributes:
         ratios: Of the seconds, one for each pair.
-        memory: Of the peaks of the whole runs of the processes.
+        memory: Of the peaks of the processes, after the same number of micro-batches.
         seconds: Median of each, the first configuration first.
-        checks: Share of the first one's run of 100 micro-batches that is proofs and checks.
+        first: Seconds of the first configuration's first micro-batches, which a clipper checks.
+        self_check: Seconds of the first configuration's self-check; None without a clipper.
     """
 
     ratios: tuple[float, ...]
     memory: float
     seconds: tuple[float, float]
-    checks: float | None = None
+    first: tuple[float, ...] = ()
+    self_check: float | None = None
 
     @property
     def median(self) -> float:
@@ -50,6 +54,15 @@ class Comparison:
             return self.ratios[0], self.ratios[0]
         first, _, third = statistics.quantiles(self.ratios, n=4, method="inclusive")
         return first, third
+
+    @property
+    def checks(self) -> float | None:
+        """Share of the clipper's checks in the time of ``CHECKED_RUN`` micro-batches."""
+        if self.self_check is None:
+            return None
+        each = self.seconds[0]
+        seconds = self.self_check + sum(one - each for one in self.first)
+        return seconds / (CHECKED_RUN * each + seconds)
 
 
 class Process:
@@ -99,19 +112,15 @@ class Process:
         return float(self.measure_one()["seconds"])
 
     def measure_one(self) -> dict[str, Any]:
-        """Returns all that the worker says of one micro-batch, update or step."""
+        """Return everything that the worker reports of one micro-batch, update or step."""
         self._tell("go")
         return self._hear()
 
     def finish(self) -> int:
         """Ends the worker; returns its peak memory in bytes."""
-        return int(self.last_words()["peak_bytes"])
-
-    def last_words(self) -> dict[str, Any]:
-        """Ends the worker; returns all that it says at its end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        return self._hear()
+        return int(self._hear()["peak_bytes"])
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -136,11 +145,10 @@ def compare(measured: Workload, baseline: Workload, *, pairs: int) -> Comparison
         RuntimeError: A worker failed.
     """
     with Process(measured) as first, Process(baseline) as second:
-        first.wait_until_ready()
+        begun = first.wait_until_ready()
         second.wait_until_ready()
         times = [(first.time_one(), second.time_one()) for _ in range(pairs)]
-        end = first.last_words()
-        memory = end["peak_bytes"] / second.finish()
+        memory = first.finish() / second.finish()
     return Comparison(
         ratios=tuple(a / b for a, b in times),
         memory=memory,
@@ -148,7 +156,8 @@ def compare(measured: Workload, baseline: Workload, *, pairs: int) -> Comparison
             statistics.median(a for a, _ in times),
             statistics.median(b for _, b in times),
         ),
-        checks=end.get("checks"),
+        first=tuple(begun["first"]),
+        self_check=begun["self_check"],
     )
 
 

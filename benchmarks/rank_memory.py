@@ -26,7 +26,7 @@ from benchmarks.rank_memory_worker import RankWorkload
 from dpft.estimates.activations import trace_activations
 from dpft.estimates.rank_memory import StepShapes, peak_memory, rank_shapes
 from dpft.parallel.parallel_config import ParallelConfig
-from dpft.privacy.clipping.choices import DEFAULT_MEMORY_MB
+from dpft.privacy.clipper66.options import ENGINE_NAMES
 from dpft.training.optimizers import AdamW
 
 ROOT = Path(__file__).parent.parent
@@ -40,7 +40,6 @@ NOTES = (
 COLUMNS = ("ranks", "parallel", "engine", "measured, MB", "planned, MB", "measured / planned")
 SPREADS = {1: [("none", "whole")], 2: [], 4: []}
 SPREADS[2] = SPREADS[4] = [("ddp", "whole"), ("fsdp", "whole"), ("fsdp", "sharded")]
-ENGINES = ("book_keeping", "two_pass")
 
 
 def measured(workload: RankWorkload, ranks: int, *, heap: bool) -> list[dict[str, Any]]:
@@ -76,7 +75,6 @@ def planned(workload: RankWorkload, ranks: int) -> int:
     step = StepShapes(
         activations=trace_activations(model, rows=rows, length=workload.length),
         engine=workload.engine,
-        memory_mb=DEFAULT_MEMORY_MB,
         micro_batches=workload.micro_batches,
     )
     return peak_memory(shapes, step)["total"]
@@ -100,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measures and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=list(SPREADS))
-    parser.add_argument("--engines", nargs="+", default=ENGINES, choices=ENGINES)
+    parser.add_argument("--engines", nargs="+", default=ENGINE_NAMES, choices=ENGINE_NAMES)
     parser.add_argument("--heap", action="store_true", help="glibc's own ways with small blocks")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)

@@ -29,13 +29,14 @@ from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.parallel.processes import started
 from dpft.parallel.ranks import ALONE, Ranks, Share, make_grid
 from dpft.parallel.shards import ShardedModel
-from dpft.privacy.clipping.clipper import ClippingOptions
+from dpft.privacy.clipper66.clipper import ClippingOptions
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import NoLedger
 from dpft.privacy.losses import MicroBatchResult
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.randomness import make_randomness, restore_randomness
 from dpft.training.loop import TrainingSet, compute_gradient
+from dpft.training.synthetic_batches import self_check_batches
 
 CPU = torch.device("cpu")
 STATUS = Path("/proc/self/status")
@@ -127,16 +128,16 @@ class WatchedEngine:
     """A private engine that says which phase of a step it is in."""
 
     def __init__(self, engine: PrivacyEngine, peaks: Peaks) -> None:
-        self._engine, self._peaks, self._is_first = engine, peaks, True
+        self._engine, self._peaks, self._calls = engine, peaks, 0
 
     def draw(self, num_units: int) -> list[int]:
         """As the engine's."""
         return self._engine.draw(num_units)
 
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
-        """As the engine's; the first call is the proof's."""
-        phase, self._is_first = "proof" if self._is_first else "accumulate", False
-        with self._peaks.during(phase):
+        """As the engine's; the first two calls are checked."""
+        self._calls += 1
+        with self._peaks.during("checked" if self._calls <= 2 else "accumulate"):
             return self._engine.accumulate(batch, rows_per_unit)
 
     def finish_step(self) -> Any:
@@ -193,6 +194,11 @@ def take_steps(workload: RankWorkload, ranks: Ranks) -> dict[str, Any]:
     held = resident_bytes()
     peaks.start()
     with private_engine(model, workload, ranks, shards) as engine:
+        synthetic = self_check_batches(
+            model, max_length=workload.length, layout=training_set.layout
+        )
+        with peaks.during("self-check"), ranks.settled():
+            engine.self_check(*synthetic.batches)
         watched = WatchedEngine(engine, peaks)
         for step in range(1, STEPS + 1):
             compute_gradient(training_set, watched, step, ranks)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from dpft.training import loop, session
 from dpft.training.listeners import PublicStep
 
 WARM_UP_STEPS = 2
-"""The first proves the clipper on its kinds of batches; what it costs is told apart."""
+"""Steps before the timed ones; the clipper checks the first two micro-batches."""
 MICRO_BATCHES, COLLATION, CHECKPOINT = "micro_batches", "collation", "checkpoint"
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -111,6 +111,16 @@ LLAMA_1B = {
     "intermediate_size": 5632,
 }
 """1.1 billion parameters: TinyLlama's (Zhang et al. 2024, arXiv 2401.02385)."""
+THIN_LLAMA = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+}
+"""TinyLlama's layers so thin that kernels take almost no time: what the host does remains."""
+THIN_GPT2 = {"n_embd": 64, "n_head": 4}
 UNTIED = {"tie_word_embeddings": False}
 SHAPES: Mapping[str, Shape] = {
     "gpt2": _gpt2(),
@@ -126,6 +136,8 @@ SHAPES: Mapping[str, Shape] = {
     "vit_base": _vit(224),
     "llama_350m": llama_shape(**LLAMA_350M),
     "llama_1b": llama_shape(**LLAMA_1B),
+    "thin_llama": llama_shape(**THIN_LLAMA),
+    "thin_gpt2": _gpt2(**THIN_GPT2),
     "tiny_llama": llama_shape(**TINY, intermediate_size=128),
 }
 

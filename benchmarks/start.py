@@ -4,7 +4,7 @@
 
 Three runs: the demo, 300,000 records of about 50 tokens, and GPT-2's 124M shape with random
 weights. A part begins where the run says so to a terminal (``dpft.startup``); the last two are the
-first step's gradients, with what the clipper proves on them, and its noise with the ledger's line.
+first step's gradients, with the clipper's checks on records, and its noise with the ledger's line.
 """
 
 import argparse
@@ -30,7 +30,7 @@ WORDS = 40
 """Of a record: about 50 tokens of the embedded model."""
 SHOWN = 0.05
 """Seconds that a part takes in one of the runs, or it has no row."""
-COMMAND, GRADIENTS, NOISE = "command line", "first gradients, proof", "noise, ledger"
+COMMAND, GRADIENTS, NOISE = "command line", "first gradients, checks", "noise, ledger"
 
 
 def watch(words: Sequence[str]) -> None:

@@ -1,41 +1,61 @@
 """One configuration in a process of its own: times a micro-batch whenever it is told to.
 
-Speaks one JSON object a line: ``{"seconds": …}`` for each line it reads, and at the end of its
-input ``{"peak_bytes": …, "checks": …}``. Between timed micro-batches it takes an AdamW step, so
-that its peak memory is that of training; or it times whole updates, of several micro-batches each.
-The peak is that of a whole run, with the first proof and a repeated check: a clipper's process
-takes as many micro-batches as that needs.
+Speaks one JSON object a line. The first says what came before the timed micro-batches: the seconds
+of the clipper's self-check, and of the first two micro-batches, which it checks on records. Then
+``{"seconds": …}`` follows for each line of input, and ``{"peak_bytes": …}`` at its end. After a
+timed micro-batch it takes an AdamW step, so that its peak memory is that of training; or it times
+whole updates of several micro-batches. Seconds are CPU time with one thread on the CPU, which other
+processes hardly change, and else by the clock.
 """
 
 import json
 import resource
-import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from benchmarks.memory import limit_memory
 from benchmarks.one_rank import finish_shards, in_dpft_shards, in_torch_shards
-from benchmarks.workload import Workload, make_losses, make_model
+from benchmarks.workload import (
+    Workload,
+    losses_of,
+    make_batch,
+    make_losses,
+    make_model,
+    synthetic_batches,
+)
 from dpft.parallel.shards import ShardedModel
-from dpft.privacy.clipping import PerExampleClipper
-from dpft.privacy.clipping.loss_check import FIRST_REPETITION
+from dpft.privacy.clipper66 import PerExampleClipper
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
 
 MAX_GRAD_NORM = 0.1
 NOISE_STD = 0.1
-CHECKED_RUN = 100
-"""Micro-batches of one kind, of which four are the first or come to a repeated check."""
+WARM_UP = 2
 Micro = Callable[[], object]
 
 
+class Prepared(NamedTuple):
+    """A configuration whose micro-batches can be run.
+
+    Attributes:
+        micro_batch: What is timed.
+        after: What is done untimed after it.
+        self_check: Seconds of the clipper's self-check; None without one.
+    """
+
+    micro_batch: Micro
+    after: Micro
+    self_check: float | None = None
+
+
 def main() -> None:
-    """Runs the workload that the first line of input describes."""
+    """Run the workload that the first line of input describes."""
     workload = Workload(**json.loads(sys.stdin.readline()))
     torch.set_num_threads(workload.threads)
     if workload.memory_limit_bytes is not None:
@@ -43,48 +63,29 @@ def main() -> None:
             import benchmarks.peers  # noqa: F401  (libraries are mapped before the limit counts)
         limit_memory(workload.memory_limit_bytes, workload.device)
     with ExitStack() as resources:
-        micro_batch, after = prepare(workload, resources)
-        seconds: list[float] = []
+        micro_batch, after, self_check = prepare(workload, resources)
+        clock = clock_of(workload)
 
-        def take_one() -> None:
-            seconds.append(timed(micro_batch, workload.device))
+        def take_one() -> float:
+            seconds = timed(micro_batch, workload.device, clock)
             after()
+            return seconds
 
-        for _ in range(2):
-            take_one()
-        answer(ready=True)
+        answer(self_check=self_check, first=[take_one() for _ in range(WARM_UP)])
         for _ in sys.stdin:
-            take_one()
-            answer(seconds=seconds[-1])
-        while workload.is_checked and len(seconds) * (workload.accumulate or 1) < FIRST_REPETITION:
-            take_one()
-    checks = share_of_checks(seconds) if workload.is_checked and not workload.accumulate else None
-    answer(peak_bytes=peak_bytes(workload.device), checks=checks)
-
-
-def share_of_checks(seconds: Sequence[float]) -> float:
-    """Returns what share of a run of ``CHECKED_RUN`` micro-batches is proofs and checks.
-
-    Args:
-        seconds: Of each of the first micro-batches, at least ``FIRST_REPETITION`` of them; a later
-            check takes as long as the first repeated one.
-    """
-    each = statistics.median(seconds)
-    repetitions = (CHECKED_RUN // FIRST_REPETITION).bit_length()
-    repeated = seconds[FIRST_REPETITION - 1] - each
-    checks = seconds[0] - each + repetitions * repeated
-    return checks / (CHECKED_RUN * each + checks)
+            answer(seconds=take_one())
+    answer(peak_bytes=peak_bytes(workload.device))
 
 
 def answer(**values: object) -> None:
-    """Writes one line of output."""
+    """Write one line of output."""
     print(json.dumps(values), flush=True)
 
 
-def prepare(workload: Workload, resources: ExitStack) -> tuple[Micro, Micro]:
-    """Returns what is timed, and what is done untimed after it.
+def prepare(workload: Workload, resources: ExitStack) -> Prepared:
+    """Make a configuration and run its clipper's self-check.
 
-    Where the workload is in shards, torch's process group must stand (``one_rank``).
+    A workload in shards needs torch's process group (``one_rank``).
     """
     model: nn.Module = make_model(workload)
     if workload.engine.startswith("opacus"):
@@ -94,9 +95,9 @@ def prepare(workload: Workload, resources: ExitStack) -> tuple[Micro, Micro]:
     shards = _cut(model, workload, resources)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if workload.engine in ("noise", "randn"):
-        return _noise(workload, parameters), lambda: None
+        return Prepared(_noise(workload, parameters), lambda: None)
     optimizer = torch.optim.AdamW(parameters, lr=1e-5)
-    micro_batch = _micro_batch(model, workload, resources, shards)
+    micro_batch, self_check = _micro_batch(model, workload, resources, shards)
 
     def step() -> None:
         if shards is not None:
@@ -105,7 +106,7 @@ def prepare(workload: Workload, resources: ExitStack) -> tuple[Micro, Micro]:
         optimizer.zero_grad(set_to_none=True)
 
     if workload.accumulate is None:
-        return micro_batch, step
+        return Prepared(micro_batch, step, self_check)
     count, add_its_noise = workload.accumulate, _update_noise(workload, parameters)
 
     def update() -> None:
@@ -114,11 +115,11 @@ def prepare(workload: Workload, resources: ExitStack) -> tuple[Micro, Micro]:
         add_its_noise()
         step()
 
-    return update, lambda: None
+    return Prepared(update, lambda: None, self_check)
 
 
 def _cut(model: nn.Module, workload: Workload, resources: ExitStack) -> ShardedModel | None:
-    """Cuts a model where the workload says so; returns dpft's shards, None where there are none."""
+    """Cut the model if the workload says so; return dpft's shards, or None without any."""
     if workload.parallel == "none":
         return None
     device = torch.device(workload.device)
@@ -130,32 +131,44 @@ def _cut(model: nn.Module, workload: Workload, resources: ExitStack) -> ShardedM
 
 def _micro_batch(
     model: nn.Module, workload: Workload, resources: ExitStack, shards: ShardedModel | None
-) -> Micro:
-    losses = make_losses(model, workload)
-    if workload.engine == "ordinary":
-        return lambda: losses().mean().backward()
+) -> tuple[Micro, float | None]:
+    """Return what runs a micro-batch, and the seconds of the self-check."""
     if workload.engine.startswith("opacus"):
         from benchmarks.peers import opacus_micro_batch
 
-        return opacus_micro_batch(model, workload, MAX_GRAD_NORM)
-    clipper = PerExampleClipper(
-        model,
-        MAX_GRAD_NORM,
-        engine=workload.engine,
-        memory_mb=workload.memory_mb,
-        shards=shards,
+        return opacus_micro_batch(model, workload, MAX_GRAD_NORM), None
+    if not workload.is_private:
+        losses = make_losses(model, workload)
+        return lambda: losses().mean().backward(), None
+    clipper = resources.enter_context(
+        PerExampleClipper(
+            model,
+            losses_of,
+            MAX_GRAD_NORM,
+            engine=workload.engine,
+            autocast=workload.autocast,
+            shards=shards,
+        )
     )
-    resources.enter_context(clipper)
-    return lambda: clipper.accumulate(losses)
+    synthetic = synthetic_batches(workload, model)
+    seconds = timed(lambda: clipper.self_check(*synthetic), workload.device, clock_of(workload))
+    batch = make_batch(workload, model)
+    return lambda: clipper.accumulate(batch), seconds
 
 
-def timed(work: Micro, device: str) -> float:
-    """Returns the seconds that ``work`` takes."""
-    start = time.perf_counter()
+def clock_of(workload: Workload) -> Callable[[], float]:
+    """Return the clock that times a workload."""
+    has_one_thread = workload.device == "cpu" and workload.threads == 1
+    return time.process_time if has_one_thread else time.perf_counter
+
+
+def timed(work: Micro, device: str, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the seconds that ``work`` takes."""
+    start = clock()
     work()
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def peak_bytes(device: str) -> int:

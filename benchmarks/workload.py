@@ -4,7 +4,7 @@ Weights are random and inputs are random tokens of one length, all of them label
 al. 2022, Appendix G: neither changes what a step costs.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,10 +14,14 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from benchmarks.shapes import SHAPES
+from dpft.kinds import IGNORED_LABEL
 from dpft.models.loading import checkpoint_activations
-from dpft.privacy.clipping.choices import DEFAULT_MEMORY_MB
 
 LORA_RANK = 4
+SYNTHETIC_LENGTHS = ((5, 9, 2, 7), (16, 3, 11))
+"""Tokens of the rows of the synthetic batches of a clipper's self-check."""
+Batch = Mapping[str, Tensor]
+HALF_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +39,6 @@ class Workload:
     precision: str = "fp32"
     device: str = "cpu"
     threads: int = 2
-    memory_mb: int = DEFAULT_MEMORY_MB
-    """As ``privacy.clipper_memory_mb``."""
     checkpointing: bool = False
     """Whether blocks recompute their activations in the backward pass."""
     accumulate: int | None = None
@@ -47,9 +49,14 @@ class Workload:
     """What the process may hold, as ``benchmarks.memory`` counts it."""
 
     @property
-    def is_checked(self) -> bool:
-        """Whether a clipper of dpft proves its first micro-batch and checks some later ones."""
+    def is_private(self) -> bool:
+        """Whether dpft's clipper runs it."""
         return self.engine not in ("ordinary", "noise", "randn") and "opacus" not in self.engine
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """The dtype of autocast; None for none."""
+        return HALF_PRECISION.get(self.precision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,45 +87,58 @@ def make_model(workload: Workload) -> PreTrainedModel:
     return model
 
 
-def make_losses(model: PreTrainedModel, workload: Workload) -> Callable[[], Tensor]:
-    """Returns what computes per-example losses, shape (b,), of one mock micro-batch."""
-    shape = SHAPES[workload.shape]
-    compute: Callable[[], Tensor]
+def losses_of(model: Any, batch: Batch) -> Tensor:
+    """Return per-example losses, shape (b,): the mean over a text's tokens, or that of a class.
+
+    Args:
+        model: A model of ``SHAPES``.
+        batch: Its inputs and ``labels``, shape (b,) or (b, t); labels of texts are shifted.
+    """
+    inputs = {name: values for name, values in batch.items() if name != "labels"}
+    labels = batch["labels"]
+    if labels.dim() == 1:
+        return functional.cross_entropy(model(**inputs).logits.float(), labels, reduction="none")
+    logits = model(**inputs, use_cache=False).logits
+    nll = functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none")
+    return nll.view_as(labels).sum(1) / (labels != IGNORED_LABEL).sum(1)
+
+
+def make_batch(workload: Workload, model: PreTrainedModel) -> Batch:
+    """Return one mock micro-batch, all of its rows of the same length."""
+    return _batch(workload, model, [workload.length] * workload.batch_size)
+
+
+def synthetic_batches(workload: Workload, model: PreTrainedModel) -> list[Batch]:
+    """Return the batches of a clipper's self-check; texts with labels have ragged rows."""
+    return [_batch(workload, model, lengths) for lengths in SYNTHETIC_LENGTHS]
+
+
+def _batch(workload: Workload, model: PreTrainedModel, lengths: list[int] | tuple[int, ...]) -> Any:
+    shape, rows, device = SHAPES[workload.shape], len(lengths), workload.device
+    classes = torch.randint(0, 2, (rows,), device=device)
     if shape.image_size is not None:
-        compute = _image_losses(model, workload, shape.image_size)
-    else:
-        compute = _text_losses(model, workload, classifies=shape.classifies)
-    if workload.precision == "fp32":
-        return compute
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[workload.precision]
-
-    def compute_in_half() -> Tensor:
-        with torch.autocast(workload.device, dtype=dtype):
-            return compute()
-
-    return compute_in_half
+        size = (rows, 3, shape.image_size, shape.image_size)
+        return {"pixel_values": torch.randn(size, device=device), "labels": classes}
+    ids = torch.randint(3, model.config.vocab_size, (rows, max(lengths)), device=device)
+    if shape.classifies:
+        return {"input_ids": ids, "labels": classes}
+    positions = torch.arange(max(lengths), device=device).expand_as(ids).contiguous()
+    labels = functional.pad(ids[:, 1:], (0, 1), value=IGNORED_LABEL)
+    is_padding = positions >= torch.tensor(lengths, device=device).unsqueeze(1) - 1
+    labels = labels.masked_fill(is_padding, IGNORED_LABEL)
+    return {"input_ids": ids, "position_ids": positions, "labels": labels}
 
 
-def _image_losses(model: PreTrainedModel, workload: Workload, size: int) -> Callable[[], Tensor]:
-    images = torch.randn(workload.batch_size, 3, size, size, device=workload.device)
-    labels = torch.randint(0, 2, (workload.batch_size,), device=workload.device)
-    return lambda: functional.cross_entropy(
-        model(pixel_values=images).logits.float(), labels, reduction="none"
-    )
+def make_losses(model: Any, workload: Workload) -> Callable[[], Tensor]:
+    """Return a function that computes the losses of one mock micro-batch, shape (b,)."""
+    batch = make_batch(workload, model)
 
+    def compute() -> Tensor:
+        dtype = workload.autocast
+        with torch.autocast(workload.device, dtype=dtype, enabled=dtype is not None):
+            return losses_of(model, batch)
 
-def _text_losses(
-    model: PreTrainedModel, workload: Workload, *, classifies: bool
-) -> Callable[[], Tensor]:
-    size = (workload.batch_size, workload.length)
-    ids = torch.randint(3, model.config.vocab_size, size, device=workload.device)
-    if classifies:
-        labels = torch.randint(0, 2, size[:1], device=workload.device)
-        return lambda: functional.cross_entropy(
-            model(input_ids=ids).logits.float(), labels, reduction="none"
-        )
-    positions = torch.arange(workload.length, device=workload.device).expand(size)
-    return _causal_losses(model, ids, positions.contiguous())
+    return compute
 
 
 class LoRA(nn.Module):
@@ -144,16 +164,3 @@ def _adapt(model: nn.Module, names: Collection[str]) -> None:
         for name, child in list(module.named_children()):
             if name in names:
                 setattr(module, name, LoRA(child))
-
-
-def _causal_losses(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> Callable[[], Tensor]:
-    labels = functional.pad(ids[:, 1:], (0, 1), value=-100)
-
-    def compute() -> Tensor:
-        logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits
-        nll = functional.cross_entropy(
-            logits.flatten(0, 1).float(), labels.flatten(), reduction="none"
-        )
-        return nll.view_as(labels).sum(1) / (labels != -100).sum(1)
-
-    return compute

@@ -3,12 +3,25 @@ import torch
 
 from benchmarks import architectures, tables
 from benchmarks.interleave import Timings
+from tests.slowness import slow_but
+
+EXACT = architectures.Exactness("book_keeping", norms=1e-7, sums=2e-7, shortened=3e-4)
 
 
-def test_a_table_line_holds_median_quartiles_milliseconds_and_the_number_of_pairs():
+def test_a_table_line_holds_times_and_distances():
     timings = Timings(private=[0.2, 0.3, 0.4], ordinary=[0.2, 0.2, 0.2])
-    line = architectures.table_line("gpt2", timings)
-    assert line == "| gpt2 | 1.50 (1.25 to 1.75) | 300 / 200 | 3 |"
+    line = architectures.table_line("gpt2", timings, EXACT)
+    distances = "1.0e-07 | 2.0e-07 | 3.0e-04"
+    assert line == f"| gpt2 | book_keeping | 1.50 (1.25 to 1.75) | 300 / 200 | {distances} | 3 |"
+    line = architectures.table_line("gpt2", None, EXACT)
+    assert line == f"| gpt2 | book_keeping | - | - | {distances} | 0 |"
+
+
+@pytest.mark.parametrize("name", slow_but(["GRU"], ["gpt2", "GRU", "t5"]))
+def test_a_clipped_sum_is_that_of_single_examples(name):
+    exact = architectures.exactness(architectures.architectures()[name])
+    assert 0 < exact.norms <= architectures.ALLOWED and 0 < exact.sums <= architectures.ALLOWED
+    assert 0 < exact.shortened < 1e-3
 
 
 def test_the_models_of_the_table_give_a_loss_for_each_text():
@@ -39,4 +52,4 @@ def test_a_run_writes_its_table(tmp_path):
     architectures.main(
         ["--pairs", "2", "--rows", "LSTM", "--threads", "1", "--output", str(output)]
     )
-    assert "| LSTM |" in output.read_text()
+    assert "| LSTM | rows |" in output.read_text()

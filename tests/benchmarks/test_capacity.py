@@ -45,8 +45,8 @@ def test_sizes_are_rounded_to_the_largest_product_within_bounds(first, second, b
 def test_a_table_line_holds_sizes_and_speeds_as_ratios_to_ordinary():
     comparison = Comparison(ratios=(1.25, 1.25, 1.25), memory=1.0, seconds=(2.5, 2.0))
     result = capacity.Race(sizes=(6, 8), comparison=comparison)
-    assert capacity.table_line("two_pass", 6, 8, result) == (
-        "| two_pass | 6 | 0.750 | 24 = 4 x 6 = 3 x 8 | 9.60 / 12.00 | 0.800 (0.800 to 0.800) |"
+    assert capacity.table_line("rows", 6, 8, result) == (
+        "| rows | 6 | 0.750 | 24 = 4 x 6 = 3 x 8 | 9.60 / 12.00 | 0.800 (0.800 to 0.800) |"
     )
 
 
@@ -60,7 +60,7 @@ def test_a_table_line_without_a_race_leaves_the_speed_out():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--engines", "ordinary,two_passes"], "got 'two_passes'"),
+        (["--engines", "ordinary,row"], "got 'row'"),
         (["--memory-gb", "0"], "must be positive, got 0"),
         (["--max-examples", "-1"], "must be positive, got -1"),
     ],
