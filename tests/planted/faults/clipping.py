@@ -4,9 +4,9 @@ from tests.planted.fault import Edit, Fault
 
 DP_SGD = "tests/guarantees/test_dp_sgd.py"
 FULL = f"{DP_SGD}::test_full_fine_tuning"
-ENGINE = "dpft/privacy/clipping/engine.py"
-RECORDING = "dpft/privacy/clipping/recording.py"
-FLAT = "        return torch.clamp(self.bound / _guarded(norms), max=1.0)\n"
+STYLES = "dpft/privacy/clipper66/styles.py"
+RECORDER = "dpft/privacy/clipper66/recorder.py"
+FLAT = "        return (self.limit / bounds).clamp(max=1.0)\n"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -14,36 +14,34 @@ FAULTS: tuple[Fault, ...] = (
         breaks="Each gradient must be clipped by its own norm, not by the mean of its batch.",
         edits=(
             Edit(
-                ENGINE,
+                STYLES,
                 FLAT,
-                """        norms = norms.mean(dim=-1, keepdim=True).expand_as(norms)
-        return torch.clamp(self.bound / _guarded(norms), max=1.0)
+                """        bounds = bounds.mean(dim=-1, keepdim=True).expand_as(bounds)
+        return (self.limit / bounds).clamp(max=1.0)
 """,
             ),
         ),
         tests=(FULL,),
-        stops_private_runs=True,
     ),
     Fault(
         name="clipping/per-micro-batch",
         breaks="Gradients must be clipped one by one, not as the sum of a micro-batch.",
         edits=(
             Edit(
-                ENGINE,
+                STYLES,
                 FLAT,
-                """        together = norms.sum(dim=-1, keepdim=True).expand_as(norms)
-        return torch.clamp(self.bound / _guarded(together), max=1.0)
+                """        together = bounds.sum(dim=-1, keepdim=True).expand_as(bounds)
+        return (self.limit / together).clamp(max=1.0)
 """,
             ),
         ),
         tests=(FULL,),
-        stops_private_runs=True,
     ),
     Fault(
         name="clipping/after-the-sum",
         breaks="Gradients must be clipped before they are added, not their sum afterwards.",
         edits=(
-            Edit(ENGINE, FLAT, "        return torch.ones_like(norms)\n"),
+            Edit(STYLES, FLAT, "        return torch.ones_like(bounds)\n"),
             Edit(
                 "dpft/privacy/engine.py",
                 "        meter = SignalMeter(self._randomness.noise.device) if step < SIGNAL_STEPS"
@@ -60,7 +58,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="The clipping norm is C, not C squared.",
         edits=(
             Edit(
-                ENGINE,
+                STYLES,
                 "        return self.max_grad_norm * (1 - self.headroom)\n",
                 "        return self.max_grad_norm**2 * (1 - self.headroom)\n",
             ),
@@ -71,7 +69,7 @@ FAULTS: tuple[Fault, ...] = (
         name="clipping/short-gradients-lengthened",
         breaks="A gradient shorter than C must be added as it is.",
         edits=(
-            Edit(ENGINE, FLAT, "        return self.bound / _guarded(norms).clamp(min=1e-10)\n"),
+            Edit(STYLES, FLAT, "        return self.limit / bounds\n"),
         ),
         tests=(FULL,),
     ),
@@ -80,66 +78,59 @@ FAULTS: tuple[Fault, ...] = (
         breaks="A gradient's norm must cover every trainable parameter.",
         edits=(
             Edit(
-                RECORDING,
-                """        for name, kept in uses.items():
-            collector.add(name, kept)
+                RECORDER,
+                """        for name, (use,) in self._outer.items():
+            by_length[use.left.shape[1]].append(name)
 """,
-                """        for name, kept in uses.items():
+                """        for name, (use,) in self._outer.items():
             if not name.endswith("c_proj.weight"):
-                collector.add(name, kept)
+                by_length[use.left.shape[1]].append(name)
 """,
             ),
         ),
         tests=(FULL,),
-        stops_private_runs=True,
     ),
     Fault(
         name="clipping/tied-weights-without-cross-term",
         breaks="A tied weight's norm must include the product of its two gradients.",
         edits=(
             Edit(
-                "dpft/privacy/clipping/norms.py",
-                "        return uses[0].squares() + uses[1].squares() + cross + cross\n",
-                "        return uses[0].squares() + uses[1].squares()\n",
+                "dpft/privacy/clipper66/products.py",
+                "        head.square + embedding.square + 2 * cross,\n",
+                "        head.square + embedding.square,\n",
             ),
         ),
         tests=(FULL,),
-        stops_private_runs=True,
     ),
     Fault(
         name="clipping/a-bias-forgotten-in-the-norm",
         breaks="A gradient's norm must include the biases.",
         edits=(
             Edit(
-                RECORDING,
-                "        squares = matrix.squares()\n",
-                """        squares = matrix.squares()
-        if any(name.endswith("bias") for name in matrix.names):
-            squares = squares * 0
+                RECORDER,
+                "            self._add_norms(totals, names[:1], formed_norms(whole))\n",
+                """            if not any(name.endswith("bias") for name in names):
+                self._add_norms(totals, names[:1], formed_norms(whole))
 """,
             ),
         ),
         tests=(FULL, f"{DP_SGD}::test_biases_alone"),
-        stops_private_runs=True,
     ),
     Fault(
         name="clipping/a-bias-forgotten-in-the-sum",
         breaks="Each trainable parameter must get its gradient.",
         edits=(
             Edit(
-                RECORDING,
-                """            for name, part in matrix.weighted_sums(factors, finite).items():
-                self._add(parameters, name, part)
+                RECORDER,
+                """            for name, part in zip(names, parts, strict=True):
 """,
-                """            for name, part in matrix.weighted_sums(factors, finite).items():
+                """            for name, part in zip(names, parts, strict=True):
                 if name.endswith("attn.c_proj.bias"):
                     part = torch.zeros_like(part)
-                self._add(parameters, name, part)
 """,
             ),
         ),
         tests=(f"{DP_SGD}::test_biases_alone",),
-        stops_private_runs=True,
     ),
     Fault(
         name="clipping/padding-counted",
@@ -159,24 +150,9 @@ FAULTS: tuple[Fault, ...] = (
         breaks="A record without a finite gradient must add nothing.",
         edits=(
             Edit(
-                ENGINE,
-                """        left_out = finite.logical_not().sum()
-""",
-                """        left_out = finite.logical_not().sum()
-        finite = torch.ones_like(finite)
-""",
-            ),
-            Edit(
-                RECORDING,
-                "        finite = None if decision.everyone_is_finite else decision.finite\n"
-                "        if without",
-                "        finite = None\n        if without",
-            ),
-            Edit(
-                RECORDING,
-                "        finite = None if decision.everyone_is_finite else decision.finite\n"
-                "        for matrix",
-                "        finite = None\n        for matrix",
+                "dpft/privacy/clipper66/engines.py",
+                "            keep = finite if non_finite else None\n",
+                "            keep = None\n",
             ),
         ),
         tests=(f"{DP_SGD}::test_a_record_whose_loss_is_not_finite_adds_nothing",),
@@ -198,9 +174,9 @@ FAULTS: tuple[Fault, ...] = (
         breaks="With per-layer clipping, each of K groups may have a norm of C over the root of K.",
         edits=(
             Edit(
-                ENGINE,
-                "        bound = self.bound / math.sqrt(self.groups)\n",
-                "        bound = self.bound\n",
+                STYLES,
+                "        return (self.limit / math.sqrt(self.groups) / bounds).clamp(max=1.0)\n",
+                "        return (self.limit / bounds).clamp(max=1.0)\n",
             ),
         ),
         tests=(f"{DP_SGD}::test_per_layer_clipping",),
@@ -211,11 +187,13 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/privacy/engine.py",
-                """        clipper = replace(self._options, max_grad_norm=phase.max_grad_norm).make(self._model)
+                """        options = replace(self._options, max_grad_norm=phase.max_grad_norm, choice=choice)
+        clipper = options.make(self._model, self._losses_of)
         _check_sensitivity(phase, clipper.sensitivity)
 """,
                 """        norm = self._plan.phases[0].max_grad_norm
-        clipper = replace(self._options, max_grad_norm=norm).make(self._model)
+        options = replace(self._options, max_grad_norm=norm, choice=choice)
+        clipper = options.make(self._model, self._losses_of)
 """,
             ),
         ),

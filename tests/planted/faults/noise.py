@@ -18,16 +18,15 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 ENGINE,
-                "        return self._clipper.accumulate(batch, rows_per_unit)\n\n"
-                "    def finish_step",
-                """        result = self._clipper.accumulate(batch, rows_per_unit)
+                "draw and finish_step.\")\n        return self._clipper.accumulate(batch, rows_per_unit)\n",
+                """draw and finish_step.")
+        result = self._clipper.accumulate(batch, rows_per_unit)
         phase = self.plan.phase_at(self.steps_taken)
         noise_std = self.plan.event().noise_multiplier * phase.sensitivity
         sums = dict(self._model.named_parameters())
         self._noise.add(sums, noise_std, step=self.steps_taken, meter=None, ranks=ALONE)
         return result
-
-    def finish_step""",
+""",
             ),
         ),
         tests=(FULL,),
