@@ -37,7 +37,7 @@ FAST = [(2, 2, True)]
 
 def case_of(shard_size: int, accumulates_shards: bool, **changed: Any) -> Case:
     return replace(
-        Case(engine="rows"),
+        Case(),
         shard_size=shard_size,
         accumulates_shards=accumulates_shards,
         **changed,
