@@ -1,9 +1,9 @@
 """Estimate of each process's peak memory, from shapes.
 
 A process always holds weights and, after its first step, the optimizer's state. On top of them
-comes what one of four moments of a step needs; the largest of them is the peak: the clipper's check
-of the first micro-batch, a micro-batch, the exchange and the noise at the end of a step, and the
-update. ``benchmarks/rank_memory.py`` compares the estimate with measurements.
+comes what one of four moments of a step needs; the largest of them is the peak: the clipper's
+self-check before the first step, a micro-batch, the exchange and the noise at the end of a step,
+and the update. ``benchmarks/rank_memory.py`` compares the estimate with measurements.
 """
 
 from collections.abc import Iterable
@@ -46,8 +46,6 @@ NOISE_BLOCK = 56 * 10**6
 cosines and sines of 8 for every second one, and what they are multiplied and rounded in."""
 KEPT_NOISE = 32 * 2**20
 """Of it, what is kept from block to block."""
-PROOF_ROWS = 8
-"""Of a first batch, on which gradients are compared with the bare model's (``proof``)."""
 WORKING = 2
 """Of the largest parameter's size, what an optimizer computes in: of AdamW a root, and it divided.
 """
@@ -137,8 +135,8 @@ def heap_factor(shapes: RankShapes) -> float:
 def peak_memory(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
     """Return the bytes of a process at the highest point of a step, by part, and their total.
 
-    A run without clipping has no check of its first micro-batch. Autograd adds its gradients up,
-    and nothing is kept beside them.
+    A run without clipping has no self-check. Autograd adds its gradients up, and nothing is kept
+    beside them.
     """
     is_private = step.engine is not None
     moments = [
@@ -150,10 +148,9 @@ def peak_memory(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
         },
     ]
     if is_private:
-        # The check of the first micro-batches runs single rows, whose gradients are whole.
-        row = _one_row(step)
-        compared = NUMBER * shapes.trained
-        moments.append({"activations": row, "other": compared + _gathered(shapes)})
+        # Before the first step, the self-check compares two whole sums, parameter by parameter.
+        compared = {"gradients": 2 * NUMBER * shapes.trained, "other": NUMBER * shapes.largest}
+        moments.append(compared | {"optimizer": 0})
     always = {
         "weights": shapes.weight_bytes,
         "gradients": 0,
@@ -226,24 +223,30 @@ def _micro_batch(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
     """Returns gradients, activations and what is gathered, at the highest point of a micro-batch.
 
     At the beginning of the backward pass the gradient of the largest output is there twice, before
-    and after the logarithm's; at its end, what the clipper kept; when that is added up nothing is
-    gathered, but a parameter's sum is formed, and sent where sums are pushed.
+    and after the logarithm's; at its end, the clipper holds what it recorded. The sum of the whole
+    micro-batch is computed before any of it is added, while nothing is gathered. If sums are
+    pushed, there are also a part of it, what of it is handed out, and what comes from all.
     """
     found, part = step.activations, NUMBER * shapes.largest
-    # Pushed: the part, what of it is handed out, and what comes from all.
     formed = 3 * part if shapes.pushes else part
-    start = found.saved + 2 * found.largest
-    if step.engine == "rows":
-        start = _one_row(step) + NUMBER * shapes.trained
-    elif step.engine is None:
+    before = _sums(shapes, step, -1)
+    start, whole, held = found.saved + 2 * found.largest, NUMBER * shapes.trained, before
+    if step.engine is None:
         # The first product's sum is formed while nearly all is saved yet.
         start = max(start, found.saved + found.largest + formed)
+        whole = 0
+    elif step.engine == "rows":
+        row = found.of_rows(1)
+        start = row.saved + 2 * row.largest
+        held += 2 * whole  # a row's gradient, and the sum of the rows before
     else:
         start = max(start, _kept(step))
-    before, after = (_sums(shapes, step, count) for count in (-1, 0))
-    running = {"gradients": before, "activations": start, "other": _gathered(shapes)}
-    added = max(2 * found.largest + part, formed)
-    adding = {"gradients": after, "activations": added, "other": 0}
+    running = {"gradients": held, "activations": start, "other": _gathered(shapes)}
+    adding = {
+        "gradients": max(before + whole, _sums(shapes, step)),
+        "activations": max(2 * found.largest + part, formed),
+        "other": 0,
+    }
     return max(running, adding, key=lambda parts: sum(parts.values()))
 
 
@@ -254,12 +257,6 @@ def _kept(step: StepShapes) -> int:
         formed = NUMBER * use.numbers * step.activations.rows
         total += min(formed, use.outputs) if use.is_formed else use.inputs + use.outputs
     return total
-
-
-def _one_row(step: StepShapes) -> int:
-    """Returns the bytes of the activations of one row, run separately."""
-    row = step.activations.of_rows(1)
-    return row.saved + 2 * row.largest
 
 
 def _bytes(parameters: Iterable[nn.Parameter]) -> int:

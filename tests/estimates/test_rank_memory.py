@@ -89,7 +89,7 @@ def test_shards_are_a_quarter_and_what_runs_is_gathered(processes: int) -> None:
 
 
 def test_sums_in_shards_are_float64_and_nothing_is_lost() -> None:
-    found = peak(4, step=replace(LARGE, engine="rows"), **FSDP, accumulate="sharded")
+    found = peak(4, step=LARGE, **FSDP, accumulate="sharded")
     assert found["gradients"] == 8 * ALL // 4
 
 
@@ -133,10 +133,23 @@ def test_without_clipping_there_is_no_check_and_no_noise() -> None:
     assert found["total"] < peak(step=STEP)["total"]
 
 
-def test_the_check_of_the_first_micro_batch_comes_before_the_optimizers_state() -> None:
-    few = replace(STEP, micro_batches=1, activations=replace(STEP.activations, largest=10**9))
-    found = peak(step=few)
-    assert found["optimizer"] == 0 and found["activations"] == 10_000 + 3 * 10**9
+def test_the_self_check_compares_two_sums_before_the_first_step() -> None:
+    few = replace(STEP, micro_batches=1, activations=replace(STEP.activations, saved=0))
+    found = peak(4, optimizer=SGD(momentum=0.9), step=few, **FSDP, accumulate="sharded")
+    checked = PROCESS + 4 * ALL // 4 + 2 * 4 * ALL
+    assert found["total"] >= checked
+
+
+def test_rows_need_the_activations_of_one_row_and_two_more_gradients() -> None:
+    found = peak(step=replace(LARGE, engine="rows"))
+    assert found["activations"] == 10**9 // 4 + 2 * 100 // 4
+    assert found["gradients"] == (2 + 2) * 4 * ALL
+
+
+def test_a_micro_batchs_sum_is_whole_before_it_is_added() -> None:
+    few = replace(STEP.activations, saved=0, largest=0)
+    found = peak(optimizer=AdamW(), step=replace(STEP, activations=few))
+    assert found["total"] - PROCESS >= 4 * (1 + 2 + 3) * ALL
 
 
 def test_an_allocator_holds_more_for_activations_and_for_nothing_else() -> None:

@@ -295,23 +295,21 @@ def _compare_norms(actual: Tensor, expected: Tensor, tolerance: Tolerance) -> No
 def _compare_sums(
     actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: Tolerance
 ) -> None:
-    def norms(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: norm_of([total], total.device) for name, total in sums.items()}
+    def norm(total: Tensor) -> float:
+        return float(norm_of([total], total.device))
 
-    lengths = norms(expected)
-    whole = sum(float(length) ** 2 for length in lengths.values()) ** 0.5
-    differences = norms(
-        {
-            name: actual[name] - expected[name] if name in actual else expected[name]
-            for name in expected
-        }
-        | {name: total for name, total in actual.items() if name not in expected}
-    )
+    lengths = {name: norm(total) for name, total in expected.items()}
+    whole = sum(length**2 for length in lengths.values()) ** 0.5
     shares = {}
-    for name, difference in differences.items():
-        scale = max(float(lengths.get(name, 0.0)), LEAST_SHARE * whole)
-        if not float(difference) <= tolerance.gradients * scale:
-            shares[name] = float(difference) / scale if scale else float("inf")
+    for name in {**expected, **actual}:
+        # One difference at a time: together they would be as large as the model.
+        if name in expected and name in actual:
+            difference = norm(actual[name] - expected[name])
+        else:
+            difference = norm(expected[name] if name in expected else actual[name])
+        scale = max(lengths.get(name, 0.0), LEAST_SHARE * whole)
+        if not difference <= tolerance.gradients * scale:
+            shares[name] = difference / scale if scale else float("inf")
     if shares:
         name, share = next(iter(shares.items()))
         more = f" (so do {len(shares) - 1} other parameters')" if len(shares) > 1 else ""
