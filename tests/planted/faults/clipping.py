@@ -68,9 +68,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="clipping/short-gradients-lengthened",
         breaks="A gradient shorter than C must be added as it is.",
-        edits=(
-            Edit(STYLES, FLAT, "        return self.limit / bounds\n"),
-        ),
+        edits=(Edit(STYLES, FLAT, "        return self.limit / bounds\n"),),
         tests=(FULL,),
     ),
     Fault(

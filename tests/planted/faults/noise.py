@@ -18,7 +18,7 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 ENGINE,
-                "draw and finish_step.\")\n        return self._clipper.accumulate(batch, rows_per_unit)\n",
+                'draw and finish_step.")\n        return self._clipper.accumulate(batch, rows_per_unit)\n',
                 """draw and finish_step.")
         result = self._clipper.accumulate(batch, rows_per_unit)
         phase = self.plan.phase_at(self.steps_taken)
