@@ -4,10 +4,8 @@ Read this file to audit a run. Each step: a Poisson draw of the plan's sample ra
 per-example gradients, each clipped to the phase's sensitivity; Gaussian noise of noise_multiplier
 times that sensitivity, once; a ledger line, on disk; division by the public expected batch size.
 Only then may the caller move a weight. Everything after is post-processing (Abadi et al. 2016,
-Algorithm 1). How draws and noise of steps hang together is the mechanism's (``mechanisms``). What
-trains and the clipping norm may change where a phase begins, and only there: ``PhasedClipper`` has
-a clipper for each phase, and holds what it may do to the model against the plan that was accounted
-for.
+Algorithm 1). The mechanism (``mechanisms``) decides how the draws and the noise of steps depend on
+each other. ``PhasedClipper`` has one clipper per phase of the plan.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -22,8 +22,8 @@ MOST_HEADROOM = 0.5
 """Largest share of the clipping norm that can be reserved for rounding."""
 ROUNDED_DOWN = 1 - 2.0**-40
 """Clip factors are shortened by this, which covers the rounding of their own float64 formula."""
-FACTOR_RANGE = (2.0**-120, 1e12)
-"""Factors that float32 products can use. Below, float32 has too few digits: the unit adds nothing.
+FACTOR_RANGE = (2.0**-64, 1e12)
+"""Factors that float32 products can use. Below, the unit adds nothing (norm-bound.md, line 17).
 Above, a product with a large input could overflow: the factor is reduced."""
 
 

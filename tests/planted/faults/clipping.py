@@ -149,8 +149,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/privacy/clipper66/engines.py",
-                "            keep = finite if non_finite else None\n",
-                "            keep = None\n",
+                "        keep = clipped.finite if clipped.non_finite else None\n",
+                "        keep = None\n",
             ),
         ),
         tests=(f"{DP_SGD}::test_a_record_whose_loss_is_not_finite_adds_nothing",),
