@@ -3,7 +3,7 @@
 Each is a context manager; runs inside it report the epsilon of the mechanism they were meant to be.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -14,13 +14,7 @@ from torch import Tensor
 from dpft.privacy import noise, sampling
 from dpft.privacy.clipper66 import checks, recorder, styles
 from dpft.privacy.clipper66.products import Lookup, Norms, Outer
-from dpft.privacy.clipping import norms, recording
-from dpft.privacy.clipping.engine import Flat
-from dpft.privacy.clipping.squares import Squares
-from dpft.privacy.clipping.uses import Use
 from dpft.privacy.sampling import BinomialBlocks
-
-SquaresOf = Callable[[Sequence[Use]], Squares]
 
 
 @contextmanager
@@ -40,11 +34,10 @@ def noise_halved() -> Iterator[None]:
 def clipping_off() -> Iterator[None]:
     """Each unit's gradient is added as it is, however long."""
 
-    def ones(_: Flat, of: Tensor) -> Tensor:
+    def ones(_: styles.Flat, of: Tensor) -> Tensor:
         return torch.ones_like(of)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Flat, "factors", ones)
         patch.setattr(styles.Flat, "_factors", ones)
         yield
 
@@ -60,29 +53,21 @@ def checks_off() -> Iterator[None]:
 def tied_weight_forgotten() -> AbstractContextManager[None]:
     """A tied weight's norm is that of its look-ups: what it does as the head is not counted."""
 
-    def of_lookups(uses: Sequence[Use], squares_of: SquaresOf) -> Squares:
-        return squares_of(uses[-1:])
-
     def of_embedding(_: Norms, embedding: Norms, *uses: Outer | Lookup) -> Norms:
         return embedding
 
-    return _tied_weights(of_lookups, of_embedding)
+    return _tied_weights(of_embedding)
 
 
 def tied_weight_halved() -> AbstractContextManager[None]:
     """A tied weight's norm counts for half of what it is."""
-
-    def quarter(uses: Sequence[Use], squares_of: SquaresOf) -> Squares:
-        whole = squares_of(uses)
-        return Squares(whole.values / 4, whole.terms / 4)
-
     tied_norms = recorder.tied_norms
 
     def half(*norms_and_uses: Any) -> Norms:
         whole = tied_norms(*norms_and_uses)
         return Norms(whole.square / 4, whole.error / 4, whole.rounding / 2)
 
-    return _tied_weights(quarter, half)
+    return _tied_weights(half)
 
 
 @contextmanager
@@ -114,18 +99,9 @@ def noise_repeated() -> Iterator[None]:
 
 
 @contextmanager
-def _tied_weights(
-    bug: Callable[[Sequence[Use], SquaresOf], Squares], wrong_norms: Callable[..., Norms]
-) -> Iterator[None]:
+def _tied_weights(wrong_norms: Callable[..., Norms]) -> Iterator[None]:
     """Compute the norms of tied weights, which are not formed, by ``wrong_norms``."""
-    right = norms.unchecked_squares
-
-    def squares_of(uses: Sequence[Use]) -> Squares:
-        return bug(uses, right) if len(uses) > 1 else right(uses)
-
     with pytest.MonkeyPatch.context() as patch:
-        for module in (norms, recording):
-            patch.setattr(module, "unchecked_squares", squares_of)
         patch.setattr(recorder, "tied_norms", wrong_norms)
         for use in (Outer, Lookup):
             patch.setattr(use, "is_better_formed", property(lambda _: False))

@@ -35,5 +35,5 @@ def test_wrong_norms_of_a_tied_weight_are_too_small(bug) -> None:
 
 @pytest.mark.parametrize("bug", TIED)
 def test_the_self_check_finds_wrong_norms_of_a_tied_weight(bug) -> None:
-    with bug(), pytest.raises(InputError, match="book_keeping' is not exact"):
+    with bug(), pytest.raises(InputError, match="is not exact for this model"):
         clipped_sum()

@@ -6,8 +6,8 @@ as strong as there can be, and what it misses it misses for want of canaries.
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,6 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from dpft.models.source import EMBEDDED_MODEL
-from dpft.privacy.clipper66 import clipper
-from dpft.privacy.clipper66.checks import Checks
 from tests.audit import planted
 from tests.stories.tiny import Outcome, Workspace
 
@@ -139,19 +137,10 @@ def audited(workspace: Workspace, run: str) -> dict[str, Any]:
     return json.loads(done.out)
 
 
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """Turn off the clipper's checks, which find wrong norms before an audit can."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checks, "synthetic", lambda *_, **__: None)
-        patch.setattr(clipper, "CHECKED_MICRO_BATCHES", 0)
-        yield
-
-
 def find(workspace: Workspace, name: str, *, canaries: int, seed: int = 1) -> dict[str, Any]:
     """Trains with a bug, and returns what the audit of that run says."""
     case, to = BUGS[name], f"{name} {seed} {canaries}".replace(" ", "_")
-    with case.bug(), unchecked():
+    with case.bug(), planted.checks_off():
         done = train(workspace, to, case.plan, canaries=canaries, seed=seed)
     assert done.code == 0, done.err
     return audited(workspace, to)
