@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
+from torch.utils.checkpoint import checkpoint
 
 from tests.privacy.clipper66.cases.case import Case, Trial, either, exact, unbatched
 from tests.privacy.clipper66.cases.nets import (
@@ -175,6 +176,65 @@ def table_through_layer() -> nn.Module:
     )
 
 
+def heads_in_front(m: nn.Module, h: Tensor) -> Tensor:
+    """Fold heads into the batch, in front of it."""
+    heads = m.dense(h).view(*h.shape[:2], 2, HIDDEN // 2).permute(2, 0, 1, 3).flatten(0, 1)
+    return m.norm(heads).view(2, *h.shape[:2], HIDDEN // 2).transpose(0, 1)
+
+
+def selected_tokens(m: nn.Module, h: Tensor) -> Tensor:
+    """Use a layer on the tokens that a mask selects."""
+    mask = h[..., 0] > 0
+    return torch.zeros(len(h), 4).index_add(0, mask.nonzero()[:, 0], m.dense(h[mask]))
+
+
+def slope(m: nn.Module, h: Tensor) -> Tensor:
+    """Return a gradient with respect to the input, such as score models do."""
+    h = h.detach().requires_grad_()
+    return torch.autograd.grad(m.dense(h).tanh().sum(), h, create_graph=True)[0]
+
+
+def in_place(m: nn.Module, h: Tensor) -> Tensor:
+    out = m.norm(m.dense(h))
+    out *= 2
+    return out
+
+
+def shared_context(m: nn.Module, h: Tensor) -> Tensor:
+    """Use a layer on rows, and on data that all rows share."""
+    return m.dense(h * m.scale) + m.dense(torch.ones(LENGTH, HIDDEN))
+
+
+def dense() -> nn.Module:
+    return nn.Linear(HIDDEN, HIDDEN)
+
+
+SHAPED: dict[str, Callable[[], nn.Module]] = {
+    "heads in front of the batch": lambda: Built(
+        heads_in_front, dense=dense(), norm=nn.LayerNorm(HIDDEN // 2)
+    ),
+    "rows repeated as blocks": lambda: Built(
+        lambda m, h: m.dense(h.repeat(3, 1, 1)).view(3, *h.shape).sum(0), dense=dense()
+    ),
+    "tokens in front, in one line": lambda: Built(
+        lambda m, h: (
+            m.dense(h.transpose(0, 1).flatten(0, 1)).view(LENGTH, -1, HIDDEN).transpose(0, 1)
+        ),
+        dense=dense(),
+    ),
+    "outputs changed in place": lambda: Built(in_place, dense=dense(), norm=nn.LayerNorm(HIDDEN)),
+    "a layer on rows and on shared data": lambda: Built(
+        shared_context, dense=dense(), scale=torch.randn(HIDDEN)
+    ),
+    "a mapped module recomputed": lambda: Built(
+        lambda m, h: checkpoint(m.inner, h, use_reentrant=False),
+        inner=Built(shared_context, dense=dense(), scale=torch.randn(HIDDEN)),
+    ),
+}
+SHAPED_BY_DATA: dict[str, Callable[[], nn.Module]] = {
+    "tokens selected by a mask": lambda: Built(selected_tokens, dense=nn.Linear(HIDDEN, 4)),
+    "a slope with respect to the input": lambda: Built(slope, dense=nn.Linear(HIDDEN, 4)),
+}
 PLACES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "broadcast": lambda h, prompt: h + prompt,
     "one sequence": lambda h, prompt: h + prompt[0],
@@ -218,6 +278,9 @@ def cases() -> Iterator[Case]:
         yield exact(name, lambda m=make: layer_trial(m(), HIDDEN))
     for name, make in UNBATCHED.items():
         yield unbatched(name, lambda m=make: layer_trial(m(), HIDDEN))
+    for kind, table in ((exact, SHAPED), (unbatched, SHAPED_BY_DATA)):
+        for name, make in table.items():
+            yield kind(name, lambda m=make: layer_trial(m(), LENGTH, HIDDEN))
     for name, place in PLACES.items():
         for length in (LENGTH, ROWS):
             yield exact(
@@ -237,7 +300,7 @@ def cases() -> Iterator[Case]:
         )
     for name, make in {
         "LayerNorm": lambda: nn.LayerNorm(HIDDEN),
-        "Linear": lambda: nn.Linear(HIDDEN, HIDDEN),
+        "Linear": dense,
     }.items():
         yield exact(
             f"{name} between two uses of a raw weight",
