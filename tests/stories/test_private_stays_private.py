@@ -167,7 +167,7 @@ def test_trust_rule_7_no_line_names_a_step_s_time_or_statistic(story: Story) -> 
         if b"Writing model shards" not in line:  # of a library, about the released model
             assert not re.search(SPOKEN, line), line
     first, *lines = (story.folder / "ledger.jsonl").read_text().splitlines()
-    assert set(json.loads(first)) == {"run_id", "schema_version", "previous", "plan"}
+    assert set(json.loads(first)) == {"run_id", "schema_version", "previous", "plan", "clipper"}
     for line in lines:
         assert set(json.loads(line)) <= {"step", "mechanism", "previous", "closed", "released"}
 
