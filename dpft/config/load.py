@@ -38,7 +38,7 @@ from dpft.config.keys import (
     type_hints,
     unknown_key,
 )
-from dpft.config.removed import REMOVED
+from dpft.config.removed import REMOVED, removed_key
 from dpft.errors import Faults, InputError
 from dpft.files import read_yaml, write_text
 
@@ -120,6 +120,9 @@ def build(values: Mapping[str, Any], cls: type, *, key: str, schema: Schema) -> 
         with faults.gathering():
             if values.get(name, MISSING) == MISSING:
                 raise InputError(f"{inner} has no value; set {inner}=VALUE ({describe(hint)}).")
+            removed = removed_key(f"{inner}={values[name]}")
+            if removed:
+                raise InputError(removed)
             arguments[entry.name] = convert(values[name], hint, key=inner, schema=schema)
     if faults.found and issubclass(cls, CrossChecked):
         cls.gather_faults(arguments, faults)

@@ -34,9 +34,9 @@ REMOVED = {
     "privacy.engine=instantiate": "Use `privacy.engine=auto`.",
     "privacy.engine=loop": "Use `privacy.engine=rows`.",
 }
-"""A dotted key, or ``GROUP=OPTION``, to the sentence that names its replacement."""
+"""A dotted key, ``KEY=VALUE`` or ``GROUP=OPTION``, to the sentence that names its replacement."""
 
 
 def removed_key(name: str) -> str | None:
-    """Return the error message for a removed key or ``GROUP=OPTION``, or None for other names."""
+    """Return the error message for a removed key, value or option, or None for other names."""
     return f"{name} was removed from dpft. {REMOVED[name]}" if name in REMOVED else None

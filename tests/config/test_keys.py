@@ -17,11 +17,13 @@ from dpft.config.keys import (
 )
 from dpft.config.removed import REMOVED
 from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.errors import InputError
 from dpft.methods.lora import Lora
 from dpft.privacy import clipper66 as clipping
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.tasks.custom import CustomFields
 from dpft.training.optimizers import AdamW
+from tests.config.test_conf import loaded
 
 KNOWN = {
     "privacy",
@@ -82,6 +84,11 @@ def test_where_nothing_is_near_the_keys_of_the_section_are_listed() -> None:
 def test_a_key_of_an_earlier_version_is_refused_with_what_has_become_of_it() -> None:
     sentence = unknown_key("privacy.secure_noise", known_keys(TrainConfig))
     assert "removed" in sentence and REMOVED["privacy.secure_noise"] in sentence
+
+
+def test_a_value_of_an_earlier_version_is_rejected_with_its_replacement() -> None:
+    with pytest.raises(InputError, match=r"two_pass was removed .* `privacy.engine=rows`"):
+        loaded("train", ["task=e2e", "privacy.eps=8", "privacy.engine=two_pass"])
 
 
 def test_what_stands_for_the_librarys_arguments_are_keys() -> None:

@@ -170,7 +170,10 @@ class Checks:
         scale = torch.maximum(expected.abs(), 0.1 * expected.abs().max()).clamp(min=1e-30)
         difference = float(((actual - expected).abs() / scale).max())
         if not difference <= self._tolerance(expected).losses:
-            how = f"on synthetic data it changes by {difference:.1e} of its value in a batch"
+            how = (
+                f"on synthetic data, it changes by {difference:.1e} of its value if the example"
+                " runs separately"
+            )
             raise InputError(MIXING.format(how=how))
 
     def _tolerance(self, losses: Tensor) -> Tolerance:

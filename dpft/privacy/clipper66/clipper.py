@@ -240,7 +240,7 @@ class PerExampleClipper:
                 assignment = self._assign(calls, levels, outside)
                 self._compare(batches, alone, rows_per_unit)
             except NoModuleError as error:
-                reason = str(error)
+                reason = reason or str(error)
                 break
             except NotExactError as error:
                 reason = str(error)
