@@ -231,6 +231,7 @@ class PerExampleClipper:
             raise InputError("self_check needs at least one synthetic batch, got none.")
         levels: dict[str, int] = defaultdict(int)
         outside: set[str] = set()
+        reasons: dict[str, str] = {}
         reason, engine, assignment = "", "rows", None
         calls = observed_calls(
             self._model, self._parameters, self._losses_of, batches[0], rows_per_unit
@@ -243,10 +244,12 @@ class PerExampleClipper:
                 reason = reason or str(error)
                 break
             except NotExactError as error:
-                reason = str(error)
                 names = error.names or assignment.assumed if assignment else ()
                 for name in names:
                     levels[name] += 1
+                    reasons.setdefault(name, str(error))
+                # Why a layer's own rule failed says more than why a map around it failed.
+                reason = next((r for name, r in reasons.items() if name in names), str(error))
                 outside.update(error.names if error.outside else ())
                 if not names:
                     break
