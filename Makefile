@@ -55,7 +55,7 @@ families: setup ## Run every command on a tiny model of each family, and write d
 	$(BIN)/python -m docs.tools.families build/families
 
 fuzz: setup ## Try 20,000 crafted records against the clipping norm, in every precision (5 minutes).
-	DPFT_FUZZ_RECORDS=10000 $(PYTEST) --dist load tests/privacy/clipper66/test_worst_case.py tests/privacy/clipper66/test_worst_case_engines.py
+	DPFT_FUZZ_RECORDS=10000 $(PYTEST) --dist load tests/privacy/clipping/test_worst_case.py tests/privacy/clipping/test_worst_case_engines.py
 
 test-exhaustive: setup ## Run the tests that are too slow for CI (less than an hour).
 	$(PYTEST) -m exhaustive

@@ -23,8 +23,8 @@ from torch.nn import functional
 
 from benchmarks import tables
 from benchmarks.interleave import Timings, take_turns
-from dpft.privacy.clipper66 import PerExampleClipper
-from dpft.privacy.clipper66.engines import MicroBatch
+from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.clipping.engines import MicroBatch
 
 RESULTS = Path(__file__).parent / "results.md"
 TITLE = "Clipping: time against ordinary training, by architecture"

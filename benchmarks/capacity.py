@@ -26,7 +26,7 @@ from benchmarks.interleave import Comparison, Process, compare
 from benchmarks.memory import OutOfMemory
 from benchmarks.shapes import SHAPES, untied
 from benchmarks.workload import Workload
-from dpft.privacy.clipper66.options import ENGINE_NAMES
+from dpft.privacy.clipping.options import ENGINE_NAMES
 
 RESULTS = Path(__file__).parent / "capacity.md"
 ORDINARY = "ordinary"

@@ -21,7 +21,7 @@ from benchmarks import tables
 from benchmarks.counts import Counts, counts_of
 from benchmarks.interleave import Timings, take_turns
 from benchmarks.workload import Workload, losses_of, make_batch, make_model, synthetic_batches
-from dpft.privacy.clipper66 import PerExampleClipper
+from dpft.privacy.clipping import PerExampleClipper
 
 RESULTS = Path(__file__).parent / "results.md"
 TITLE = "Clipping: overhead by the length of a text"

@@ -37,10 +37,10 @@ from dpft.models.loading import checkpoint_activations
 from dpft.models.losses import per_example_losses
 from dpft.parallel.reductions import Piece
 from dpft.privacy.cipher import Address, Purpose, keystream
-from dpft.privacy.clipper66.clipper import ClippingOptions
-from dpft.privacy.clipper66.engines import MicroBatch
-from dpft.privacy.clipper66.options import ENGINE_NAMES
-from dpft.privacy.clipper66.sums import rounding_headroom
+from dpft.privacy.clipping.clipper import ClippingOptions
+from dpft.privacy.clipping.engines import MicroBatch
+from dpft.privacy.clipping.options import ENGINE_NAMES
+from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.gaussians import keystream_words
 from dpft.privacy.noise import BLOCK, BlockNoise, add_noise
 from dpft.privacy.randomness import make_randomness

@@ -26,7 +26,7 @@ from benchmarks.rank_memory_worker import RankWorkload
 from dpft.estimates.activations import trace_activations
 from dpft.estimates.rank_memory import StepShapes, peak_memory, rank_shapes
 from dpft.parallel.parallel_config import ParallelConfig
-from dpft.privacy.clipper66.options import ENGINE_NAMES
+from dpft.privacy.clipping.options import ENGINE_NAMES
 from dpft.training.optimizers import AdamW
 
 ROOT = Path(__file__).parent.parent

@@ -29,7 +29,7 @@ from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.parallel.processes import started
 from dpft.parallel.ranks import ALONE, Ranks, Share, make_grid
 from dpft.parallel.shards import ShardedModel
-from dpft.privacy.clipper66.clipper import ClippingOptions
+from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import NoLedger
 from dpft.privacy.losses import MicroBatchResult

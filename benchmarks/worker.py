@@ -30,7 +30,7 @@ from benchmarks.workload import (
     synthetic_batches,
 )
 from dpft.parallel.shards import ShardedModel
-from dpft.privacy.clipper66 import PerExampleClipper
+from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
 

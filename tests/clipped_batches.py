@@ -9,9 +9,9 @@ from torch import nn
 
 from dpft.data.batches import Batch, Layout
 from dpft.models.losses import per_example_losses
-from dpft.privacy.clipper66 import PerExampleClipper
+from dpft.privacy.clipping import PerExampleClipper
 from dpft.training.synthetic_batches import CAUSAL_TEXT, self_check_batches
-from tests.privacy.clipper66.oracle import Clipped, gradients_of
+from tests.privacy.clipping.oracle import Clipped, gradients_of
 
 MAX_LENGTH = 12
 

@@ -10,8 +10,8 @@ from torch import nn
 from dpft.data.batches import Layout
 from dpft.methods.base import Method
 from dpft.models.losses import per_example_losses
-from dpft.privacy.clipper66.clipper import ClippingChoice, ClippingOptions, PerExampleClipper
-from dpft.privacy.clipper66.options import LossFunction
+from dpft.privacy.clipping.clipper import ClippingChoice, ClippingOptions, PerExampleClipper
+from dpft.privacy.clipping.options import LossFunction
 from dpft.privacy.plan import ClippingPlan
 from dpft.training.synthetic_batches import CAUSAL_TEXT, self_check_batches
 

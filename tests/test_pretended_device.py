@@ -32,9 +32,9 @@ from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy import gaussians, randomness
 from dpft.privacy.accounting import accountants, gdp
 from dpft.privacy.accounting.mechanism import Epsilon
-from dpft.privacy.clipper66 import PerExampleClipper
-from dpft.privacy.clipper66.options import ENGINE_NAMES
-from dpft.privacy.clipper66.styles import Flat
+from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.clipping.options import ENGINE_NAMES
+from dpft.privacy.clipping.styles import Flat
 from dpft.privacy.noise import add_noise
 from dpft.privacy.randomness import make_randomness
 from dpft.training import loop

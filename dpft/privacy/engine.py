@@ -20,10 +20,10 @@ from dpft.errors import RunError
 from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.shards import ShardedModel
-from dpft.privacy.clipper66.clipper import ClippingChoice, ClippingOptions, PerExampleClipper
-from dpft.privacy.clipper66.options import LossFunction
-from dpft.privacy.clipper66.styles import clipping_style
-from dpft.privacy.clipper66.sums import rounding_headroom
+from dpft.privacy.clipping.clipper import ClippingChoice, ClippingOptions, PerExampleClipper
+from dpft.privacy.clipping.options import LossFunction
+from dpft.privacy.clipping.styles import clipping_style
+from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.frozen_state import HeldState
 from dpft.privacy.ledger import StepLog
 from dpft.privacy.losses import MicroBatchResult

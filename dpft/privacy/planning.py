@@ -8,8 +8,8 @@ from typing import Protocol
 from dpft.errors import InputError
 from dpft.kinds import OWN_DATA
 from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
-from dpft.privacy.clipper66.styles import MOST_HEADROOM, clipping_style
-from dpft.privacy.clipper66.sums import rounding_headroom
+from dpft.privacy.clipping.styles import MOST_HEADROOM, clipping_style
+from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.gaussians import REACH
 from dpft.privacy.mechanisms.base import MechanismConfig, Numbers
 from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig

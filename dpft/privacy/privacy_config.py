@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
-from dpft.privacy.clipper66.options import (
+from dpft.privacy.clipping.options import (
     check_engine_name,
     check_max_grad_norm,
     check_style_name,
@@ -14,7 +14,7 @@ from dpft.privacy.clipper66.options import (
 from dpft.privacy.plan import CHUNK, EXAMPLE, check_delta, default_delta
 
 if TYPE_CHECKING:
-    from dpft.privacy.clipper66.clipper import ClippingOptions
+    from dpft.privacy.clipping.clipper import ClippingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Clipping(PrivacyConfig):
 
     def clipping_options(self, loss_scale: float = 1.0) -> "ClippingOptions":
         """Returns what to clip with; ``loss_scale`` is that of the backward pass."""
-        from dpft.privacy.clipper66.clipper import ClippingOptions
+        from dpft.privacy.clipping.clipper import ClippingOptions
 
         return ClippingOptions(
             max_grad_norm=self.clipping_norm,

@@ -54,7 +54,7 @@ def promise_of(
 
     ``max_grad_norm`` and ``sensitivity`` are those of the first phase; ``phases`` has each one's.
     """
-    from dpft.privacy.clipper66.sums import rounding_headroom
+    from dpft.privacy.clipping.sums import rounding_headroom
 
     return PlanPromise(
         epsilon=accounting.epsilon,
@@ -160,7 +160,7 @@ def no_promise(
     *, num_examples: int, expected_batch_size: int, steps: int, clipping: ClippingPlan | None = None
 ) -> NoPromise:
     """Returns what privacy.json and ``dpft plan`` say with ``privacy=none``: no epsilon."""
-    from dpft.privacy.clipper66.sums import rounding_headroom
+    from dpft.privacy.clipping.sums import rounding_headroom
 
     nothing = NoPromise(
         num_examples=num_examples, expected_batch_size=expected_batch_size, steps=steps, warnings=()

@@ -30,7 +30,7 @@ from dpft.parallel.processes import own_device
 from dpft.parallel.ranks import ALONE, Ranks, Share
 from dpft.parallel.shards import ShardedModel, WholeSums, gathered, whole_reader
 from dpft.privacy.accounting.curve import EpsilonCurve, EpsilonSoFar
-from dpft.privacy.clipper66.clipper import ClippingChoice
+from dpft.privacy.clipping.clipper import ClippingChoice
 from dpft.privacy.frozen_state import digests_of
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.released import write_released

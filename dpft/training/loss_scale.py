@@ -37,7 +37,7 @@ from typing import Any
 
 import torch
 
-from dpft.privacy.clipper66.options import LOSS_SCALES, LossScale
+from dpft.privacy.clipping.options import LOSS_SCALES, LossScale
 from dpft.privacy.ledger import Released, StepLog
 from dpft.training.training_config import TrainingConfig
 

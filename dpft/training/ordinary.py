@@ -23,10 +23,10 @@ from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.reductions import STRETCH, finish_sums
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.cipher import AgingKey, secret_key
-from dpft.privacy.clipper66.batches import count_rows
-from dpft.privacy.clipper66.clipper import ClippingChoice, ClippingOptions
-from dpft.privacy.clipper66.engines import check_losses
-from dpft.privacy.clipper66.options import LossFunction
+from dpft.privacy.clipping.batches import count_rows
+from dpft.privacy.clipping.clipper import ClippingChoice, ClippingOptions
+from dpft.privacy.clipping.engines import check_losses
+from dpft.privacy.clipping.options import LossFunction
 from dpft.privacy.engine import PhasedClipper
 from dpft.privacy.losses import MicroBatchResult
 from dpft.privacy.plan import ClippingPlan, write_plan

@@ -21,7 +21,7 @@ from dpft.files import CHECKPOINTS, JOURNAL, LEDGER, private_path
 from dpft.models.losses import per_example_losses
 from dpft.parallel.shards import whole_reader
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.privacy.clipper66.options import LossScale
+from dpft.privacy.clipping.options import LossScale
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.frozen_state import check_same, digests_of
 from dpft.privacy.ledger import Ledger, NoLedger, StepLog

@@ -30,7 +30,7 @@ from dpft.parallel.rank_environment import TERMINATED, termination_requests
 from dpft.parallel.ranks import ALONE, Ranks, Share
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.privacy.clipper66.clipper import ClippingChoice
+from dpft.privacy.clipping.clipper import ClippingChoice
 from dpft.training.checkpoint import ResumePoint, restore_checkpoint, save_checkpoint
 from dpft.training.listeners import PublicStep, StepEvaluation, StepListener
 from dpft.training.loop import StepEngine, StepStatistics, TrainingSet, train

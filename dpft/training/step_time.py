@@ -14,7 +14,7 @@ from torch import nn
 
 from dpft.data.batches import Batch, Layout
 from dpft.models.losses import per_example_losses
-from dpft.privacy.clipper66.clipper import CHECKED_MICRO_BATCHES, ClippingOptions
+from dpft.privacy.clipping.clipper import CHECKED_MICRO_BATCHES, ClippingOptions
 from dpft.privacy.engine import PhasedClipper
 from dpft.privacy.noise import add_noise
 from dpft.privacy.plan import ClippingPlan

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
 from dpft.errors import InputError
-from dpft.privacy.clipper66.options import check_loss_scale
+from dpft.privacy.clipping.options import check_loss_scale
 from dpft.privacy.plan import planned_steps
 
 if TYPE_CHECKING:

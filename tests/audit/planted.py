@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from dpft.privacy import noise, sampling
-from dpft.privacy.clipper66 import checks, recorder, styles
-from dpft.privacy.clipper66.products import Lookup, Norms, Outer
+from dpft.privacy.clipping import checks, recorder, styles
+from dpft.privacy.clipping.products import Lookup, Norms, Outer
 from dpft.privacy.sampling import BinomialBlocks
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from dpft.errors import InputError
 from tests.audit import planted
-from tests.privacy.clipper66.models import SYNTHETIC, gpt2, losses_of, records
-from tests.privacy.clipper66.oracle import Clipped, clipped, total_norm, unit_gradients
+from tests.privacy.clipping.models import SYNTHETIC, gpt2, losses_of, records
+from tests.privacy.clipping.oracle import Clipped, clipped, total_norm, unit_gradients
 
 NORM = 0.5
 BATCH = records()

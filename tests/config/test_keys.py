@@ -19,7 +19,7 @@ from dpft.config.removed import REMOVED
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError
 from dpft.methods.lora import Lora
-from dpft.privacy import clipper66 as clipping
+from dpft.privacy import clipping as clipping
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.tasks.custom import CustomFields
 from dpft.training.optimizers import AdamW

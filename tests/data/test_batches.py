@@ -38,7 +38,7 @@ from dpft.models.losses import per_example_losses, token_nll
 from dpft.parallel.ranks import Share
 from tests.clipped_batches import clipped_batches
 from tests.models import small
-from tests.privacy.clipper66.oracle import TOLERANCE, distance, total_norm, unit_gradients
+from tests.privacy.clipping.oracle import TOLERANCE, distance, total_norm, unit_gradients
 
 SHORT = TokenizedExample(input_ids=[5, 6], labels=[-100, 6])
 LONG = TokenizedExample(input_ids=[7, 8, 9], labels=[-100, 8, 9])

@@ -12,10 +12,10 @@ import transformers as hf
 from torch import Tensor, nn
 
 from dpft.methods.base import METHODS, Method
-from dpft.privacy.clipper66 import PerExampleClipper
-from tests.privacy.clipper66.architectures.batches import Examples, Kind, examples
-from tests.privacy.clipper66.architectures.zoo import EVERY, Case
-from tests.privacy.clipper66.oracle import (
+from dpft.privacy.clipping import PerExampleClipper
+from tests.privacy.clipping.architectures.batches import Examples, Kind, examples
+from tests.privacy.clipping.architectures.zoo import EVERY, Case
+from tests.privacy.clipping.oracle import (
     TOLERANCE,
     UnitGradients,
     batch_gradients,

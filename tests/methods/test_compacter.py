@@ -6,7 +6,7 @@ from dpft.errors import InputError
 from dpft.methods.base import count_parameters
 from dpft.methods.compacter import Compacter
 from dpft.methods.layers import PHMLinear
-from dpft.privacy.clipper66.options import ENGINE_NAMES
+from dpft.privacy.clipping.options import ENGINE_NAMES
 from tests.methods.shapes import (
     ROBERTA_BASE,
     assert_exact,

@@ -20,7 +20,7 @@ from dpft.errors import InputError
 from dpft.methods.adapter_files import base_folder
 from dpft.methods.base import count_parameters
 from dpft.methods.lora import Lora, changed_layers
-from dpft.privacy.clipper66.options import ENGINE_NAMES
+from dpft.privacy.clipping.options import ENGINE_NAMES
 from tests.methods.shapes import (
     CLASSIFIER,
     NAMES,
@@ -34,8 +34,8 @@ from tests.methods.shapes import (
     shaken,
     trained_names,
 )
-from tests.privacy.clipper66.architectures import batches
-from tests.privacy.clipper66.architectures.zoo import (
+from tests.privacy.clipping.architectures import batches
+from tests.privacy.clipping.architectures.zoo import (
     CAUSAL,
     CLASS,
     EVERY,

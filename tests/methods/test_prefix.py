@@ -30,7 +30,7 @@ from tests.methods.shapes import (
     shaken,
     trained_names,
 )
-from tests.privacy.clipper66.architectures import batches
+from tests.privacy.clipping.architectures import batches
 
 NAMES = ("gpt2", "bert-classification", "t5")
 TOLERANCE = 1e-6

@@ -27,7 +27,7 @@ from dpft.training.optimizers import AdamW, SchedulerConfig, make_scheduler
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.training_state import TrainingState
-from tests.privacy.clipper66.oracle import ENGINES, TOLERANCE, clipped, distance, unit_gradients
+from tests.privacy.clipping.oracle import ENGINES, TOLERANCE, clipped, distance, unit_gradients
 from tests.slowness import slow_but
 from tests.training import toy
 

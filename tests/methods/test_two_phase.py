@@ -30,7 +30,7 @@ from dpft.training.private_run import train_privately
 from dpft.training.synthetic_batches import synthetic_batch
 from dpft.training.training_state import TrainingState
 from tests.clipped_batches import clipped_batches
-from tests.privacy.clipper66.oracle import ENGINES, TOLERANCE, distance, unit_gradients
+from tests.privacy.clipping.oracle import ENGINES, TOLERANCE, distance, unit_gradients
 from tests.slowness import slow
 from tests.training import toy
 

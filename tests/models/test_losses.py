@@ -21,7 +21,7 @@ from dpft.models.architecture import PooledClassifier
 from dpft.models.losses import answer_logits, per_example_losses, token_nll
 from tests.clipped_batches import clipped_batches
 from tests.models import small
-from tests.privacy.clipper66.oracle import (
+from tests.privacy.clipping.oracle import (
     TOLERANCE,
     UnitGradients,
     batch_gradients,

@@ -22,8 +22,8 @@ from dpft.models.quantization import FrozenLinear, bits_config
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.privacy.frozen_state import digests_of
-from tests.privacy.clipper66.models import SYNTHETIC, losses_of, records
-from tests.privacy.clipper66.oracle import (
+from tests.privacy.clipping.models import SYNTHETIC, losses_of, records
+from tests.privacy.clipping.oracle import (
     ENGINES,
     TOLERANCE,
     clipped,

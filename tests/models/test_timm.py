@@ -24,7 +24,7 @@ from dpft.models.source import ModelConfig
 from dpft.runs.modality import modality_of
 from dpft.runs.task_model import layout_of
 from dpft.tasks.images import ImageTask
-from tests.privacy.clipper66.oracle import (
+from tests.privacy.clipping.oracle import (
     ENGINES,
     TOLERANCE,
     batch_gradients,

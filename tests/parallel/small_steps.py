@@ -24,7 +24,7 @@ from dpft.models.losses import per_example_losses
 from dpft.parallel.cutting import repeated_blocks, whole
 from dpft.parallel.ranks import Ranks, Share, make_grid
 from dpft.parallel.shards import ShardedModel, WholeSums
-from dpft.privacy.clipper66.clipper import ClippingChoice, ClippingOptions
+from dpft.privacy.clipping.clipper import ClippingChoice, ClippingOptions
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import NoLedger
 from dpft.privacy.mechanisms.banded import Banded

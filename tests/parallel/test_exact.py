@@ -10,7 +10,7 @@ from torch import Tensor
 from dpft.parallel.ranks import ALONE
 from tests.parallel.forked import on_ranks
 from tests.parallel.small_steps import Case, Outcome, take_steps
-from tests.privacy.clipper66.oracle import total_norm
+from tests.privacy.clipping.oracle import total_norm
 from tests.slowness import slow_but
 
 ENGINES = ("book_keeping", "rows")

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from dpft.errors import RunError
-from dpft.privacy.clipper66.clipper import ClippingOptions
-from dpft.privacy.clipper66.sums import rounding_headroom
+from dpft.privacy.clipping.clipper import ClippingOptions
+from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.engine import PhasedClipper, PrivacyEngine
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.plan import Phase, write_plan

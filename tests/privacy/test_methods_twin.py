@@ -32,9 +32,9 @@ from dpft.kinds import (
 )
 from dpft.methods.base import METHODS, Method
 from dpft.models.architecture import PooledClassifier
-from dpft.privacy.clipper66 import PerExampleClipper
+from dpft.privacy.clipping import PerExampleClipper
 from tests.clipped_batches import checked_clipper
-from tests.privacy.clipper66.oracle import gradients_of, total_norm
+from tests.privacy.clipping.oracle import gradients_of, total_norm
 from tests.slowness import slow_but
 
 VOCABULARY, WORDS = 40, (5, 6, 7)

@@ -8,7 +8,7 @@ from torch import nn
 
 import dpft
 from dpft.errors import InputError
-from dpft.privacy.clipper66 import PerExampleClipper
+from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.noise import grid
 from dpft.privacy.own_loop import GaussianNoise, PoissonBatches
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from dpft.data.batches import Batch
 from dpft.models.losses import per_example_losses
-from dpft.privacy.clipper66.sums import rounding_headroom
+from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger
 from dpft.privacy.noise import NoiseStream, SignalMeter, add_noise

@@ -10,14 +10,12 @@ from dpft.data.batches import collated_units
 from dpft.data.training_records import bounded_units
 from dpft.methods.base import METHODS
 from dpft.models.losses import per_example_losses
-from dpft.privacy.clipper66.options import ENGINE_NAMES
+from dpft.privacy.clipping.options import ENGINE_NAMES
 from tests.clipped_batches import clipped_batches
-from tests.privacy.clipper66.oracle import TOLERANCE, distance, total_norm, unit_gradients
+from tests.privacy.clipping.oracle import TOLERANCE, distance, total_norm, unit_gradients
 from tests.privacy.test_methods_twin import SHAPES, prepared, row
 from tests.slowness import slow_but_each
 from tests.training.toy import tiny_model, training_set
-
-pytestmark = pytest.mark.usefixtures("self_check_once")
 
 NORM = 0.01
 VALUES = ["ann", "bob", "ann", "cas", "dee", "ann", "bob", "ann", "eve", "eve", "dee", "ann"]

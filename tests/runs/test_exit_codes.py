@@ -17,7 +17,7 @@ from dpft.errors import (
     StateError,
     note_records_read,
 )
-from dpft.privacy.clipper66.options import check_engine_name
+from dpft.privacy.clipping.options import check_engine_name
 from dpft.runs import exit_codes as exit_codes_module
 from dpft.runs.exit_codes import READER_GONE, crash_kept, exit_code_of_job
 from tests.runs.test_crashes import crash

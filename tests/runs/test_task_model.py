@@ -16,7 +16,7 @@ from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import add_tokens, load_model, load_tokenizer
 from dpft.models.losses import answer_logits, per_example_losses
 from dpft.models.source import EMBEDDED_MODEL, ModelConfig
-from dpft.privacy.clipper66 import PerExampleClipper
+from dpft.privacy.clipping import PerExampleClipper
 from dpft.runs.configuring import checked_overrides
 from dpft.runs.modality import MODALITIES, modality_of
 from dpft.runs.task_model import (

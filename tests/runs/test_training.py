@@ -10,7 +10,7 @@ import pytest
 from dpft.config.schema import TrainConfig
 from dpft.data.batches import TextLayout
 from dpft.errors import InputError, StateError
-from dpft.privacy.clipper66.clipper import ClippingChoice, PerExampleClipper
+from dpft.privacy.clipping.clipper import ClippingChoice, PerExampleClipper
 from dpft.privacy.plan import Phase
 from dpft.records.configuration import BoundRun
 from dpft.runs import prepared_run

@@ -13,7 +13,7 @@ from dpft.config.schema import check_adaptive_scale
 from dpft.data.batches import Batch
 from dpft.errors import InputError
 from dpft.models.losses import per_example_losses
-from dpft.privacy.clipper66 import PerExampleClipper
+from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.runs.run_cost import check_sharding
 from dpft.training import loop as loop_module

@@ -12,7 +12,7 @@ from dpft.models.losses import per_example_losses
 from dpft.training.loop import TrainingSet
 from tests.clipped_batches import clipped_batches
 from tests.models.small import bert_config, language_model, shaken
-from tests.privacy.clipper66.oracle import (
+from tests.privacy.clipping.oracle import (
     Clipped,
     UnitGradients,
     distance,

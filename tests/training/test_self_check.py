@@ -9,8 +9,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from dpft.errors import InputError
 from dpft.models.losses import per_example_losses
-from dpft.privacy.clipper66 import PerExampleClipper, recorder
-from dpft.privacy.clipper66.products import Norms
+from dpft.privacy.clipping import PerExampleClipper, recorder
+from dpft.privacy.clipping.products import Norms
 from tests.self_checks import check_text
 from tests.slowness import slow_but
 from tests.training.toy import tiny_model

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dpft.data.batches import Batch
-from dpft.privacy.clipper66.clipper import ClippingOptions
+from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.records.plans import MeasuredTime
 from dpft.training import step_time
 from dpft.training.optimizers import AdamW

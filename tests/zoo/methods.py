@@ -15,7 +15,7 @@ from dpft.methods.base import METHODS
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_model
 from dpft.models.source import ModelConfig
-from tests.privacy.clipper66.oracle import TOLERANCE, clipped, distance, unit_gradients
+from tests.privacy.clipping.oracle import TOLERANCE, clipped, distance, unit_gradients
 from tests.zoo.families import CAUSAL, ENCODER, IMAGE, SEQ2SEQ, Family
 
 METHOD_SETTINGS: Mapping[str, Mapping[str, Any]] = {

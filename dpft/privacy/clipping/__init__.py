@@ -1,21 +1,33 @@
-"""Exact per-example gradient clipping without per-example gradients.
+"""Exact per-example gradient clipping for PyTorch models.
 
-The public name is ``PerExampleClipper``; everything else in this room is how it is done. It is
-imported when it is asked for: the room also says what may be chosen (``choices``), which a
-configuration asks before torch is imported.
+The public class is ``PerExampleClipper``. It is imported on demand, because a configuration is
+validated with ``options`` before torch is imported.
+
+Terms:
+    row: One example of a batch.
+    unit: The privacy unit, whose gradient is clipped: one row, or several contiguous rows.
+    use: One call of a layer that has a trainable parameter.
+    recording forward: A forward with the outputs of the layer's own. In the backward pass, it
+        passes the use to the recorder instead of computing a gradient for the parameter.
+    formed gradient: A per-unit gradient that is computed as a tensor, instead of only its norm.
+    single-example execution: Each unit runs separately through the unmodified model.
+
+Reading order: ``clipper``, ``engines``, ``recorder``, ``rules``, ``products``, ``styles``, ``sums``
+for one call of ``accumulate``; then ``assignment``, ``probe``, ``mapped`` and ``checks`` for the
+self-check.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpft.privacy.clipping.clipper import PerExampleClipper
+    from dpft.privacy.clipping.clipper import ClippingChoice, PerExampleClipper
 
-__all__ = ["PerExampleClipper"]
+__all__ = ["ClippingChoice", "PerExampleClipper"]
 
 
 def __getattr__(name: str) -> Any:
-    if name != "PerExampleClipper":
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dpft.privacy.clipping.clipper import PerExampleClipper
+    from dpft.privacy.clipping import clipper
 
-    return PerExampleClipper
+    return getattr(clipper, name)

@@ -1,21 +1,27 @@
-"""The public face of per-example clipping: the clipper, its options, and its self-check.
+"""The public class: exact per-example clipping of a model's gradients.
 
 >>> import torch
 >>> model = torch.nn.Linear(2, 1, bias=False)
+>>> def losses_of(model, batch):
+...     return model(batch)[:, 0]
 >>> inputs = torch.tensor([[3.0, 4.0], [0.0, 0.5]])
->>> with PerExampleClipper(model, max_grad_norm=1.0) as clipper:
-...     norms = clipper.accumulate(lambda: model(inputs)[:, 0])
->>> norms
-tensor([5.0000, 0.5000])
->>> bool(torch.allclose(model.weight.grad, torch.tensor([[0.6, 0.8 + 0.5]])))
+>>> with PerExampleClipper(model, losses_of, max_grad_norm=1.0) as clipper:
+...     choice = clipper.self_check(torch.randn(3, 2))
+...     norms = clipper.accumulate(inputs)
+>>> choice.engine, norms
+('book_keeping', tensor([5.0000, 0.5000]))
+>>> bool(torch.allclose(model.weight.grad, torch.tensor([[0.6, 0.8 + 0.5]]), atol=1e-5))
 True
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,120 +29,167 @@ from torch import Tensor, nn
 from dpft.batch_mixing import check_model
 from dpft.devices import whole_precision
 from dpft.errors import InputError, RunError
-from dpft.privacy.clipping.algorithms import LoopEngine, make_engine, resolved_engine
-from dpft.privacy.clipping.choices import (
-    DEFAULT_MEMORY_MB,
+from dpft.privacy.clipping.assignment import Assignment, NoModuleError, observed_calls
+from dpft.privacy.clipping.batches import count_rows
+from dpft.privacy.clipping.checks import Checks, NotExactError
+from dpft.privacy.clipping.engines import BookKeeping, MicroBatch, Rows
+from dpft.privacy.clipping.options import (
+    LossFunction,
     LossScale,
     Shards,
-    Tuning,
+    Sums,
+    check_engine_name,
+    check_loss_scale,
     check_style_name,
 )
-from dpft.privacy.clipping.engine import (
-    ClippingStyle,
-    LossFunction,
-    check_are_units,
-    check_is_tensor,
-    check_losses,
-    check_units,
-    clipping_style,
-)
-from dpft.privacy.clipping.trainable import parameter_groups
-from dpft.privacy.frozen_state import HeldState, state_unchanged
+from dpft.privacy.clipping.parameters import Parameters, parameter_groups
+from dpft.privacy.clipping.probe import Calls
+from dpft.privacy.clipping.styles import clipping_style
+from dpft.privacy.clipping.sums import CompensatedSums
+from dpft.privacy.frozen_state import HeldState
+
+logger = logging.getLogger(__name__)
+ATTEMPTS = 12
+"""How often a self-check may raise levels before it chooses engine rows (``assignment``)."""
+CHECKED_MICRO_BATCHES = 2
+"""Micro-batches of records that are compared with subsets of their units (check R)."""
+
+
+@dataclass(frozen=True)
+class ClippingChoice:
+    """The public result of a self-check.
+
+    Attributes:
+        engine: The engine that computes clipped sums: book_keeping or rows.
+        kinds: For book-keeping, the kind of each module's recording forward by path: rule, scale,
+            position or mapped (``assignment``).
+        calls: How each module is called, by path.
+        levels: By name, how large a module around a parameter is mapped (``assignment``); a
+            parameter that is missing has level 0.
+        outside: Parameters that other modules read, outside the forward of the modules that hold
+            them.
+    """
+
+    engine: str
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    calls: Mapping[str, Calls] = field(default_factory=dict, repr=False)
+    levels: Mapping[str, int] = field(default_factory=dict)
+    outside: frozenset[str] = frozenset()
+
+    def public(self) -> dict[str, Any]:
+        """Return the choice for a ledger's first line, ready for JSON."""
+        return {
+            "engine": self.engine,
+            "modules": dict(sorted(Counter(self.kinds.values()).items())),
+            "mapped": sorted(path for path, kind in self.kinds.items() if kind == "mapped"),
+        }
 
 
 class PerExampleClipper:
     """Adds sums of clipped per-example gradients to ``parameter.grad``.
 
-    A context manager: on entering, layers that own trainable parameters get a recording
-    ``forward`` of the same arithmetic; on leaving, also by an exception, the model is exactly as
-    before. While inside, do not call ``backward`` on the model's outputs yourself.
+    Use it as a context manager. Call ``self_check`` once with synthetic batches, and ``accumulate``
+    with every micro-batch. The model is unmodified outside of these calls.
 
     Guarantees:
-        After ``accumulate``, every trainable parameter's ``grad`` has grown by
-        ``sum_i C_i grad(loss_i)``, where ``norm(C_i grad(loss_i)) <= sensitivity`` over all
-        trainable parameters together, up to 1e-5 of it by rounding, whatever the magnitudes of
-        inputs and gradients: what float32 squares do not hold is squared in float64, and what it
-        cannot scale is left out as not finite. Micro-batches are added up without the error of
-        adding (``sums``): with ``headroom`` of ``rounding_headroom(n)``, adding or removing one
-        example (one unit, where units are given) changes the sum of a step of n examples by at
-        most ``sensitivity``, the rounding of the others included: proved for the additions, and for
-        what rounds inside a dense layer's product or the model itself allowed for by the worst
-        that was found. A non-finite loss or gradient
-        contributes exactly zero. Nothing trainable is left out: a layer without a rule and a
-        weight used behind its layer's back are refused by name. So is a model whose forward writes
-        to what its state dict releases: to frozen parameters, persistent buffers and extra state,
-        and to trainable parameters. The first two calls compare values, and every call compares
-        the version counters of PyTorch (``frozen_state``).
+        ``accumulate`` adds ``sum_i c_i g_i`` to the gradients, where g_i is the gradient of unit
+        i's losses and ``norm(c_i g_i) <= (1 - headroom) * max_grad_norm`` over all trainable
+        parameters together, rounding included: clip factors are computed from a proven upper bound
+        of the norm (docs/dev/norm-bound.md). With ``headroom`` of ``rounding_headroom(n)``, adding
+        or removing one unit changes a step's sum of n units by at most ``sensitivity``. A unit
+        whose loss or gradient is not finite contributes exactly zero. A model that mixes examples,
+        writes to its parameters or buffers, or uses a parameter in a way that cannot be recorded is
+        rejected; docs/explanation/clipper-limits.md lists what the checks cannot detect.
+
+    Attributes:
+        losses: Losses of the last micro-batch, shape (b,), detached; private.
+        non_finite: Units left out since the clipper was entered; private.
     """
 
     def __init__(
         self,
         model: nn.Module,
+        losses_of: LossFunction,
         max_grad_norm: float,
         *,
         clipping: str = "flat",
         engine: str = "auto",
         groups: Sequence[str] | None = None,
-        memory_mb: int = DEFAULT_MEMORY_MB,
+        autocast: torch.dtype | None = None,
         loss_scale: LossScale = 1.0,
         headroom: float = 0.0,
         shards: Shards | None = None,
-        moved: Collection[str] = (),
+        choice: ClippingChoice | None = None,
     ) -> None:
-        """Prepares for a model whose trainable parameters are those that require grad now.
+        """Prepare to clip the gradients of the parameters that require grad now.
 
         Args:
             model: The model; its trainable parameters in float32 or float64.
-            max_grad_norm: The clipping norm, positive and finite.
+            losses_of: (model, batch of b rows) -> per-example losses, shape (b,). Each loss must be
+                a function of its own row. Data without rows, such as class weights, belongs here.
+            max_grad_norm: The clipping norm C, in units of the gradient of a loss.
             clipping: Name of the clipping style.
-            engine: Name of the engine; all give the same sum.
-            groups: For per-layer clipping, shell patterns over parameter names that partition
-                the parameters; None makes a group of each layer.
-            memory_mb: What an engine may spend on per-example gradients to save time.
-            loss_scale: For float16, K: the backward pass runs on ``K * loss``, what it gives is
-                clipped at ``K * max_grad_norm`` and divided by K in float32 (Li et al. 2022,
-                Appendix T); norms and sums are those of the unscaled losses.
-            headroom: Share of the norm left for the rounding of a step's sum: gradients are
-                scaled to ``(1 - headroom) * max_grad_norm`` (``sums.rounding_headroom``).
-            shards: Of a sharded model: each rank adds up its own examples, and ``grad`` is that of
-                ``shards.unsharded``, or where ``shards.new_sums`` keeps it.
-            moved: Names of frozen parameters that the caller updates between two steps, from noisy
-                sums. ``PrivacyEngine`` reads them.
+            engine: ``book_keeping``: all rows in one pass. ``rows``: each unit separately.
+                ``auto``: book-keeping, or rows if the self-check finds that it is not exact.
+            groups: For per-layer clipping, shell patterns over parameter names that partition the
+                parameters; None makes each layer a group.
+            autocast: The dtype in which losses are computed. ``losses_of`` should not open autocast
+                itself, because the self-check also runs in float32, where it is precise.
+            loss_scale: For float16, K: the backward pass runs on ``K * loss``, and results are
+                divided by K in float32 (Li et al. 2022, Appendix T).
+            headroom: Share of C that is reserved for the rounding of a step's sum
+                (``sums.rounding_headroom``).
+            shards: For a sharded model: ``grad`` is that of ``shards.unsharded``, or
+                ``shards.new_sums`` keeps the sums.
+            choice: The result of an earlier self-check of the same model with the same trainable
+                parameters; None: call ``self_check`` before ``accumulate``.
 
         Raises:
-            InputError: An unknown name, a bad norm, nothing trainable, a trainable parameter
-                of a layer without a rule, or groups that are no partition.
+            InputError: An unknown name, a number out of range, nothing trainable, groups that are
+                no partition, or a layer that combines examples.
         """
         check_model(model)
+        check_engine_name(engine)
         check_style_name(clipping)
+        check_loss_scale(loss_scale() if callable(loss_scale) else loss_scale)
         if groups is not None and clipping != "per_layer":
             raise InputError(f"`groups` needs `clipping='per_layer'`, got {clipping!r}; drop one.")
         numbers = parameter_groups(model, per_layer=clipping == "per_layer", patterns=groups)
-        count = len(set(numbers.values())) or 1
-        self.style: ClippingStyle = clipping_style(
-            clipping, max_grad_norm=max_grad_norm, groups=count, headroom=headroom
+        self.style = clipping_style(
+            clipping,
+            max_grad_norm=max_grad_norm,
+            groups=len(set(numbers.values())) or 1,
+            headroom=headroom,
         )
-        tuning = Tuning(memory_mb=memory_mb, loss_scale=loss_scale, shards=shards)
-        self._engine = make_engine(engine, model, self.style, groups=numbers, tuning=tuning)
-        self._model, self._shards = model, shards
-        self._held = HeldState({})
-        self._calls = 0
-        self._entered = False
+        self._model, self._losses_of, self._requested = model, losses_of, engine
+        self._autocast, self._loss_scale = autocast, loss_scale
+        self._shards = shards
+        self._parameters = Parameters(model, None if shards is None else shards.unsharded)
+        self._book_keeping = BookKeeping(model, self._parameters, losses_of, numbers)
+        self._rows = Rows(model, self._parameters, losses_of, numbers)
+        self._checks = Checks(model, self._parameters, self._book_keeping, self._rows)
+        sums = None if shards is None else shards.new_sums()
+        self._sums: Sums = CompensatedSums() if sums is None else sums
+        self.choice = choice
+        if choice is not None and choice.engine == "book_keeping":
+            self._assign(choice.calls, choice.levels, choice.outside)
+        self._unchecked = CHECKED_MICRO_BATCHES
+        self._held: HeldState | None = None
+        self._resources = ExitStack()
         self._failed = False
+        self.losses = torch.empty(0)
         self.non_finite = 0
-        """Examples (or units) left out as not finite, since entering; private."""
 
     @property
     def sensitivity(self) -> float:
-        """Most that one example can move the clipped sum, in L2 norm."""
+        """Maximum change of a step's clipped sum by one unit, in L2 norm."""
         return self.style.sensitivity
 
     def __enter__(self) -> Self:
-        if self._entered:
+        if self._held is not None:
             raise InputError("a PerExampleClipper must be entered once at a time, got twice.")
+        self._resources.enter_context(whole_precision())
         self._held = HeldState(self._model.state_dict(keep_vars=True))
-        self._engine.install()
-        self._entered = True
         return self
 
     def __exit__(
@@ -145,241 +198,213 @@ class PerExampleClipper:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._engine.remove()
-        self._entered = False
+        self._held = None
+        self._resources.close()
 
-    def accumulate(self, compute_losses: LossFunction, units: Tensor | None = None) -> Tensor:
-        """Adds the clipped sum of one micro-batch to the gradients.
+    def self_check(
+        self,
+        *batches: Any,
+        alone: Sequence[Sequence[Any]] | None = None,
+        rows_per_unit: int = 1,
+    ) -> ClippingChoice:
+        """Choose how to record each parameter, and compare it with single-example execution.
+
+        Gradients and random generators are unchanged afterwards. No record is needed.
 
         Args:
-            compute_losses: Runs the model and returns per-example losses, shape (b,). Called
-                again, with the same random state, where a kind of call is new: its first batch
-                proves that the examples' gradients can be told apart (``proof``).
-            units: Privacy unit of each row, shape (b,), integers; a unit's gradients are summed
-                before the norm, so all its rows must be in this batch.
+            batches: Synthetic batches, best of 3 or 4 ragged rows in no order of length, at two
+                padded lengths.
+            alone: For each batch, its units as batches of their own, each collated separately, so
+                that the effects of a collator are checked, too; None: slices of the batch.
+            rows_per_unit: Rows of each privacy unit.
 
         Returns:
-            Norms before clipping, shape (b,), or (units,) in the order of ``torch.unique``.
-            Private: one example's norm is a function of that example alone.
+            The public choice.
 
         Raises:
-            InputError: Losses or units of the wrong shape, or losses without a graph.
-            RunError: A parameter is used without the batch dimension or outside its layer, or
-                what trains is no longer what the clipper was made for, the model's forward wrote to
-                what is released, something else wrote to a gradient, or a batch before this one
-                failed half-way.
+            InputError: The model or ``losses_of`` combines examples, or ``engine='book_keeping'``
+                is not exact.
+            RunError: The model writes to its parameters or buffers, or results are not finite.
         """
-        if not self._entered:
-            raise InputError("accumulate must be called inside `with PerExampleClipper(...)`.")
+        self._check_entered()
+        if not batches:
+            raise InputError("self_check needs at least one synthetic batch, got none.")
+        levels: dict[str, int] = defaultdict(int)
+        outside: set[str] = set()
+        reasons: dict[str, str] = {}
+        reason, engine, assignment = "", "rows", None
+        calls = observed_calls(
+            self._model, self._parameters, self._losses_of, batches[0], rows_per_unit
+        )
+        for _ in range(0 if self._requested == "rows" else ATTEMPTS):
+            try:
+                assignment = self._assign(calls, levels, outside)
+                self._compare(batches, alone, rows_per_unit)
+            except NoModuleError as error:
+                reason = reason or str(error)
+                break
+            except NotExactError as error:
+                names = error.names or assignment.assumed if assignment else ()
+                for name in names:
+                    levels[name] += 1
+                    reasons.setdefault(name, str(error))
+                # Why a layer's own rule failed says more than why a map around it failed.
+                reason = next((r for name, r in reasons.items() if name in names), str(error))
+                outside.update(error.names if error.outside else ())
+                if not names:
+                    break
+            else:
+                engine = "book_keeping"
+                break
+        if engine == "rows":
+            if self._requested == "book_keeping":
+                raise InputError(
+                    f"`engine='book_keeping'` is not exact for this model, because {reason}; choose"
+                    " `engine='rows'`."
+                )
+            self._compare(batches, alone, rows_per_unit, compares_gradients=False)
+            if reason:
+                logger.warning(
+                    "The fast clipping engine, book_keeping, is not exact for this model, because"
+                    " %s. Engine rows runs each example separately.",
+                    reason,
+                )
+            self.choice = ClippingChoice(engine)
+        else:
+            assert assignment is not None
+            self.choice = ClippingChoice(
+                engine, dict(assignment.kinds), calls, dict(levels), frozenset(outside)
+            )
+        return self.choice
+
+    def _assign(
+        self, calls: Mapping[str, Calls], levels: Mapping[str, int], outside: Collection[str]
+    ) -> Assignment:
+        """Prepare book-keeping to record each parameter at its level."""
+        engine = self._book_keeping
+        engine.assignment = Assignment(
+            self._model, self._parameters, engine.recorder, calls, levels=levels, outside=outside
+        )
+        return engine.assignment
+
+    def _compare(
+        self,
+        batches: Sequence[Any],
+        alone: Sequence[Sequence[Any]] | None,
+        rows_per_unit: int,
+        *,
+        compares_gradients: bool = True,
+    ) -> None:
+        """Run check S on all batches in full precision, and on the first one under autocast."""
+        singles = [None] * len(batches) if alone is None else alone
+        for autocast in dict.fromkeys([None, self._autocast]):
+            self._set(autocast, 1.0 if autocast is None else self._scale())
+            for batch, rows in zip(batches, singles, strict=True):
+                self._checks.synthetic(
+                    batch, rows, rows_per_unit, compares_gradients=compares_gradients
+                )
+                if autocast is not None:
+                    break
+
+    def accumulate(self, batch: Any, rows_per_unit: int = 1) -> Tensor:
+        """Add the clipped sum of one micro-batch to the gradients.
+
+        The engine computes losses, norms, clip factors and the clipped sum of each parameter. The
+        first two micro-batches of several units are also compared with subsets of their units. If
+        a check fails, nothing is added.
+
+        Args:
+            batch: A pytree of tensors whose leading dimension is b, the number of rows.
+            rows_per_unit: Rows of each privacy unit, which are contiguous; a unit's gradient is the
+                sum of its rows' gradients.
+
+        Returns:
+            Norms before clipping, shape (b / rows_per_unit,); 0 for a unit that was left out
+            because it is not finite. Private: a norm is a function of the unit's records.
+
+        Raises:
+            InputError: ``self_check`` was not called, or tensors have wrong leading dimensions.
+            RunError: Examples mix; a parameter was used outside its layer; the model wrote to its
+                state; the trainable parameters changed; or an earlier micro-batch failed.
+        """
+        held = self._check_entered()
+        if self.choice is None:
+            raise InputError(
+                "accumulate needs a self-check first: call clipper.self_check with synthetic"
+                " batches."
+            )
         if self._failed:
             raise RunError(
-                "a batch failed while it was being added, so the sum may hold part of it: clear "
-                "the gradients and make a new PerExampleClipper."
+                "a micro-batch failed while it was added, so the sum may contain a part of it:"
+                " clear the gradients and make a new PerExampleClipper."
             )
-        self._engine.check_unchanged()
-        if units is not None:
-            check_are_units(units)
-        with self._held.unchanged(), self._values_compared():
-            before = self._gradients()
-            losses = self._engine.compute(compute_losses, units)
-            self._check_gradients(before)
-            check_is_tensor(losses)
-            if losses.dim() == 1 and len(losses) == 0:
-                return losses.detach()
-            check_losses(losses)
-            if units is not None:
-                check_units(units, len(losses))
-            # Set until the sum is whole: after an error part of this batch may be in it.
-            self._failed = True
-            with torch.autocast(losses.device.type, enabled=False), whole_precision():
-                clipped = self._engine.accumulate(losses, units)
-            self.non_finite += clipped.non_finite
+        rows = count_rows(batch)
+        if rows_per_unit < 1 or rows % rows_per_unit:
+            raise InputError(f"{rows} rows are not units of {rows_per_unit} rows each.")
+        self._parameters.check_unchanged()
+        micro_batch = MicroBatch(batch, rows, rows // rows_per_unit)
+        if not rows:
+            self.losses = torch.empty(0)
+            return torch.empty(0)
+        self._set(self._autocast, self._scale())
+        engine = self._engine
+        with held.unchanged():
+            # A single unit cannot mix with others.
+            checks = bool(self._unchecked) and micro_batch.units > 1
+            run = partial(engine.run, style=self.style)
+            sample = self._checks.sample(micro_batch, run) if checks else None
+            clipped = run(micro_batch)
+            if sample is not None:
+                self._checks.compare(sample, micro_batch, clipped)
+            self._unchecked -= checks
+        self._failed = True  # until the whole sum is added
+        parameters = self._parameters.now()
+        for name, part in engine.sums(clipped):
+            parameter = parameters[name]
+            parameter.grad = self._sums.add(name, parameter.grad, part.to(parameter.dtype))
+        self._sums.flush()
         self._failed = False
-        return clipped.norms
+        self.losses = clipped.losses
+        self.non_finite += clipped.non_finite
+        norms = torch.where(clipped.finite, clipped.norms, 0.0)
+        return norms.to(torch.promote_types(clipped.losses.dtype, torch.float32))
 
-    def _values_compared(self) -> AbstractContextManager[None]:
-        """Return a context that compares values, for the first two micro-batches."""
-        self._calls += 1
-        return state_unchanged(self._model) if self._calls <= 2 else nullcontext()
+    @property
+    def _engine(self) -> BookKeeping | Rows:
+        assert self.choice is not None
+        return self._rows if self.choice.engine == "rows" else self._book_keeping
 
-    def _gradients(self) -> dict[str, tuple[Tensor | None, int]]:
-        """Returns each parameter's ``grad`` and how often torch wrote to it, by name.
+    def _set(self, autocast: torch.dtype | None, loss_scale: float) -> None:
+        for engine in (self._book_keeping, self._rows):
+            engine.autocast, engine.loss_scale = autocast, loss_scale
 
-        Of a sharded model they are no sums: ``Shards`` keeps those.
-        """
-        if self._shards is not None:
-            return {}
-        found: dict[str, tuple[Tensor | None, int]] = {}
-        for path, module in _modules_by_path(self._model):
-            for name, parameter in module._parameters.items():
-                grad = None if parameter is None else parameter.grad
-                version = 0 if grad is None else grad._version
-                found[f"{path}.{name}" if path else name] = (grad, version)
-        return found
+    def _scale(self) -> float:
+        scale = self._loss_scale() if callable(self._loss_scale) else self._loss_scale
+        check_loss_scale(scale)
+        return scale
 
-    def _check_gradients(self, before: Mapping[str, tuple[Tensor | None, int]]) -> None:
-        """Refuses a ``grad`` that something else wrote to while losses were computed."""
-        for name, (grad, version) in self._gradients().items():
-            was, version_before = before.get(name, (None, 0))
-            if grad is not was or version != version_before:
-                self._failed = True
-                raise RunError(
-                    f"the gradient of {name} must be left to the clipper, but it was written to"
-                    " while losses were computed, and nothing clips what was written: take"
-                    " backward, zero_grad and assignments to grad out of the model and of"
-                    " compute_losses, and add what is to be learned to each example's loss."
-                )
-
-
-MOST_MODULES = 10**6
-
-
-def _modules_by_path(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Returns a model's modules under each of their paths.
-
-    As ``named_modules``, whose generators run one inside another: this runs in each micro-batch.
-
-    Raises:
-        RecursionError: A module is inside itself.
-    """
-    found = [("", model)]
-    for path, module in found:  # which grows meanwhile
-        prefix = f"{path}." if path else ""
-        children = module._modules.items()
-        found += [(prefix + name, child) for name, child in children if child is not None]
-        if len(found) > MOST_MODULES:
-            raise RecursionError("a module is inside itself")
-    return found
+    def _check_entered(self) -> HeldState:
+        if self._held is None:
+            raise InputError(
+                "call a PerExampleClipper's methods inside `with PerExampleClipper(...)`."
+            )
+        return self._held
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClippingOptions:
-    """Arguments of ``PerExampleClipper``, under the same names."""
+    """The arguments of ``PerExampleClipper``, under the same names."""
 
     max_grad_norm: float
     clipping: str = "flat"
     engine: str = "auto"
     groups: Sequence[str] | None = None
-    memory_mb: int = DEFAULT_MEMORY_MB
+    autocast: torch.dtype | None = None
     loss_scale: LossScale = 1.0
     headroom: float = 0.0
     shards: Shards | None = None
-    moved: Collection[str] = ()
-    autocast: torch.dtype | None = None
-    """Type that the caller computes losses in; None: that of the parameters."""
+    choice: ClippingChoice | None = None
 
-    def make(self, model: nn.Module) -> PerExampleClipper:
-        """Returns a clipper of the model's trainable parameters."""
-        options = {name: value for name, value in vars(self).items() if name != "autocast"}
-        return PerExampleClipper(model, **options)
-
-    def resolved(self, model: nn.Module) -> Self:
-        """Returns the options with the engine that ``auto`` takes, named; nothing is logged."""
-        tuning = Tuning(memory_mb=self.memory_mb, loss_scale=self.loss_scale)
-        return replace(self, engine=resolved_engine(self.engine, model, tuning)[0])
-
-
-# Deep float32 networks differ by a few 1e-6 between two orders of summation; a wrong rule is off
-# by percents.
-LEAST_SHARE = 1e-2
-TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
-
-
-def self_check(
-    model: nn.Module,
-    batches: Sequence[Callable[[], Tensor]],
-    options: ClippingOptions,
-    *,
-    tolerance: float | None = None,
-    units: Sequence[Tensor | None] | None = None,
-    oracles: Sequence[Callable[[], Tensor]] | None = None,
-) -> float:
-    """Compares norms and clipped sums of an engine with the loop's; gradients end as None.
-
-    Args:
-        model: The model to be trained, in its training mode; dropout masks are those of a forked
-            random state, the same for both.
-        batches: Each computes per-example losses, shape (b,), of one synthetic batch.
-        options: As in training; its engine is the one to prove.
-        tolerance: Largest relative difference allowed; None takes that of the dtype.
-        units: Privacy unit of each row of each batch, shape (b,), as ``accumulate`` takes them;
-            None: each row is one.
-        oracles: The same losses, computed otherwise, for the loop; None: as ``batches`` does.
-
-    Returns:
-        The largest relative difference seen.
-
-    Raises:
-        RunError: They differ by more than rounding, or are not finite.
-    """
-    worst = 0.0
-    proven = options.resolved(model)
-    loop = replace(options, engine="loop")
-    rows_of = units or [None] * len(batches)
-    for compute_losses, oracle, rows in zip(batches, oracles or batches, rows_of, strict=False):
-        got = _clipped(model, compute_losses, proven, rows)
-        expected = _clipped(model, oracle, loop, rows, looks=False)
-        worst = max(worst, _compare(got, expected, tolerance))
-    return worst
-
-
-def _clipped(
-    model: nn.Module,
-    compute_losses: Callable[[], Tensor],
-    options: ClippingOptions,
-    units: Tensor | None,
-    *,
-    looks: bool = True,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns a batch's norms and clipped sums; random state stays, and no gradient is left."""
-    with torch.random.fork_rng(), options.make(model) as clipper:
-        if isinstance(clipper._engine, LoopEngine):
-            clipper._engine.looks = looks
-        norms = clipper.accumulate(compute_losses, units)
-        if clipper.non_finite:
-            scale = options.loss_scale() if callable(options.loss_scale) else options.loss_scale
-            raise RunError(
-                "self-check failed: gradients of synthetic data are not finite at"
-                f" `loss_scale={scale:g}`; no private record was touched. Lower it, or choose a"
-                " model whose weights are finite."
-            )
-    gradients = {}
-    wanted = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    now = dict(model.named_parameters()) if options.shards is None else options.shards.unsharded
-    for name in wanted:
-        parameter = now[name]
-        gradients[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        parameter.grad = None
-    return norms, gradients
-
-
-def _compare(
-    got: tuple[Tensor, dict[str, Tensor]],
-    expected: tuple[Tensor, dict[str, Tensor]],
-    tolerance: float | None,
-) -> float:
-    """Returns the relative difference of norms and sums."""
-    norms, sums = got
-    true_norms, true_sums = expected
-    total = _norm(list(true_sums.values())).clamp(min=torch.finfo(torch.float32).tiny)
-    # Each parameter by its own size, but not below a share of the whole: some gradients are zero
-    # but for rounding (a key's bias in attention).
-    differences = {
-        name: float(_norm([sums[name] - true]) / _norm([true]).clamp(min=LEAST_SHARE * total))
-        for name, true in true_sums.items()
-    }
-    worst_name = max(differences, key=lambda name: differences[name])
-    in_norms = float(((norms - true_norms).abs() / true_norms.clamp(min=1e-12)).max())
-    difference = max(in_norms, differences[worst_name])
-    allowed = TOLERANCE[true_sums[worst_name].dtype] if tolerance is None else tolerance
-    if not difference <= allowed:
-        raise RunError(
-            f"self-check failed: the clipper differs from the one-example-at-a-time loop by "
-            f"{difference:.1e} (allowed {allowed:.0e}), most in parameter {worst_name}; no "
-            "private record was touched. Choose `engine='loop'` and report this model."
-        )
-    return difference
-
-
-def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack([tensor.square().sum() for tensor in tensors]).sum().sqrt()
+    def make(self, model: nn.Module, losses_of: LossFunction) -> PerExampleClipper:
+        """Return a clipper for the trainable parameters of ``model``."""
+        return PerExampleClipper(model, losses_of, **vars(self))

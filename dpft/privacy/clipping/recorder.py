@@ -1,304 +1,281 @@
-"""Recording layers' uses of their weights in the backward pass.
+"""Collects how each parameter was used in one micro-batch, and turns the uses into a clipped sum.
 
-A layer rule hands each use of a weight (its input and the gradient of its output) to the recorder
-as the backward pass meets it. Uses are kept by the parameter's name and not by module: a tied
-weight has one gradient, whoever computes it.
-
-A region (``separation.mapping``) runs a module example by example over weights that are expanded to
-one for each example (``expanded``): ordinary autograd then gives each example's gradient. Inside
-``torch.vmap`` a layer sees one example; its rule wants the batch. So the layer is called once, on
-the inputs of all examples, and its output goes back into the map (``on_the_whole_batch``).
-Attention and dropout that must draw one mask for all examples are called in the same way.
+A recording forward (``rules``) passes (input, output gradient) to the recorder during the backward
+pass: a *use* of its parameter. After the backward pass, the engine asks the recorder for the norms
+of each unit's gradients, computes clip factors, and asks for each parameter's weighted sum
+(book-keeping, Bu et al. 2023). Uses are kept by parameter and not by layer, because the gradient of
+a weight that several layers share is the sum of all its uses.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from dpft.errors import RunError
-from dpft.privacy.clipping.separation.reexecution import in_deterministic_mode
-from dpft.privacy.clipping.trainable import TrainableParameters
-from dpft.privacy.clipping.uses import GradientUse, Use
+from dpft.privacy.clipping.products import (
+    SMALL_OPERANDS,
+    Lookup,
+    Norms,
+    Outer,
+    formed_norms,
+    formed_weighted_sum,
+    outer_norms,
+    tied_norms,
+    weighted_sums,
+)
+
+TOGETHER = 2**20
+"""Numbers per unit up to which gradients of several small parameters are put side by side."""
+ALONE = 2**16
+"""Numbers of a gradient that is large enough to be processed separately."""
+HALF = (torch.bfloat16, torch.float16)
+
+
+class UseError(RunError):
+    """A parameter's per-example gradients cannot be recorded in the chosen way.
+
+    Attributes:
+        reason: What happened; the whole message adds how to fix it.
+        names: The parameters.
+        outside: Whether a module other than their own used them.
+    """
+
+    def __init__(self, reason: str, names: Sequence[str], *, outside: bool = False) -> None:
+        super().__init__(f"{reason}; choose `engine='rows'`.")
+        self.reason, self.names, self.outside = reason, tuple(names), outside
 
 
 class Recorder:
-    """Collects uses per parameter, and checks that each carries the batch in front.
+    """The uses of all parameters in one micro-batch of u privacy units.
 
-    Keyed by the parameter's name and not by module: a tied weight has one gradient, whoever
-    computes it.
+    The rows of a unit are contiguous. A tensor whose leading dimension is k times the number of
+    rows is therefore viewed as (u, k r t, d), with r rows per unit.
+
+    Attributes:
+        rows: Number of rows of the micro-batch.
+        units: Number of its privacy units.
+        inside_map: Whether a module is being mapped over its rows at the moment.
+        saw_half: Whether a half-precision tensor was recorded since the attribute was reset.
     """
 
-    def __init__(self, trainable: TrainableParameters) -> None:
-        self.trainable = trainable
-        self._uses: dict[str, list[Use]] = defaultdict(list)
-        self._batch_size = 0
-        self.receive: Callable[[str, Use], None] = self.keep
-        """What an engine does with each use, in the middle of the backward pass."""
-        self.token: Tensor | None = None
-        """Inside a region that ``vmap`` maps over the batch, a tensor that it maps; None elsewhere.
+    def __init__(self, groups: Mapping[str, int], device: torch.device) -> None:
+        """Record uses of the parameters in ``groups``, which maps names to group numbers."""
+        self._groups, self._device = groups, device
+        self._count = max(groups.values()) + 1
+        self.inside_map = self.saw_half = False
+        self.begin(0, 0)
 
-        A layer needs it to be mapped itself, whatever its other inputs are."""
-        self.looping = False
-        """Whether a region is running that takes one example after another."""
-        self.examples = 0
-        """How many examples the model was last called with, for layers that meet one row for all.
-        """
+    def begin(self, rows: int, units: int) -> None:
+        """Forget all uses, and expect those of a micro-batch; of zero rows: expect none."""
+        self.rows, self.units = rows, units
+        self._outer: dict[str, list[Outer]] = defaultdict(list)
+        self._lookups: dict[str, list[Lookup]] = defaultdict(list)
+        self._formed: dict[str, Tensor] = {}
+        self._joined: list[tuple[list[str], Tensor]] = []
+        self._last_cast: tuple[Tensor, int, bool, Tensor] | None = None
 
-    def enter(self, examples: int) -> None:
-        """Notes that the model is called with so many examples."""
-        self.examples = examples
-
-    def start(self, batch_size: int) -> None:
-        """Begins a backward pass over ``batch_size`` examples; forgets anything left over."""
-        self._batch_size = batch_size
-        self._uses.clear()
-
-    def record(self, layer: nn.Module, attribute: str, use: Use) -> None:
-        """Takes one use of the parameter that a layer holds in one of its attributes."""
-        self.record_as(self.trainable.name_at(layer, attribute), use)
-
-    def record_as(self, name: str, use: Use) -> None:
-        """Takes one use of the parameter called ``name``.
-
-        Raises:
-            RunError: The use does not carry the batch dimension, so that its examples' gradients
-                cannot be told apart.
-        """
-        sizes = {len(value) for value in vars(use).values() if isinstance(value, Tensor)}
-        rows = sizes.pop() if len(sizes) == 1 else -1
-        if self._batch_size == 0:
-            raise RunError(
-                "backward must be left to the clipper inside its context, got a call of it outside "
-                "of accumulate."
-            )
-        if rows != self._batch_size:
-            raise RunError(
-                f"parameter {name} was used with a leading dimension of {rows}, "
-                f"expected the batch size {self._batch_size}: pass its layer inputs that carry the "
-                "batch (for position embeddings: expanded position_ids), or, where a record has "
-                "several rows, as in preference losses, name the rows' records as units."
-            )
-        self.receive(name, use)
+    @property
+    def has_uses(self) -> bool:
+        """Whether a backward pass has recorded anything."""
+        return bool(self._outer or self._lookups or self._formed)
 
     @contextmanager
-    def inside(self, token: Tensor | None) -> Iterator[None]:
-        """Marks what runs meanwhile as inside a region.
-
-        Args:
-            token: A tensor that ``vmap`` maps; None where the region loops over its examples.
-        """
-        self.token, self.looping = token, token is None
+    def mapping(self) -> Iterator[None]:
+        """Mark the block as running inside a map over rows."""
+        self.inside_map = True
         try:
             yield
         finally:
-            self.token, self.looping = None, False
+            self.inside_map = False
 
-    @property
-    def in_region(self) -> bool:
-        """Whether a region is running; one within it is part of it."""
-        return self.looping or self.token is not None
+    # Called by recording forwards, in the backward pass.
 
-    def keep(self, name: str, use: Use) -> None:
-        """Holds a use until ``take``; the default of ``receive``."""
-        self._uses[name].append(use)
+    def cast(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a layer's inputs in another dtype; layers that share inputs share the cast."""
+        if self._last_cast is not None:
+            known, version, has_graph, cast = self._last_cast
+            is_same = known is inputs and version == inputs._version
+            if is_same and has_graph == torch.is_grad_enabled() and cast.dtype == dtype:
+                return cast
+        cast = inputs.to(dtype)
+        self._last_cast = inputs, inputs._version, torch.is_grad_enabled(), cast
+        return cast
 
-    def take(self) -> dict[str, list[Use]]:
-        """Returns what was recorded since the last call, by name, and forgets it."""
-        taken = dict(self._uses)
-        self._uses.clear()
-        return taken
+    def outer(self, name: str, left: Tensor, right: Tensor) -> None:
+        """Record a use with the gradient ``sum_t left_t right_t^T``.
 
-    def stop(self) -> None:
-        """Ends a backward pass: uses are refused until the next one."""
-        self._batch_size = 0
-
-
-LayerForward = Callable[[Tensor], Tensor]
-
-
-def on_the_whole_batch(
-    layer: nn.Module, forward: LayerForward, recorder: Recorder, *, broadcast: bool = False
-) -> LayerForward:
-    """Returns a layer's recording forward, which meets the whole batch inside a region as outside.
-
-    Where a region loops over its examples, its weights are recorded by other means, and the layer
-    runs its own forward.
-
-    Args:
-        layer: The layer.
-        forward: Its recording forward.
-        recorder: What it reports to.
-        broadcast: Whether its input, one row for all examples, is expanded to a row for each.
-    """
-
-    def run(*args: Tensor, **kwargs: Tensor) -> Tensor:
-        (inputs,) = (*args, *kwargs.values())
-        outputs: Tensor
-        if recorder.looping:
-            outputs = type(layer).forward(layer, inputs)
-        elif recorder.token is not None:
-            outputs = _WholeBatchLayer.apply(forward, recorder.token, inputs)
-        elif broadcast and torch.is_grad_enabled():
-            outputs = forward(row_for_each(inputs, recorder.examples))
+        Args:
+            name: The parameter.
+            left: Output gradients, shape (n, t, p), where n is a multiple of the number of rows.
+            right: Inputs, shape (n, t, d).
+        """
+        use = Outer(self._by_unit(name, left), self._by_unit(name, right))
+        if use.is_better_formed:
+            self._add_formed(name, use.formed().flatten(1))
         else:
-            outputs = forward(inputs)
-        return outputs
+            self._outer[name].append(use)
 
-    return run
+    def lookup(self, name: str, ids: Tensor, values: Tensor, count: int) -> None:
+        """Record a use of an embedding.
 
+        Args:
+            name: The parameter.
+            ids: Which entries of the embedding were looked up, shape (n, t).
+            values: Their output gradients, shape (n, t, d).
+            count: Number of entries of the embedding.
+        """
+        ids = self._by_unit(name, ids.unsqueeze(2)).squeeze(2)
+        use = Lookup(ids, self._by_unit(name, values), count)
+        if use.is_better_formed:
+            self._add_formed(name, use.formed().flatten(1))
+        else:
+            self._lookups[name].append(use)
 
-def row_for_each(inputs: Tensor, examples: int) -> Tensor:
-    """Returns (examples, …) from (1, …), or from the ids of one sequence, shape (t,).
+    def formed(self, name: str, gradients: Tensor) -> None:
+        """Record formed gradients, one per row, shape (n, ...); a unit's rows are added up."""
+        whole = self._by_unit(name, gradients.reshape(len(gradients), 1, -1))
+        whole = whole.squeeze(1) if whole.shape[1] == 1 else whole.sum(1)
+        self._add_formed(name, whole if whole.dtype not in HALF else whole.float())
 
-    What comes from a layer that was broadcast itself has its rows already.
-    """
-    rows = inputs.unsqueeze(0) if inputs.dim() == 1 else inputs
-    return rows.expand(examples, *rows.shape[1:]) if len(rows) == 1 else rows
+    def _add_formed(self, name: str, gradients: Tensor) -> None:
+        known = self._formed.get(name)
+        self._formed[name] = gradients if known is None else known + gradients
 
+    def _by_unit(self, name: str, values: Tensor) -> Tensor:
+        """Return (u, t', d) from (n, t, d)."""
+        n, t, d = values.shape
+        if not self.rows or n % self.rows:
+            raise UseError(
+                f"parameter {name} was used on a tensor whose leading dimension is {n}, in a"
+                f" micro-batch of {self.rows} rows",
+                [name],
+            )
+        self.saw_half = self.saw_half or values.dtype in HALF
+        return values if n == self.units else values.reshape(self.units, n // self.units * t, d)
 
-class MappedOnly(torch.autograd.Function):
-    """A Function that exists in a mapped region alone, where its ``vmap`` is what is called."""
+    # Called by the engine, after the backward pass.
 
-    @staticmethod
-    def forward(*arguments: Any) -> Any:
-        """Is never called."""
-        raise AssertionError("only the mapped form of this Function is ever called")
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """Return squared norms of the units' gradients, and the squares of their upper bounds.
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keeps nothing."""
+        Returns:
+            Shape (groups, u) each, float64. Infinite or NaN bounds mark units that overflowed.
+        """
+        self._settle()
+        totals = torch.zeros(2, self._count, self.units, dtype=torch.float64, device=self._device)
+        for names, whole in self._joined:
+            self._add_norms(totals, names[:1], formed_norms(whole))
+        lookups = {name: use.norms() for name, (use,) in self._lookups.items()}
+        by_length: dict[int, list[str]] = defaultdict(list)
+        for name, (use,) in self._outer.items():
+            by_length[use.left.shape[1]].append(name)
+        for names in by_length.values():
+            norms = outer_norms([self._outer[name][0] for name in names])
+            for k, name in enumerate(names):
+                if name in lookups:  # A weight that is tied: the two uses have a cross term.
+                    uses = self._outer[name][0], self._lookups[name][0]
+                    tied = tied_norms(norms.of(k), lookups.pop(name), *uses)
+                    for field in ("square", "error", "rounding"):
+                        getattr(norms, field)[k] = getattr(tied, field)
+            self._add_norms(totals, names, norms)
+        for name, norms in lookups.items():
+            self._add_norms(totals, [name], norms)
+        squares, bounds = totals.unbind()
+        return squares, bounds
 
+    def _add_norms(self, totals: Tensor, names: Sequence[str], norms: Norms) -> None:
+        """Add the squares of some parameters' norms, (k, u) or (u,), to those of their groups."""
+        both = torch.stack([norms.square.clamp(min=0), norms.bounds()]).view(2, -1, self.units)
+        if self._count == 1:
+            totals[:, 0] += both.sum(1)
+        else:
+            index = torch.tensor([self._groups[name] for name in names], device=totals.device)
+            totals.index_add_(1, index, both)
 
-class _WholeBatchLayer(MappedOnly):
-    """A layer with a rule inside a mapped region: called on all examples' inputs at once."""
+    def _settle(self) -> None:
+        """Join the uses of each parameter into one (two if it is tied), and small gradients."""
+        for name, outers in self._outer.items():
+            self._outer[name] = [Outer.joined(outers)]
+        for name, lookups in self._lookups.items():
+            self._lookups[name] = [Lookup.joined(lookups)]
+        for name in [*dict.fromkeys([*self._outer, *self._lookups])]:
+            uses = [*self._outer.get(name, ()), *self._lookups.get(name, ())]
+            if name in self._formed or any(use.is_better_formed for use in uses):
+                for use in uses:
+                    self._add_formed(name, use.formed().flatten(1))
+                self._outer.pop(name, None)
+                self._lookups.pop(name, None)
+        for names in list(self._buckets()):  # The loop empties what it reads.
+            parts = [self._formed.pop(name) for name in names]
+            self._joined.append((names, parts[0] if len(parts) == 1 else torch.cat(parts, 1)))
 
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: Sequence[int | None],
-        layer: Callable[[Tensor], Tensor],
-        token: Tensor,
-        inputs: Tensor,
-    ) -> tuple[Tensor, int]:
-        return layer(rows_of(inputs, in_dims[2], info.batch_size)), 0
+    def _buckets(self) -> Iterator[list[str]]:
+        """Yield names of formed gradients of one group and dtype that are processed together."""
+        open_buckets: dict[tuple[int, torch.dtype], tuple[list[str], int]] = {}
+        for name, gradients in self._formed.items():
+            size = gradients.shape[1]
+            if size > ALONE:
+                yield [name]
+                continue
+            key = self._groups[name], gradients.dtype
+            names, filled = open_buckets.pop(key, ([], 0))
+            if filled + size > TOGETHER:
+                yield names
+                names, filled = [], 0
+            open_buckets[key] = [*names, name], filled + size
+        for names, _ in open_buckets.values():
+            yield names
 
-
-def with_one_mask(dropout: nn.Module, recorder: Recorder) -> LayerForward:
-    """Returns a dropout layer's forward that in a region draws one mask for all examples.
-
-    As the layer would outside of it, where its input has no batch dimension to draw along.
-    """
-
-    def run(inputs: Tensor) -> Tensor:
-        own: LayerForward = partial(type(dropout).forward, dropout)
-        if recorder.token is None or not dropout.training or in_deterministic_mode():
-            return own(inputs)
-        outputs: Tensor = _OneMask.apply(own, recorder.token, inputs)
-        return outputs
-
-    return run
-
-
-class _OneMask(MappedOnly):
-    """Dropout of every example's inputs by the same mask."""
-
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: Sequence[int | None],
-        dropout: LayerForward,
-        token: Tensor,
-        inputs: Tensor,
-    ) -> tuple[Tensor, int]:
-        rows = rows_of(inputs, in_dims[2], info.batch_size)
-        return rows * dropout(torch.ones_like(rows[0])), 0
-
-
-class WholeBatchAttention(TorchFunctionMode):
-    """Runs attention on the whole batch as well: ``vmap`` would run its kernels one by one."""
-
-    def __init__(self, token: Tensor) -> None:
-        super().__init__()
-        self._token = token
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Runs a function, attention over all examples at once."""
-        options = dict(kwargs or {})
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **options)
-        names = ("query", "key", "value", "attn_mask")
-        named = dict(zip(names, args, strict=False)) | options
-        if len(args) > len(names) or named["query"].dim() != 4:
-            return func(*args, **options)
-        tensors = [named.pop(name, None) for name in names]
-        options = named | ({"dropout_p": 0.0} if in_deterministic_mode() else {})
-        return _Attention.apply(self._token, partial(func, **options), *tensors)
-
-
-class _Attention(MappedOnly):
-    """Scaled dot-product attention of (n, h, t, d) for each example."""
-
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: Sequence[int | None],
-        token: Tensor,
-        attend: Callable[..., Tensor],
-        *tensors: Tensor | None,
-    ) -> tuple[Tensor, int]:
-        *qkv, mask = tensors
-        query, key, value = (
-            rows_of(tensor, dim, info.batch_size).flatten(0, 1)
-            for tensor, dim in zip(qkv, in_dims[2:5], strict=True)
-            if tensor is not None
-        )
-        if mask is not None and (in_dims[5] is not None or mask.dim() == 4 and len(mask) > 1):
-            rows = rows_of(mask, in_dims[5], info.batch_size)
-            while rows.dim() < 5:
-                rows = rows.unsqueeze(1)
-            repeats = len(query) // info.batch_size
-            mask = rows.expand(-1, repeats, -1, -1, -1).flatten(0, 1)
-        outputs = attend(query, key, value, attn_mask=mask)
-        return outputs.unflatten(0, (info.batch_size, -1)), 0
-
-
-def rows_of(inputs: Tensor, dim: int | None, count: int) -> Tensor:
-    """Returns (count, …); an input that all examples share is theirs one by one."""
-    return inputs.expand(count, *inputs.shape) if dim is None else inputs.movedim(dim, 0)
-
-
-def expanded(weight: Tensor, count: int, report: Callable[[GradientUse], None]) -> Tensor:
-    """Returns a weight as (count, *shape), without a copy; its gradients go to ``report``.
-
-    Ordinary autograd then gives each example's gradient, whatever is computed with the weight,
-    as long as example i meets row i alone.
-    """
-    if not weight.requires_grad:
-        return weight.expand(count, *weight.shape)
-    rows: Tensor = _Expand.apply(weight, count, report)
-    return rows
-
-
-class _Expand(torch.autograd.Function):
-    """A weight as (count, …), whose backward hands out the (count, …) gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, weight: Tensor, count: int, report: Callable[[GradientUse], None]
+    def _with_lookups(
+        self, name: str, total: Tensor | None, factors: Tensor, keep: Tensor | None
     ) -> Tensor:
-        ctx.report = report
-        return weight.expand(count, *weight.shape)
+        """Return a parameter's weighted sum with that of its look-ups added."""
+        (use,) = self._lookups.pop(name, (None,))
+        if use is None:
+            assert total is not None
+            return total
+        use = use if keep is None else use.without(keep)
+        part = use.weighted_sum(factors[self._groups[name]])
+        return part if total is None else total.add_(part)
 
-    @staticmethod
-    def backward(ctx: Any, backprops: Tensor) -> tuple[None, None, None]:
-        ctx.report(GradientUse(backprops))
-        return None, None, None
+    def weighted_sums(
+        self, factors: Tensor, keep: Tensor | None, sizes: Mapping[str, int]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield each parameter's ``sum_i factors_i gradient_i``, flat or of two dimensions.
+
+        Each use is released as soon as its sum is computed.
+
+        Args:
+            factors: Clip factors, shape (groups, u), float64.
+            keep: Which units contribute, shape (u,); None if all do. The other units, whose values
+                may be infinite or NaN, contribute exactly zero.
+            sizes: Number of entries of each parameter.
+        """
+        small: dict[int, list[str]] = defaultdict(list)
+        for name, (use,) in self._outer.items():
+            if use.left.numel() + use.right.numel() <= SMALL_OPERANDS:
+                small[self._groups[name]].append(name)
+        for group, names in small.items():
+            outers = [self._outer.pop(name)[0] for name in names]
+            outers = outers if keep is None else [use.without(keep) for use in outers]
+            for index, total in weighted_sums(outers, factors[group]):
+                yield names[index], self._with_lookups(names[index], total, factors, keep)
+        for name in list(self._outer):
+            (use,) = self._outer.pop(name)
+            use = use if keep is None else use.without(keep)
+            total = use.weighted_sum(factors[self._groups[name]])
+            yield name, self._with_lookups(name, total, factors, keep)
+        for name in list(self._lookups):
+            yield name, self._with_lookups(name, None, factors, keep)
+        while self._joined:
+            names, whole = self._joined.pop()
+            if keep is not None:
+                whole = torch.where(keep.unsqueeze(1), whole, 0.0)
+            joined = formed_weighted_sum(whole, factors[self._groups[names[0]]])
+            parts = joined.split([sizes[name] for name in names])
+            for name, part in zip(names, parts, strict=True):
+                # A part of a larger tensor would keep all of it alive in grad.
+                yield name, part.clone() if len(names) > 1 else part

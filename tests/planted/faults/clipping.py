@@ -4,8 +4,8 @@ from tests.planted.fault import Edit, Fault
 
 DP_SGD = "tests/guarantees/test_dp_sgd.py"
 FULL = f"{DP_SGD}::test_full_fine_tuning"
-STYLES = "dpft/privacy/clipper66/styles.py"
-RECORDER = "dpft/privacy/clipper66/recorder.py"
+STYLES = "dpft/privacy/clipping/styles.py"
+RECORDER = "dpft/privacy/clipping/recorder.py"
 FLAT = "        return (self.limit / bounds).clamp(max=1.0)\n"
 
 FAULTS: tuple[Fault, ...] = (
@@ -93,7 +93,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="A tied weight's norm must include the product of its two gradients.",
         edits=(
             Edit(
-                "dpft/privacy/clipper66/products.py",
+                "dpft/privacy/clipping/products.py",
                 "        head.square + embedding.square + 2 * cross,\n",
                 "        head.square + embedding.square,\n",
             ),
@@ -148,7 +148,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="A record without a finite gradient must add nothing.",
         edits=(
             Edit(
-                "dpft/privacy/clipper66/engines.py",
+                "dpft/privacy/clipping/engines.py",
                 "        keep = clipped.finite if clipped.non_finite else None\n",
                 "        keep = None\n",
             ),

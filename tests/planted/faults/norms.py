@@ -2,15 +2,15 @@
 
 from tests.planted.fault import Edit, Fault
 
-PRODUCTS = "dpft/privacy/clipper66/products.py"
+PRODUCTS = "dpft/privacy/clipping/products.py"
 WORST_CASE = (
-    "tests/privacy/clipper66/test_worst_case.py::"
+    "tests/privacy/clipping/test_worst_case.py::"
     "test_no_record_contributes_more_than_the_clipping_norm"
 )
 ONE_LINE = (
-    "tests/privacy/clipper66/test_worst_case.py::test_records_crafted_against_one_line_of_the_proof"
+    "tests/privacy/clipping/test_worst_case.py::test_records_crafted_against_one_line_of_the_proof"
 )
-EXACT = "tests/privacy/clipper66/test_products.py"
+EXACT = "tests/privacy/clipping/test_products.py"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from tests.privacy.clipping.oracle import Losses
+from torch.utils._pytree import register_dataclass
 
 VOCABULARY = 40
 CLASSES = 3
@@ -17,14 +16,14 @@ IGNORED = -100
 
 @dataclass
 class Examples:
-    """What every kind of model needs of b examples.
+    """Inputs of b examples for every kind of model.
 
     Attributes:
         ids: Token ids, -1 for padding, shape (b, t).
         targets: Token ids that a second sequence has, as ``ids``.
         classes: Class of each, shape (b,).
         pixels: Images, shape (b, 3, SIDE, SIDE).
-        labeled: Whether an example carries loss, shape (b,).
+        labeled: Whether an example has a label, shape (b,).
     """
 
     ids: Tensor
@@ -40,20 +39,23 @@ class Examples:
         return Examples(*(value[rows] for value in vars(self).values()))
 
     def alone(self, row: int) -> "Examples":
-        """One example without its padding."""
+        """Return one example without its padding."""
         one = self.take([row])
         one.ids = one.ids[:, : int((one.ids >= 0).sum())]
         one.targets = one.targets[:, : int((one.targets >= 0).sum())]
         return one
 
     def padded(self, more: int) -> "Examples":
-        """The same examples with more padding."""
+        """Return the same examples with more padding."""
         ids, targets = (F.pad(x, (0, more), value=-1) for x in (self.ids, self.targets))
         return Examples(ids, targets, self.classes, self.pixels, self.labeled)
 
 
+register_dataclass(Examples)
+
+
 def examples(lengths=(5, 9, 3), *, width: int | None = None, seed: int = 1) -> Examples:
-    """Random examples of the given lengths; their targets are one token shorter."""
+    """Draw examples of the given lengths; their targets are one token shorter."""
     generator = torch.Generator().manual_seed(seed)
     width = width or max(lengths)
     ids = torch.randint(4, VOCABULARY, (len(lengths), width), generator=generator)
@@ -96,7 +98,7 @@ def _causal(model: nn.Module, batch: Examples, **inputs) -> Tensor:
 
 
 def masked(model: nn.Module, batch: Examples) -> Tensor:
-    """Every third token is asked for."""
+    """Predict every third token."""
     asked = torch.arange(batch.ids.shape[1]) % 3 == 1
     inputs = batch.ids.clamp(min=1).masked_fill(asked, 3)
     logits = model(input_ids=inputs, attention_mask=(batch.ids >= 0).long()).logits
@@ -130,10 +132,6 @@ def text_features(model: nn.Module, batch: Examples) -> Tensor:
     outputs = model(input_ids=batch.ids.clamp(min=1), attention_mask=(batch.ids >= 0).long())
     mask = (batch.ids >= 0).unsqueeze(-1)
     return (outputs.last_hidden_state.tanh() * mask).sum((1, 2)) * batch.labeled
-
-
-def losses_of(kind: Kind, model: nn.Module, batch: Examples) -> Losses:
-    return lambda: kind(model, batch)
 
 
 def _token_losses(logits: Tensor, labels: Tensor, batch: Examples) -> Tensor:

@@ -71,13 +71,11 @@ class Case:
         config: Name of its configuration class.
         auto: Name of the class that builds the model from it.
         kind: How its losses are computed.
-        options: Of the configuration.
+        options: Values of the configuration.
         dropout: The configuration's dropout rates, set to zero or to something.
         attention: Implementations that it has.
         adapt: What to change in the model.
-        float32_inside: Whether it computes in float32 whatever its dtype.
         alone: Whether an example's loss is the same without its padding.
-        same_masks: Whether the clipper draws the dropout masks that the model itself would.
     """
 
     config: str
@@ -87,12 +85,10 @@ class Case:
     dropout: tuple[str, ...] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     attention: tuple[str, ...] = ("eager", "sdpa")
     adapt: Callable[[nn.Module], None] = lambda model: None
-    float32_inside: bool = False
     alone: bool = True
-    same_masks: bool = True
 
     def build(
-        self, *, dtype=torch.float64, attention: str | None = None, dropout: float = 0.0
+        self, *, dtype=torch.float32, attention: str | None = None, dropout: float = 0.0
     ) -> nn.Module:
         """Builds the model with weights far from symmetric."""
         torch.manual_seed(0)
@@ -171,7 +167,13 @@ DISTIL = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24}
 ENCODERS = {
     f"{name}-{head}": Case(config, auto, kind, TEXT | LABELS | options, rates, attention)
     for name, config, options, rates, attention in [
-        ("bert", "BertConfig", {}, ("hidden_dropout_prob",), ("eager", "sdpa")),
+        (
+            "bert",
+            "BertConfig",
+            {},
+            ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+            ("eager", "sdpa"),
+        ),
         (
             "roberta",
             "RobertaConfig",
@@ -326,7 +328,6 @@ UNLISTED = {
         ("dropout", "summary_last_dropout"),
         ("eager",),
         alone=False,
-        same_masks=False,
     ),
     "longformer": Case(
         "LongformerConfig",
@@ -395,20 +396,6 @@ VISION["resnet-group-norm"] = Case(
     ("eager",),
     adapt=group_norms_for_batch_norms,
 )
-for name in ("gemma2", "gemma3"):
-    DECODERS[name] = replace(DECODERS[name], float32_inside=True)
-for name in ("gpt-neo", "mpt"):
-    UNLISTED[name] = replace(UNLISTED[name], float32_inside=True)
-UNLISTED["xlnet"] = replace(UNLISTED["xlnet"], alone=False, same_masks=False)
-UNLISTED["longformer"] = replace(UNLISTED["longformer"], same_masks=False)
+UNLISTED["xlnet"] = replace(UNLISTED["xlnet"], alone=False)
 LISTED = DECODERS | ENCODERS | ENCODER_DECODERS | VISION
 EVERY = LISTED | UNLISTED
-UNLIKE = (
-    "gpt2-tied",
-    "gemma3",
-    "bert-classification",
-    "deberta-v2-classification",
-    "t5",
-    "convnext",
-)
-"""Those of LISTED that differ most in their layers; test_exactness compares all with the loop."""

@@ -1,0 +1,358 @@
+"""The checks of a clipper, with single-example execution as the oracle: S and R.
+
+S runs before a record reaches the model. It compares the engine with each row of a synthetic
+batch, run separately and unpadded: losses, norms and the clipped sum of each parameter. R runs on
+the first two micro-batches of a phase. It compares the losses of two random halves, and the norms
+of two random units run separately, with those of the whole micro-batch.
+
+Records may be crafted, so no single record can disable R or end a run: R compares each unit at its
+own scale, ignores non-finite units, and reports mixing only if at least two units differ (a model
+that mixes rows changes the others, too). Synthetic rows are not crafted, so S is strict.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpft.errors import InputError, RunError
+from dpft.privacy.clipping.batches import count_rows, take_rows
+from dpft.privacy.clipping.engines import (
+    GRADIENT_WRITTEN,
+    BookKeeping,
+    Clipped,
+    MicroBatch,
+    Rows,
+    check_losses,
+    norm_of,
+)
+from dpft.privacy.clipping.options import NORM_RANGE
+from dpft.privacy.clipping.parameters import Parameters
+from dpft.privacy.clipping.probe import (
+    is_out_of_memory,
+    plain_losses,
+    random_state_kept,
+    subsets_must_run,
+)
+from dpft.privacy.clipping.recorder import HALF, UseError
+from dpft.privacy.clipping.styles import Flat
+from dpft.privacy.frozen_state import state_unchanged
+
+MIXING = (
+    "the loss of an example depends on other examples of its batch or on padding: {how}. Choose a"
+    " model without layers that combine examples, and compute each loss from its own example only."
+)
+LEAST_SHARE = 1e-3
+"""Differences are relative to a parameter's own sum, but at least to this share of all of it: some
+gradients are zero except for rounding, such as that of a key's bias in attention."""
+
+
+class NotExactError(Exception):
+    """Book-keeping fails or computes other gradients than single-example execution.
+
+    Attributes:
+        names: The parameters that differ, if known.
+        outside: Whether a module other than their own used them.
+    """
+
+    def __init__(self, message: str, names: Sequence[str] = (), *, outside: bool = False) -> None:
+        super().__init__(message)
+        self.names, self.outside = tuple(names), outside
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest relative difference between two computations of the same number.
+
+    Attributes:
+        losses: Of a loss.
+        gradients: Of a norm or a parameter's clipped sum.
+    """
+
+    losses: float
+    gradients: float
+
+
+EXACT = Tolerance(losses=1e-4, gradients=1e-3)
+HALF_PRECISION = Tolerance(losses=3e-2, gradients=1e-1)
+
+
+class Checks:
+    """The checks of one clipper's model and engines."""
+
+    def __init__(
+        self, model: nn.Module, parameters: Parameters, book_keeping: BookKeeping, rows: Rows
+    ) -> None:
+        self._model, self._parameters = model, parameters
+        self._book_keeping, self._rows = book_keeping, rows
+
+    # S
+
+    def synthetic(
+        self,
+        batch: Any,
+        alone: Sequence[Any] | None,
+        rows_per_unit: int,
+        *,
+        compares_gradients: bool,
+    ) -> None:
+        """Compare a synthetic batch with its rows, run separately.
+
+        Args:
+            batch: A batch of a few ragged rows.
+            alone: The units as batches of their own, each collated separately; None: slices.
+            rows_per_unit: Rows of each privacy unit.
+            compares_gradients: Whether to check book-keeping, or only losses.
+
+        Raises:
+            InputError: Examples mix.
+            NotExactError: Losses agree, but norms or sums differ.
+            RunError: Losses or gradients are not finite, or the model writes to its own state.
+        """
+        rows = count_rows(batch)
+        micro_batch = MicroBatch(batch, rows, rows // rows_per_unit)
+        if micro_batch.units < 2 or rows % rows_per_unit:
+            raise InputError(
+                f"a self-check needs batches of at least two units of {rows_per_unit} rows, got"
+                f" {rows} rows."
+            )
+        if alone is None:
+            starts = range(0, rows, rows_per_unit)
+            alone = [take_rows(batch, slice(at, at + rows_per_unit)) for at in starts]
+        with random_state_kept(), without_dropout(self._model), state_unchanged(self._model):
+            torch.manual_seed(0)
+            with subsets_must_run():
+                expected = self._rows.run_units(alone, None, rows_per_unit)
+            if not bool(expected.losses.isfinite().all() & expected.norms.isfinite().all()):
+                raise RunError(
+                    "losses or gradients of the self-check's synthetic examples are not finite;"
+                    " choose a model whose weights are finite, or lower `loss_scale`."
+                )
+            torch.manual_seed(0)
+            self._compare_losses(self._losses(batch), expected.losses)
+            if not compares_gradients:
+                return
+            style = Flat(max_grad_norm=min(max(float(expected.norms[0]), NORM_RANGE[0]), 1e9))
+            self._book_keeping.recorder.saw_half = False
+            torch.manual_seed(0)
+            try:
+                actual = self._book_keeping.run(micro_batch, style)
+                sums = dict(self._book_keeping.sums(actual, expected.factors))
+            except UseError as error:
+                raise NotExactError(error.reason, error.names, outside=error.outside) from error
+            except (InputError, RunError):
+                raise
+            except Exception as error:  # whatever a forward that was replaced fails with
+                if is_out_of_memory(error):
+                    raise
+                raise NotExactError(
+                    f"recording its gradients raised {type(error).__name__}"
+                ) from error
+        tolerance = self._tolerance(expected.losses)
+        _compare_sums(sums, dict(self._rows.sums(expected)), tolerance)
+        _compare_norms(actual.norms, expected.norms, tolerance)
+
+    def _losses(self, batch: Any) -> Tensor:
+        """Return losses as the engine computes them, without a graph if possible."""
+        with self._parameters.grads_set_aside():
+            losses = plain_losses(lambda: self._book_keeping.computed(batch))
+            check_losses(losses, count_rows(batch))
+            if self._parameters.take_grads():
+                raise RunError(GRADIENT_WRITTEN)
+        return losses.detach()
+
+    def _compare_losses(self, actual: Tensor, expected: Tensor) -> None:
+        actual, expected = actual.double(), expected.double()
+        scale = torch.maximum(expected.abs(), 0.1 * expected.abs().max()).clamp(min=1e-30)
+        difference = float(((actual - expected).abs() / scale).max())
+        if not difference <= self._tolerance(expected).losses:
+            how = (
+                f"on synthetic data, it changes by {difference:.1e} of its value if the example"
+                " runs separately"
+            )
+            raise InputError(MIXING.format(how=how))
+
+    def _tolerance(self, losses: Tensor) -> Tolerance:
+        saw_half = self._book_keeping.recorder.saw_half or self._book_keeping.autocast is not None
+        return HALF_PRECISION if saw_half or losses.dtype in HALF else EXACT
+
+    # R
+
+    def sample(
+        self, micro_batch: MicroBatch, run: Callable[[MicroBatch], Clipped]
+    ) -> "Sample | None":
+        """Run subsets of a micro-batch of records, before the engine runs all of it.
+
+        Only norms and losses are kept, so that no gradient of a check is in memory during the
+        engine's pass.
+
+        Args:
+            micro_batch: At least two units.
+            run: Runs the engine. It is called only if the model has dropout, which
+                is off here; then the comparison is made here, and the result is None.
+
+        Raises:
+            RunError: As ``compare``.
+        """
+        units, rows = micro_batch.units, micro_batch.rows // micro_batch.units
+        with (
+            random_state_kept(),
+            state_unchanged(self._model),
+            without_dropout(self._model) as dropout,
+        ):
+            order = torch.randperm(units).tolist()
+            halves = [_rows_of(half, rows) for half in (order[: units // 2], order[units // 2 :])]
+            losses = [self._losses(take_rows(micro_batch.batch, half)) for half in halves]
+            norms = self._norms(micro_batch, order[:2], rows)
+            sample = Sample(order, halves[0] + halves[1], torch.cat(losses), norms)
+            if not dropout.is_used:
+                return sample
+            self.compare(sample, micro_batch, run(micro_batch))
+        return None
+
+    def compare(self, sample: "Sample", micro_batch: MicroBatch, clipped: Clipped) -> None:
+        """Compare subsets with the whole micro-batch.
+
+        Raises:
+            RunError: Examples mix, or norms differ for at least two units.
+        """
+        rows = micro_batch.rows // micro_batch.units
+        self._find_mixing(sample.losses, clipped.losses[sample.rows])
+        differing = self._count_differing(sample.order[:2], sample.norms, clipped)
+        if differing and len(sample.order) > 2:
+            # Perhaps it is one ill-conditioned record: check more.
+            more = sample.order[2:8]
+            with random_state_kept(), without_dropout(self._model):
+                norms = self._norms(micro_batch, more, rows)
+            differing += self._count_differing(more, norms, clipped)
+        if differing >= 2:
+            raise RunError(
+                "gradient norms of several examples change if each example runs separately,"
+                " because a layer or its backward pass combines examples; choose `engine='rows'`."
+            )
+
+    def _norms(self, micro_batch: MicroBatch, units: list[int], rows: int) -> Tensor:
+        """Return the norms of some units, each run separately."""
+        batches = [take_rows(micro_batch.batch, _rows_of([unit], rows)) for unit in units]
+        return self._rows.run_units(batches, Flat(max_grad_norm=1.0), rows, adds=False).norms
+
+    def _find_mixing(self, halves: Tensor, whole: Tensor) -> None:
+        """Reject losses of which at least two differ, each compared at its own scale."""
+        finite = halves.isfinite() & whole.isfinite()
+        halves, whole = halves[finite].double(), whole[finite].double()
+        if len(whole) < 2:
+            return
+        scale = torch.maximum(whole.abs(), 0.1 * whole.abs().median()).clamp(min=1e-30)
+        differences = (halves - whole).abs() / scale
+        if int((differences > self._tolerance(whole).losses).sum()) >= 2:
+            raise RunError(
+                MIXING.format(how="it changes if half of its micro-batch runs separately")
+            )
+
+    def _count_differing(self, units: list[int], norms: Tensor, clipped: Clipped) -> int:
+        """Return how many units have another norm when they are run separately."""
+        actual = clipped.norms[units]
+        # A norm may differ by its own rounding, which its bound contains.
+        bound = clipped.bounds[:, units].square().sum(0).sqrt()
+        rounding = 2 * (bound - actual).clamp(min=0)
+        allowed = self._tolerance(clipped.losses).gradients * torch.maximum(actual, norms)
+        differs = (actual - norms).abs() > allowed + rounding
+        return int((differs & actual.isfinite() & norms.isfinite()).sum())
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What subsets of a micro-batch gave; private.
+
+    Attributes:
+        order: A random order of the units.
+        rows: Numbers of the rows in this order.
+        losses: Losses of the rows, computed on two halves, shape (b,).
+        norms: Norms of the first two units, each run separately, shape (2,).
+    """
+
+    order: list[int]
+    rows: list[int]
+    losses: Tensor
+    norms: Tensor
+
+
+def _rows_of(units: Sequence[int], rows: int) -> list[int]:
+    """Return the numbers of the rows of some units."""
+    return [unit * rows + row for unit in units for row in range(rows)]
+
+
+def _compare_norms(actual: Tensor, expected: Tensor, tolerance: Tolerance) -> None:
+    scale = torch.maximum(expected, 1e-3 * expected.max()).clamp(min=1e-30)
+    difference = float(((actual - expected).abs() / scale).max())
+    if not difference <= tolerance.gradients:
+        raise NotExactError(
+            f"gradient norms differ by {difference:.1e} from those of each example run separately"
+        )
+
+
+def _compare_sums(
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: Tolerance
+) -> None:
+    def norm(total: Tensor) -> float:
+        return float(norm_of([total], total.device))
+
+    lengths = {name: norm(total) for name, total in expected.items()}
+    whole = sum(length**2 for length in lengths.values()) ** 0.5
+    shares = {}
+    for name in {**expected, **actual}:
+        # One difference at a time: together they would be as large as the model.
+        if name in expected and name in actual:
+            difference = norm(actual[name] - expected[name])
+        else:
+            difference = norm(expected[name] if name in expected else actual[name])
+        scale = max(lengths.get(name, 0.0), LEAST_SHARE * whole)
+        if not difference <= tolerance.gradients * scale:
+            shares[name] = difference / scale if scale else float("inf")
+    if shares:
+        name, share = next(iter(shares.items()))
+        more = f" (so do {len(shares) - 1} other parameters')" if len(shares) > 1 else ""
+        raise NotExactError(
+            f"the gradient of {name} differs by {share:.1e} from that of each example run"
+            f" separately{more}",
+            [*shares],
+        )
+
+
+@dataclass
+class Dropout:
+    """Whether a model has dropout."""
+
+    is_used: bool = False
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[Dropout]:
+    """Turn off all dropout of a model in training mode."""
+    dropout, held = Dropout(), []
+    for module in model.modules():
+        for key, value in vars(module).items():
+            is_rate = "drop" in key.lower() or (
+                key == "p" and isinstance(module, nn.modules.dropout._DropoutNd)
+            )
+            if is_rate and isinstance(value, float) and value > 0:
+                held.append((vars(module), key, value))
+    dropout.is_used = bool(held)
+
+    def keep(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        dropout.is_used = dropout.is_used or (training and p > 0)
+        return input
+
+    before, F.dropout = F.dropout, keep
+    for state, key, _ in held:
+        state[key] = 0.0
+    try:
+        yield dropout
+    finally:
+        F.dropout = before
+        for state, key, value in held:
+            state[key] = value
