@@ -8,8 +8,10 @@ import torch
 
 from dpft.errors import InputError
 from dpft.methods.base import METHODS
+from dpft.privacy.clipper66 import PerExampleClipper
 from tests.methods.shapes import (
     NAMES,
+    SYNTHETIC,
     assert_exact,
     fresh,
     logits,
@@ -70,6 +72,14 @@ def test_a_method_that_has_nothing_to_train_is_refused(name: str, shape: str) ->
 def test_norms_and_sums_are_those_of_examples_executed_separately(name: str, shape: str) -> None:
     expected = assert_exact(prepared(recipe(name, **RECIPES[name]), shape), shape)
     assert float(expected.norms.min()) > 0
+
+
+@over_the_grid
+def test_book_keeping_passes_its_self_check_in_bfloat16(name: str, shape: str) -> None:
+    model, kind = prepared(recipe(name, **RECIPES[name]), shape), loss_of(shape)
+    options = {"engine": "book_keeping", "autocast": torch.bfloat16}
+    with PerExampleClipper(model, kind, 0.5, **options) as clipper:
+        assert clipper.self_check(*SYNTHETIC).engine == "book_keeping"
 
 
 @pytest.mark.parametrize(("name", "shape"), slow_but(FAST_SAVED, FITTING))

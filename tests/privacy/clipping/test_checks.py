@@ -226,6 +226,20 @@ def test_auto_uses_rows_for_the_whole_model_as_a_last_resort_and_logs_it_once(ca
     assert len([r for r in caplog.records if "rows" in r.getMessage()]) == 1
 
 
+def test_gradients_that_cancel_in_the_sum_of_the_self_check_keep_book_keeping():
+    """Clipped to one length, the gradients of two classes' biases differ only in their sign."""
+    model = nn.Linear(2, 2)
+    model.weight.data.copy_(torch.eye(2))
+    model.weight.requires_grad = False
+    batch = torch.tensor([[2.0, 0.3], [1.1, 0.2], [0.1, 0.7], [0.6, 0.5]]), torch.arange(4) % 2
+
+    def losses_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    with PerExampleClipper(model, losses_of, 0.5, engine="book_keeping") as clipper:
+        assert clipper.self_check(batch).engine == "book_keeping"
+
+
 def test_the_choice_does_not_depend_on_records():
     """Two clippers that see other records make the same choice."""
     choices = []
