@@ -191,7 +191,7 @@ class BookKeeping(Engine):
             for name, part in self.recorder.weighted_sums(
                 factors / self.loss_scale, keep, self._sizes
             ):
-                yield name, part.view(shapes[name])
+                yield name, part if part.shape == shapes[name] else part.view(shapes[name])
         self.recorder.begin(0, 0)
 
 

@@ -136,8 +136,11 @@ class Recorder:
 
     def formed(self, name: str, gradients: Tensor) -> None:
         """Record formed gradients, one per row, shape (n, ...); a unit's rows are added up."""
-        whole = self._by_unit(name, gradients.reshape(len(gradients), 1, -1))
-        whole = whole.squeeze(1) if whole.shape[1] == 1 else whole.sum(1)
+        # Views are avoided, because there are many small parameters.
+        whole = gradients if gradients.dim() == 2 else gradients.reshape(len(gradients), -1)
+        if not len(whole) == self.rows == self.units:
+            whole = self._by_unit(name, whole.unsqueeze(1)).sum(1)
+        self.saw_half = self.saw_half or whole.dtype in HALF
         self._add_formed(name, whole if whole.dtype not in HALF else whole.float())
 
     def _add_formed(self, name: str, gradients: Tensor) -> None:
@@ -275,7 +278,9 @@ class Recorder:
             if keep is not None:
                 whole = torch.where(keep.unsqueeze(1), whole, 0.0)
             joined = formed_weighted_sum(whole, factors[self._groups[names[0]]])
-            parts = joined.split([sizes[name] for name in names])
-            for name, part in zip(names, parts, strict=True):
-                # A part of a larger tensor would keep all of it alive in grad.
-                yield name, part.clone() if len(names) > 1 else part
+            if len(names) == 1:
+                yield names[0], joined
+                continue
+            # Copies, because a part of a larger tensor would keep all of it alive in grad.
+            parts = torch.ops.aten.split_with_sizes_copy(joined, [sizes[name] for name in names])
+            yield from zip(names, parts, strict=True)

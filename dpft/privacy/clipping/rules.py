@@ -83,11 +83,12 @@ class _Dense(torch.autograd.Function):
         ctx.save_for_backward(inputs if "weight" in site.names else None, weight)
         ctx.transposed, ctx.site = transposed, site
         bias = None if bias is None else bias.to(inputs.dtype)
-        outputs = F.linear(inputs, weight.t() if transposed else weight, bias)
-        # With a bias, linear returns a view, which a model could not write to in place.
-        return (
-            torch.ops.aten._unsafe_view(outputs, outputs.shape) if outputs._is_view() else outputs
-        )
+        rows, columns = inputs.flatten(0, -2), weight if transposed else weight.t()
+        outputs = rows @ columns if bias is None else torch.addmm(bias, rows, columns)
+        if inputs.dim() > 2:  # A model could not write to a view in place.
+            shape = *inputs.shape[:-1], outputs.shape[1]
+            outputs = torch.ops.aten._unsafe_view(outputs, shape)
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:

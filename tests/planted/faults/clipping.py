@@ -120,11 +120,11 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 RECORDER,
-                """            for name, part in zip(names, parts, strict=True):
+                """            yield from zip(names, parts, strict=True)
 """,
                 """            for name, part in zip(names, parts, strict=True):
-                if name.endswith("attn.c_proj.bias"):
-                    part = torch.zeros_like(part)
+                forgotten = name.endswith("attn.c_proj.bias")
+                yield name, torch.zeros_like(part) if forgotten else part
 """,
             ),
         ),
