@@ -8,7 +8,7 @@ import torch
 
 from dpft.errors import InputError
 from dpft.methods.base import METHODS
-from dpft.privacy.clipper66 import PerExampleClipper
+from dpft.privacy.clipping import PerExampleClipper
 from tests.methods.shapes import (
     NAMES,
     SYNTHETIC,
