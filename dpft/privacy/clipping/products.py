@@ -374,6 +374,14 @@ SMALL_OPERANDS = 2**18
 """Numbers of equally shaped operands up to which one batched product of a copy is faster."""
 
 
+def _chunks(indices: list[int], numbers: int) -> Iterator[list[int]]:
+    """Yield indices of equally shaped operands, of so many numbers each, that are copied together."""
+    together = SMALL_OPERANDS // max(1, numbers)
+    together = together if together > 2 else 1  # A copy of two saves no operation.
+    for start in range(0, len(indices), together):
+        yield indices[start : start + together]
+
+
 def _grams(operands: list[Tensor]) -> list[Tensor]:
     """Return the Gram matrix of each (u, t, n), shape (u, t, t), float32 or float64."""
     by_shape: dict[tuple[int, torch.dtype], list[int]] = {}
@@ -381,17 +389,14 @@ def _grams(operands: list[Tensor]) -> list[Tensor]:
         by_shape.setdefault((values.shape[2], values.dtype), []).append(index)
     grams = list(operands)
     for indices in by_shape.values():
-        piece = pieces(operands[indices[0]].device).gram
-        if len(indices) > 1 and len(indices) * operands[indices[0]].numel() <= SMALL_OPERANDS:
-            stacked = torch.cat([operands[index] for index in indices])
-            stacked = stacked if multiplied_as_halves(stacked, stacked) else widened(stacked)
-            products = _product([(stacked, stacked.mT)], piece).chunk(len(indices))
-        else:
-            products = tuple(
-                _product([(operands[index], operands[index].mT)], piece) for index in indices
-            )
-        for index, gram in zip(indices, products, strict=True):
-            grams[index] = gram
+        first = operands[indices[0]]
+        piece = pieces(first.device).gram
+        for chunk in _chunks(indices, first.numel()):
+            parts = [operands[index] for index in chunk]
+            joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+            product = _product([(joined, joined.mT)], piece)
+            for index, gram in zip(chunk, product.chunk(len(chunk)), strict=True):
+                grams[index] = gram
     return grams
 
 
@@ -575,10 +580,7 @@ def weighted_sums(uses: Sequence[Outer], factors: Tensor) -> Iterator[tuple[int,
         dtype = _wide_dtype(first.left, first.right)
         if dtype not in known:
             known[dtype] = rounded_down(factors, dtype).view(-1, 1, 1)
-        numbers = len(indices) * (first.left.numel() + first.right.numel())
-        together = len(indices) if numbers <= SMALL_OPERANDS else 1
-        for start in range(0, len(indices), together):
-            chunk = indices[start : start + together]
+        for chunk in _chunks(indices, first.left.numel() + first.right.numel()):
             left = _stacked([uses[index].left for index in chunk])
             right = _stacked([uses[index].right for index in chunk])
             yield from zip(chunk, _contracted(left, right, known[dtype]).unbind(0), strict=True)

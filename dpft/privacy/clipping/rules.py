@@ -6,6 +6,7 @@ instead of computing a gradient for the weight. To add a kind of layer, write it
 ``assignment.RULES``.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,31 +78,35 @@ def for_product(inputs: Tensor, recorder: Recorder) -> Tensor:
 class _Dense(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, site: Site
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        transposed: bool,
+        shape: Sequence[int],
+        site: Site,
     ) -> Tensor:
-        weight = weight.to(inputs.dtype)
-        ctx.save_for_backward(inputs if "weight" in site.names else None, weight)
-        ctx.transposed, ctx.site = transposed, site
-        bias = None if bias is None else bias.to(inputs.dtype)
-        rows, columns = inputs.flatten(0, -2), weight if transposed else weight.t()
-        outputs = rows @ columns if bias is None else torch.addmm(bias, rows, columns)
-        if inputs.dim() > 2:  # A model could not write to a view in place.
-            shape = *inputs.shape[:-1], outputs.shape[1]
-            outputs = torch.ops.aten._unsafe_view(outputs, shape)
-        return outputs
+        weight = weight.to(rows.dtype)
+        ctx.save_for_backward(rows if "weight" in site.names else None, weight)
+        ctx.transposed, ctx.shape, ctx.site = transposed, shape, site
+        columns = weight if transposed else weight.t()
+        return rows @ columns if bias is None else torch.addmm(bias.to(rows.dtype), rows, columns)
 
     @staticmethod
     def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, weight = ctx.saved_tensors
-        site, rows = ctx.site, as_sequence(grads)
-        if inputs is not None:
-            factors = (as_sequence(inputs), rows) if ctx.transposed else (rows, as_sequence(inputs))
-            site.outer("weight", *factors)
+        rows, weight = ctx.saved_tensors
+        site, n = ctx.site, ctx.shape[0]
+        # (n, ..., d) as (n, t, d); t is written out, because a tensor without rows hides it.
+        left = grads.view(n, math.prod(ctx.shape[1:]), grads.shape[1])
+        if rows is not None:
+            right = rows.view(n, left.shape[1], rows.shape[1])
+            site.outer("weight", *((right, left) if ctx.transposed else (left, right)))
         if "bias" in site.names:
-            site.formed("bias", summed(rows, (1,)))
+            site.formed("bias", summed(left, (1,)))
         if not ctx.needs_input_grad[0]:
-            return None, None, None, None, None
-        return grads @ (weight.t() if ctx.transposed else weight), None, None, None, None
+            return None, None, None, None, None, None
+        of_rows = grads @ (weight.t() if ctx.transposed else weight)
+        return of_rows, None, None, None, None, None
 
 
 def dense(layer: nn.Linear | Conv1D, site: Site) -> Forward:
@@ -110,8 +115,11 @@ def dense(layer: nn.Linear | Conv1D, site: Site) -> Forward:
 
     def forward(input: Tensor) -> Tensor:
         inputs = for_product(input, recorder)
-        outputs: Tensor = _Dense.apply(inputs, layer.weight, layer.bias, transposed, site)
-        return outputs
+        # Folded and unfolded outside of the function: a model may write to its result in place.
+        shape = inputs.shape[:-1]
+        rows = inputs if inputs.dim() == 2 else inputs.reshape(-1, inputs.shape[-1])
+        outputs: Tensor = _Dense.apply(rows, layer.weight, layer.bias, transposed, shape, site)
+        return outputs if inputs.dim() == 2 else outputs.view(*shape, outputs.shape[1])
 
     return forward
 
@@ -223,7 +231,7 @@ class _LayerNorm(torch.autograd.Function):
     ) -> Tensor:
         outputs, mean, rstd = torch.native_layer_norm(inputs, shape, weight, bias, eps)
         ctx.save_for_backward(inputs, weight, bias, mean, rstd)
-        ctx.shape, ctx.site = shape, site
+        ctx.shape, ctx.eps, ctx.site = shape, eps, site
         return outputs
 
     @staticmethod
@@ -231,7 +239,8 @@ class _LayerNorm(torch.autograd.Function):
         inputs, weight, bias, mean, rstd = ctx.saved_tensors
         middle = range(1, grads.dim() - len(ctx.shape))
         if "weight" in ctx.site.names:
-            ctx.site.formed("weight", summed(grads * ((inputs - mean) * rstd), middle))
+            normalized = torch.native_layer_norm(inputs, ctx.shape, None, None, ctx.eps)[0]
+            ctx.site.formed("weight", summed(grads * normalized, middle))
         if "bias" in ctx.site.names:
             ctx.site.formed("bias", summed(grads, middle))
         of_inputs = torch.ops.aten.native_layer_norm_backward(
