@@ -366,8 +366,10 @@ class PerExampleClipper:
         self._failed = False
         self.losses = clipped.losses
         self.non_finite += clipped.non_finite
-        norms = torch.where(clipped.finite, clipped.norms, 0.0)
-        return norms.to(torch.promote_types(clipped.losses.dtype, torch.float32))
+        norms = clipped.norms
+        if clipped.non_finite:
+            norms = torch.where(clipped.finite, norms, 0.0)
+        return norms if clipped.losses.dtype == torch.float64 else norms.float()
 
     @property
     def _engine(self) -> BookKeeping | Rows:

@@ -168,13 +168,16 @@ class BookKeeping(Engine):
     def _measured(self, losses: Tensor, style: ClippingStyle) -> Clipped:
         """Return norms and clip factors of the recorded uses."""
         squares, bounds = self.recorder.norms()
-        norms = squares.sum(0).sqrt() / self.loss_scale
-        bounds = bounds.sqrt() / self.loss_scale
-        # A unit is left out if anything about it is not finite.
-        finite = losses.view(len(norms), -1).isfinite().all(1) & bounds.isfinite().all(0)
-        factors = torch.where(finite, style.factors(bounds), 0.0)
+        norms, bounds = self._unscaled(squares.sum(0).sqrt()), self._unscaled(bounds.sqrt())
+        # A unit is left out if anything about it is not finite: then this sum is not, either.
+        of_losses = losses.view(len(norms), -1).abs().sum(1, dtype=torch.float64)
+        finite = of_losses + bounds.sum(0) < math.inf
+        factors = style.factors(bounds) * finite  # factors are finite even if bounds are not
         non_finite = len(norms) - int(finite.sum())  # the only host read
         return Clipped(norms, bounds, factors, losses, finite, non_finite)
+
+    def _unscaled(self, values: Tensor) -> Tensor:
+        return values if self.loss_scale == 1 else values / self.loss_scale
 
     def sums(self, clipped: Clipped, factors: Tensor | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield the clipped sum of each parameter that was used, and forget its uses.
@@ -188,9 +191,8 @@ class BookKeeping(Engine):
         keep = clipped.finite if clipped.non_finite else None
         shapes = self._parameters.shapes
         with torch.no_grad():
-            for name, part in self.recorder.weighted_sums(
-                factors / self.loss_scale, keep, self._sizes
-            ):
+            factors = self._unscaled(factors)
+            for name, part in self.recorder.weighted_sums(factors, keep, self._sizes):
                 yield name, part if part.shape == shapes[name] else part.view(shapes[name])
         self.recorder.begin(0, 0)
 

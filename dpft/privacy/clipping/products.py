@@ -148,10 +148,10 @@ def _product(pairs: Sequence[tuple[Tensor, Tensor]], piece: int) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------ norms
-def _lengths(values: Tensor) -> Tensor:
-    """Return upper bounds of the lengths of the last dimension, up to float64 rounding (8)."""
+def _lengths(values: Tensor, more: float = 0.0) -> Tensor:
+    """Return upper bounds of the lengths of the last dimension, plus ``more``; float64 (8)."""
     lengths: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
-    return lengths + 2 * math.sqrt(values.shape[-1] * LEAST_SQUARE)
+    return lengths + (2 * math.sqrt(values.shape[-1] * LEAST_SQUARE) + more)
 
 
 @dataclass
@@ -170,12 +170,10 @@ class Norms:
 
     def bounds(self) -> Tensor:
         """Return squared upper bounds (6); infinite or NaN for units to be left out (23)."""
-        return (
-            (self.square.clamp(min=0) + self.error).sqrt() + self.rounding
-        ).square() * BOUND_SLACK
+        return ((self.square.abs() + self.error).sqrt() + self.rounding).square() * BOUND_SLACK
 
-    def of(self, index: int) -> "Norms":
-        """Return the norms of one of k weights, shape (u,)."""
+    def of(self, index: int | slice) -> "Norms":
+        """Return the norms of one of k weights, shape (u,), or of some of them."""
         return Norms(self.square[index], self.error[index], self.rounding[index])
 
 
@@ -207,12 +205,13 @@ def formed_norms(values: Tensor) -> Norms:
     # A CPU copies what it squares in float64: a part at a time.
     parts = values.split(max(1, _numbers_at_a_time(values.device) // max(1, u)), 1)
     norms = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts]
-    square = torch.stack(norms).square().sum(0)
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    square = norm.square()
     steps = gamma(u + EXTRA_STEPS, _unit(values))
     return Norms(
         square,
         square * ((n + 4) * 2.0**-52) + 4 * n * LEAST_SQUARE,
-        square.sqrt() * (steps * SLACK) + 4 * n**0.5 * _least(values) / LEAST_FACTOR,
+        norm * (steps * SLACK) + 4 * n**0.5 * _least(values) / LEAST_FACTOR,
     )
 
 
@@ -305,27 +304,36 @@ class Lookup:
         return self.ids + units.unsqueeze(1) * self.count
 
     def norms(self) -> Norms:
-        """Return the norms, shape (u,): values of the same row are summed first (18), (19)."""
-        values = widened(self.values)
-        u, t, d = values.shape
-        slots, order = self._slots().flatten().sort(stable=True)
-        rank = (slots.diff(prepend=slots[:1]) != 0).cumsum(0)
-        values = values.flatten(0, 1).index_select(0, order)
-        unit_of = slots.new_zeros(u * t).index_copy_(0, rank, slots // self.count)
-        lengths = _lengths(values)
-        lengths = torch.zeros_like(lengths).index_add_(0, rank, lengths)
-        sums = torch.zeros_like(values).index_add_(0, rank, values)
-        squares = torch.linalg.vector_norm(sums, dim=1, dtype=torch.float64).square()
-        both = torch.stack([squares, lengths.square()], 1)
-        square, longest = both.new_zeros(u, 2).index_add_(0, unit_of, both).unbind(1)
-        longest = longest.sqrt()  # the norm if no two values of a row cancelled
-        unit, least = _unit(values), _least(values)
-        moved = longest * gamma(t, unit) + 2 * t * d**0.5 * least
-        error = 2 * square.sqrt() * moved + moved.square() + square * ((d + t) * 2.0**-51)
-        error = error + 4 * t * d * LEAST_SQUARE
-        steps = gamma(u * t + EXTRA_STEPS, unit)
-        lost = 4 * t * d**0.5 * least / LEAST_FACTOR
-        return Norms(square, error * SLACK, longest * (steps * SLACK) + lost)
+        """Return the norms, shape (u,)."""
+        return lookup_norms([self]).of(0)
+
+
+def lookup_norms(uses: Sequence[Lookup]) -> Norms:
+    """Return the norms of uses whose values have one shape and dtype, shape (k, u) (18), (19).
+
+    Values of the same row are summed first.
+    """
+    values = widened(_stacked([use.values for use in uses]))
+    k, u, t, d = values.shape
+    ids = _stacked([use.ids for use in uses]).reshape(k * u, t)
+    # The sum of a row is at the place of its first value, if a unit's values were sorted by row.
+    places = torch.searchsorted(ids.sort(dim=1).values, ids)
+    units = torch.arange(k * u, device=ids.device).unsqueeze(1)
+    places = places.add(units, alpha=t).flatten()
+    values = values.flatten(0, 2)
+    lengths = _lengths(values)
+    lengths = torch.zeros_like(lengths).index_add_(0, places, lengths)
+    sums = torch.zeros_like(values).index_add_(0, places, values)
+    norm = torch.linalg.vector_norm(sums.view(k, u, t * d), dim=2, dtype=torch.float64)
+    # The norm if no two values of a row cancelled.
+    longest: Tensor = torch.linalg.vector_norm(lengths.view(k, u, t), dim=2)
+    square, unit, least = norm.square(), _unit(values), _least(values)
+    moved = longest * (gamma(t, unit) * SLACK) + 2 * t * d**0.5 * least * SLACK
+    error = moved.add(norm, alpha=2) * moved
+    error = error.add(square, alpha=(t * d + 4) * 2.0**-51) + 4 * t * d * LEAST_SQUARE
+    steps = gamma(u * t + EXTRA_STEPS, unit)
+    lost = 4 * t * d**0.5 * least / LEAST_FACTOR
+    return Norms(square, error, longest * (steps * SLACK) + lost)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
@@ -375,7 +383,7 @@ SMALL_OPERANDS = 2**18
 
 
 def _chunks(indices: list[int], numbers: int) -> Iterator[list[int]]:
-    """Yield indices of equally shaped operands, of so many numbers each, that are copied together."""
+    """Yield indices of operands, of so many numbers each, that are copied together."""
     together = SMALL_OPERANDS // max(1, numbers)
     together = together if together > 2 else 1  # A copy of two saves no operation.
     for start in range(0, len(indices), together):
@@ -400,20 +408,57 @@ def _grams(operands: list[Tensor]) -> list[Tensor]:
     return grams
 
 
+@dataclass(frozen=True)
+class _Constants:
+    """Constants of k uses that depend on public sizes only, float64.
+
+    A dimension of 2 is for the output gradients and the inputs.
+
+    Attributes:
+        stretch: Factor of the diagonals of Gram matrices, shape (2, k, 1, 1) (11).
+        lost: What is added after that, shape (2, k, 1, 1) (11).
+        errors: Factors of (a), (b), (d) and (c), shape (4, k, 1) (13).
+        squares: Factors of the squared sums of lengths, shape (2, k, 1) (13).
+        totals: Factors of these sums, shape (2, k, 1) (17).
+        alone: The last term, shape (k, 1) (17).
+    """
+
+    stretch: Tensor
+    lost: Tensor
+    errors: Tensor
+    squares: Tensor
+    totals: Tensor
+    alone: Tensor
+
+
 @lru_cache(maxsize=1024)
 def _constants(
-    sizes: tuple[tuple[int, int], ...], units: tuple[float, float], least: tuple[float, float],
-    halves: tuple[bool, bool], device: torch.device,
-) -> Tensor:  # fmt: skip
-    """Return constants of uses that depend on public sizes only, shape (8, k, 1), float64."""
-    rows, piece = [], pieces(device).gram
-    for pair in sizes:
-        steps = [chain(n, piece, halves=half) for n, half in zip(pair, halves, strict=True)]
-        errors = [gamma(s, unit) for s, unit in zip(steps, units, strict=True)]
+    t: int, sizes: tuple[tuple[int, int], ...], units: tuple[float, float],
+    least: tuple[float, float], halves: tuple[bool, bool], device: torch.device,
+) -> _Constants:  # fmt: skip
+    """Return the constants of uses with t positions and of the given sizes (p, d)."""
+    rows, piece, unit = [], pieces(device).gram, min(units)
+    of_sum = gamma(t + 2 + (t + 10) * 2.0**-53 / unit, unit)  # (12)
+    underflow = 4 * max(least) / LEAST_FACTOR  # (17)
+    for p, d in sizes:
+        steps = [chain(n, piece, halves=half) for n, half in zip((p, d), halves, strict=True)]
+        of_left, of_right = (gamma(s, unit) for s, unit in zip(steps, units, strict=True))
         stretch = [1 / (1 - 2 * s * unit) for s, unit in zip(steps, units, strict=True)]  # (11)
-        lost = [4 * n * tiny for n, tiny in zip(pair, least, strict=True)]  # (5)
-        rows.append([*errors, *stretch, *lost, *(n**0.5 for n in pair)])
-    return torch.tensor(rows, dtype=torch.float64).t().unsqueeze(2).to(device)
+        lost = [4 * n * tiny for n, tiny in zip((p, d), least, strict=True)]  # (5)
+        rows.append(
+            [
+                *stretch,
+                *(a * b for a, b in zip(lost, stretch, strict=True)),
+                *(SLACK * error for error in (of_left, of_right, of_sum, of_left * of_right)),
+                *(SLACK * 2 * lost[1], SLACK * 2 * lost[0]),
+                *(underflow * d**0.5, underflow * p**0.5, underflow * t * (p * d) ** 0.5),
+            ]
+        )
+    table = torch.tensor(rows, dtype=torch.float64).t().unsqueeze(2).to(device)
+    stretch, lost, errors, squares, totals, alone = table.split([2, 2, 4, 2, 2, 1])
+    return _Constants(
+        stretch.unsqueeze(3), lost.unsqueeze(3), errors, squares, totals, alone.squeeze(0)
+    )
 
 
 Identity = tuple[int, torch.Size, tuple[int, ...], int]
@@ -447,64 +492,31 @@ def _outer_norms(
         multiplied_as_halves(first.right, first.right),
     )
     sizes = tuple((use.left.shape[2], use.right.shape[2]) for use in uses)
-    table = _constants(sizes, units, leasts, halves, device)
-    error_left, error_right, stretch_left, stretch_right, lost_left, lost_right, root_p, root_d = (
-        table
-    )
+    constants = _constants(t, sizes, units, leasts, halves, device)
     if left.dtype != right.dtype:
         left, right = left.double(), right.double()
     unit, least = _unit(left), _least(left)
 
-    # Letters as in the proof: x and y bound lengths of output gradients and inputs.
-    x, y = _bounded(left, lost_left, stretch_left), _bounded(right, lost_right, stretch_right)
-    longest = (x.lengths * y.lengths).sum(2)  # B, the norm if no two products cancelled
+    # Of both operands, shapes (2, k, u, t) and (2, k, u); letters as in the proof.
+    diagonals = torch.stack([gram.diagonal(dim1=2, dim2=3) for gram in (left, right)])
+    squares = torch.addcmul(constants.lost, diagonals, constants.stretch)  # (11)
+    lengths = squares.sqrt()
+    trace, total = squares.sum(3), lengths.sum(3)
+    rows = torch.stack([torch.linalg.vector_norm(gram, dim=3) for gram in (left, right)])
+    norm = torch.linalg.vector_norm(rows, dim=3, dtype=torch.float64)
+    stretch = SLACK / math.sqrt(1 - 2 * (t + 2) * unit)
+    norm = norm * stretch + 2 * t * math.sqrt(least) * stretch  # (14)
+    longest = torch.einsum("kut,kut->ku", lengths[0], lengths[1])  # B, the norm without cancelling
     largest = longest.square()
     square = left.mul_(right).sum(3).sum(2, dtype=torch.float64)
-    steps = gamma(t * (1 + 2.0**-53 / unit) + 2, unit)  # (12)
-    error = (  # (13)
-        error_left * torch.minimum(x.trace * y.norm, largest)
-        + error_right * torch.minimum(y.trace * x.norm, largest)
-        + error_left * error_right * largest
-        + steps * torch.minimum(x.norm * y.norm, largest)
-        + 2 * (lost_right * x.total.square() + lost_left * y.total.square())
-        + 8 * t * t * least
-    )
-    # An infinite square of either sign makes the unit NaN: clamping must not hide it (23).
-    error = error * SLACK + (square - square)
+    products = (trace[0] * norm[1], trace[1] * norm[0], norm[0] * norm[1], largest)
+    error = (torch.minimum(torch.stack(products), largest) * constants.errors).sum(0)  # (13)
+    error = error + (total.square() * constants.squares).sum(0) + 8 * t * t * least * SLACK
     summed_as_halves = multiplied_as_halves(first.left, first.right)
     added = chain(u * t, pieces(device).contraction, halves=summed_as_halves)
     steps = gamma(added + EXTRA_STEPS, max(units))  # (15)
-    lost = root_p * y.total + root_d * x.total + t * root_p * root_d  # (17)
-    rounding = longest * (steps * SLACK) + lost * (4 * max(leasts) / LEAST_FACTOR)
-    return Norms(square, error, rounding), of_inputs
-
-
-@dataclass
-class _Bounded:
-    """Upper bounds from the Gram matrices of one operand, float64.
-
-    Attributes:
-        lengths: Lengths of positions, shape (k, u, t).
-        total: Sum of the lengths, shape (k, u).
-        trace: Sum of their squares, shape (k, u).
-        norm: Frobenius norm of the Gram matrix, shape (k, u); infinite if it overflows.
-    """
-
-    lengths: Tensor
-    total: Tensor
-    trace: Tensor
-    norm: Tensor
-
-
-def _bounded(gram: Tensor, lost: Tensor, stretch: Tensor) -> _Bounded:
-    """Return the bounds from Gram matrices, shape (k, u, t, t), and their errors, shape (k, 1)."""
-    t, unit, least = gram.shape[3], _unit(gram), _least(gram)
-    diagonals = gram.diagonal(dim1=2, dim2=3).double()
-    squares = (diagonals + lost.unsqueeze(2)) * stretch.unsqueeze(2)  # (11)
-    rows: Tensor = torch.linalg.vector_norm(gram, dim=3).double().square()
-    norm = ((rows.sum(2) + 4 * t * t * least) * (SLACK / (1 - 2 * (t + 2) * unit))).sqrt()  # (14)
-    lengths = squares.sqrt()
-    return _Bounded(lengths, lengths.sum(2), squares.sum(2), norm)
+    lost = (total * constants.totals).sum(0) + constants.alone  # (17)
+    return Norms(square, error, lost.add(longest, alpha=steps) * SLACK), of_inputs
 
 
 def _stacked(parts: list[Tensor]) -> Tensor:
@@ -532,26 +544,28 @@ def tied_norms(head: Norms, embedding: Norms, outer: Outer, lookup: Lookup) -> N
     unit, least = _unit(outer.left, outer.right, lookup.values), torch.finfo(torch.float32).tiny
     halves = multiplied_as_halves(outer.right, lookup.values)
     cross = (picked * aligned).sum(2).sum(1, dtype=torch.float64)
-    heights = picked.abs().double()
-    right, values = _lengths(outer.right), _lengths(lookup.values)
-    longest = torch.einsum("us,ust,ut->u", right, heights, values)
-    sums, steps = (
-        gamma(chain(d, piece, halves=halves), unit),
-        gamma(t + s * 2.0**-53 / unit + 2, unit),
-    )
-    error = longest * (sums + steps + sums * steps)
-    error = error + heights.sum((1, 2)) * (8 * d * least) + 4 * s * t * least  # (21)
-    error = error + (head.square.abs() + embedding.square) * 2.0**-50
+    sums = gamma(chain(d, piece, halves=halves), unit)
+    steps = gamma(t + s * 2.0**-53 / unit + 2, unit)
+    rate = sums + steps + sums * steps
+    more = math.sqrt(8 * d * least / rate)
+    right, values = _lengths(outer.right, more), _lengths(lookup.values, more)
+    longest = torch.einsum("us,ust,ut->u", right, picked.abs().double(), values)
+    error = (head.error + embedding.error).add(longest, alpha=2 * SLACK * rate)  # (21), (22)
     return Norms(
         head.square + embedding.square + 2 * cross,
-        head.error + embedding.error + 2 * SLACK * error + (cross - cross),
+        error + 8 * s * t * least * SLACK,
         head.rounding + embedding.rounding,
     )
 
 
 # ---------------------------------------------------------------------------------- weighted sums
 def rounded_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return factors in a dtype, none of them larger; 0 for those below ``LEAST_FACTOR`` (16)."""
+    """Return factors in a dtype, none of them larger; 0 for those below ``LEAST_FACTOR`` (16).
+
+    Float32 factors have been rounded down already: they are returned as they are.
+    """
+    if factors.dtype == torch.float32:
+        return factors.to(dtype)
     large = factors.where(factors >= LEAST_FACTOR, 0)
     if dtype == factors.dtype:
         return large
@@ -565,7 +579,7 @@ def weighted_sums(uses: Sequence[Outer], factors: Tensor) -> Iterator[tuple[int,
 
     Args:
         uses: Uses with the same u. Non-finite units must have been left out by ``without``.
-        factors: Clipping factors, shape (u,), float64.
+        factors: Clipping factors, shape (u,): float64, or float32 from ``rounded_down``.
 
     Yields:
         Index, and the sum, shape (p, d), float32 or float64.

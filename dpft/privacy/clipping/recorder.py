@@ -22,7 +22,9 @@ from dpft.privacy.clipping.products import (
     Outer,
     formed_norms,
     formed_weighted_sum,
+    lookup_norms,
     outer_norms,
+    rounded_down,
     tied_norms,
     weighted_sums,
 )
@@ -76,6 +78,7 @@ class Recorder:
         self._formed: dict[str, Tensor] = {}
         self._joined: list[tuple[list[str], Tensor]] = []
         self._last_cast: tuple[Tensor, int, bool, Tensor] | None = None
+        self._saw_double = False
 
     @property
     def has_uses(self) -> bool:
@@ -140,12 +143,16 @@ class Recorder:
         whole = gradients if gradients.dim() == 2 else gradients.reshape(len(gradients), -1)
         if not len(whole) == self.rows == self.units:
             whole = self._by_unit(name, whole.unsqueeze(1)).sum(1)
-        self.saw_half = self.saw_half or whole.dtype in HALF
+        self._saw(whole.dtype)
         self._add_formed(name, whole if whole.dtype not in HALF else whole.float())
 
     def _add_formed(self, name: str, gradients: Tensor) -> None:
         known = self._formed.get(name)
         self._formed[name] = gradients if known is None else known + gradients
+
+    def _saw(self, dtype: torch.dtype) -> None:
+        self.saw_half = self.saw_half or dtype in HALF
+        self._saw_double = self._saw_double or dtype == torch.float64
 
     def _by_unit(self, name: str, values: Tensor) -> Tensor:
         """Return (u, t', d) from (n, t, d)."""
@@ -156,7 +163,7 @@ class Recorder:
                 f" micro-batch of {self.rows} rows",
                 [name],
             )
-        self.saw_half = self.saw_half or values.dtype in HALF
+        self._saw(values.dtype)
         return values if n == self.units else values.reshape(self.units, n // self.units * t, d)
 
     # Called by the engine, after the backward pass.
@@ -168,35 +175,52 @@ class Recorder:
             Shape (groups, u) each, float64. Infinite or NaN bounds mark units that overflowed.
         """
         self._settle()
-        totals = torch.zeros(2, self._count, self.units, dtype=torch.float64, device=self._device)
+        found: list[tuple[Sequence[str], Norms]] = []
         for names, whole in self._joined:
-            self._add_norms(totals, names[:1], formed_norms(whole))
-        lookups = {name: use.norms() for name, (use,) in self._lookups.items()}
+            found.append((names[:1], formed_norms(whole)))
+        lookups = self._lookup_norms()
         by_length: dict[int, list[str]] = defaultdict(list)
         for name, (use,) in self._outer.items():
             by_length[use.left.shape[1]].append(name)
         for names in by_length.values():
-            norms = outer_norms([self._outer[name][0] for name in names])
+            norms, start = outer_norms([self._outer[name][0] for name in names]), 0
             for k, name in enumerate(names):
                 if name in lookups:  # A weight that is tied: the two uses have a cross term.
                     uses = self._outer[name][0], self._lookups[name][0]
                     tied = tied_norms(norms.of(k), lookups.pop(name), *uses)
-                    for field in ("square", "error", "rounding"):
-                        getattr(norms, field)[k] = getattr(tied, field)
-            self._add_norms(totals, names, norms)
-        for name, norms in lookups.items():
-            self._add_norms(totals, [name], norms)
-        squares, bounds = totals.unbind()
-        return squares, bounds
+                    found += [(names[start:k], norms.of(slice(start, k))), ([name], tied)]
+                    start = k + 1
+            found.append((names[start:], norms.of(slice(start, None))))
+        found += [([name], norms) for name, norms in lookups.items()]
+        return self._totals(found)
 
-    def _add_norms(self, totals: Tensor, names: Sequence[str], norms: Norms) -> None:
-        """Add the squares of some parameters' norms, (k, u) or (u,), to those of their groups."""
-        both = torch.stack([norms.square.clamp(min=0), norms.bounds()]).view(2, -1, self.units)
+    def _lookup_norms(self) -> dict[str, Norms]:
+        """Return the norms of look-ups; small ones of equal shape are processed together."""
+        by_shape: dict[tuple[object, ...], list[str]] = defaultdict(list)
+        for name, (use,) in self._lookups.items():
+            is_small = use.values.numel() <= SMALL_OPERANDS
+            by_shape[use.values.shape, use.values.dtype, "" if is_small else name].append(name)
+        found = {}
+        for names in by_shape.values():
+            norms = lookup_norms([self._lookups[name][0] for name in names])
+            found.update({name: norms.of(k) for k, name in enumerate(names)})
+        return found
+
+    def _totals(self, found: Sequence[tuple[Sequence[str], Norms]]) -> tuple[Tensor, Tensor]:
+        """Return the sums of squares and bounds over the parameters of each group."""
+        if not found:
+            nothing = torch.zeros(self._count, self.units, dtype=torch.float64, device=self._device)
+            return nothing, nothing
+        fields = zip(*((n.square, n.error, n.rounding) for _, n in found), strict=True)
+        norms = Norms(*(torch.cat([v.view(-1, self.units) for v in field]) for field in fields))
+        squares, bounds = norms.square.clamp(min=0), norms.bounds()
         if self._count == 1:
-            totals[:, 0] += both.sum(1)
-        else:
-            index = torch.tensor([self._groups[name] for name in names], device=totals.device)
-            totals.index_add_(1, index, both)
+            return squares.sum(0, keepdim=True), bounds.sum(0, keepdim=True)
+        groups = [self._groups[name] for names, _ in found for name in names]
+        index = torch.tensor(groups, device=squares.device)
+        totals = squares.new_zeros(2, self._count, self.units)
+        squares, bounds = totals.index_add_(1, index, torch.stack([squares, bounds])).unbind()
+        return squares, bounds
 
     def _settle(self) -> None:
         """Join the uses of each parameter into one (two if it is tied), and small gradients."""
@@ -257,6 +281,8 @@ class Recorder:
                 may be infinite or NaN, contribute exactly zero.
             sizes: Number of entries of each parameter.
         """
+        if not self._saw_double:
+            factors = rounded_down(factors, torch.float32)  # once, and not for each sum
         small: dict[int, list[str]] = defaultdict(list)
         for name, (use,) in self._outer.items():
             if use.left.numel() + use.right.numel() <= SMALL_OPERANDS:

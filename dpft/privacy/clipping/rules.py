@@ -239,7 +239,8 @@ class _LayerNorm(torch.autograd.Function):
         inputs, weight, bias, mean, rstd = ctx.saved_tensors
         middle = range(1, grads.dim() - len(ctx.shape))
         if "weight" in ctx.site.names:
-            normalized = torch.native_layer_norm(inputs, ctx.shape, None, None, ctx.eps)[0]
+            wide = inputs.float() if inputs.dtype in HALF else inputs
+            normalized = F.layer_norm(wide, ctx.shape, None, None, ctx.eps)
             ctx.site.formed("weight", summed(grads * normalized, middle))
         if "bias" in ctx.site.names:
             ctx.site.formed("bias", summed(grads, middle))

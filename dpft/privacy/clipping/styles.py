@@ -71,7 +71,8 @@ class ClippingStyle(ABC):
         """
         least, most = FACTOR_RANGE
         factors = self._factors(bounds).clamp(max=most) * ROUNDED_DOWN
-        return torch.where(bounds.isfinite() & (factors >= least), factors, 0.0)
+        # Of an infinite bound, the factor is 0; of NaN, it is NaN, which is not at least ``least``.
+        return torch.where(factors >= least, factors, 0.0)
 
     @abstractmethod
     def _factors(self, bounds: Tensor) -> Tensor:

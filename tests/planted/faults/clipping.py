@@ -106,9 +106,9 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 RECORDER,
-                "            self._add_norms(totals, names[:1], formed_norms(whole))\n",
+                "            found.append((names[:1], formed_norms(whole)))\n",
                 """            if not any(name.endswith("bias") for name in names):
-                self._add_norms(totals, names[:1], formed_norms(whole))
+                found.append((names[:1], formed_norms(whole)))
 """,
             ),
         ),

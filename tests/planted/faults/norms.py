@@ -16,9 +16,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="norms/as-computed",
         breaks="Records must be clipped by a bound of their norm: the computed one can be too small.",
-        edits=(
-            Edit(PRODUCTS, "(self.square.clamp(min=0) + self.error)", "self.square.clamp(min=0)"),
-        ),
+        edits=(Edit(PRODUCTS, "(self.square.abs() + self.error)", "self.square.clamp(min=0)"),),
         tests=(WORST_CASE, ONE_LINE),
     ),
     Fault(
@@ -27,8 +25,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 PRODUCTS,
-                "+ self.error).sqrt() + self.rounding\n",
-                "+ self.error).sqrt()\n",
+                "+ self.error).sqrt() + self.rounding)",
+                "+ self.error).sqrt())",
             ),
         ),
         tests=(ONE_LINE,),
@@ -39,8 +37,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 PRODUCTS,
-                "        lost = [4 * n * tiny for n, tiny in zip(pair, least, strict=True)]  # (5)\n",
-                "        lost = [0.0 for n, tiny in zip(pair, least, strict=True)]\n",
+                "        lost = [4 * n * tiny for n, tiny in zip((p, d), least, strict=True)]  # (5)\n",
+                "        lost = [0.0, 0.0]\n",
             ),
         ),
         tests=(ONE_LINE,),
