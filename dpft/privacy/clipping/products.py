@@ -315,7 +315,7 @@ def lookup_norms(uses: Sequence[Lookup]) -> Norms:
     """
     values = widened(_stacked([use.values for use in uses]))
     k, u, t, d = values.shape
-    ids = _stacked([use.ids for use in uses]).reshape(k * u, t)
+    ids = _stacked([use.ids for use in uses]).reshape(k * u, t).contiguous()
     # The sum of a row is at the place of its first value, if a unit's values were sorted by row.
     places = torch.searchsorted(ids.sort(dim=1).values, ids)
     units = torch.arange(k * u, device=ids.device).unsqueeze(1)
