@@ -129,6 +129,11 @@ def _product(pairs: Sequence[tuple[Tensor, Tensor]], piece: int) -> Tensor:
     halves = multiplied_as_halves(*pairs[0])
     if not halves:
         pairs = [_same_precision(*pair) for pair in pairs]
+        n, count = len(pairs[0][0]), pairs[0][0].shape[2] // piece
+        # Many small calls, such as for the head of a large vocabulary, take longer than few.
+        numbers = count * pairs[0][0].shape[1] * pairs[0][1].shape[2]
+        if n < count and numbers <= SMALL_OPERANDS:
+            return _product_of_many_pieces(*pairs[0], piece)
     total = None
     for start in range(0, max(1, pairs[0][0].shape[2]), piece):
         part = None
@@ -144,6 +149,17 @@ def _product(pairs: Sequence[tuple[Tensor, Tensor]], piece: int) -> Tensor:
         assert part is not None
         total = part if total is None else total.add_(part)
     assert total is not None
+    return total
+
+
+def _product_of_many_pieces(left: Tensor, right: Tensor, piece: int) -> Tensor:
+    """Return ``_product`` of one pair, all pieces of each of the n products at a time."""
+    whole = left.shape[2] // piece * piece
+    lefts = left[:, :, :whole].unflatten(2, (-1, piece)).transpose(1, 2)
+    rights = right[:, :whole].unflatten(1, (-1, piece))
+    total = torch.stack([torch.bmm(*pair).sum(0) for pair in zip(lefts, rights, strict=True)])
+    if whole < left.shape[2]:
+        total += torch.bmm(left[:, :, whole:], right[:, whole:])
     return total
 
 
@@ -506,7 +522,7 @@ def _outer_norms(
     norm = torch.linalg.vector_norm(rows, dim=3, dtype=torch.float64)
     stretch = SLACK / math.sqrt(1 - 2 * (t + 2) * unit)
     norm = norm * stretch + 2 * t * math.sqrt(least) * stretch  # (14)
-    longest = torch.einsum("kut,kut->ku", lengths[0], lengths[1])  # B, the norm without cancelling
+    longest = lengths.prod(0).sum(2)  # B, the norm if no two products cancelled
     largest = longest.square()
     square = left.mul_(right).sum(3).sum(2, dtype=torch.float64)
     products = (trace[0] * norm[1], trace[1] * norm[0], norm[0] * norm[1], largest)
@@ -549,7 +565,7 @@ def tied_norms(head: Norms, embedding: Norms, outer: Outer, lookup: Lookup) -> N
     rate = sums + steps + sums * steps
     more = math.sqrt(8 * d * least / rate)
     right, values = _lengths(outer.right, more), _lengths(lookup.values, more)
-    longest = torch.einsum("us,ust,ut->u", right, picked.abs().double(), values)
+    longest = (picked.abs() * right.unsqueeze(2) * values.unsqueeze(1)).sum((1, 2))
     error = (head.error + embedding.error).add(longest, alpha=2 * SLACK * rate)  # (21), (22)
     return Norms(
         head.square + embedding.square + 2 * cross,
