@@ -10,6 +10,7 @@ own scale, ignores non-finite units, and reports mixing only if at least two uni
 that mixes rows changes the others, too). Synthetic rows are not crafted, so S is strict.
 """
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -208,7 +209,8 @@ class Checks:
             state_unchanged(self._model),
             without_dropout(self._model) as dropout,
         ):
-            order = torch.randperm(units).tolist()
+            # Not from PyTorch's generator, whose state each check restores.
+            order = random.SystemRandom().sample(range(units), units)
             halves = [_rows_of(half, rows) for half in (order[: units // 2], order[units // 2 :])]
             losses = [self._losses(take_rows(micro_batch.batch, half)) for half in halves]
             norms = self._norms(micro_batch, order[:2], rows)
