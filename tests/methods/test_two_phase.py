@@ -31,6 +31,7 @@ from dpft.training.synthetic_batches import synthetic_batch
 from dpft.training.training_state import TrainingState
 from tests.clipped_batches import clipped_batches
 from tests.privacy.clipping.oracle import ENGINES, TOLERANCE, distance, unit_gradients
+from tests.self_checks import checked_phases
 from tests.slowness import slow
 from tests.training import toy
 
@@ -163,6 +164,7 @@ def run_privately(folder: Path, **settings) -> list[dict[str, torch.Tensor]]:
     object.__setattr__(own, "phases", phases)
     privacy = toy.privacy()
     plan = make_plan(privacy, num_examples=12, expected_batch_size=6, phases=phases)
+    object.__setattr__(own, "choices", checked_phases(model, method, plan))
     train_privately(own, plan, privacy, epsilon_after=toy.spent)
     folders = sorted((folder / "private" / "checkpoints").glob("step-*"))
     return [load_file(path / "model.safetensors") for path in folders]
@@ -220,6 +222,7 @@ def test_the_second_phase_begins_with_a_new_optimizer_where_it_is_asked_for(tmp_
     object.__setattr__(own, "phases", phases)
     privacy = toy.privacy()
     plan = make_plan(privacy, num_examples=12, expected_batch_size=6, phases=phases)
+    object.__setattr__(own, "choices", checked_phases(model, method, plan))
     train_privately(own, plan, privacy, epsilon_after=toy.spent)
     for step in range(1, STEPS + 1):
         path = tmp_path / f"private/checkpoints/step-{step:08d}/optimizer.safetensors"

@@ -29,7 +29,7 @@ from tests.stories.tiny import (
     write_rows,
 )
 
-QUICK = "train.steps=2"
+QUICK = ("train.steps=2",)
 OPEN = ("train", *SETTING, "train.expected_batch_size=8", "privacy=none")
 SHORT = "decode.max_new_tokens=4"
 FOR_SLOW_TESTS = ("on", "open_canaries")

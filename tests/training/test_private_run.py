@@ -275,7 +275,7 @@ def test_trust_rule_4_the_first_checkpoint_is_whole_before_the_ledgers_first_lin
     folder = kill(tmp_path / "run", "before the first line")
     assert (folder / "ledger.jsonl").read_bytes() == b""
     known = find_resume_point(folder).checkpoint.run
-    line = first_line(known.run_id, known.plan)
+    line = first_line(known.run_id, known.plan, known.clipper)
     assert known.ledger == KnownLedger(lines=1, head=hash_of(line), position=0)
     (folder / "ledger.jsonl").write_text(first_line("0" * 32, known.plan) + "\n")
     with pytest.raises(StateError, match="line 1: the ledger's head must be"):
@@ -398,6 +398,6 @@ def test_a_checkpoint_holds_what_noise_covers_and_no_norm_or_activation(undistur
         "checksum",
     }  # fmt: skip
     assert state["run"].keys() == {
-        "plan", "environment", "frozen", "ledger", "promises", "run_id", "stream"
+        "plan", "clipper", "environment", "frozen", "ledger", "promises", "run_id", "stream"
     }  # fmt: skip
     assert state["run"]["frozen"] == {}  # Everything trains.

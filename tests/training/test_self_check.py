@@ -54,7 +54,7 @@ def tied_model() -> nn.Module:
 def test_a_missing_cross_term_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine_of(tied_model()) == "book_keeping"
     monkeypatch.setattr(recorder, "tied_norms", without_cross_term)
-    with pytest.raises(InputError, match="engine 'book_keeping' is not exact"):
+    with pytest.raises(InputError, match="engine='book_keeping'` is not exact"):
         engine_of(tied_model())
     assert engine_of(tied_model(), "auto") == "rows"
 
