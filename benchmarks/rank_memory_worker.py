@@ -198,7 +198,7 @@ def take_steps(workload: RankWorkload, ranks: Ranks) -> dict[str, Any]:
             model, max_length=workload.length, layout=training_set.layout
         )
         with peaks.during("self-check"), ranks.settled():
-            engine.self_check(*synthetic.batches)
+            engine._clipper.self_check(*synthetic.batches)
         watched = WatchedEngine(engine, peaks)
         for step in range(1, STEPS + 1):
             compute_gradient(training_set, watched, step, ranks)  # type: ignore[arg-type]

@@ -79,12 +79,11 @@ class PrivacyEngine:
             stream: Steps that were in the ledger when this stream of noise began.
             history: As ``noise_history`` returned it after ``steps_taken`` steps; None: it begins.
             options: How to clip, but for norm and style, which are the plan's; None: as usual.
-            choices: Results of each phase's self-check; otherwise call ``self_check``.
+            choices: Results of each phase's self-check.
             moved: Frozen parameters that are changed all the same, as a function of noisy sums.
             ranks: The run's processes; each adds up its share of the first one's draw.
             shards: ``model``, where each rank has but a shard of it.
 
-        Raises: As ``PhasedClipper``.
         """
         self.plan = plan
         self.steps_taken = steps_taken
@@ -149,11 +148,10 @@ class PrivacyEngine:
         """Adds a micro-batch's clipped sum; see ``PhasedClipper.accumulate``."""
         if not self._open_step:
             raise RuntimeError("accumulate must come between draw and finish_step.")
-        return self._clipper.accumulate(batch, rows_per_unit)
-
-    def self_check(self, *batches: Any, rows_per_unit: int = 1) -> ClippingChoice:
-        """Check the clipper on synthetic batches; as ``PerExampleClipper.self_check``."""
-        return self._clipper.self_check(*batches, rows_per_unit=rows_per_unit)
+        self._open_step = False  # A step with a failed micro-batch cannot be finished.
+        result = self._clipper.accumulate(batch, rows_per_unit)
+        self._open_step = True
+        return result
 
     def finish_step(self) -> SignalAndNoise | None:
         """Ends a step: every trainable parameter's ``grad`` becomes the private gradient.
@@ -317,5 +315,5 @@ class PhasedClipper:
 def _check_sensitivity(phase: Phase, sensitivity: float) -> None:
     if phase.sensitivity != sensitivity:
         raise ValueError(
-            f"every phase's sensitivity must be its clipper's, {sensitivity}, got {phase}."
+            f"every phase's sensitivity must be {sensitivity}, got {phase}."
         )

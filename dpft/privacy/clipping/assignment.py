@@ -164,10 +164,8 @@ class Assignment:
         rule = self._rule(path)
         site = Site(self._recorder, {owner.attribute: owner.name for owner in owners})
         if calls is None:
-            if rule is not None:
-                self._assign(path, rule(module, site), "rule")
-                return True
-            # A module with a forward that did not run: its parameters are not used.
+            # The self-check did not run its forward, so it could not verify a rule. If records do,
+            # the parameters get ordinary gradients, and the micro-batch runs by engine rows.
             return _has_forward(module)
         if not calls.is_uniform:
             return False

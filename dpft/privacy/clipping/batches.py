@@ -33,11 +33,11 @@ def count_rows(batch: Any) -> int:
     counts = list(sizes.values())
     rows = max(set(counts), key=counts.count)
     for place, size in sizes.items():
-        if size is None or size != rows:
+        if size is None or size != rows:  # No sizes: those of records are private.
             raise InputError(
                 "every tensor of a batch must have the same leading dimension, the number of rows,"
-                f" but batch{place} has shape {tuple(tensors[place].shape)} and others have {rows}"
-                " rows; put data without rows, such as class weights, into losses_of itself."
+                f" but that of batch{place} differs from the others'; put data without rows, such"
+                " as class weights, into losses_of itself."
             )
     assert rows is not None
     return rows

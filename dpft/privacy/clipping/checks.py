@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpft.errors import InputError, RunError
+from dpft.parallel.cutting import local
 from dpft.privacy.clipping.batches import count_rows, take_rows
 from dpft.privacy.clipping.engines import (
     GRADIENT_WRITTEN,
@@ -129,6 +130,11 @@ class Checks:
             torch.manual_seed(0)
             with subsets_must_run():
                 expected = self._rows.run_units(alone, None, rows_per_unit)
+            if not self._rows.has_sums:
+                raise InputError(
+                    "losses must require grad, got losses without a graph; compute them from the"
+                    " clipped model without torch.no_grad."
+                )
             if not bool(expected.losses.isfinite().all() & expected.norms.isfinite().all()):
                 raise RunError(
                     "losses or gradients of the self-check's synthetic examples are not finite;"
@@ -189,7 +195,7 @@ class Checks:
 
     def sample(
         self, micro_batch: MicroBatch, run: Callable[[MicroBatch], Clipped]
-    ) -> "Sample | None":
+    ) -> "Sample | bool":
         """Run subsets of a micro-batch of records, before the engine runs all of it.
 
         Only norms and losses are kept, so that no gradient of a check is in memory during the
@@ -197,8 +203,11 @@ class Checks:
 
         Args:
             micro_batch: At least two units.
-            run: Runs the engine. It is called only if the model has dropout, which
-                is off here; then the comparison is made here, and the result is None.
+            run: Runs the engine. It is called only if the model has dropout, which is off here;
+                then the comparison is made here.
+
+        Returns:
+            What to compare with the engine's result, or the result of ``compare``.
 
         Raises:
             RunError: As ``compare``.
@@ -217,17 +226,19 @@ class Checks:
             sample = Sample(order, halves[0] + halves[1], torch.cat(losses), norms)
             if not dropout.is_used:
                 return sample
-            self.compare(sample, micro_batch, run(micro_batch))
-        return None
+            return self.compare(sample, micro_batch, run(micro_batch))
 
-    def compare(self, sample: "Sample", micro_batch: MicroBatch, clipped: Clipped) -> None:
+    def compare(self, sample: "Sample", micro_batch: MicroBatch, clipped: Clipped) -> bool:
         """Compare subsets with the whole micro-batch.
+
+        Returns:
+            Whether at least two finite units were compared: a check of fewer has found nothing.
 
         Raises:
             RunError: Examples mix, or norms differ for at least two units.
         """
         rows = micro_batch.rows // micro_batch.units
-        self._find_mixing(sample.losses, clipped.losses[sample.rows])
+        compared = self._find_mixing(sample, micro_batch.units, clipped.losses)
         differing = self._count_differing(sample.order[:2], sample.norms, clipped)
         if differing and len(sample.order) > 2:
             # Perhaps it is one ill-conditioned record: check more.
@@ -240,24 +251,33 @@ class Checks:
                 "gradient norms of several examples change if each example runs separately,"
                 " because a layer or its backward pass combines examples; choose `engine='rows'`."
             )
+        return compared
 
     def _norms(self, micro_batch: MicroBatch, units: list[int], rows: int) -> Tensor:
         """Return the norms of some units, each run separately."""
         batches = [take_rows(micro_batch.batch, _rows_of([unit], rows)) for unit in units]
         return self._rows.run_units(batches, Flat(max_grad_norm=1.0), rows, adds=False).norms
 
-    def _find_mixing(self, halves: Tensor, whole: Tensor) -> None:
-        """Reject losses of which at least two differ, each compared at its own scale."""
-        finite = halves.isfinite() & whole.isfinite()
-        halves, whole = halves[finite].double(), whole[finite].double()
+    def _find_mixing(self, sample: "Sample", units: int, losses: Tensor) -> bool:
+        """Reject losses that differ in at least two units, each loss compared at its own scale.
+
+        Returns whether at least two units have finite losses.
+        """
+        whole = losses[sample.rows].double().view(units, -1)
+        halves = sample.losses.double().view(units, -1)
+        finite = halves.isfinite().all(1) & whole.isfinite().all(1)
+        halves, whole = halves[finite], whole[finite]
         if len(whole) < 2:
-            return
-        scale = torch.maximum(whole.abs(), 0.1 * whole.abs().median()).clamp(min=1e-30)
-        differences = (halves - whole).abs() / scale
-        if int((differences > self._tolerance(whole).losses).sum()) >= 2:
+            return False
+        # Filler rows, whose losses are zero, do not count.
+        typical = whole[whole != 0].abs().median() if bool((whole != 0).any()) else 0.0
+        scale = whole.abs().clamp(min=max(0.1 * float(typical), 1e-30))
+        differs = (halves - whole).abs() / scale > self._tolerance(losses).losses
+        if int(differs.any(1).sum()) >= 2:
             raise RunError(
                 MIXING.format(how="it changes if half of its micro-batch runs separately")
             )
+        return True
 
     def _count_differing(self, units: list[int], norms: Tensor, clipped: Clipped) -> int:
         """Return how many units have another norm when they are run separately."""
@@ -332,6 +352,25 @@ def _compare_sums(
             f" separately{more}",
             [*shares],
         )
+
+
+@contextmanager
+def zeros_filled(parameters: Parameters) -> Iterator[None]:
+    """Give trainable tensors that are zero small random values inside the block.
+
+    A layer behind a zero weight, such as a zero-initialized head or the second factor of LoRA, has
+    no gradient, so that a wrong rule for it would go unnoticed until the weight is trained.
+    """
+    generator = torch.Generator().manual_seed(0)
+    values = {o.name: local(o.module._parameters[o.attribute]) for o in parameters.owners}  # type: ignore[arg-type]
+    zeros = [tensor.detach() for tensor in values.values() if not bool(tensor.any())]
+    for tensor in zeros:
+        tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.02)
+    try:
+        yield
+    finally:
+        for tensor in zeros:
+            tensor.zero_()
 
 
 @dataclass

@@ -31,8 +31,8 @@ from dpft.devices import whole_precision
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping.assignment import Assignment, NoModuleError, observed_calls
 from dpft.privacy.clipping.batches import count_rows
-from dpft.privacy.clipping.checks import Checks, NotExactError
-from dpft.privacy.clipping.engines import BookKeeping, MicroBatch, Rows
+from dpft.privacy.clipping.checks import Checks, NotExactError, Sample, zeros_filled
+from dpft.privacy.clipping.engines import BookKeeping, Clipped, MicroBatch, Rows
 from dpft.privacy.clipping.options import (
     LossFunction,
     LossScale,
@@ -44,6 +44,7 @@ from dpft.privacy.clipping.options import (
 )
 from dpft.privacy.clipping.parameters import Parameters, parameter_groups
 from dpft.privacy.clipping.probe import Calls
+from dpft.privacy.clipping.recorder import UseError
 from dpft.privacy.clipping.styles import clipping_style
 from dpft.privacy.clipping.sums import CompensatedSums
 from dpft.privacy.frozen_state import HeldState
@@ -189,7 +190,8 @@ class PerExampleClipper:
         if self._held is not None:
             raise InputError("a PerExampleClipper must be entered once at a time, got twice.")
         self._resources.enter_context(whole_precision())
-        self._held = HeldState(self._model.state_dict(keep_vars=True))
+        buffers = dict(self._model.named_buffers())  # with those that are not saved
+        self._held = HeldState(buffers | self._model.state_dict(keep_vars=True))
         return self
 
     def __exit__(
@@ -229,6 +231,17 @@ class PerExampleClipper:
         self._check_entered()
         if not batches:
             raise InputError("self_check needs at least one synthetic batch, got none.")
+        with zeros_filled(self._parameters):
+            self.choice = self._chosen(batches, alone, rows_per_unit)
+        return self.choice
+
+    def _chosen(
+        self,
+        batches: Sequence[Any],
+        alone: Sequence[Sequence[Any]] | None,
+        rows_per_unit: int,
+    ) -> ClippingChoice:
+        """Return the result of ``self_check``."""
         levels: dict[str, int] = defaultdict(int)
         outside: set[str] = set()
         reasons: dict[str, str] = {}
@@ -269,13 +282,11 @@ class PerExampleClipper:
                     " %s. Engine rows runs each example separately.",
                     reason,
                 )
-            self.choice = ClippingChoice(engine)
-        else:
-            assert assignment is not None
-            self.choice = ClippingChoice(
-                engine, dict(assignment.kinds), calls, dict(levels), frozenset(outside)
-            )
-        return self.choice
+            return ClippingChoice(engine)
+        assert assignment is not None
+        return ClippingChoice(
+            engine, dict(assignment.kinds), calls, dict(levels), frozenset(outside)
+        )
 
     def _assign(
         self, calls: Mapping[str, Calls], levels: Mapping[str, int], outside: Collection[str]
@@ -340,7 +351,10 @@ class PerExampleClipper:
             )
         rows = count_rows(batch)
         if rows_per_unit < 1 or rows % rows_per_unit:
-            raise InputError(f"{rows} rows are not units of {rows_per_unit} rows each.")
+            raise InputError(
+                f"the rows of a batch must be units of {rows_per_unit} rows each; fill up smaller"
+                " units with rows whose losses are multiplied by zero."
+            )
         self._parameters.check_unchanged()
         micro_batch = MicroBatch(batch, rows, rows // rows_per_unit)
         if not rows:
@@ -349,14 +363,13 @@ class PerExampleClipper:
         self._set(self._autocast, self._scale())
         engine = self._engine
         with held.unchanged():
-            # A single unit cannot mix with others.
-            checks = bool(self._unchecked) and micro_batch.units > 1
-            run = partial(engine.run, style=self.style)
-            sample = self._checks.sample(micro_batch, run) if checks else None
-            clipped = run(micro_batch)
-            if sample is not None:
-                self._checks.compare(sample, micro_batch, clipped)
-            self._unchecked -= checks
+            try:
+                clipped = self._checked_run(engine, micro_batch)
+            except UseError:
+                # A layer was used in a way that the self-check did not see, such as in a rare
+                # branch. No record may end a run, and single-example execution is exact.
+                engine = self._rows
+                clipped = engine.run(micro_batch, self.style)
         self._failed = True  # until the whole sum is added
         parameters = self._parameters.now()
         for name, part in engine.sums(clipped):
@@ -370,6 +383,18 @@ class PerExampleClipper:
         if clipped.non_finite:
             norms = torch.where(clipped.finite, norms, 0.0)
         return norms if clipped.losses.dtype == torch.float64 else norms.float()
+
+    def _checked_run(self, engine: BookKeeping | Rows, micro_batch: MicroBatch) -> Clipped:
+        """Run an engine, with check R in the first micro-batches of several units."""
+        run = partial(engine.run, style=self.style)
+        if not self._unchecked or micro_batch.units < 2:  # A single unit cannot mix with others.
+            return run(micro_batch)
+        sample = self._checks.sample(micro_batch, run)
+        clipped = run(micro_batch)
+        if isinstance(sample, Sample):
+            sample = self._checks.compare(sample, micro_batch, clipped)
+        self._unchecked -= sample
+        return clipped
 
     @property
     def _engine(self) -> BookKeeping | Rows:

@@ -29,10 +29,11 @@ def check_losses(losses: object, rows: int) -> None:
         InputError: They are of another shape, or no tensor.
     """
     if not isinstance(losses, Tensor) or losses.shape != (rows,):
-        kind = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        # No sizes: those of a micro-batch of records are private.
+        kind = f"{losses.dim()} dimensions" if isinstance(losses, Tensor) else type(losses).__name__
         raise InputError(
-            f"losses_of must return per-example losses of shape ({rows},), got {kind}; do not"
-            " reduce over the batch."
+            "losses_of must return per-example losses of shape (b,), one for each row of the batch,"
+            f" got {kind} or another length; do not reduce over the batch."
         )
 
 
@@ -87,10 +88,10 @@ class Engine:
         self.autocast: torch.dtype | None = None
 
     def losses(self, batch: Any, rows: int) -> Tensor:
-        """Return the per-example losses with a graph.
+        """Return the per-example losses, with a graph if they depend on a trainable parameter.
 
         Raises:
-            InputError: They are not one per row, or do not depend on a trainable parameter.
+            InputError: They are not one per row.
             RunError: A gradient was written while they were computed.
         """
         with torch.enable_grad():
@@ -98,11 +99,6 @@ class Engine:
         if any(p.grad is not None for p in self._parameters.now().values()):
             raise RunError(GRADIENT_WRITTEN)
         check_losses(losses, rows)
-        if not losses.requires_grad:
-            raise InputError(
-                "losses must require grad, got losses without a graph; compute them from the"
-                " clipped model without torch.no_grad."
-            )
         return losses
 
     def computed(self, batch: Any) -> Tensor:
@@ -150,6 +146,8 @@ class BookKeeping(Engine):
                     losses = self.losses(micro_batch.batch, micro_batch.rows)
                     if recorder.has_uses:
                         raise UseError("losses_of itself computed gradients", [])
+                    if not losses.requires_grad:
+                        raise UseError("losses do not depend on a trainable parameter", [])
                     self._backward(losses)
                 stray = list(self._parameters.take_grads())
             if stray:
@@ -226,6 +224,11 @@ class Rows(Engine):
         parts = [take_rows(micro_batch.batch, slice(at, at + each)) for at in starts]
         return self.run_units(parts, style, each)
 
+    @property
+    def has_sums(self) -> bool:
+        """Whether a loss of the last run depended on a trainable parameter."""
+        return bool(self._sums)
+
     def sums(self, clipped: Clipped) -> Iterator[tuple[str, Tensor]]:
         """Yield the clipped sum of each parameter that was used in the last run."""
         while self._sums:
@@ -284,7 +287,8 @@ class Rows(Engine):
         """Return the losses of a unit, and the gradients of their sum by name."""
         with self._parameters.grads_set_aside():
             losses = self.losses(batch, rows)
-            self._backward(losses)
+            if losses.requires_grad:  # A record without anything to learn has a zero gradient.
+                self._backward(losses)
             grads = self._parameters.take_grads()
         grads = {name: g.to_dense() if g.is_sparse else g for name, g in grads.items()}
         return losses.detach(), grads

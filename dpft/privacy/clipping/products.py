@@ -86,8 +86,8 @@ def gamma(steps: float, unit: float) -> float:
     """
     if steps * unit > MOST_ROUNDING:
         raise InputError(
-            f"sums of {int(steps):,} terms are too long for their precision; use smaller "
-            "micro-batches or shorter examples."
+            "sums over a micro-batch are too long for their precision; use smaller micro-batches"
+            " or shorter examples."
         )
     return steps * unit / (1 - steps * unit)
 

@@ -70,43 +70,59 @@ class CompensatedSums:
 
     def __init__(self) -> None:
         self._lost: dict[str, Tensor] = {}
-        self._left: dict[str, tuple[weakref.ref[Tensor], int]] = {}
+        self._totals: dict[str, tuple[weakref.ref[Tensor], int]] = {}
         self._pending: dict[str, _Addition] = {}
         self._size = 0
+        self._is_checked = False
 
     def add(self, name: str, total: Tensor | None, part: Tensor) -> Tensor:
         """Return the total to which ``flush`` adds a micro-batch's part in place.
 
         Args:
-            name: Name of the parameter.
-            total: The sum so far; None for the first part. If it was changed in the meantime, the
-                rounding error of its previous addition is dropped.
+            name: Name of the parameter, once per micro-batch.
+            total: The sum so far; None for the first part. If it was changed since the last
+                ``flush``, the rounding error of its previous addition is dropped.
             part: Of the parameter's shape; it is overwritten, or becomes the total.
         """
-        if name in self._pending:
-            self.flush()
+        if not self._is_checked:
+            self._drop_stale()
         lost = self._lost.pop(name, None)
+        reference, _ = self._totals.get(name, (None, 0))
         if total is None:
-            self._left[name] = (weakref.ref(part), part._version)
+            self._totals[name] = weakref.ref(part), part._version
             return part
-        if lost is not None:
-            reference, version = self._left[name]
-            if reference() is not total or total._version != version:
-                lost = None
+        if reference is None or reference() is not total:
+            lost = None
+        self._totals[name] = weakref.ref(total), total._version
         self._pending[name] = _Addition(total, part, lost)
         self._size += part.numel()
         if self._size >= _block(part.device):
-            self.flush()
+            self._carry_out()
         return total
 
     def flush(self) -> None:
-        """Carry out the pending additions."""
+        """Carry out the pending additions of a micro-batch."""
+        self._carry_out()
+        # Only now, because totals may be views of one tensor, which share a version counter.
+        for name, (reference, _) in self._totals.items():
+            total = reference()
+            self._totals[name] = reference, -1 if total is None else total._version
+        self._is_checked = False
+
+    def _drop_stale(self) -> None:
+        """Drop the rounding errors of totals that were changed since the last ``flush``."""
+        for name, (reference, version) in self._totals.items():
+            total = reference()
+            if total is None or total._version != version:
+                self._lost.pop(name, None)
+        self._is_checked = True
+
+    def _carry_out(self) -> None:
         pending, self._pending, self._size = self._pending, {}, 0
         for bucket in _buckets(pending.values()):
             _add_keeping_loss(bucket)
         for name, addition in pending.items():
             self._lost[name] = addition.part
-            self._left[name] = (weakref.ref(addition.total), addition.total._version)
 
 
 def _block(device: torch.device) -> int:

@@ -18,9 +18,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 ENGINE,
-                'draw and finish_step.")\n        return self._clipper.accumulate(batch, rows_per_unit)\n',
-                """draw and finish_step.")
-        result = self._clipper.accumulate(batch, rows_per_unit)
+                "        self._open_step = True\n        return result\n",
+                """        self._open_step = True
         phase = self.plan.phase_at(self.steps_taken)
         noise_std = self.plan.event().noise_multiplier * phase.sensitivity
         sums = dict(self._model.named_parameters())

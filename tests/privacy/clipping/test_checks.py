@@ -16,6 +16,7 @@ from tests.privacy.clipping.oracle import (
     clipped,
     gradients_of,
     rows_of,
+    unit_gradients,
 )
 from tests.slowness import slow_but
 
@@ -349,3 +350,103 @@ def test_one_private_row_may_be_anything_and_ends_no_run(engine):
             batch.weights[1] = 1e12 if change == "huge" else torch.inf
         got = clipped(model, losses_of, [batch] * 3, NORM, synthetic=SYNTHETIC, engine=engine)
         assert got.norms.isfinite().all()
+
+
+def test_a_wrong_rule_behind_a_weight_that_begins_at_zero_is_found():
+    """While the weight is zero, the layer before it has no gradient to compare."""
+
+    class Concatenated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.up = nn.Linear(4, 4), nn.Linear(4, 2)
+            nn.init.zeros_(self.up.weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            first, second = self.layer(torch.cat([x, x.flip(1)])).tanh().chunk(2)
+            return self.up(first + second)
+
+    torch.manual_seed(0)
+    model, inputs = Concatenated(), torch.randn(6, 4)
+    losses = lambda model, x: (model(x) - 1).square().sum(1)  # noqa: E731
+    with PerExampleClipper(model, losses, NORM) as clipper:
+        clipper.self_check(inputs[:4], inputs[:3])
+        assert not bool(model.up.weight.any())  # It is as it was.
+        clipper.accumulate(inputs)
+        nn.init.normal_(model.up.weight)
+        model.zero_grad()
+        norms = clipper.accumulate(inputs)
+    expected = unit_gradients(model, losses, inputs).norms
+    assert torch.allclose(norms.double(), expected, rtol=1e-4)
+
+
+def test_a_layer_that_only_rare_rows_use_is_clipped_row_by_row():
+    class Rare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.rare, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.table(ids)
+            chosen = ids == 8
+            if bool(chosen.any()):
+                x = x.index_put((chosen,), 30 * self.rare(x[chosen]).tanh())
+            return self.head(x).sum((1, 2))
+
+    torch.manual_seed(0)
+    model, ids = Rare(), torch.randint(0, 8, (8, 8))
+    losses = lambda model, ids: model(ids).square()  # noqa: E731
+    with PerExampleClipper(model, losses, NORM) as clipper:
+        clipper.self_check(ids[:4], ids[:3])
+        ids[3] = 8  # as many rare tokens as rows, all of one record
+        norms = clipper.accumulate(ids)
+        assert torch.allclose(norms.double(), unit_gradients(model, losses, ids).norms, rtol=1e-4)
+
+
+def test_a_check_of_a_single_finite_unit_is_made_again():
+    """One record that is not finite must not be the end of the check on records."""
+
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x.unsqueeze(2)).squeeze(2)
+            return y if x.shape[1] < 9 else y - y.nanmean(0)
+
+    losses = lambda model, x: model(x).square().sum(1)  # noqa: E731
+    with PerExampleClipper(Late(), losses, NORM) as clipper:
+        clipper.self_check(torch.randn(4, 5), torch.randn(3, 7))
+        with pytest.raises(RunError, match="combine examples"):
+            for _ in range(3):
+                batch = torch.randn(2, 12)
+                clipper.accumulate(torch.cat([batch[:1], batch[:1] * float("nan")]))
+                clipper.accumulate(batch)
+
+
+def test_one_unit_of_two_ill_conditioned_rows_ends_no_run():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(768, 64), nn.Linear(64, 1))
+    weight = (model[1].weight @ model[0].weight).detach()[0].double()
+    losses = lambda model, x: model(x)[:, 0].square()  # noqa: E731
+    with PerExampleClipper(model, losses, NORM) as clipper:
+        clipper.self_check(torch.randn(8, 768), torch.randn(6, 768), rows_per_unit=2)
+        for _ in range(5):
+            batch = torch.randn(4, 768, dtype=torch.float64)
+            batch[:2] -= (batch[:2] @ weight)[:, None] * weight / weight.square().sum()
+            batch[:2] *= 1e6
+            clipper._unchecked = 2
+            clipper.accumulate(batch.float(), rows_per_unit=2)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_record_whose_loss_depends_on_no_parameter_adds_nothing(engine):
+    layer, inputs = nn.Linear(3, 2), torch.randn(4, 3)
+
+    def losses(model, x):
+        return (model(x) if bool(x.any()) else x).sum(1)
+
+    with PerExampleClipper(layer, losses, NORM, engine=engine) as clipper:
+        clipper.self_check(inputs, inputs[:3])
+        clipper.accumulate(torch.zeros(2, 3))
+    assert all(p.grad is None or not bool(p.grad.any()) for p in layer.parameters())

@@ -191,3 +191,24 @@ def test_additions_of_later_units_do_not_lengthen_a_contribution() -> None:
     total = norm(sums["linear.weight"].double().flatten().tolist())
     longest = float((clipped.factors * clipped.bounds).sum())
     assert longest * (1 - 4e-5) <= total <= longest
+
+
+def test_sums_of_many_alike_layers_keep_what_each_addition_loses() -> None:
+    """Their sums come from one product, and are added in several blocks."""
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList(torch.nn.Linear(364, 364, bias=False) for _ in range(2))
+
+    def losses_of(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return sum((layer(batch["x"]) * batch["y"]).sum(1) for layer in model)
+
+    x, y = torch.zeros(1, 364), torch.zeros(1, 364)
+    x[:, 0] = y[:, 0] = 1
+    with PerExampleClipper(layers, losses_of, 4.0) as clipper:
+        clipper.self_check({"x": torch.randn(3, 364), "y": torch.randn(3, 364)})
+        clipper.accumulate({"x": x, "y": y})
+        first = [float(p.grad[0, 0]) for p in layers.parameters() if p.grad is not None]
+        for _ in range(8):
+            clipper.accumulate({"x": x, "y": y * 2.0**-26})
+    last = [float(p.grad[0, 0]) for p in layers.parameters() if p.grad is not None]
+    assert len(last) == 2
+    assert all(b - a > 6 * 2.0**-26 for a, b in zip(first, last, strict=True))
