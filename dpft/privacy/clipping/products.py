@@ -341,7 +341,7 @@ def lookup_norms(uses: Sequence[Lookup]) -> Norms:
     lengths = torch.zeros_like(lengths).index_add_(0, places, lengths)
     sums = torch.zeros_like(values).index_add_(0, places, values)
     norm = torch.linalg.vector_norm(sums.view(k, u, t * d), dim=2, dtype=torch.float64)
-    # The norm if no two values of a row cancelled.
+    # The norm if no two values of a row canceled.
     longest: Tensor = torch.linalg.vector_norm(lengths.view(k, u, t), dim=2)
     square, unit, least = norm.square(), _unit(values), _least(values)
     moved = longest * (gamma(t, unit) * SLACK) + 2 * t * d**0.5 * least * SLACK
@@ -522,7 +522,7 @@ def _outer_norms(
     norm = torch.linalg.vector_norm(rows, dim=3, dtype=torch.float64)
     stretch = SLACK / math.sqrt(1 - 2 * (t + 2) * unit)
     norm = norm * stretch + 2 * t * math.sqrt(least) * stretch  # (14)
-    longest = lengths.prod(0).sum(2)  # B, the norm if no two products cancelled
+    longest = lengths.prod(0).sum(2)  # B, the norm if no two products canceled
     largest = longest.square()
     square = left.mul_(right).sum(3).sum(2, dtype=torch.float64)
     products = (trace[0] * norm[1], trace[1] * norm[0], norm[0] * norm[1], largest)
