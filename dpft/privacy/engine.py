@@ -314,6 +314,4 @@ class PhasedClipper:
 
 def _check_sensitivity(phase: Phase, sensitivity: float) -> None:
     if phase.sensitivity != sensitivity:
-        raise ValueError(
-            f"every phase's sensitivity must be {sensitivity}, got {phase}."
-        )
+        raise ValueError(f"every phase's sensitivity must be {sensitivity}, got {phase}.")
