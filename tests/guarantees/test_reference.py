@@ -20,8 +20,9 @@ from tests.slowness import slow_but
 from tests.stories.tiny import EMBEDDED_MODEL
 
 PRV_ITSELF = True
-WEIGHT_TOLERANCE = 1e-4
-"""The clipped sums move weights by up to 0.05 in the five steps."""
+WEIGHT_TOLERANCE = {"prefix": 2e-4}
+"""Other methods: 1e-4. The clipped sums move weights by up to 0.05 in the five steps, those of a
+prefix the most. Clip factors of version 0.4 are up to 0.1 % smaller than those of 0.3."""
 VALUES: dict[str, Any] = json.loads((reference.FIXTURE / "reference.json").read_text())
 METHODS = slow_but(["bitfit"], reference.LEARNING_RATES)
 BITWISE = slow_but(["bitfit"], [m for m in reference.LEARNING_RATES if m != reference.RECOMPUTED])
@@ -58,7 +59,7 @@ def test_a_run_releases_the_same_weights(method: str, root: Path) -> None:
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         apart = float((found[name] - tensor).abs().max())
-        assert apart <= WEIGHT_TOLERANCE, (name, apart)
+        assert apart <= WEIGHT_TOLERANCE.get(method, 1e-4), (name, apart)
     sizes = reference.diagnostics(run, "batch_size")
     assert sizes == [len(batch) for batch in VALUES["draws"]]
     loss = VALUES["runs"][method]["mean_loss_of_step_1"]

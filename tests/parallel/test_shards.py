@@ -67,8 +67,11 @@ class Held:
             for name, parameter in self._shards.unsharded.items()
             if ".h." in name and parameter.untyped_storage().size()
         }
-        gradients = [p.grad for p in self._shards.unsharded.values() if p.grad is not None]
         self.blocks = max(self.blocks, len(gathered))
+
+    def note_gradients(self) -> None:
+        """Count the numbers of whole gradients between two micro-batches."""
+        gradients = [p.grad for p in self._shards.unsharded.values() if p.grad is not None]
         self.gradients = max(self.gradients, sum(g.numel() for g in gradients))
 
 
@@ -81,7 +84,14 @@ def held(ranks: Ranks, case: Case) -> dict[str, Any]:
     with private_engine(model, method, case, ranks, shards) as engine:
         for step in range(1, case.steps):
             compute_gradient(training_set, engine, step, ranks)
-        seen = Held(shards)
+        seen, accumulate = Held(shards), engine.accumulate
+
+        def noted(*batch: Any) -> Any:
+            result = accumulate(*batch)
+            seen.note_gradients()
+            return result
+
+        engine.accumulate = noted  # type: ignore[method-assign]
         compute_gradient(training_set, engine, case.steps, ranks)
     between = [name for name, p in shards.unsharded.items() if p.untyped_storage().size()]
     return {

@@ -138,8 +138,8 @@ def test_trust_rule_11_a_run_whose_model_writes_releases_nothing(tmp_path, write
     with pytest.raises(RunError, match=rf"{WRITES[write]} must be what it was"):
         train(folder, writing(folder, write, first_step))
     assert not (folder / "model").exists()
-    ledger = read_run_ledger(folder)
-    assert ledger is not None and not ledger.closed
+    ledger = read_run_ledger(folder)  # none if the checks of the first micro-batch found it
+    assert ledger is None or not ledger.closed
 
 
 def of_what_carriers_move(model: GPT2LMHeadModel, logits: Tensor) -> None:

@@ -30,7 +30,6 @@ METHOD_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "rgp": {},
 }
 EXACT = "exact"
-NEEDS_ROWS = {("DeBERTa", "rgp")}
 """DeBERTa projects one row of relative positions for the whole batch by the layers of RGP."""
 LABELS = ("bad", "fair", "good", "great")
 """More classes than examples, because gradients of one bias would otherwise cancel in the sum."""
@@ -73,8 +72,7 @@ def method_result(family: Family, folder: Path, method: str) -> str:
         actual = clipped(model, losses_of, [batch], norm, synthetic=synthetic)
     except DpftError as error:
         return str(error)
-    needs_rows = (family.title, method) in NEEDS_ROWS
-    assert (actual.choice.engine == "rows") == needs_rows, f"{method}: {actual.choice.engine}"
+    assert actual.choice.engine == "book_keeping", method
     off = distance(actual, expected, norm)
     assert off <= TOLERANCE, f"{method}: the sum differs by {off:.1e}"
     return EXACT

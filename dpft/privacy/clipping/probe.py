@@ -125,7 +125,7 @@ def _shapes(
         for path in paths
     ]
     try:
-        with random_state_kept():
+        with random_state_kept(), subsets_must_run():
             plain_losses(lambda: losses_of(model, batch))
     finally:
         for hook in hooks:
@@ -139,19 +139,14 @@ def _shapes_in(tree: Any) -> Shapes:
 
 
 def plain_losses(call: Callable[[], Tensor]) -> Tensor:
-    """Return losses without a graph; with one if they are computed from gradients themselves.
-
-    Raises:
-        InputError: ``losses_of`` cannot run on a subset of a batch's rows.
-    """
-    with subsets_must_run():
-        try:
-            with torch.no_grad():
-                return call()
-        except RuntimeError as error:
-            if "does not require grad" not in str(error):
-                raise
-            return call().detach()
+    """Return losses without a graph; with one if they are computed from gradients themselves."""
+    try:
+        with torch.no_grad():
+            return call()
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        return call().detach()
 
 
 @contextmanager
