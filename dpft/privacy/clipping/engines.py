@@ -271,6 +271,7 @@ class Rows(Engine):
                 scales = factors[-1].tolist()  # the only host read
                 if adds:
                     self._add(sums, grads, scales)
+            del grads  # before the next unit needs as much memory
         if adds:
             self._sums = sums
         kept = torch.stack(finite)
