@@ -89,14 +89,23 @@ class HeldState:
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         """Begin with the tensors of a state dict, or a part of it, with ``keep_vars=True``."""
-        self._tensors = {name: t for name, t in state.items() if isinstance(t, Tensor)}
-        buffers = {n: t for n, t in self._tensors.items() if not isinstance(t, nn.Parameter)}
+        tensors = {name: t for name, t in state.items() if isinstance(t, Tensor)}
+        buffers = {n: t for n, t in tensors.items() if not isinstance(t, nn.Parameter)}
         self._checksums = _hashes(buffers, _checksum)
+        # PyTorch does not count writes to inference tensors.
+        self._tensors = {name: t for name, t in tensors.items() if not t.is_inference()}
+        self._is_cut = any(map(is_cut, self._tensors.values()))
         self.begin()
 
     def begin(self) -> None:
         """Read the counters; ``check`` compares with them."""
-        self._versions = [_version(tensor) for tensor in self._tensors.values()]
+        self._versions = self._read()
+
+    def _read(self) -> list[tuple[int, int]] | list[int]:
+        tensors = self._tensors.values()
+        if self._is_cut:  # A DTensor and its shard have separate counters.
+            return [(tensor._version, local(tensor)._version) for tensor in tensors]
+        return [tensor._version for tensor in tensors]
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -107,10 +116,14 @@ class HeldState:
 
     def check(self) -> None:
         """Raise a RunError that names a parameter that was written to or a buffer that changed."""
-        for (name, tensor), version in zip(self._tensors.items(), self._versions, strict=True):
-            is_written = _version(tensor) != version
+        versions = self._read()
+        if versions == self._versions:
+            return
+        for name, before, after in zip(self._tensors, self._versions, versions, strict=True):
+            if before == after:
+                continue
             # A model may write the same values to a buffer.
-            if is_written and self._checksums.get(name) != _checksum(tensor, name):
+            if self._checksums.get(name) != _checksum(self._tensors[name], name):
                 raise _written(name)
 
 
@@ -122,13 +135,6 @@ def _also_after_errors(check: Callable[[], None]) -> Iterator[None]:
         check()  # A write may have caused the error, and the name of the tensor explains more.
         raise
     check()
-
-
-def _version(tensor: Tensor) -> object:
-    if tensor.is_inference():  # PyTorch does not count writes to these.
-        return None
-    # A DTensor and its shard have separate counters.
-    return (tensor._version, local(tensor)._version) if is_cut(tensor) else tensor._version
 
 
 def _written(name: str, change: str = "was written to") -> RunError:

@@ -97,7 +97,10 @@ class Parameters:
     @property
     def device(self) -> torch.device:
         """Device of the first parameter."""
-        return next(iter(self.now().values())).device
+        name, module, attribute = self._first[0]
+        first = getattr(module, attribute) if self._unsharded is None else self._unsharded[name]
+        device: torch.device = first.device
+        return device
 
     def check_unchanged(self) -> None:
         """Reject a model whose trainable parameters have changed.

@@ -251,6 +251,11 @@ class Outer:
         bytes_kept = t * (p * self.left.element_size() + d * self.right.element_size())
         return p * d * _wide_dtype(self.left, self.right).itemsize <= bytes_kept
 
+    @property
+    def size(self) -> int:
+        """Number of the operands' entries."""
+        return self.left.numel() + self.right.numel()
+
     def formed(self) -> Tensor:
         """Return the gradients, shape (u, p, d), float32 or float64."""
         return _product([(self.left.mT, self.right)], pieces(self.left.device).contraction)
@@ -404,6 +409,27 @@ def _chunks(indices: list[int], numbers: int) -> Iterator[list[int]]:
     together = together if together > 2 else 1  # A copy of two saves no operation.
     for start in range(0, len(indices), together):
         yield indices[start : start + together]
+
+
+def _alike(uses: Sequence[Outer]) -> Iterator[list[int]]:
+    """Yield indices of equally shaped uses that are processed together."""
+    by_shape: dict[tuple[object, ...], list[int]] = {}
+    for index, use in enumerate(uses):
+        key = use.left.shape, use.right.shape, use.left.dtype, use.right.dtype
+        by_shape.setdefault(key, []).append(index)
+    for indices in by_shape.values():
+        yield from _chunks(indices, uses[indices[0]].size)
+
+
+def formed_gradients(uses: Sequence[Outer]) -> Iterator[tuple[int, Tensor]]:
+    """Yield for each use its index and its gradients, shape (u, p d), in no particular order."""
+    for chunk in _alike(uses):
+        parts = [uses[index] for index in chunk]
+        use = parts[0]
+        if len(parts) > 1:
+            left, right = ([p.left for p in parts], [p.right for p in parts])
+            use = Outer(torch.cat(left), torch.cat(right))
+        yield from zip(chunk, use.formed().flatten(1).chunk(len(chunk)), strict=True)
 
 
 def _grams(operands: list[Tensor]) -> list[Tensor]:
@@ -600,20 +626,15 @@ def weighted_sums(uses: Sequence[Outer], factors: Tensor) -> Iterator[tuple[int,
     Yields:
         Index, and the sum, shape (p, d), float32 or float64.
     """
-    by_shape: dict[tuple[object, ...], list[int]] = {}
-    for index, use in enumerate(uses):
-        key = use.left.shape, use.right.shape, use.left.dtype, use.right.dtype
-        by_shape.setdefault(key, []).append(index)
     known: dict[torch.dtype, Tensor] = {}
-    for indices in by_shape.values():
-        first = uses[indices[0]]
+    for chunk in _alike(uses):
+        first = uses[chunk[0]]
         dtype = _wide_dtype(first.left, first.right)
         if dtype not in known:
             known[dtype] = rounded_down(factors, dtype).view(-1, 1, 1)
-        for chunk in _chunks(indices, first.left.numel() + first.right.numel()):
-            left = _stacked([uses[index].left for index in chunk])
-            right = _stacked([uses[index].right for index in chunk])
-            yield from zip(chunk, _contracted(left, right, known[dtype]).unbind(0), strict=True)
+        left = _stacked([uses[index].left for index in chunk])
+        right = _stacked([uses[index].right for index in chunk])
+        yield from zip(chunk, _contracted(left, right, known[dtype]).unbind(0), strict=True)
 
 
 def _contracted(left: Tensor, right: Tensor, factors: Tensor) -> Tensor:

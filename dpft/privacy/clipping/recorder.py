@@ -20,6 +20,7 @@ from dpft.privacy.clipping.products import (
     Lookup,
     Norms,
     Outer,
+    formed_gradients,
     formed_norms,
     formed_weighted_sum,
     lookup_norms,
@@ -116,9 +117,9 @@ class Recorder:
             right: Inputs, shape (n, t, d).
         """
         use = Outer(self._by_unit(name, left), self._by_unit(name, right))
-        if use.is_better_formed:
+        if use.size > SMALL_OPERANDS and use.is_better_formed:
             self._add_formed(name, use.formed().flatten(1))
-        else:
+        else:  # Gradients of small uses are formed together.
             self._outer[name].append(use)
 
     def lookup(self, name: str, ids: Tensor, values: Tensor, count: int) -> None:
@@ -228,13 +229,17 @@ class Recorder:
             self._outer[name] = [Outer.joined(outers)]
         for name, lookups in self._lookups.items():
             self._lookups[name] = [Lookup.joined(lookups)]
+        names, outers = [], []
         for name in [*dict.fromkeys([*self._outer, *self._lookups])]:
             uses = [*self._outer.get(name, ()), *self._lookups.get(name, ())]
             if name in self._formed or any(use.is_better_formed for use in uses):
-                for use in uses:
-                    self._add_formed(name, use.formed().flatten(1))
-                self._outer.pop(name, None)
-                self._lookups.pop(name, None)
+                for outer in self._outer.pop(name, ()):
+                    names.append(name)
+                    outers.append(outer)
+                for lookup in self._lookups.pop(name, ()):
+                    self._add_formed(name, lookup.formed().flatten(1))
+        for index, gradients in formed_gradients(outers):
+            self._add_formed(names[index], gradients)
         for names in list(self._buckets()):  # The loop empties what it reads.
             parts = [self._formed.pop(name) for name in names]
             self._joined.append((names, parts[0] if len(parts) == 1 else torch.cat(parts, 1)))
@@ -285,7 +290,7 @@ class Recorder:
             factors = rounded_down(factors, torch.float32)  # once, and not for each sum
         small: dict[int, list[str]] = defaultdict(list)
         for name, (use,) in self._outer.items():
-            if use.left.numel() + use.right.numel() <= SMALL_OPERANDS:
+            if use.size <= SMALL_OPERANDS:
                 small[self._groups[name]].append(name)
         for group, names in small.items():
             outers = [self._outer.pop(name)[0] for name in names]

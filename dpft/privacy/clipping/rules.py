@@ -6,7 +6,6 @@ instead of computing a gradient for the weight. To add a kind of layer, write it
 ``assignment.RULES``.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,35 +77,35 @@ def for_product(inputs: Tensor, recorder: Recorder) -> Tensor:
 class _Dense(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        rows: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        transposed: bool,
-        shape: Sequence[int],
-        site: Site,
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, site: Site
     ) -> Tensor:
-        weight = weight.to(rows.dtype)
-        ctx.save_for_backward(rows if "weight" in site.names else None, weight)
-        ctx.transposed, ctx.shape, ctx.site = transposed, shape, site
-        columns = weight if transposed else weight.t()
-        return rows @ columns if bias is None else torch.addmm(bias.to(rows.dtype), rows, columns)
+        weight = weight.to(inputs.dtype)
+        ctx.save_for_backward(inputs if "weight" in site.names else None, weight)
+        ctx.transposed, ctx.site = transposed, site
+        if bias is None:
+            return inputs @ (weight if transposed else weight.t())
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        outputs = torch.addmm(bias.to(inputs.dtype), rows, weight if transposed else weight.t())
+        if inputs.dim() == 2:
+            return outputs
+        # No view: a model may write to its result in place.
+        shape = [*inputs.shape[:-1], outputs.shape[1]]
+        whole: Tensor = torch.ops.aten._unsafe_view(outputs, shape)
+        return whole
 
     @staticmethod
     def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight = ctx.saved_tensors
-        site, n = ctx.site, ctx.shape[0]
-        # (n, ..., d) as (n, t, d); t is written out, because a tensor without rows hides it.
-        left = grads.view(n, math.prod(ctx.shape[1:]), grads.shape[1])
-        if rows is not None:
-            right = rows.view(n, left.shape[1], rows.shape[1])
+        inputs, weight = ctx.saved_tensors
+        site: Site = ctx.site
+        left = as_sequence(grads)
+        if inputs is not None:
+            right = as_sequence(inputs)
             site.outer("weight", *((right, left) if ctx.transposed else (left, right)))
         if "bias" in site.names:
             site.formed("bias", summed(left, (1,)))
         if not ctx.needs_input_grad[0]:
-            return None, None, None, None, None, None
-        of_rows = grads @ (weight.t() if ctx.transposed else weight)
-        return of_rows, None, None, None, None, None
+            return None, None, None, None, None
+        return grads @ (weight.t() if ctx.transposed else weight), None, None, None, None
 
 
 def dense(layer: nn.Linear | Conv1D, site: Site) -> Forward:
@@ -115,11 +114,8 @@ def dense(layer: nn.Linear | Conv1D, site: Site) -> Forward:
 
     def forward(input: Tensor) -> Tensor:
         inputs = for_product(input, recorder)
-        # Folded and unfolded outside of the function: a model may write to its result in place.
-        shape = inputs.shape[:-1]
-        rows = inputs if inputs.dim() == 2 else inputs.reshape(-1, inputs.shape[-1])
-        outputs: Tensor = _Dense.apply(rows, layer.weight, layer.bias, transposed, shape, site)
-        return outputs if inputs.dim() == 2 else outputs.view(*shape, outputs.shape[1])
+        outputs: Tensor = _Dense.apply(inputs, layer.weight, layer.bias, transposed, site)
+        return outputs
 
     return forward
 
@@ -305,9 +301,11 @@ def group_norm(layer: nn.GroupNorm, site: Site) -> Forward:
 
 class _Expand(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, rows: int, attribute: str, site: Site) -> Tensor:
+    def forward(
+        ctx: Any, weight: Tensor, shape: Sequence[int], attribute: str, site: Site
+    ) -> Tensor:
         ctx.attribute, ctx.site = attribute, site
-        return weight.expand(rows, *weight.shape)
+        return weight.expand(shape)
 
     @staticmethod
     def backward(ctx: Any, grads: Tensor) -> tuple[None, ...]:
@@ -315,9 +313,14 @@ class _Expand(torch.autograd.Function):
         return None, None, None, None
 
 
-def expanded(weight: Tensor, rows: int, attribute: str, site: Site) -> Tensor:
-    """Return a weight once per row, (rows, ...), without a copy; record its per-row gradient."""
-    weights: Tensor = _Expand.apply(weight, rows, attribute, site)
+def expanded(
+    weight: Tensor, rows: int, attribute: str, site: Site, middle: Sequence[int] = ()
+) -> Tensor:
+    """Return a weight once per row, (rows, *middle, ...), without a copy.
+
+    The backward pass records its per-row gradient. Dimensions of ``middle`` are 1.
+    """
+    weights: Tensor = _Expand.apply(weight, (rows, *middle, *weight.shape), attribute, site)
     return weights
 
 
@@ -339,8 +342,7 @@ def scale(module: nn.Module, site: Site) -> Forward:
         try:
             for attribute, vector in held.items():
                 assert vector is not None
-                rows = expanded(vector, len(input), attribute, site)
-                own[attribute] = rows.view(len(input), *middle, -1)  # type: ignore[assignment]
+                own[attribute] = expanded(vector, len(input), attribute, site, middle)  # type: ignore[assignment]
             return type(module).forward(module, input, *args, **kwargs)
         except (RuntimeError, ValueError) as error:
             message = f"a {type(module).__name__} module does more than scale its input"
