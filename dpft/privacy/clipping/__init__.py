@@ -6,15 +6,17 @@ validated with ``options`` before torch is imported.
 Terms:
     row: One example of a batch.
     unit: The privacy unit, whose gradient is clipped: one row, or several contiguous rows.
-    use: One call of a layer that has a trainable parameter.
-    recording forward: A forward with the outputs of the layer's own. In the backward pass, it
-        passes the use to the recorder instead of computing a gradient for the parameter.
+    use: What one call of a layer contributes to its parameter's gradients: inputs and output
+        gradients.
+    recording forward: A replacement of a layer's forward that returns the same outputs. In the
+        backward pass, it passes the use to the recorder instead of computing a gradient for the
+        parameter.
     formed gradient: A per-unit gradient that is computed as a tensor, instead of only its norm.
     single-example execution: Each unit runs separately through the unmodified model.
 
 Reading order: ``clipper``, ``engines``, ``recorder``, ``rules``, ``products``, ``styles``, ``sums``
 for one call of ``accumulate``; then ``assignment``, ``probe``, ``mapped`` and ``checks`` for the
-self-check.
+self-check. ``convolution`` has the rules of convolutions; the rest are small helpers.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -114,7 +114,7 @@ class Assignment:
             model: The model.
             parameters: Its trainable parameters.
             recorder: The recorder.
-            calls: How each module is called, by path (``observed_calls``).
+            calls: How each module is called, by path (``calls_around``).
             levels: Levels above 0, by parameter name.
             outside: Parameters that other modules read, outside the forward of the modules that
                 hold them; the map begins at the parent.
@@ -175,9 +175,9 @@ class Assignment:
             return True
         ids = calls.shape
         if rule is embedding and calls.axis is None and (len(ids) < 2 or ids[0] == 1):
-            around = (self._calls[p].rows_per_row for p in _chain(path) if p in self._calls)
+            around = (self._calls[p].batch_multiple for p in _chain(path) if p in self._calls)
             rows = next(filter(None, around), 1)
-            self._assign(path, embedding(module, replace(site, rows_per_row=rows)), "position")
+            self._assign(path, embedding(module, replace(site, batch_multiple=rows)), "position")
             return True
         if rule is None and calls.axis == 0 and is_scale(module, ids[-1]):
             self._assign(path, scale(module, site), "scale")
@@ -206,9 +206,8 @@ class Assignment:
             for path, owners in self._owners.items():
                 if around not in _chain(path):
                     continue
-                calls = self._calls.get(path)
-                has_front_batch = calls is None or calls.axis == 0
-                if path != around and self.kinds.get(path) == "rule" and has_front_batch:
+                has_rule = self.kinds.get(path) == "rule" and self._calls[path].axis == 0
+                if path != around and has_rule:
                     self._forwards[path] = leaving_map(self._forwards[path], self._recorder)
                     continue
                 self._forwards.pop(path, None)
@@ -251,7 +250,7 @@ class Assignment:
                     state["forward"] = before
 
 
-def observed_calls(
+def calls_around(
     model: nn.Module,
     parameters: Parameters,
     losses_of: LossFunction,

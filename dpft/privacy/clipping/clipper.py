@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from dpft.batch_mixing import check_model
 from dpft.devices import whole_precision
 from dpft.errors import InputError, RunError
-from dpft.privacy.clipping.assignment import Assignment, NoModuleError, observed_calls
+from dpft.privacy.clipping.assignment import Assignment, NoModuleError, calls_around
 from dpft.privacy.clipping.batches import count_rows
-from dpft.privacy.clipping.checks import Checks, NotExactError, Sample, zeros_filled
+from dpft.privacy.clipping.checks import Checks, NotExactError, zeros_filled
 from dpft.privacy.clipping.engines import BookKeeping, Clipped, MicroBatch, Rows
 from dpft.privacy.clipping.options import (
     LossFunction,
@@ -98,9 +98,10 @@ class PerExampleClipper:
         parameters together, rounding included: clip factors are computed from a proven upper bound
         of the norm (docs/dev/norm-bound.md). With ``headroom`` of ``rounding_headroom(n)``, adding
         or removing one unit changes a step's sum of n units by at most ``sensitivity``. A unit
-        whose loss or gradient is not finite contributes exactly zero. A model that mixes examples,
-        writes to its parameters or buffers, or uses a parameter in a way that cannot be recorded is
-        rejected; docs/explanation/clipper-limits.md lists what the checks cannot detect.
+        whose loss or gradient is not finite contributes exactly zero. A model that mixes examples
+        or writes to its parameters or buffers is rejected, and a use of a parameter that cannot be
+        recorded runs by engine rows; docs/explanation/clipper-limits.md lists what the checks
+        cannot detect.
 
     Attributes:
         losses: Losses of the last micro-batch, shape (b,), detached; private.
@@ -228,7 +229,7 @@ class PerExampleClipper:
                 is not exact.
             RunError: The model writes to its parameters or buffers, or results are not finite.
         """
-        self._check_entered()
+        self._entered_state()
         if not batches:
             raise InputError("self_check needs at least one synthetic batch, got none.")
         with zeros_filled(self._parameters):
@@ -246,7 +247,7 @@ class PerExampleClipper:
         outside: set[str] = set()
         reasons: dict[str, str] = {}
         reason, engine, assignment = "", "rows", None
-        calls = observed_calls(
+        calls = calls_around(
             self._model, self._parameters, self._losses_of, batches[0], rows_per_unit
         )
         for _ in range(0 if self._requested == "rows" else ATTEMPTS):
@@ -309,7 +310,7 @@ class PerExampleClipper:
         """Run check S on all batches in full precision, and on the first one under autocast."""
         singles = [None] * len(batches) if alone is None else alone
         for autocast in dict.fromkeys([None, self._autocast]):
-            self._set(autocast, 1.0 if autocast is None else self._scale())
+            self._set_precision(autocast, 1.0 if autocast is None else self._current_loss_scale())
             for batch, rows in zip(batches, singles, strict=True):
                 self._checks.synthetic(
                     batch, rows, rows_per_unit, compares_gradients=compares_gradients
@@ -320,9 +321,16 @@ class PerExampleClipper:
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> Tensor:
         """Add the clipped sum of one micro-batch to the gradients.
 
-        The engine computes losses, norms, clip factors and the clipped sum of each parameter. The
-        first two micro-batches of several units are also compared with subsets of their units. If
-        a check fails, nothing is added.
+        1. The engine sets existing gradients aside, runs the model forward and backward, and
+           computes each unit's norm, an upper bound of it, and from the bound a clip factor. If a
+           layer is used in a way that the self-check did not see, such as in a rare branch, engine
+           rows runs the micro-batch instead.
+        2. The first two micro-batches of several units are compared with subsets of their units.
+        3. Version counters show whether the model wrote to its parameters or buffers. If a check
+           fails, nothing has been added.
+        4. The engine computes the clipped sum of each parameter with these factors, and it is added
+           to ``grad``. The rounding error of each addition is kept for the next micro-batch of the
+           step (``sums``); a step ends when ``grad`` is cleared or changed.
 
         Args:
             batch: A pytree of tensors whose leading dimension is b, the number of rows.
@@ -335,10 +343,11 @@ class PerExampleClipper:
 
         Raises:
             InputError: ``self_check`` was not called, or tensors have wrong leading dimensions.
-            RunError: Examples mix; a parameter was used outside its layer; the model wrote to its
-                state; the trainable parameters changed; or an earlier micro-batch failed.
+            RunError: Examples mix; the model wrote to its state; the trainable parameters changed;
+                or an earlier micro-batch failed while its sum was added, after which a new clipper
+                is needed.
         """
-        held = self._check_entered()
+        held = self._entered_state()
         if self.choice is None:
             raise InputError(
                 "accumulate needs a self-check first: call clipper.self_check with synthetic"
@@ -360,14 +369,13 @@ class PerExampleClipper:
         if not rows:
             self.losses = torch.empty(0)
             return torch.empty(0)
-        self._set(self._autocast, self._scale())
+        self._set_precision(self._autocast, self._current_loss_scale())
         engine = self._engine
         with held.unchanged():
             try:
                 clipped = self._checked_run(engine, micro_batch)
             except UseError:
-                # A layer was used in a way that the self-check did not see, such as in a rare
-                # branch. No record may end a run, and single-example execution is exact.
+                # No record may end a run, and single-example execution is exact.
                 engine = self._rows
                 clipped = engine.run(micro_batch, self.style)
         self._failed = True  # until the whole sum is added
@@ -389,11 +397,15 @@ class PerExampleClipper:
         run = partial(engine.run, style=self.style)
         if not self._unchecked or micro_batch.units < 2:  # A single unit cannot mix with others.
             return run(micro_batch)
-        sample = self._checks.sample(micro_batch, run)
-        clipped = run(micro_batch)
-        if isinstance(sample, Sample):
-            sample = self._checks.compare(sample, micro_batch, clipped)
-        self._unchecked -= sample
+        sample = self._checks.sample(micro_batch)
+        if sample.has_dropout:
+            with self._checks.without_randomness():
+                compared = self._checks.compare(sample, micro_batch, run(micro_batch))
+            clipped = run(micro_batch)
+        else:
+            clipped = run(micro_batch)
+            compared = self._checks.compare(sample, micro_batch, clipped)
+        self._unchecked -= compared
         return clipped
 
     @property
@@ -401,16 +413,16 @@ class PerExampleClipper:
         assert self.choice is not None
         return self._rows if self.choice.engine == "rows" else self._book_keeping
 
-    def _set(self, autocast: torch.dtype | None, loss_scale: float) -> None:
+    def _set_precision(self, autocast: torch.dtype | None, loss_scale: float) -> None:
         for engine in (self._book_keeping, self._rows):
             engine.autocast, engine.loss_scale = autocast, loss_scale
 
-    def _scale(self) -> float:
+    def _current_loss_scale(self) -> float:
         scale = self._loss_scale() if callable(self._loss_scale) else self._loss_scale
         check_loss_scale(scale)
         return scale
 
-    def _check_entered(self) -> HeldState:
+    def _entered_state(self) -> HeldState:
         if self._held is None:
             raise InputError(
                 "call a PerExampleClipper's methods inside `with PerExampleClipper(...)`."

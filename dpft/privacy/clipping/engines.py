@@ -39,7 +39,7 @@ def check_losses(losses: object, rows: int) -> None:
 
 @dataclass(frozen=True)
 class Clipped:
-    """The clipped sum of one micro-batch of u units, and what it was computed from; private.
+    """Norms and clip factors of one micro-batch of u units; private.
 
     Attributes:
         norms: Gradient norms over all groups, shape (u,), float64; not finite if the unit's
@@ -95,14 +95,14 @@ class Engine:
             RunError: A gradient was written while they were computed.
         """
         with torch.enable_grad():
-            losses = self.computed(batch)
+            losses = self.call_losses_of(batch)
         if any(p.grad is not None for p in self._parameters.now().values()):
             raise RunError(GRADIENT_WRITTEN)
         check_losses(losses, rows)
         return losses
 
-    def computed(self, batch: Any) -> Tensor:
-        """Return the result of ``losses_of`` under autocast; with a graph if gradients are on."""
+    def call_losses_of(self, batch: Any) -> Tensor:
+        """Return the result of ``losses_of`` under autocast, unchecked."""
         device = self._parameters.device.type
         with torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None):
             return self._losses_of(self._model, batch)
@@ -131,7 +131,10 @@ class BookKeeping(Engine):
         self._sizes = {name: shape.numel() for name, shape in parameters.shapes.items()}
 
     def run(self, micro_batch: MicroBatch, style: ClippingStyle) -> Clipped:
-        """Run one micro-batch; ``sums`` then computes its clipped sum.
+        """Compute norms and clip factors of one micro-batch; ``sums`` then computes its sum.
+
+        A parameter that has an ordinary ``grad`` after the backward pass was used outside its
+        layer, so that its use was not recorded.
 
         Raises:
             UseError: A parameter's gradients cannot be recorded as assigned.
@@ -214,7 +217,7 @@ class Rows(Engine):
         self._sums: dict[str, Tensor] = {}
 
     def run(self, micro_batch: MicroBatch, style: ClippingStyle) -> Clipped:
-        """Run one micro-batch; ``sums`` then returns its clipped sum.
+        """Compute norms, clip factors and sums of one micro-batch; ``sums`` returns the sums.
 
         Raises:
             InputError: As ``losses``.

@@ -29,8 +29,8 @@ class Calls:
         outputs: The batch dimension of each output.
         axis: The batch dimension of the first tensor argument.
         shape: The shape of the first tensor argument, in the run on 3 units.
-        rows_per_row: Size of the arguments' batch dimension per row of the batch, such as 2 if a
-            model joins two texts per row; 0 if no argument has a batch dimension.
+        batch_multiple: Size of the arguments' batch dimension over the number of rows, such as 2 if
+            a model joins two texts per row; 0 if no argument has a batch dimension.
         is_uniform: Whether the batch dimensions were the same in all calls.
     """
 
@@ -38,7 +38,7 @@ class Calls:
     outputs: dict[Place, int | None] = field(default_factory=dict)
     axis: int | None = None
     shape: torch.Size = torch.Size()
-    rows_per_row: int = 0
+    batch_multiple: int = 0
     is_uniform: bool = True
 
     @property
@@ -90,7 +90,7 @@ def _calls(
         outputs=outputs[0],
         axis=inputs[0].get(place),
         shape=shape,
-        rows_per_row=rows[0] if rows else 0,
+        batch_multiple=rows[0] if rows else 0,
         is_uniform=all(axes == inputs[0] for axes in inputs) or first_axes == {0},
     )
 

@@ -277,12 +277,12 @@ class Outer:
 
 @dataclass
 class Lookup:
-    """One use of an embedding: gradient[i] has values[i, t] added to its row ids[i, t].
+    """One use of an embedding: gradient[i] has values[i, t] added to its entry ids[i, t].
 
     Attributes:
-        ids: Rows of the weight, shape (u, t), int64.
+        ids: Entries of the weight, shape (u, t), int64.
         values: Output gradients, shape (u, t, d); zeros at padding.
-        count: Number of rows of the weight.
+        count: Number of entries of the weight.
     """
 
     ids: Tensor
@@ -403,6 +403,10 @@ SMALL_OPERANDS = 2**18
 """Numbers of equally shaped operands up to which one batched product of a copy is faster."""
 
 
+LONG_GRAM = 256
+"""Positions from which on a Gram matrix is faster if its symmetric entries are computed once."""
+
+
 def _chunks(indices: list[int], numbers: int) -> Iterator[list[int]]:
     """Yield indices of operands, of so many numbers each, that are copied together."""
     together = SMALL_OPERANDS // max(1, numbers)
@@ -444,10 +448,21 @@ def _grams(operands: list[Tensor]) -> list[Tensor]:
         for chunk in _chunks(indices, first.numel()):
             parts = [operands[index] for index in chunk]
             joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-            product = _product([(joined, joined.mT)], piece)
+            product = _gram(joined, piece)
             for index, gram in zip(chunk, product.chunk(len(chunk)), strict=True):
                 grams[index] = gram
     return grams
+
+
+def _gram(values: Tensor, piece: int) -> Tensor:
+    """Return the Gram matrix of (n, t, K), shape (n, t, t); of a long one, each entry once."""
+    t = values.shape[1]
+    if t < LONG_GRAM:
+        return _product([(values, values.mT)], piece)
+    upper = _product([(values[:, : t // 2], values.mT)], piece)
+    corner = _gram(values[:, t // 2 :], piece)
+    lower = torch.cat([upper[:, :, t // 2 :].mT, corner], 2)
+    return torch.cat([upper, lower], 1)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,10 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class UseError(RunError):
-    """A parameter's per-example gradients cannot be recorded in the chosen way.
+    """A parameter's per-example gradients cannot be recorded as assigned.
+
+    ``PerExampleClipper.accumulate`` then runs the micro-batch by engine rows; a self-check changes
+    the assignment.
 
     Attributes:
         reason: What happened; the whole message adds how to fix it.
@@ -61,7 +64,8 @@ class Recorder:
         rows: Number of rows of the micro-batch.
         units: Number of its privacy units.
         inside_map: Whether a module is being mapped over its rows at the moment.
-        saw_half: Whether a half-precision tensor was recorded since the attribute was reset.
+        saw_half: Whether a half-precision tensor was recorded since the attribute was reset; checks
+            then compare less strictly.
     """
 
     def __init__(self, groups: Mapping[str, int], device: torch.device) -> None:
@@ -72,7 +76,7 @@ class Recorder:
         self.begin(0, 0)
 
     def begin(self, rows: int, units: int) -> None:
-        """Forget all uses, and expect those of a micro-batch; of zero rows: expect none."""
+        """Forget all uses and expect those of a micro-batch; none between micro-batches (0, 0)."""
         self.rows, self.units = rows, units
         self._outer: dict[str, list[Outer]] = defaultdict(list)
         self._lookups: dict[str, list[Lookup]] = defaultdict(list)

@@ -27,13 +27,13 @@ class Site:
     Attributes:
         recorder: The recorder.
         names: The model's names of the layer's trainable parameters, by the layer's attribute.
-        rows_per_row: For a layer of the kind ``position``: ``Calls.rows_per_row`` of the module
+        batch_multiple: For a layer of the kind ``position``: ``Calls.batch_multiple`` of the module
             around it; 0 if unknown.
     """
 
     recorder: Recorder
     names: Mapping[str, str]
-    rows_per_row: int = 0
+    batch_multiple: int = 0
 
     def outer(self, attribute: str, left: Tensor, right: Tensor) -> None:
         """Record a gradient ``sum_t left_t right_t^T``, if the attribute is trainable."""
@@ -174,11 +174,11 @@ def embedding(layer: nn.Embedding, site: Site) -> Forward:
                 " example's gradient would depend on the others."
             )
         recorder = site.recorder
-        if site.rows_per_row and ids.dim() == 1:
+        if site.batch_multiple and ids.dim() == 1:
             ids = ids.unsqueeze(0)
         if ids.dim() == 2 and len(ids) == 1 and not recorder.inside_map:
             # One row of positions for the whole batch becomes one row for each example.
-            ids = ids.expand(recorder.rows * (site.rows_per_row or 1), -1)
+            ids = ids.expand(recorder.rows * (site.batch_multiple or 1), -1)
         outputs: Tensor = _Embedding.apply(ids, layer.weight, padding_idx, site)
         return outputs
 

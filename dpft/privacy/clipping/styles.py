@@ -1,7 +1,7 @@
 """Clipping styles: functions from upper bounds of gradient norms to clip factors.
 
-Each style states its sensitivity: the maximum norm of one privacy unit's scaled gradient. The noise
-is a multiple of exactly this number.
+Each style states its sensitivity: how much one privacy unit can change a step's clipped sum. The
+noise is a multiple of exactly this number.
 """
 
 import math
