@@ -302,12 +302,24 @@ class Lookup:
         sums = values.new_zeros(u * self.count, d)
         return sums.index_add_(0, self._slots().flatten(), values.flatten(0, 1)).view(u, -1, d)
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
-        """Return the sum over i of factors[i] gradient[i], shape (count, d)."""
+    def weighted_sum(self, factors: Tensor, total: Tensor | None = None) -> Tensor:
+        """Return the sum over i of factors[i] gradient[i], shape (count, d).
+
+        Args:
+            factors: Clipping factors, shape (u,).
+            total: The weighted sum of a tied head, to which this one is added in place.
+        """
         values = widened(self.values)
-        values = values * rounded_down(factors, values.dtype).view(-1, 1, 1)
-        sums = values.new_zeros(self.count, values.shape[2])
-        return sums.index_add_(0, self.ids.flatten(), values.flatten(0, 1))
+        values = (values * rounded_down(factors, values.dtype).view(-1, 1, 1)).flatten(0, 1)
+        ids = self.ids.flatten()
+        if total is None:
+            return values.new_zeros(self.count, values.shape[1]).index_add_(0, ids, values)
+        # Values of an entry are added first, at the place of its first one if they were sorted, so
+        # that its sum is added to the total once (15). The other places add zeros.
+        entries = ids.sort().values
+        sums = torch.zeros_like(values)
+        sums.index_add_(0, torch.searchsorted(entries, ids), values)
+        return total.index_add_(0, entries, sums.to(total.dtype))
 
     def without(self, keep: Tensor) -> "Lookup":
         """Return the use with zeros for the units that ``keep``, shape (u,), leaves out."""

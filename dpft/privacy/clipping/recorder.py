@@ -274,8 +274,7 @@ class Recorder:
             assert total is not None
             return total
         use = use if keep is None else use.without(keep)
-        part = use.weighted_sum(factors[self._groups[name]])
-        return part if total is None else total.add_(part)
+        return use.weighted_sum(factors[self._groups[name]], total)
 
     def weighted_sums(
         self, factors: Tensor, keep: Tensor | None, sizes: Mapping[str, int]

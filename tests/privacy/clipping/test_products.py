@@ -127,6 +127,19 @@ def test_lookups_equal_explicit_gradients(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("count", [1, 3, 500])
+def test_a_lookup_is_added_to_the_sum_of_a_tied_head(
+    count: int, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    use = random_lookup(generator, 4, 9, count, 6, dtype)
+    factors = torch.rand(4, generator=generator, dtype=torch.float64)
+    head = torch.randn(count, 6, generator=generator)
+    total = use.weighted_sum(factors, head.clone())
+    expected = torch.einsum("u,u...->...", factors, lookup_gradients(use))
+    torch.testing.assert_close(total.double(), head + expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("head_positions", "positions"), [(6, 6), (5, 9), (1, 1)])
 def test_tied_weights_have_the_cross_term(
     head_positions: int, positions: int, dtype: torch.dtype, generator: torch.Generator
