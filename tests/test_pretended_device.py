@@ -304,8 +304,7 @@ LAYERS = 12
 def launched(layers: int) -> list[int]:
     """What a whole step launches on the device, a private one and an ordinary one.
 
-    Weights are large enough that none is added up in float64 (``uses.SMALL``), and the rounds of
-    the noise's cipher are one operation: on a device they are compiled.
+    The rounds of the noise's cipher are one operation: on a device they are compiled.
     """
     rounds = gaussians._rounds
     gaussians._rounds = uncounted(rounds)

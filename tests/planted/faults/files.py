@@ -230,8 +230,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/privacy/frozen_state.py",
-                "            is_written = _version(tensor) != version\n",
-                "            is_written = False\n",
+                "        if versions == self._versions:\n",
+                "        if True:\n",
             ),
         ),
         tests=(f"{STATE}test_version_counters_reveal_writes_in_place",),
