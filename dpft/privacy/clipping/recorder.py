@@ -23,6 +23,7 @@ from dpft.privacy.clipping.products import (
     formed_gradients,
     formed_norms,
     formed_weighted_sum,
+    formed_without,
     lookup_norms,
     outer_norms,
     rounded_down,
@@ -310,7 +311,7 @@ class Recorder:
         while self._joined:
             names, whole = self._joined.pop()
             if keep is not None:
-                whole = torch.where(keep.unsqueeze(1), whole, 0.0)
+                whole = formed_without(whole, keep)
             joined = formed_weighted_sum(whole, factors[self._groups[names[0]]])
             if len(names) == 1:
                 yield names[0], joined
