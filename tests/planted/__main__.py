@@ -11,9 +11,7 @@ caught is a crash and not a silent error.
 """
 
 import argparse
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +25,7 @@ from queue import SimpleQueue
 
 from tests.planted.fault import ROOT, DoesNotApplyError, Fault
 from tests.planted.faults import FAULTS
+from tests.planted.forked import Forks
 
 COPIED = ("dpft", "conf", "tests", "pyproject.toml")
 CONTROL = "tests/planted/test_control.py"
@@ -36,6 +35,7 @@ SECONDS, ALL_SECONDS = 240, 1800
 """Limits for the tests of one fault, and for those of all faults."""
 PASSED, FAILED = 0, 1
 """Exit codes of pytest."""
+FORKS = Forks()
 
 
 @dataclass(frozen=True)
@@ -92,27 +92,13 @@ def _drop_bytecode(path: Path) -> None:
 
 def run_tests(
     copy: Path, tests: Sequence[str], *, stopped: bool = False, seconds: float = SECONDS
-) -> subprocess.CompletedProcess[str]:
-    """Run some tests in a copy of the repository.
+) -> tuple[int, str]:
+    """Run some tests in a copy of the repository; return pytest's exit code and output.
 
     Raises:
-        subprocess.TimeoutExpired: They took longer than ``seconds``.
+        TimeoutError: They took longer than ``seconds``.
     """
-    environment = os.environ | {
-        "PYTHONPATH": str(copy),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "",
-        STOPPED: "1" if stopped else "",
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--tb=short", *tests],
-        cwd=copy,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
+    return FORKS.run(copy, tests, {STOPPED: "1" if stopped else ""}, seconds=seconds)
 
 
 def judge(copies: Copies, fault: Fault, *, without_detectors: bool) -> Verdict:
@@ -121,18 +107,18 @@ def judge(copies: Copies, fault: Fault, *, without_detectors: bool) -> Verdict:
     try:
         with copies.one(fault) as copy:
             if without_detectors:
-                done = run_tests(copy, [CONTROL], stopped=fault.stops_private_runs)
+                code, output = run_tests(copy, [CONTROL], stopped=fault.stops_private_runs)
             else:
-                done = run_tests(copy, fault.tests)
-    except (DoesNotApplyError, subprocess.TimeoutExpired) as error:
+                code, output = run_tests(copy, fault.tests)
+    except (DoesNotApplyError, TimeoutError) as error:
         return Verdict(fault, "broken", time.monotonic() - began, str(error))
     outcome = "broken"
-    if done.returncode == PASSED:
+    if code == PASSED:
         outcome = "survived"
-    elif done.returncode == FAILED:
-        passed = [] if without_detectors else not_failed(done.stdout, fault.tests)
+    elif code == FAILED:
+        passed = [] if without_detectors else not_failed(output, fault.tests)
         outcome = "survived" if passed else "caught"
-    return Verdict(fault, outcome, time.monotonic() - began, done.stdout + done.stderr)
+    return Verdict(fault, outcome, time.monotonic() - began, output)
 
 
 def not_failed(output: str, tests: Sequence[str]) -> list[str]:
@@ -156,16 +142,16 @@ def detectors_pass(copies: Copies, faults: Sequence[Fault], workers: int) -> boo
     for own in sorted(by_file.values(), key=len, reverse=True):
         min(groups, key=len).extend(own)
 
-    def run(group: list[str]) -> subprocess.CompletedProcess[str]:
+    def run(group: list[str]) -> tuple[int, str]:
         with copies.one() as copy:
             return run_tests(copy, group, seconds=ALL_SECONDS)
 
     with ThreadPoolExecutor(workers) as pool:
         results = list(pool.map(run, filter(None, groups)))
-    for done in results:
-        if done.returncode != PASSED:
-            print(done.stdout + done.stderr)
-    return all(done.returncode == PASSED for done in results)
+    for code, output in results:
+        if code != PASSED:
+            print(output)
+    return all(code == PASSED for code, _ in results)
 
 
 def main(arguments: Sequence[str]) -> int:
