@@ -27,7 +27,7 @@ _INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL
 
 
 _BLOCK_OR_CODE = re.compile(r"(<pre.*?</pre>)|<code>(.*?)</code>", re.DOTALL)
-_BREAK = re.compile(r"[._/=,](?=\w)")
+_TAG_OR_BREAK = re.compile(r"(<[^>]*>)|[._/=,](?=\w)")
 _TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 STACKED = "reference/"
 """Pages whose tables stand in lines on narrow screens: their cells are words, not numbers."""
@@ -64,10 +64,13 @@ def on_page_content(content: str, page: Page, **_: Any) -> str:
 
 
 def _breakable(code: str) -> str:
-    """Returns inline code that may be broken after its dots, underscores and the like."""
+    """Returns inline code that may be broken after its dots, underscores and the like.
+
+    Tags within the code stay as they are.
+    """
     if len(code) < SHORT:
         return f"<code>{code}</code>"
-    broken = _BREAK.sub(r"\g<0><wbr>", code)
+    broken = _TAG_OR_BREAK.sub(lambda found: found[1] or f"{found[0]}<wbr>", code)
     return f"<code>{broken}</code>"
 
 

@@ -48,6 +48,13 @@ def test_every_page_is_built_and_none_fetches_anything(site: Path) -> None:
     assert fetching == []
 
 
+@pytest.mark.slow
+def test_names_of_the_python_api_are_links(site: Path) -> None:
+    page = (site / "reference" / "python.html").read_text()
+    assert re.search(r'Bases: <code><a [^>]*href="#dpft.DpftError">DpftError</a>', page)
+    assert "autoref>" not in page
+
+
 def commands_copied(page: Path) -> list[str]:
     """What a page's copy buttons of commands take: the text of the code, less spaces at its end."""
     return [
