@@ -14,12 +14,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from docs.tools.pages import Example, File, parts_of
 
 LONGEST = 600
 """Seconds that one command may take, on a machine that does other things as well."""
+PAGES_AT_ONCE = 2
 CUT = "…"
 LINES_OF_FAILURE = 20
 _COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -129,24 +131,25 @@ def _shown(lines: list[str], show: str) -> list[str]:
 
 
 def main(words: list[str]) -> int:
-    """Runs the examples of pages; returns the exit code."""
+    """Runs the examples of pages, two pages at a time; returns the exit code."""
     if len(words) < 2 or words[0] not in ("write", "check"):
         print("usage: python -m docs.tools.examples write|check PAGE…", file=sys.stderr)
         return 2
-    failed = 0
-    for name in words[1:]:
-        page = Path(name)
-        figures = page.parent / "figures" if words[0] == "write" else None
+    writes, pages = words[0] == "write", [Path(name) for name in words[1:]]
+
+    def run(page: Path) -> Failed | None:
         try:
-            made = run_page(page, figures=figures)
+            made = run_page(page, figures=page.parent / "figures" if writes else None)
         except Failed as error:
-            print(error, file=sys.stderr)
-            failed = 1
-            continue
-        if words[0] == "write":
+            print(error, file=sys.stderr, flush=True)
+            return error
+        if writes:
             page.write_text(made)
-        print(f"{page}: done")
-    return failed
+        print(f"{page}: done", flush=True)
+        return None
+
+    with ThreadPoolExecutor(max_workers=PAGES_AT_ONCE) as pool:
+        return int(any(list(pool.map(run, pages))))
 
 
 if __name__ == "__main__":
