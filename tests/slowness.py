@@ -28,12 +28,15 @@ ONE_IN = {
     "privacy/accounting/test_whole_range.py": 0,
     "privacy/clipping/test_cases.py": 3,
     "privacy/clipping/test_crafted_records.py": 10,
+    "stories/test_ending_ranks.py": 4,
     "stories/test_every_recipe.py": 5,
     "stories/test_killed_ranks.py": 10,
     "stories/test_lost_ranks.py": 2,
     "stories/test_planted_bugs.py": 5,
+    "stories/test_submitted.py": 10,
     "training/test_sharded_checkpoint.py": 8,
     "training/test_sharded_runs.py": 4,
+    "zoo/test_families.py": 3,
 }
 """By file: CI runs the first slow case of each test function and then one in so many. It runs none
 if the number is 0; such a file has fast tests of the same code."""
