@@ -119,8 +119,8 @@ $(VENV)/.docs: $(STAMP) requirements-docs.lock
 docs-outputs: setup ## Run the examples of pages and write what they print: make docs-outputs [PAGES=...]
 	$(BIN)/python -m docs.tools.examples write $(or $(PAGES),$(PAGES_WITH_EXAMPLES))
 
-tutorials: setup ## Run the examples of all tutorials and the notebooks, and check what they print (minutes).
-	$(BIN)/python -m docs.tools.examples check docs/start/*.md docs/tutorials/*.md
+tutorials: setup ## Run the examples of tutorials and the notebooks, and check their output (half an hour): [PAGES=...]
+	$(BIN)/python -m docs.tools.examples check $(or $(PAGES),docs/start/*.md docs/tutorials/*.md)
 	$(BIN)/python -m docs.tools.notebooks
 
 lint: setup ## Check style, format and types.
@@ -132,7 +132,7 @@ lint: setup ## Check style, format and types.
 wheel-check: setup ## Build the wheel and run it away from the checkout.
 	.ci/wheel-check
 
-release: setup ## Build sdist and wheel in dist/, check them, run the wheel's demo in a new environment, write an SBOM.
+release: setup tutorials ## Check the tutorials, build sdist and wheel in dist/, check them, run the wheel's demo in a new environment, write an SBOM.
 	.ci/release "$(PYTHON)"
 
 clean: ## Remove what the build and the tools left, but not .venv and outputs.
