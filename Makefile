@@ -132,7 +132,7 @@ lint: setup ## Check style, format and types.
 wheel-check: setup ## Build the wheel and run it away from the checkout.
 	.ci/wheel-check
 
-release: setup tutorials ## Check the tutorials, build sdist and wheel in dist/, check them, run the wheel's demo in a new environment, write an SBOM.
+release: setup tutorials ## Check the tutorials, build sdist and wheel in dist/, run the wheel's demo in a new environment, write an SBOM.
 	.ci/release "$(PYTHON)"
 
 clean: ## Remove what the build and the tools left, but not .venv and outputs.

@@ -1,8 +1,8 @@
-"""Runs pytest in processes that are forked from one that has the libraries imported already.
+"""Run pytest in forks of one process that has already imported the libraries.
 
-Each planted fault has a process of its own, and importing torch, transformers and the other
-libraries takes most of what a fault takes. None of dpft and of its tests is imported before the
-fork: they come from the folder that has the fault.
+Each planted fault needs its own process, which would spend most of its time importing torch,
+transformers and other libraries. dpft and its tests are imported after the fork, from the folder
+that contains the fault.
 """
 
 import multiprocessing
@@ -21,10 +21,9 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARAL
 
 
 class Forks:
-    """Starts processes of pytest, each a fork of one process that has the libraries imported."""
+    """Start pytest in forks of one process that has already imported the libraries."""
 
     def __init__(self) -> None:
-        os.environ.update(OFFLINE, OMP_NUM_THREADS="1")  # before the libraries are imported
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([*LIBRARIES])
 
@@ -36,21 +35,23 @@ class Forks:
         Raises:
             TimeoutError: They took longer than ``seconds``; they and their processes are killed.
         """
+        os.environ.update(OFFLINE, OMP_NUM_THREADS="1")  # before the libraries are imported
         with tempfile.NamedTemporaryFile("r") as output:
             process = self._context.Process(
                 target=_pytest, args=(str(folder), [*tests], {**environment}, output.name)
             )
             process.start()
             process.join(seconds)
-            if process.exitcode is None and process.pid is not None:
+            if process.exitcode is None:
+                assert process.pid is not None  # it was started
                 os.killpg(process.pid, signal.SIGKILL)
                 process.join()
                 raise TimeoutError(f"The tests took longer than {seconds:.0f} s.")
-            return process.exitcode or 0, output.read()
+            return process.exitcode, output.read()
 
 
 def _pytest(folder: str, tests: list[str], environment: dict[str, str], output: str) -> None:
-    """Runs pytest in this process, which is new, as ``python -m pytest`` in a folder would."""
+    """Run pytest in this new process as ``python -m pytest`` in a folder would."""
     os.setpgrp()
     descriptor = os.open(output, os.O_WRONLY)
     os.dup2(descriptor, 1)
