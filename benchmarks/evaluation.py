@@ -15,7 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -208,7 +208,7 @@ def make_subject(
     groups = groups[:: max(1, len(groups) // (inputs or len(groups)))][:inputs]
     subject = Subject(outputs=outputs, groups=groups, decode=config.decode)
     if steps and shape is None:
-        sample = replace(config.task, source="embedded", data_dir=None)
+        sample = config.task.replace(source="embedded", data_dir=None)
         records = load_examples(sample, "train")
         assert are_texts(records)
         _train(subject, records[: steps * TRAINING_BATCH])

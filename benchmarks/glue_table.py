@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.sweep import table
 from dpft.config.load import load_saved
-from dpft.config.schema import POLYMORPHIC, TrainConfig
+from dpft.config.schema import TrainConfig
 from dpft.data.sources import load_examples
 from dpft.runs.guarantee import read_finished_run
 
@@ -52,7 +52,7 @@ def run(method: str, privacy: str, options: argparse.Namespace) -> float:
 
 def majority_share(folder: Path) -> float:
     """Returns the share of the commonest class in the split that was scored."""
-    config = load_saved(folder / "config.yaml", TrainConfig, polymorphic=POLYMORPHIC)
+    config = load_saved(folder / "config.yaml", TrainConfig)
     labels = Counter(example.label for example in load_examples(config.task, config.eval.split))
     return max(labels.values()) / labels.total()
 

@@ -200,7 +200,7 @@ def table(name: str, setting: Setting, options: argparse.Namespace) -> str:
                 scores = [score(run, setting, options) for run in those]
                 cells.append(f"{cell(scores)}, lr {those[0].rate}")
             privacy = json.loads((those[0].folder(options.runs) / "privacy.json").read_text())
-            rows.append([optimizer, str(eps), *cells, str(privacy["mechanism"]["bands"])])
+            rows.append([optimizer, str(eps), *cells, str(privacy["plan"]["mechanism"]["bands"])])
     header = ("optimizer", "ε", "independent noise", "banded noise", "bands")
     return (
         f"## {setting.title}\n\n{markdown_table(header, rows)}\n\n"

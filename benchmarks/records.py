@@ -141,10 +141,10 @@ def configuration(file: Path, model: str | None) -> Any:
     """Returns the configuration of that run."""
     from dpft.config.composing import compose
     from dpft.config.load import load
-    from dpft.config.schema import POLYMORPHIC, TrainCommand
+    from dpft.config.schema import TrainCommand
 
     composed = compose("train", arguments(file, model), TrainCommand)
-    return load(composed.values, TrainCommand, polymorphic=POLYMORPHIC)
+    return load(composed.values, TrainCommand)
 
 
 def time_tokenizing(file: Path, model: str | None, *, pairs: int) -> tuple[list[float], float]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.tables import markdown_table
-from dpft.records.promises import PrivateRun
+from dpft.reports.promises import PrivateRun
 from dpft.reports.run_record import RunRecord, find_runs
 from dpft.runs.guarantee import read_finished_run
 
@@ -27,14 +27,14 @@ def table(runs: Sequence[RunRecord]) -> str:
 
 
 def _promise(run: RunRecord) -> list[str]:
-    privacy, config = run.privacy, run.config
+    privacy, config, parameters = run.privacy, run.config, run.privacy.parameters
     return [
         config.method.name,
         f"{config.train.learning_rate:g}",
         f"{privacy.epsilon:.3f}" if isinstance(privacy, PrivateRun) else "not private",
-        f"{privacy.noise_multiplier:.3f}" if isinstance(privacy, PrivateRun) else "",
-        f"{privacy.trainable_parameters:,}",
-        f"{privacy.trainable_parameters / privacy.total_parameters:.2%}",
+        f"{privacy.plan.noise_multiplier:.3f}" if isinstance(privacy, PrivateRun) else "",
+        f"{parameters.trainable:,}",
+        f"{parameters.trainable / parameters.total:.2%}",
     ]
 
 

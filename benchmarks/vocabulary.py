@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks import tables
 from dpft.config.composing import compose
 from dpft.config.load import load
-from dpft.config.schema import TASK, TokenizerCommand
+from dpft.config.schema import TokenizerCommand
 from dpft.data.sources import read_examples
 from dpft.privacy.cipher import secret_key
 from dpft.privacy.mechanisms.histogram import GaussianHistogram, noise_std_for, released
@@ -64,7 +64,7 @@ def task_of(name: str, folder: Path) -> Task:
     """Returns a task that reads a folder."""
     words = [f"task={name}", f"task.data_dir={folder}", "privacy.eps=1", "tokenizer.vocab_size=1"]
     composed = compose("tokenizer", words, TokenizerCommand)
-    return load(composed.values, TokenizerCommand, polymorphic=TASK).task
+    return load(composed.values, TokenizerCommand).task
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,7 +4,8 @@
 
     run = dpft.train(["task=e2e", "model=gpt2", "privacy.eps=3"])
     run.epsilon, run.delta, run.scores
-    dpft.account(num_examples=42061, expected_batch_size=1024, epochs=10, eps=3).noise_multiplier
+    cost = dpft.account(num_examples=42061, expected_batch_size=1024, epochs=10, eps=3)
+    cost.mechanism.noise_multiplier
 
 Each function does what the command of its name does. Importing ``dpft`` alone imports neither
 torch nor transformers; the first use of a function does.

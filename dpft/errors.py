@@ -9,7 +9,9 @@ only those of which a caller has to know more than that.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import Event
+from typing import Any
 
 _records_were_read = Event()
 
@@ -30,23 +32,37 @@ class DpftError(Exception):
     exit_code = 1
 
 
+@dataclass(frozen=True)
+class Fault:
+    """One reason why input is rejected."""
+
+    message: str
+    """What is wrong and how to fix it, in at most two sentences."""
+    key: str | None = None
+    """Dotted key of the configuration or file."""
+    value: Any = None
+    """The value that is rejected."""
+    hint: str | None = None
+    """An argument that can be pasted, such as ``train.steps=1000``."""
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class InputError(DpftError, ValueError):
     """Bad input or configuration: names the key, the value, what is allowed and the way out.
 
-    Faults that were found together are one error, which lists them.
+    Faults that were found together are one error, which prints each on a line.
     """
 
     exit_code = 2
 
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """The sentences it was raised with, one for each fault."""
-        return tuple(map(str, self.args))
+    def __init__(self, *faults: Fault | str) -> None:
+        self.faults = tuple(each if isinstance(each, Fault) else Fault(each) for each in faults)
+        super().__init__(*map(str, self.faults))
 
     def __str__(self) -> str:
-        if len(self.faults) == 1:
-            return self.faults[0]
-        return "\n- ".join([f"{len(self.faults)} faults:", *self.faults])
+        return "\n".join(map(str, self.faults))
 
 
 class Faults:
@@ -59,13 +75,12 @@ class Faults:
     ...     raise InputError("steps must be at least 1.")
     >>> faults.refuse()
     Traceback (most recent call last):
-    dpft.errors.InputError: 2 faults:
-    - eps must be positive.
-    - steps must be at least 1.
+    dpft.errors.InputError: eps must be positive.
+    steps must be at least 1.
     """
 
     def __init__(self) -> None:
-        self.found: list[str] = []
+        self.found: list[Fault] = []
 
     @contextmanager
     def gathering(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ import yaml
 
 from dpft.errors import InputError, StateError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # Public: what a run leaves for its reader.
 CONFIGURATION = "config.yaml"

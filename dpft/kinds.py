@@ -8,7 +8,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 from dpft.errors import InputError
 
@@ -32,7 +32,9 @@ TEXTS, LABELS, ATTRIBUTES = "texts", "labels", "attributes"
 """What a task's answers are, and so how they are scored: texts; a class or a number of each record;
 several attributes of it, each there or not."""
 
-PUBLISHED, OWN_DATA = DELTA_RULES = ("published", "own_data")
+DeltaRule = Literal["published", "own_data"]
+PUBLISHED: Final = "published"
+OWN_DATA: Final = "own_data"
 """What a task says of a delta that nobody gave: that of the papers, or that for a user's data."""
 
 NOTHING, PROMPTS = "num", "prompts"

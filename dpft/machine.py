@@ -10,8 +10,6 @@ hang.
 import ctypes
 import functools
 import os
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,6 +81,9 @@ TIMEOUT_SECONDS = 5
 @functools.cache
 def hub_is_reachable() -> bool:
     """Says whether the hub answers; False at once where ``HF_HUB_OFFLINE=1`` is set."""
+    import urllib.error
+    import urllib.request
+
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

@@ -29,9 +29,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
+from pydantic import Field
+
+from dpft.config.section import Section
 from dpft.errors import InputError, RunError
+from dpft.strict_model import AtLeastOne, Count, Positive
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,8 +139,9 @@ def _histogram(sums: Counter[str], units: int) -> WordHistogram:
     )
 
 
-UNIGRAM, BPE, CHAR = "unigram", "bpe", "char"
-ALGORITHMS = (UNIGRAM, BPE, CHAR)
+UNIGRAM: Final = "unigram"
+BPE: Final = "bpe"
+CHAR: Final = "char"
 FEWEST_PIECES = 2
 """Of unigram and bpe, which need a piece for each character: one word's, and the blank before."""
 MOST_PIECES = 2_000_000
@@ -146,45 +151,30 @@ OF_PIECES = ("vocab_size", "algorithm", "sentinels")
 """Keys that only say what is made of the noisy histogram: they cost nothing."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenizerConfig:
+class TokenizerConfig(Section):
     """How words are counted, and what is made of the counts; all of it is public."""
 
-    vocab_size: int
+    vocab_size: Annotated[int, Field(ge=1, le=MOST_PIECES, examples=[8000])]
     """Pieces of the vocabulary, of char at most so many; special tokens and sentinels come on
     top."""
-    algorithm: str = UNIGRAM
+    algorithm: Literal["unigram", "bpe", "char"] = UNIGRAM
     """unigram, as T5 has it, bpe, or char: each character is a piece."""
-    sentinels: int = 100
+    sentinels: Count = 100
     """T5's <extra_id_0>, <extra_id_1> and so on, that stand for what is masked."""
-    words_per_record: int = 256
+    words_per_record: AtLeastOne = 256
     """N: of a record, or unit, no more words are counted."""
-    l2_cap: float = 1.0
+    l2_cap: Positive = 1.0
     """k: a record moves the counts by at most this, in L2 norm; a longer one's are scaled down."""
-    linf_cap: float = 1.0
+    linf_cap: Positive = 1.0
     """m: a record moves one word's count by at most this."""
-    noise_std: float | None = None
+    noise_std: Positive | None = Field(default=None, examples=[20.0])
     """Standard deviation of the noise on each count, where it is given in place of privacy.eps."""
 
-    def __post_init__(self) -> None:
-        if self.algorithm not in ALGORITHMS:
+    def _check_fields(self) -> None:
+        if self.algorithm != CHAR and self.vocab_size < FEWEST_PIECES:
             raise InputError(
-                f"tokenizer.algorithm must be one of {', '.join(ALGORITHMS)}, got"
-                f" {self.algorithm!r}."
+                f"tokenizer.vocab_size must be at least {FEWEST_PIECES}, got {self.vocab_size}."
             )
-        fewest = 1 if self.algorithm == CHAR else FEWEST_PIECES
-        for name, least in (("vocab_size", fewest), ("sentinels", 0), ("words_per_record", 1)):
-            value = getattr(self, name)
-            if value < least:
-                raise InputError(f"tokenizer.{name} must be at least {least}, got {value}.")
-        if self.vocab_size > MOST_PIECES:
-            raise InputError(
-                f"tokenizer.vocab_size must be at most {MOST_PIECES}, got {self.vocab_size}."
-            )
-        for name in ("l2_cap", "linf_cap", "noise_std"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise InputError(f"tokenizer.{name} must be positive and finite, got {value}.")
 
 
 UNKNOWN = "<unk>"

@@ -34,8 +34,8 @@ from yaml.resolver import Resolver
 from dpft.config.load import config_directory
 from dpft.privacy.accounting import accountants
 from dpft.privacy.accounting.mechanism import Epsilon, Mechanism
-from dpft.records.form import as_json
 from dpft.reports import pages
+from dpft.strict_model import as_json
 from tests import slowness
 from tests.kept_values import KeptValues, lasting_folder
 

@@ -63,10 +63,10 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, True])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", None, True])
 def test_json_of_another_schema_is_refused_by_its_version(tmp_path, version):
     (tmp_path / "a.json").write_text(json.dumps({"schema_version": version}))
-    with pytest.raises(InputError, match=rf"a\.json must be of schema_version 1, got {version!r}"):
+    with pytest.raises(InputError, match=rf"a\.json must be of schema_version 2, got {version!r}"):
         read_json(tmp_path / "a.json")
 
 
@@ -80,7 +80,7 @@ def test_damaged_json_is_refused_as_corrupted(tmp_path, content):
 
 def test_json_is_read_as_it_was_written(tmp_path):
     write_json(tmp_path / "a.json", {"b": 1})
-    assert read_json(tmp_path / "a.json") == {"b": 1, "schema_version": 1}
+    assert read_json(tmp_path / "a.json") == {"b": 1, "schema_version": 2}
 
 
 def test_a_file_that_a_library_left_to_its_owner_is_shared_as_a_new_one_is(tmp_path):

@@ -14,6 +14,9 @@ ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "assets" / "rooms.svg"
 WIDTH, ROW, BOX_WIDTH, BOX_HEIGHT = 980, 84, 104, 34
 
+LEAF = "dpft.config.section"
+"""The base class of sections: every room that has one imports it, and it imports no room."""
+
 Imports = dict[str, set[str]]
 
 
@@ -44,7 +47,8 @@ def imports_between_rooms() -> Imports:
     for room in rooms:
         for path in (package / room).rglob("*.py"):
             named = imported_modules(path.read_text(encoding="utf-8"))
-            others = {name.split(".")[1] for name in named if name.startswith("dpft.")}
+            inside = [name for name in named if name.startswith("dpft.")]
+            others = {name.split(".")[1] for name in inside if not name.startswith(LEAF)}
             found[room] |= (others & found.keys()) - {room}
     return found
 

@@ -46,15 +46,13 @@ from dpft.kinds import TEXT
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import quiet_transformers
 from dpft.models.losses import per_example_losses, token_nll
-from dpft.records.configuration import Fingerprint
-from dpft.records.form import joined, json_text, read_record, write_record
-from dpft.records.promises import Audited
 from dpft.reports import terminal
 from dpft.reports.pages import line, render_page
+from dpft.reports.promises import Audited
 from dpft.reports.report import write_report
 from dpft.reports.terminal import Grid
 from dpft.runs.exit_codes import crash_kept
-from dpft.runs.folder import kept_here, read_secrets
+from dpft.runs.folder import Fingerprint, kept_here, read_secrets
 from dpft.runs.guarantee import privacy_of
 from dpft.runs.held_out import (
     HELD_OUT,
@@ -67,6 +65,7 @@ from dpft.runs.held_out import (
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import fitted_to, prepare_model, trained_model_of_run, training_head
 from dpft.runs.training_records import encode_records
+from dpft.strict_model import joined, json_text, read_model, write_model
 from dpft.tasks.base import Record, TextTask
 
 
@@ -117,7 +116,7 @@ def untrained(run: AuditedRun, batch_size: int) -> Scorer:
     encoding = trained_model_of_run(run.folder, run.config).encoding(
         run.config.task, max_new_tokens=None
     )
-    config = replace(run.config, model=kept_here(run.config.model, run.folder))
+    config = run.config.replace(model=kept_here(run.config.model, run.folder))
     architecture = read_architecture(config.model)
     config = fitted_to(config, architecture)
     model, _ = prepare_model(config, architecture, training_head(config, architecture))
@@ -282,7 +281,7 @@ def _check_fingerprint(run: Path, rows: EncodedRows, units: list[list[int]] | No
         )
         return
     try:
-        known = read_record(path, Fingerprint)
+        known = read_model(path, Fingerprint)
         key = bytes.fromhex(known.key)
     except (OSError, ValueError, DpftError) as error:
         raise StateError(f"{path} is damaged; put it back as it was.") from error
@@ -332,7 +331,7 @@ def audit(config: AuditConfig) -> Finding:
 def keep(finding: Finding, name: str, folder: Path) -> str:
     """Writes what was found into the run's private folder; returns a sentence that says where."""
     path = private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.json")
-    write_record(path, replace(finding.record, note=OWNERS_ALONE), mode=0o600)
+    write_model(path, finding.record.replace(note=OWNERS_ALONE), mode=0o600)
     page = private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.html")
     title = f"Audit: {name.replace('_', ' ')}"
     rows = "\n".join(f"| {line(quantity)} | {line(value)} |" for quantity, value in finding.rows)
@@ -350,8 +349,8 @@ def release(finding: Finding, name: str, folder: Path) -> None:
     audited = joined(Audited, privacy.audited or Audited(), **{name: finding.released})
     for label, figure in finding.figures.items():
         write_text(audit_path(folder, f"{AUDIT}/{name}-{label}.svg"), figure)
-    privacy = replace(privacy, audited=audited)
-    write_record(folder / PRIVACY, privacy)
+    privacy = privacy.replace(audited=audited)
+    write_model(folder / PRIVACY, privacy)
     write_report(folder, privacy)
 
 

@@ -12,17 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, Final, Literal
 
-from dpft.config.account import check_output
-from dpft.config.load import by_name
+from pydantic import Field
+
+from dpft.config.account import Output
 from dpft.config.schema import TrainConfig
+from dpft.config.section import ChosenBy, Section, by_name
 from dpft.data.canaries import Canary, make_canaries
 from dpft.errors import InputError, StateError
 from dpft.files import AUDIT_KEY, CANARIES
 from dpft.kinds import Registry
-from dpft.records.audits import ExposureTable, GuessesInShort
-from dpft.records.promises import RunPrivacy
+from dpft.reports.audit_findings import ExposureTable, GuessesInShort
+from dpft.reports.promises import RunPrivacy
 from dpft.reports.terminal import Grid
 from dpft.runs.held_out import read_canaries
 from dpft.training.training_config import DeviceConfig
@@ -66,8 +68,7 @@ class Finding:
     public things alone; None: nothing."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Audit(ABC):
+class Audit(Section, ABC):
     """Base of every audit; its fields are its configuration, ``conf/audit/<name>.yaml``."""
 
     name: str
@@ -80,18 +81,6 @@ class Audit(ABC):
 
 AUDITS: Registry[type[Audit]] = Registry("dpft.audit.kinds", key="audit.name")
 """Every audit by name."""
-
-
-def check_value(holds: bool, key: str, says: str, got: object) -> None:
-    """Refuses a value of an audit's key."""
-    if not holds:
-        raise InputError(f"audit.{key} must {says}, got {got}.")
-
-
-def check_counts(audit: Audit, *keys: str) -> None:
-    """Refuses a count of an audit's keys that is below 1."""
-    for key in keys:
-        check_value(getattr(audit, key) >= 1, key, "be at least 1", getattr(audit, key))
 
 
 def kept_canaries(run: AuditedRun, kind: str, wanted: int, *, noun: str) -> list[Canary]:
@@ -136,27 +125,26 @@ def _tokenizer_of(run: AuditedRun) -> Any:
     return model.processor(task, model.head(task))
 
 
-CONTINUATION, SPANS = HIDDEN = ("continuation", "spans")
+HiddenPart = Literal["continuation", "spans"]
+CONTINUATION: Final = "continuation"
+SPANS: Final = "spans"
 """The parts of a record that ``audit=memorization`` has a model write."""
-POLYMORPHIC = {"audit": by_name(AUDITS.named)}
 SYNTHETIC = "synthetic"
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditConfig:
+class AuditConfig(Section):
     """``dpft audit``, conf/audit.yaml."""
 
-    audit: Audit
-    run: str
+    audit: Annotated[Audit, ChosenBy(by_name(AUDITS.named))]
+    run: str = Field(examples=["outputs/2026-01-31/12-00-00"])
     """Folder of a run."""
     synthetic: str | None = None
     """File that ``dpft generate`` wrote, for audit=synthetic."""
-    output: str = "table"
+    output: Output = "table"
     """table for people, or json: one object on stdout."""
-    train: DeviceConfig = field(default_factory=DeviceConfig)
+    train: DeviceConfig = Field(default_factory=DeviceConfig)
 
-    def __post_init__(self) -> None:
-        check_output(self.output)
+    def _check_fields(self) -> None:
         if self.audit.name == SYNTHETIC and self.synthetic is None:
             raise InputError(
                 "audit=synthetic needs synthetic=FILE, got none; give what dpft generate wrote."

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import log
+from typing import Literal
 
 import numpy as np
 import torch
@@ -42,10 +43,22 @@ from dpft.generation.decoding import evaluation_mode
 from dpft.kinds import SEQ2SEQ
 from dpft.models.losses import token_logits
 from dpft.privacy.plan import EXAMPLE
-from dpft.records.audits import ExposureAudit, ExposureGroup, ExposureTable, Spread
-from dpft.records.form import joined
-from dpft.records.promises import OpenRun, RunPrivacy
+from dpft.reports.audit_findings import ExposureGroup, ExposureTable, Spread
+from dpft.reports.promises import OpenRun, RunPrivacy
+from dpft.strict_model import Probability, Versioned, joined
 from dpft.tasks.base import Task
+
+
+class ExposureAudit(ExposureTable, Versioned):
+    """What can be read out of repeated canaries (Carlini et al. 2019), in bits."""
+
+    audit: Literal["exposure"] = "exposure"
+    """Which audit."""
+    note: str | None = None
+    """That it is the owner's alone; in the kept file only."""
+    goodness_of_fit: Probability
+    """Of the worst fit."""
+
 
 MEAN_UNSEEN = 1 / math.log(2)
 """Mean exposure, in bits, of a canary that was not trained on."""
@@ -338,7 +351,7 @@ def _notes(
         return [*notes, "The run was trained without privacy: nothing bounds what can be read out."]
     epsilon, delta = float(privacy.epsilon), float(privacy.delta)
     once = next((group for group in groups if group.copies == 1), None)
-    if once is None or privacy.unit != EXAMPLE:
+    if once is None or privacy.plan.unit != EXAMPLE:
         return notes
     most = mean_bound(epsilon=epsilon, delta=delta, candidates=after[0].suffixes)
     found = max(

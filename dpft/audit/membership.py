@@ -10,9 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
 from scipy.special import logsumexp
 
 from dpft.audit.audited_run import Scorer, Unseen, read_run_records, trained, untrained
@@ -20,6 +22,7 @@ from dpft.audit.base import AuditedRun, Finding
 from dpft.audit.one_run import planned_trade_off
 from dpft.audit.plots import roc_plot
 from dpft.audit.trade_off import (
+    OperatingPoints,
     RocCurve,
     TradeOff,
     largest_auc,
@@ -30,10 +33,54 @@ from dpft.audit.trade_off import (
 from dpft.errors import InputError
 from dpft.evaluation.predictions import spread
 from dpft.privacy.plan import EXAMPLE
-from dpft.records.audits import AllowedAttack, Attack, MembershipAudit, OperatingPoints
-from dpft.records.promises import OpenRun
+from dpft.reports.promises import OpenRun
 from dpft.runs.saved_run import saved_run
+from dpft.strict_model import AtLeastOne, Count, Probability, StrictModel, Versioned
 from dpft.tasks.base import Record
+
+
+class AllowedAttack(StrictModel):
+    """Bounds."""
+
+    auc: Probability
+    """Of the area."""
+    one_percent: Probability = Field(alias="0.01")
+    """Of true positives at 0.01 false ones."""
+    one_in_thousand: Probability = Field(alias="0.001")
+    """Of true positives at 0.001 false ones."""
+
+
+class Attack(StrictModel):
+    """An attack."""
+
+    auc: Probability
+    """Area under its curve."""
+    tpr_at_fpr: OperatingPoints
+    """At each limit of false positives."""
+    allowed: AllowedAttack | None = None
+    """The most that the mechanism allows; absent where nothing bounds an attack."""
+
+
+class MembershipAudit(Versioned):
+    """How well attacks tell the run's training records from others."""
+
+    audit: Literal["membership"] = "membership"
+    """Which audit."""
+    note: str | None = None
+    """That it is the owner's alone; in the kept file only."""
+    private: Literal[True] = True
+    """Always: the result tells of the records, and stays with their owner."""
+    members: AtLeastOne
+    """Records that were trained on."""
+    non_members: AtLeastOne
+    """Records that were not."""
+    non_members_of: str
+    """Where these are from."""
+    reference_runs: Count
+    """Reference runs that the attacks had."""
+    attacks: Mapping[str, Attack]
+    """Each attack by its name."""
+
 
 Numbers = NDArray[np.float64]
 LEAST_DEVIATION = 1e-6
@@ -210,7 +257,7 @@ def _reference(run: AuditedRun, folder: str) -> AuditedRun:
                 f"audit.reference_runs must be of the run's own {name}, {own}, got {folder}, which"
                 f" is of {other}."
             )
-    return replace(run, folder=Path(folder), config=replace(config, task=run.config.task))
+    return replace(run, folder=Path(folder), config=config.replace(task=run.config.task))
 
 
 def _curves(
@@ -244,9 +291,9 @@ def _bound(run: AuditedRun) -> TradeOff | str:
     """Returns the trade-off curve that bounds attacks on a record, or why none does, in words."""
     if isinstance(run.privacy, OpenRun):
         return "The run was trained without privacy: nothing bounds an attack."
-    if run.privacy.unit != EXAMPLE:
+    if run.privacy.plan.unit != EXAMPLE:
         return "The unit of privacy is not a record, so ε bounds no attack on a record."
-    if run.privacy.tokenizer is not None:
+    if run.privacy.with_tokenizer is not None:
         return (
             "The records made the model's tokenizer, too, so the plan of its training alone bounds"
             " no attack on the model; the report has ε of both."

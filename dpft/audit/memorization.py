@@ -23,34 +23,50 @@ of a record in chunks each chunk is a row.
 
 import re
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field
 
 from dpft.audit.audited_run import RunRecords, Unseen, check_writes_texts, read_run_records
-from dpft.audit.base import CONTINUATION, SPANS, import_extra
+from dpft.audit.base import CONTINUATION, SPANS, HiddenPart, import_extra
 from dpft.data.corpora import MEAN_SPAN, NOISE_DENSITY, CorpusEncoding, hidden_spans, public_bits
 from dpft.data.encoding import TokenEncoding
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
 from dpft.evaluation.evaluate import OnProgress, counter
 from dpft.evaluation.predictions import spread
-from dpft.evaluation.text_overlap import METHOD, PromptSets, prompt_sets, whole_text
+from dpft.evaluation.text_overlap import METHOD, prompt_sets, whole_text
 from dpft.files import MEMORIZATION, hold_run, private_audit_path
 from dpft.generation.decoding import Prefix, batches_by_tokens, continuations, evaluation_mode
 from dpft.kinds import IGNORED_LABEL, MASKED, SEQ2SEQ
 from dpft.models.loading import quiet_transformers
 from dpft.models.losses import token_logits
-from dpft.records.audits import MemorizationAudit
-from dpft.records.form import joined, write_record
 from dpft.reports.terminal import Grid
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
 from dpft.runs.tracking import batch_progress
+from dpft.strict_model import (
+    AtLeastOne,
+    Count,
+    NotNegative,
+    StrictModel,
+    Versioned,
+    write_model,
+)
 from dpft.tasks.base import Example, TextTask
 from dpft.training.training_config import DeviceConfig
+
+Percent = Annotated[float, Field(ge=0, le=100)]
+
+
+RecordSet = Literal["train_dup", "train_unique", "valid_in_train", "valid_unique"]
+"""Records with and without near duplicates, trained on and not."""
+SETS: tuple[RecordSet, ...] = get_args(RecordSet)
+
 
 _NO_WORD = re.compile(r"[^\w]")
 
@@ -67,23 +83,23 @@ class Attempt:
     written_text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemorizationScores:
+class MemorizationScores(StrictModel):
     """Scores of a model's texts against records."""
 
-    records: int
-    rows: int
+    records: Count
+    """Number of records."""
+    rows: Count
     """As many as the records, or more where a corpus's records are cut into chunks; each is asked
     about by itself, and what follows is over them."""
-    exact_match: float
+    exact_match: Percent
     """Share of the rows of which all that was asked was written, in percent."""
-    token_accuracy: float
+    token_accuracy: Percent
     """Share of the asked tokens that stand in their places, mean over rows, in percent."""
-    median_edit_distance: float
+    median_edit_distance: NotNegative
     """Levenshtein distance in tokens, of several spans their sum, median over rows."""
-    median_edit_distance_words: float
+    median_edit_distance_words: NotNegative
     """Levenshtein distance of T5's words, median over rows (``t5_words``)."""
-    mean_continuation_tokens: float
+    mean_continuation_tokens: NotNegative
     """How many tokens are asked of a row."""
 
 
@@ -165,7 +181,7 @@ class PromptedRow:
         return [found.get(sentinel, ()) for sentinel in self.sentinels[: len(self.asked)]]
 
 
-def hidden_of(asked: str | None, encoding: TokenEncoding) -> str:
+def hidden_of(asked: HiddenPart | None, encoding: TokenEncoding) -> HiddenPart:
     """Returns which part of a record is hidden from the model, ``CONTINUATION`` or ``SPANS``."""
     masked = encoding.layout.kind == MASKED
     fills = masked or (isinstance(encoding, CorpusEncoding) and encoding.span_corruption)
@@ -187,7 +203,7 @@ def cut_records(
     records: Sequence[Example],
     encoding: TokenEncoding,
     *,
-    hidden: str | None = None,
+    hidden: HiddenPart | None = None,
     prefix_tokens: int,
     continuation_tokens: int,
     rows: Sequence[Sequence[int]] | None = None,
@@ -298,7 +314,6 @@ def _for_spans(
     ]
 
 
-SETS = tuple(field.name for field in fields(PromptSets))
 OWNERS = "private: it is about the training records, no epsilon covers it, and it stays with the"
 OWNERS += " owner of the data"
 WHOLE = {CONTINUATION: "whole continuations written", SPANS: "texts of which every span is filled"}
@@ -311,29 +326,32 @@ NO_NEAR = {
 """Why a set is empty though its records were read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemorizationResult:
-    """Memorization scores of a run; private."""
+class MemorizationAudit(Versioned):
+    """How much of its records a model writes on by itself.
 
-    hidden: str
-    """The part of a record that was hidden."""
-    prefix_tokens: int
-    continuation_tokens: int
-    limit: int
-    scores: dict[str, MemorizationScores]
-    """By set, ``SETS``; those that are not there are left out."""
-    not_there: dict[str, str]
-    """Why sets are not there, in words, by set."""
+    For records with and without near duplicates, trained on and not.
+    """
 
-    def record(self) -> MemorizationAudit:
-        """Returns the record that ``output=json`` prints: each score by set, shares in percent."""
-        by_set = {
-            each.name: {name: getattr(scores, each.name) for name, scores in self.scores.items()}
-            for each in fields(MemorizationScores)
-        }
-        settings = {key: value for key, value in vars(self).items() if key != "scores"}
-        note = {"note": OWNERS, "near_duplicates": METHOD}
-        return joined(MemorizationAudit, **note, **settings, **by_set)
+    audit: Literal["memorization"] = "memorization"
+    """Which audit."""
+    note: str = OWNERS
+    """A sentence that says that the result is for the owner of the data alone."""
+    private: Literal[True] = True
+    """Always: the result tells of the records, and stays with their owner."""
+    near_duplicates: str = METHOD
+    """What counts as a near duplicate, in words."""
+    hidden: HiddenPart
+    """What the model is to write: what follows a prefix, or hidden spans."""
+    prefix_tokens: AtLeastOne
+    """Tokens that the model is given."""
+    continuation_tokens: AtLeastOne
+    """Most tokens that are asked of it."""
+    limit: AtLeastOne
+    """Most records of each set."""
+    not_there: Mapping[RecordSet, str]
+    """Why sets are not there, by set."""
+    scores: Mapping[RecordSet, MemorizationScores]
+    """The scores of the others."""
 
     def parts(self) -> list[Grid | str]:
         """Returns the scores for people, a line for each set, and what they are."""
@@ -364,12 +382,12 @@ class MemorizationResult:
 def audit_memorization(
     run: Path,
     *,
-    hidden: str | None,
+    hidden: HiddenPart | None,
     prefix_tokens: int,
     continuation_tokens: int,
     limit: int,
     device: DeviceConfig,
-) -> MemorizationResult:
+) -> MemorizationAudit:
     """Writes on a run's records with its model, and writes the scores into the run's private/.
 
     Raises:
@@ -396,7 +414,7 @@ def audit_memorization(
             continuation_tokens=continuation_tokens,
         )
         writer = _Writer(trained, task, encoding, device, batch_size=config.eval.batch_size)
-        scores = {}
+        scores: dict[RecordSet, MemorizationScores] = {}
         with batch_progress("memorization", counts=False) as show:
             for name, chosen in sets.items():
                 found = writer.scores(cut(chosen.records, rows=chosen.rows), name, show)
@@ -404,7 +422,7 @@ def audit_memorization(
                     not_there[name] = "of no record is anything left to write"
                 else:
                     scores[name] = found
-        result = MemorizationResult(
+        result = MemorizationAudit(
             hidden=hidden,
             prefix_tokens=prefix_tokens,
             continuation_tokens=continuation_tokens,
@@ -412,7 +430,7 @@ def audit_memorization(
             scores=scores,
             not_there=not_there,
         )
-        write_record(private_audit_path(run, MEMORIZATION), result.record(), mode=0o600)
+        write_model(private_audit_path(run, MEMORIZATION), result, mode=0o600)
     return result
 
 
@@ -425,12 +443,13 @@ class _Chosen:
     """Of each the numbers of the rows that were trained on; None: of others, all."""
 
 
-def _sets(records: RunRecords, limit: int) -> tuple[dict[str, _Chosen], dict[str, str]]:
+def _sets(records: RunRecords, limit: int) -> tuple[dict[RecordSet, _Chosen], dict[RecordSet, str]]:
     """Returns the sets that there are, each cut to the limit, and why others are not there."""
     there = isinstance(records.unseen, Unseen)
     unseen = records.unseen.records if isinstance(records.unseen, Unseen) else []
     places = prompt_sets([*map(whole_text, records.training)], [*map(whole_text, unseen)])
-    sets, not_there = {}, {}
+    sets: dict[RecordSet, _Chosen] = {}
+    not_there: dict[RecordSet, str] = {}
     for name in SETS:
         of_training = name.startswith("train")
         source = records.training if of_training else unseen

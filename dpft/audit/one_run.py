@@ -7,7 +7,7 @@ even where its epsilon still holds. Several kinds of attacker (`View`) share the
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ from dpft.audit.trade_off import TradeOff, mechanism_trade_off, roc_curve
 from dpft.data.canaries import Canary
 from dpft.files import CHECKPOINTS
 from dpft.privacy.replay_log import NO_STEPS, read_run_ledger
-from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
-from dpft.records.form import joined
+from dpft.reports.audit_findings import Guesses, GuessesInShort, OneRunAudit, ViewInShort
 from dpft.reports.privacy_record import is_another_mechanism, is_contradicted, one_run_rows
+from dpft.strict_model import joined
 from dpft.training.checkpoint import checkpoints, find_resume_point
 
 logger = logging.getLogger(__name__)
@@ -174,8 +174,7 @@ def _with_verdict(lead: Guesses, entries: Sequence[Guesses]) -> Guesses:
     if not p_values:
         return lead
     telling = min(p_values, key=lambda at: p_values[at])
-    return replace(
-        lead,
+    return lead.replace(
         other_mechanism=any(entry.other_mechanism for entry in entries),
         p_value_of_plan=min(1.0, len(entries) * float(p_values[telling])),
         assumes_no_mixing=entries[telling].assumes_no_mixing,

@@ -18,13 +18,46 @@ from typing import Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
 from scipy.integrate import trapezoid
 from scipy.special import betaincinv, ndtr, ndtri
 
 from dpft.errors import InputError
 from dpft.privacy.accounting import pld
 from dpft.privacy.accounting.mechanism import Mechanism
-from dpft.records.audits import OperatingPoint, Share
+from dpft.strict_model import Probability, StrictModel
+
+
+class Share(StrictModel):
+    """A share of records with its interval of Clopper and Pearson."""
+
+    rate: Probability
+    """Found."""
+    lower: Probability
+    """Lower end."""
+    upper: Probability
+    """Upper end."""
+
+
+class OperatingPoint(StrictModel):
+    """An attack at the lowest threshold within a limit."""
+
+    limit: float
+    """The largest false positive rate allowed."""
+    false_positive_rate: Share
+    """Records taken for training records that are none."""
+    true_positive_rate: Share
+    """Training records that were told."""
+
+
+class OperatingPoints(StrictModel):
+    """At each limit of false positives."""
+
+    one_percent: OperatingPoint = Field(alias="0.01")
+    """One in a hundred."""
+    one_in_thousand: OperatingPoint = Field(alias="0.001")
+    """One in a thousand."""
+
 
 Rates = TypeVar("Rates", float, NDArray[np.float64])
 """A rate in [0, 1], or an array of them."""

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -28,15 +28,31 @@ from omegaconf import DictConfig, OmegaConf
 from dpft.config.composing import Composed, Words
 from dpft.config.help_text import command_help, composed_command
 from dpft.config.keys import AUTO, key_of, known_keys, quoted
-from dpft.config.load import ClassChoice, config_directory, load
+from dpft.config.load import config_directory, load
 from dpft.errors import InputError, RunError, note_records_read
 from dpft.parallel.parallel_config import check_restarts
 from dpft.parallel.rank_environment import is_other_rank
 from dpft.runs.exit_codes import crash_kept, exit_code_of_job
+from dpft.strict_model import StrictModel
 
 if TYPE_CHECKING:
     from dpft.config.schema import EvaluateConfig, TrainCommand
     from dpft.evaluation.evaluate import Evaluation
+
+
+class Listing(StrictModel):
+    """What was asked for, each name with a line."""
+
+    tasks: Mapping[str, str] | None = None
+    """The tasks."""
+    models: Mapping[str, str] | None = None
+    """The models."""
+    methods: Mapping[str, str] | None = None
+    """The methods."""
+    recipes: Mapping[str, str] | None = None
+    """The recipes."""
+    metrics: Mapping[str, str] | None = None
+    """The metrics."""
 
 
 _job: ContextVar[Composed | None] = ContextVar("job", default=None)
@@ -82,11 +98,9 @@ class Subcommand:
     """A subcommand, whose YAML is ``conf/<name>.yaml``."""
 
     config: type
-    """The root dataclass."""
+    """The root class."""
     run: Callable[[Any], None]
-    """The work, given an instance of the root dataclass."""
-    polymorphic: Mapping[str, ClassChoice] = field(default_factory=dict)
-    """Dotted key to the function from its values to its dataclass."""
+    """The work, given an instance of the root class."""
     expand: Callable[[list[str]], list[str]] = list
     """Applied to the override arguments before Hydra."""
     reads_records: bool = True
@@ -107,12 +121,12 @@ class Subcommand:
         """Returns what ``run`` is given."""
         if self.configuration is not None:
             return self.configuration(config, words)
-        return load(config, self.config, polymorphic=self.polymorphic)
+        return load(config, self.config)
 
     def keys(self, name: str) -> set[str]:
         """Returns the keys that its configuration takes by default, and its groups."""
         folders = [config_directory()]
-        command = composed_command(name, [], self.config, self.polymorphic, folders=folders)
+        command = composed_command(name, [], self.config, folders=folders)
         composed = command.keys()
         return {*known_keys(self.config), *command.choices, *(key.name for key in composed)}
 
@@ -120,7 +134,7 @@ class Subcommand:
         """Returns the text of ``--help``, of all or of the groups and keys that words name."""
         own = get_args_parser().parse_args(flags).config_dir
         folders = [config_directory(), *([] if own is None else [Path(own).absolute()])]
-        return command_help(name, words, self.config, self.polymorphic, folders=folders)
+        return command_help(name, words, self.config, folders=folders)
 
     def _run(self, config: DictConfig) -> None:
         loaded = self.load(config, composed_job().words)
@@ -140,16 +154,17 @@ def subcommand(name: str) -> Subcommand:
 
 def _train() -> Subcommand:
     """Returns ``dpft train``, which starts its own processes where ``launch`` says so."""
-    from dpft.config.schema import POLYMORPHIC, TrainCommand
+    from dpft.config.schema import TrainCommand
     from dpft.files import check_writable
     from dpft.parallel.parallel_config import check_start
     from dpft.runs.configuring import checked_overrides, train_configuration
-    from dpft.runs.run_plan import announce
-    from dpft.runs.saved_run import saved_run
-    from dpft.startup import LIBRARIES, READING, doing, shown_startup
-    from dpft.training.trackers import TrackerConfig
 
     def run(command: TrainCommand) -> None:
+        from dpft.runs.run_plan import announce
+        from dpft.runs.saved_run import saved_run
+        from dpft.startup import LIBRARIES, READING, doing, shown_startup
+        from dpft.training.trackers import TrackerConfig
+
         check_restarted(command.resume, takes_auto=True)
         if command.launch.name != "none":
             from dpft.parallel.processes import launch
@@ -183,7 +198,6 @@ def _train() -> Subcommand:
     return Subcommand(
         config=TrainCommand,
         run=run,
-        polymorphic=POLYMORPHIC,
         expand=checked_overrides,
         reads_rows_alone=True,
         configuration=train_configuration,
@@ -191,7 +205,7 @@ def _train() -> Subcommand:
 
 
 def _plan() -> Subcommand:
-    from dpft.config.schema import POLYMORPHIC, PlanConfig
+    from dpft.config.schema import PlanConfig
     from dpft.runs.configuring import checked_overrides, plan_configuration
 
     def run(config: PlanConfig) -> None:
@@ -208,7 +222,6 @@ def _plan() -> Subcommand:
     return Subcommand(
         config=PlanConfig,
         run=run,
-        polymorphic=POLYMORPHIC,
         expand=checked_overrides,
         reads_rows_alone=True,
         configuration=plan_configuration,
@@ -216,7 +229,6 @@ def _plan() -> Subcommand:
 
 
 def _tune() -> Subcommand:
-    from dpft.config.schema import POLYMORPHIC
     from dpft.config.tune import TuneCommand
     from dpft.runs.configuring import checked_overrides, tune_configuration
 
@@ -236,14 +248,13 @@ def _tune() -> Subcommand:
     return Subcommand(
         config=TuneCommand,
         run=run,
-        polymorphic=POLYMORPHIC,
         expand=checked_overrides,
         configuration=tune_configuration,
     )
 
 
 def _tokenizer() -> Subcommand:
-    from dpft.config.schema import TASK, TokenizerCommand
+    from dpft.config.schema import TokenizerCommand
     from dpft.runs.configuring import tokenizer_configuration
 
     def expand(overrides: list[str]) -> list[str]:
@@ -262,14 +273,13 @@ def _tokenizer() -> Subcommand:
     return Subcommand(
         config=TokenizerCommand,
         run=run,
-        polymorphic=TASK,
         expand=expand,
         configuration=tokenizer_configuration,
     )
 
 
 def _eval() -> Subcommand:
-    from dpft.config.schema import TASK, EvaluateConfig
+    from dpft.config.schema import EvaluateConfig
     from dpft.runs.configuring import evaluate_configuration, evaluate_overrides
 
     def run(config: EvaluateConfig) -> None:
@@ -284,14 +294,13 @@ def _eval() -> Subcommand:
     return Subcommand(
         config=EvaluateConfig,
         run=run,
-        polymorphic=TASK,
         expand=evaluate_overrides,
         configuration=evaluate_configuration,
     )
 
 
 def _generate() -> Subcommand:
-    from dpft.config.schema import TASK, GenerateConfig
+    from dpft.config.schema import GenerateConfig
     from dpft.runs.configuring import generate_configuration, with_task_of_run
 
     def run(config: GenerateConfig) -> None:
@@ -302,14 +311,13 @@ def _generate() -> Subcommand:
     return Subcommand(
         config=GenerateConfig,
         run=run,
-        polymorphic=TASK,
         expand=with_task_of_run,
         configuration=generate_configuration,
     )
 
 
 def _synthesize() -> Subcommand:
-    from dpft.synthesis.config import POLYMORPHIC, SynthesizeConfig, configuration, expand
+    from dpft.synthesis.config import SynthesizeConfig, configuration, expand
 
     def run(config: SynthesizeConfig) -> None:
         from dpft.reports.terminal import show_answer
@@ -323,21 +331,20 @@ def _synthesize() -> Subcommand:
     return Subcommand(
         config=SynthesizeConfig,
         run=run,
-        polymorphic=POLYMORPHIC,
         expand=expand,
         configuration=configuration,
     )
 
 
 def _account() -> Subcommand:
-    from dpft.config.account import POLYMORPHIC, AccountConfig
+    from dpft.config.account import AccountConfig
     from dpft.reports.terminal import show_answer
     from dpft.runs.account import answer
 
     def run(config: AccountConfig) -> None:
         show_answer(answer(config), config.output)
 
-    return Subcommand(config=AccountConfig, run=run, polymorphic=POLYMORPHIC, reads_records=False)
+    return Subcommand(config=AccountConfig, run=run, reads_records=False)
 
 
 def _export() -> Subcommand:
@@ -352,14 +359,14 @@ def _export() -> Subcommand:
 
 
 def _audit() -> Subcommand:
-    from dpft.audit.base import POLYMORPHIC, AuditConfig
+    from dpft.audit.base import AuditConfig
 
     def run(config: AuditConfig) -> None:
         from dpft.audit.audited_run import audit, show
 
         show(audit(config), config)
 
-    return Subcommand(config=AuditConfig, run=run, polymorphic=POLYMORPHIC)
+    return Subcommand(config=AuditConfig, run=run)
 
 
 def _report() -> Subcommand:
@@ -371,8 +378,7 @@ def _report() -> Subcommand:
 
 def _list() -> Subcommand:
     from dpft.config.composing import ListConfig, listed
-    from dpft.records.form import as_json
-    from dpft.records.plans import Listing
+    from dpft.strict_model import as_json
 
     def expand(overrides: list[str]) -> list[str]:
         """Returns a first word that is no key, such as ``tasks``, as ``what=tasks``."""
@@ -482,22 +488,22 @@ def show_scores(
     its operator. In a job of submitit, stdout is a log file, which gets only what metrics.json has.
     """
     from dpft.evaluation.eval_config import eval_split_is_public
+    from dpft.evaluation.scores import PRIVATE_MARK, Metrics
     from dpft.files import PRIVATE_REPORT
     from dpft.parallel.rank_environment import submitted_task
-    from dpft.records.form import json_text
-    from dpft.records.scores import PRIVATE_MARK, Metrics
     from dpft.reports.pages import score
     from dpft.reports.run_record import shown
+    from dpft.strict_model import json_text
 
     public = eval_split_is_public(config.task, config.eval)
     is_logged = submitted_task() is not None
     entries = []
     for evaluation in evaluations:
-        entry = replace(evaluation.record(public=public), samples=None, confusion=None)
+        entry = evaluation.record(public=public).replace(samples=None, confusion=None)
         if is_logged:
             entry = shown(entry, rounded=config.eval.publish_private_scores)
         elif not public:
-            entry = replace(entry, note=PRIVATE_MARK)
+            entry = entry.replace(note=PRIVATE_MARK)
         entries.append(entry)
     if config.output == "json":
         print(json_text(Metrics(evaluations=tuple(entries))))

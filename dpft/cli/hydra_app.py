@@ -152,7 +152,7 @@ def start_hydra(
         try:
             job()
         except NOT_COMPOSED as error:
-            raise as_input_error(error, known) from error
+            raise as_input_error(error, known, arguments) from error
         except BrokenExecutor as error:
             raise lost_process(error) from error
         except OSError as error:

@@ -39,9 +39,21 @@ from dpft.parallel.rank_environment import (
     silent_except_rank_0,
     submitted_task,
 )
-from dpft.records.configuration import EndedJob
-from dpft.records.form import read_record, write_record
 from dpft.runs.exit_codes import FAILED, say, termination_as_exit
+from dpft.strict_model import Versioned, read_model, write_model
+
+
+class EndedJob(Versioned):
+    """private/exit_codes/NUMBER.json of a sweep: how a job of it ended."""
+
+    command: str
+    """Tells the jobs of one command from those of an earlier one in the same folder."""
+    exit_code: int
+    """As a process has it."""
+    folder: str
+    """The run's, seen from the sweep's."""
+    log: str | None = None
+    """Where a submitted job says what it says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +95,7 @@ def swept_jobs(sweep: Path, command: str) -> list[SweptJob]:
         SweptJob(
             folder=Path(os.path.normpath(sweep / job.folder)), exit_code=job.exit_code, log=job.log
         )
-        for job in (read_record(path, EndedJob) for path in ended)
+        for job in (read_model(path, EndedJob) for path in ended)
         if job.command == command
     ]
 
@@ -122,7 +134,7 @@ def _note(code: int, command: str) -> None:
         folder=os.path.relpath(hydra.runtime.output_dir, sweep),
         log=None if task is None or task.log is None else str(task.log),
     )
-    write_record(notes / f"{hydra.job.num}.json", ended, mode=0o600)
+    write_model(notes / f"{hydra.job.num}.json", ended, mode=0o600)
 
 
 PREEMPT_SIGNAL = "SUBMITIT_PREEMPT_SIGNAL"

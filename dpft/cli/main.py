@@ -9,7 +9,6 @@ from functools import partial
 from dpft import __version__
 from dpft.cli import SHELL_COMPLETION
 from dpft.errors import InputError
-from dpft.parallel.parallel_config import refuse_several
 from dpft.parallel.rank_environment import silent_except_rank_0
 from dpft.runs.exit_codes import BAD_INPUT, exit_code_of_command
 
@@ -109,7 +108,8 @@ def run_subcommand(name: str, arguments: Sequence[str]) -> int:
         near = difflib.get_close_matches(name, SUBCOMMANDS, n=1)
         hint = f"did you mean {near[0]}? Choose" if near else "choose"
         raise InputError(f"unknown subcommand {name!r}; {hint} one of {', '.join(SUBCOMMANDS)}.")
-    refuse_several(name)
     from dpft.cli.hydra_app import run_hydra
+    from dpft.parallel.parallel_config import refuse_several
 
+    refuse_several(name)
     return run_hydra(name, arguments)

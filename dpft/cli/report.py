@@ -9,8 +9,8 @@ from dpft.config.account import PLOT, ReportConfig
 from dpft.config.keys import quoted
 from dpft.errors import InputError
 from dpft.files import PAGE, PRIVATE_METRICS, REPORT, SCHEMA_VERSION, write_text
-from dpft.records.promises import PrivateRun, guarantee
 from dpft.reports import comparison
+from dpft.reports.promises import PrivateRun, guarantee
 from dpft.reports.run_record import RunRecord
 from dpft.runs.guarantee import read_finished_runs, rebuild_report
 
@@ -85,7 +85,7 @@ def cost_of(record: RunRecord) -> dict[str, Any]:
     if not isinstance(privacy, PrivateRun):
         return {"epsilon": None, "delta": None, "accountant": None, "private": False}
     epsilon, delta = guarantee(privacy)
-    accountant = privacy.accountant if privacy.tokenizer is None else "pld"
+    accountant = privacy.accountant if privacy.with_tokenizer is None else "pld"
     return {
         "epsilon": epsilon,
         "delta": delta,

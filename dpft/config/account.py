@@ -4,42 +4,43 @@ Accounting is arithmetic: it should answer in about the time its accountants tak
 """
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Literal
 
-from dpft.config.load import by_name
+from pydantic import Field
+
+from dpft.config.section import ChosenBy, Section, by_name
 from dpft.errors import InputError
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
 from dpft.privacy.mechanisms.base import MECHANISMS, MechanismConfig
 from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
+from dpft.strict_model import AtLeastOne, Delta, Positive, Rate
 
-OUTPUTS = ("table", "json")
+Output = Literal["table", "json"]
 PLOTS = (".svg", ".png")
 HEAD_LENGTH = 64
-POLYMORPHIC = {"mechanism": by_name(MECHANISMS.named)}
 Names = str | tuple[str, ...] | None
 """One name, or several of them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AccountConfig:
+class AccountConfig(Section):
     """``dpft account``, conf/account.yaml."""
 
-    num_examples: int | None = None
+    num_examples: AtLeastOne | None = Field(default=None, examples=[1000])
     """Public number of training examples, or of units."""
-    expected_batch_size: int | None = None
+    expected_batch_size: AtLeastOne | None = Field(default=None, examples=[64])
     """Examples of a step in expectation; give it or ``sample_rate``."""
-    sample_rate: float | None = None
+    sample_rate: Rate | None = Field(default=None, examples=[0.01])
     """Probability with which each example is in a step; give it or ``expected_batch_size``."""
-    epochs: float | None = None
+    epochs: Positive | None = Field(default=None, examples=[3.0])
     """Passes over the data in expectation; give it or ``steps``."""
-    steps: int | None = None
+    steps: AtLeastOne | None = Field(default=None, examples=[100])
     """Noisy steps; give them or ``epochs``."""
-    delta: float | None = None
+    delta: Delta | None = Field(default=None, examples=[1e-5])
     """Delta; None: 1 / (2 * num_examples), or of runs their own, the smallest."""
-    eps: float | None = None
+    eps: Positive | None = Field(default=None, examples=[3.0])
     """Epsilon to find the noise multiplier for; give it or ``noise_multiplier``."""
-    noise_multiplier: float | None = None
+    noise_multiplier: Positive | None = Field(default=None, examples=[1.0])
     """Noise multiplier to find epsilon for; give it or ``eps``."""
     curve: bool = False
     """Epsilon over growing numbers of steps."""
@@ -55,18 +56,16 @@ class AccountConfig:
     """With ``runs``: leaves out those whose privacy.data_id is another."""
     head: str | None = None
     """The head of the run's ledger, as it was lodged elsewhere."""
-    mechanism: MechanismConfig = field(default_factory=DPSGDConfig)
+    mechanism: Annotated[MechanismConfig, ChosenBy(by_name(MECHANISMS.named))] = Field(
+        default_factory=DPSGDConfig
+    )
     """How draws and noise of steps hang together."""
-    accountant: str | None = None
+    accountant: Literal["prv", "pld", "rdp"] | None = None
     """The accountant whose bound is the headline; None: prv, or the one of the run's own report."""
-    output: str = "table"
+    output: Output = "table"
     """table for people, or json: one object on stdout."""
 
-    def __post_init__(self) -> None:
-        check_output(self.output)
-        if self.accountant is not None and self.accountant not in LEADING_ACCOUNTANTS:
-            known = ", ".join(LEADING_ACCOUNTANTS)
-            raise InputError(f"accountant must be one of {known}, got {self.accountant!r}.")
+    def _check_fields(self) -> None:
         self._check_head()
         if self.run is not None or self.runs is not None:
             self._check_runs()
@@ -124,15 +123,6 @@ class AccountConfig:
                 raise InputError("to needs curve=true, got curve=false; give it.")
             check_plot(self.to)
         self._check_mechanism()
-        check_positive(
-            num_examples=self.num_examples,
-            expected_batch_size=self.expected_batch_size,
-            sample_rate=self.sample_rate,
-            epochs=self.epochs,
-            steps=self.steps,
-            eps=self.eps,
-            noise_multiplier=self.noise_multiplier,
-        )
 
     def _check_mechanism(self) -> None:
         if not self.mechanism.makes.has_streams:
@@ -160,15 +150,8 @@ def check_exactly_one(**values: object) -> None:
     if len(given) != 1:
         raise InputError(
             f"exactly one of {' and '.join(values)} must be given, got "
-            f"{'both; drop one of them' if given else 'neither; give one of them'}."
+            f"{'both; drop one of them.' if given else f'neither. Try: {next(iter(values))}=3'}"
         )
-
-
-def check_positive(**values: float | None) -> None:
-    """Refuses numbers that are not positive."""
-    for name, value in values.items():
-        if value is not None and value <= 0:
-            raise InputError(f"{name} must be above 0, got {value}; raise it.")
 
 
 def check_plot(file: str, *, key: str = "to") -> None:
@@ -184,29 +167,17 @@ def check_folder(file: str, *, key: str) -> None:
         raise InputError(f"{key} must be in a folder that exists, got {file!r}; make it first.")
 
 
-def check_output(output: str) -> None:
-    """Refuses an output format that no subcommand writes."""
-    if output not in OUTPUTS:
-        raise InputError(f"output must be one of {', '.join(OUTPUTS)}, got {output!r}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorConfig:
+class DoctorConfig(Section):
     """``dpft doctor``, conf/doctor.yaml."""
 
-    output: str = "table"
+    output: Output = "table"
     """table for people, or json: one object on stdout."""
-
-    def __post_init__(self) -> None:
-        check_output(self.output)
 
 
 MARKDOWN, PLOT = "markdown", "plot"
-FORMATS = ("csv", MARKDOWN, "latex", "html", PLOT)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportConfig:
+class ReportConfig(Section):
     """``dpft report``, conf/report.yaml."""
 
     runs: Names = None
@@ -217,25 +188,19 @@ class ReportConfig:
     metric: Names = None
     """Scores in tables and plots: one or a list. None: all scores in tables, the first one in a
     plot."""
-    to: str = MARKDOWN
+    to: Literal["csv", "markdown", "latex", "html", "plot"] = "markdown"
     """Format: csv (one row per run), or markdown, latex, html, plot (one row or point per setting).
     """
     file: str | None = None
     """File to write. None: stdout, or report.png for to=plot."""
     rebuild: bool = False
     """Whether to write each run's own report.md, report.html and model card again, and no table."""
-    output: str = "table"
+    output: Output = "table"
     """table for people, or json: one object on stdout."""
 
-    def __post_init__(self) -> None:
-        check_output(self.output)
+    def _check_fields(self) -> None:
         if not self.folders:
             raise InputError("runs must name at least one folder, got none; give runs=FOLDER.")
-        if self.to not in FORMATS:
-            raise InputError(
-                f"to must be one of {', '.join(FORMATS)}, got {self.to!r}; file=PATH chooses where"
-                " it is written."
-            )
         if self.file is not None:
             check_folder(self.file, key="file")
             if self.to == PLOT:

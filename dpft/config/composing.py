@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, Literal
 
 import hydra
 from hydra import initialize_config_dir
@@ -36,7 +36,7 @@ from omegaconf.errors import (
 )
 from yaml import YAMLError
 
-from dpft.config.account import check_output
+from dpft.config.account import Output
 from dpft.config.keys import (
     in_shell,
     join_key,
@@ -48,6 +48,7 @@ from dpft.config.keys import (
 )
 from dpft.config.load import config_directory
 from dpft.config.removed import removed_key
+from dpft.config.section import Section
 from dpft.errors import InputError
 from dpft.files import CONFIGURATION, HYDRA, OVERRIDES
 
@@ -129,8 +130,14 @@ LAUNCHERS = {
 """Launchers that dpft is tested with, and what brings them."""
 
 
-def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
-    """Return an error of Hydra as an input error whose message says how to fix it."""
+def as_input_error(error: Exception, known: Iterable[str], words: Sequence[str] = ()) -> InputError:
+    """Return an error of Hydra as an input error whose message says how to fix it.
+
+    Args:
+        error: The error.
+        known: Dotted keys to suggest for an unknown one.
+        words: The arguments of the command.
+    """
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if isinstance(error, MissingConfigException):
         return InputError(_unknown_option(error))
@@ -147,7 +154,9 @@ def as_input_error(error: Exception, known: Iterable[str]) -> InputError:
                 f"{mapping} has no entry to change, got {cause.full_key}; add entries as"
                 f" '+{mapping}={{NAME: VALUE}}'."
             )
-        return InputError(unknown_key(cause.full_key, {*known, *_composed_keys(cause)}))
+        given = {key_of(word): word.partition("=")[2] for word in words}
+        known = {*known, *_composed_keys(cause)}
+        return InputError(unknown_key(cause.full_key, known, value=given.get(cause.full_key)))
     if isinstance(cause, ValidationError) and cause.full_key:
         return InputError(f"{cause.full_key}: {_first_line(cause)}")
     said = [" ".join(str(part).split()) for part in (error, cause) if part is not None]
@@ -198,9 +207,9 @@ def _unknown_option(error: MissingConfigException) -> str:
     if removed:
         return removed
     near = nearest(option, error.options)
-    hint = f"did you mean {group}={near}? Choose" if near else "choose"
-    allowed = ", ".join(sorted(error.options))
-    return f"{group}={option}: there is no such {group}; {hint} one of {allowed}."
+    options = f"choose one of {', '.join(sorted(error.options))}."
+    hint = f"did you mean {group}={near}?" if near else options
+    return f"{group}={option}: there is no such {group}; {hint}"
 
 
 def _composed_keys(cause: OmegaConfBaseException) -> list[str]:
@@ -296,7 +305,7 @@ def compose(name: str, overrides: Sequence[str], root: type) -> Composed:
     Args:
         name: The command's, whose primary configuration is ``conf/<name>.yaml``.
         overrides: ``key=value`` and ``group=option``, as on the command line.
-        root: The dataclass of the configuration, whose keys an error message may suggest.
+        root: The class of the configuration, whose keys an error message may suggest.
 
     Raises:
         InputError: The first argument that Hydra cannot compose.
@@ -307,7 +316,7 @@ def compose(name: str, overrides: Sequence[str], root: type) -> Composed:
         with hydra_of_our_own():
             composed = hydra.compose(name, overrides=list(overrides), return_hydra_config=True)
     except NOT_COMPOSED as error:
-        raise as_input_error(error, known_keys(root)) from error
+        raise as_input_error(error, known_keys(root), overrides) from error
     own = composed.hydra
     values = composed.copy()
     with open_dict(values):
@@ -324,22 +333,13 @@ CHECKED = "run by make recipes"
 """How each recipe is checked: ``make recipes`` trains, scores and reports it in small."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ListConfig:
+class ListConfig(Section):
     """``dpft list``, conf/list.yaml."""
 
-    what: str = ""
+    what: Literal["tasks", "models", "methods", "recipes", "metrics"]
     """tasks, models, methods, recipes or metrics."""
-    output: str = "table"
+    output: Output = "table"
     """table for people, or json: one object on stdout."""
-
-    def __post_init__(self) -> None:
-        check_output(self.output)
-        if self.what not in LISTED:
-            raise InputError(
-                f"dpft list needs one of {', '.join(LISTED)}, as in dpft list tasks, got"
-                f" {self.what!r}."
-            )
 
 
 def listed(what: str) -> dict[str, str]:

@@ -11,37 +11,19 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
 from omegaconf import OmegaConf
+from pydantic import BaseModel
 
 from dpft.config.composing import compose, purpose
-from dpft.config.keys import (
-    MISSING,
-    configuration_fields,
-    dataclass_in,
-    join_key,
-    key_name,
-    key_of,
-    nearest,
-    quoted,
-)
-from dpft.config.load import ClassChoice, describe
+from dpft.config.keys import MISSING, join_key, key_of, nearest, quoted
+from dpft.config.section import Section, section_class
 from dpft.errors import InputError
-from dpft.records.form import texts_of
+from dpft.strict_model import description, type_text
 
 _END = re.compile(r"(?<!\bal)(?<!\be\.g)\.(?=\s|$)")
 """The end of a sentence, which "et al." is not."""
-
-
-def field_texts(cls: type) -> dict[str, str]:
-    """Returns the text on every field of a dataclass that a configuration may set, on one line.
-
-    A field that a subclass gives another default keeps the text of its base; one without any text
-    has an empty one.
-    """
-    texts = texts_of(cls)
-    return {entry.name: texts.get(entry.name, "") for entry in configuration_fields(cls)}
 
 
 def first_sentence(text: str) -> str:
@@ -66,7 +48,7 @@ class Key:
     takes: str
     """What it may be, such as "a number or null"."""
     text: str
-    """What it is for: all that its dataclass says of it."""
+    """What it is for: all that its class says of it."""
 
     @property
     def sentence(self) -> str:
@@ -74,32 +56,25 @@ class Key:
         return first_sentence(self.text)
 
 
-def keys_of(
-    root: type,
-    values: Mapping[str, Any],
-    polymorphic: Mapping[str, ClassChoice],
-    *,
-    parent: str = "",
-) -> Iterator[Key]:
-    """Yields the keys that hold a value, in the order of the dataclasses' fields.
+def keys_of(root: type[BaseModel], values: Mapping[str, Any], *, parent: str = "") -> Iterator[Key]:
+    """Yield the keys that have a value, in the order of the fields.
 
     Args:
-        root: The dataclass of the configuration, or of the section under ``parent``.
+        root: The model of the configuration, or of the section under ``parent``.
         values: The section as composed.
-        polymorphic: As for ``dpft.config.load.load``.
         parent: Dotted key of the section.
     """
-    hints, texts = get_type_hints(root), field_texts(root)
-    for entry in configuration_fields(root):
-        key, hint = join_key(parent, key_name(entry)), hints[entry.name]
-        value = values.get(key_name(entry))
-        nested = dataclass_in(hint)
-        if nested is None or not isinstance(value, Mapping):
-            yield Key(name=key, value=value, takes=describe(hint), text=texts[entry.name])
-            continue
-        if key in polymorphic:
-            nested = polymorphic[key](value)
-        yield from keys_of(nested, value, polymorphic, parent=key)
+    for attribute, field in root.model_fields.items():
+        name = field.alias or attribute
+        key, value = join_key(parent, name), values.get(name)
+        section = section_class(field, value)
+        if section is None or not isinstance(value, Mapping):
+            text = description(root, attribute)
+            yield Key(
+                name=key, value=value, takes=type_text(field.annotation, field.metadata), text=text
+            )
+        else:
+            yield from keys_of(section, value, parent=key)
 
 
 def options(folders: list[Path], group: str) -> dict[str, str]:
@@ -113,8 +88,6 @@ COLUMN = 34
 MANY = 16
 """Options from which a group's are named alone, not explained."""
 LONGEST_VALUE = 40
-TWO_SCREENS = 100
-"""Lines beyond which the help of a command names the keys of its sections alone."""
 ALL = "all"
 """What ``--help all`` explains: every group and every key."""
 FLAGS = (
@@ -133,12 +106,10 @@ class Command:
     """A command as it is composed."""
 
     name: str
-    root: type
-    """The dataclass of its configuration."""
+    root: type[Section]
+    """The model of its configuration."""
     values: Mapping[str, Any]
     """Its configuration."""
-    polymorphic: Mapping[str, ClassChoice]
-    """As for ``dpft.config.load.load``."""
     choices: Mapping[str, str | None]
     """Group to the option that is taken."""
     folders: Sequence[Path]
@@ -147,15 +118,14 @@ class Command:
     def keys(self) -> list[Key]:
         """Returns its keys, but for those that ``GROUP=OPTION`` sets."""
         chosen = {f"{group}.name" for group in self.choices}
-        found = keys_of(self.root, self.values, self.polymorphic)
+        found = keys_of(self.root, self.values)
         return [key for key in found if key.name not in chosen]
 
 
 def command_help(
     name: str,
     words: Sequence[str],
-    root: type,
-    polymorphic: Mapping[str, ClassChoice],
+    root: type[Section],
     *,
     folders: Sequence[Path],
 ) -> str:
@@ -165,13 +135,12 @@ def command_help(
         name: The command's.
         words: ``key=value`` and ``group=option``, which are composed, and names to explain alone;
             without names, groups whose option is chosen are.
-        root: The dataclass of the command's configuration.
-        polymorphic: As for ``dpft.config.load.load``.
+        root: The class of the command's configuration.
         folders: Where YAMLs are looked for, dpft's own first.
     """
     changes = [word for word in words if "=" in word or word[:1] in "~+"]
     names = [word for word in words if word not in changes]
-    command = composed_command(name, changes, root, polymorphic, folders=folders)
+    command = composed_command(name, changes, root, folders=folders)
     return help_text(
         command, names or [key for key in map(key_of, changes) if key in command.choices]
     )
@@ -180,8 +149,7 @@ def command_help(
 def composed_command(
     name: str,
     changes: Sequence[str],
-    root: type,
-    polymorphic: Mapping[str, ClassChoice],
+    root: type[Section],
     *,
     folders: Sequence[Path],
 ) -> Command:
@@ -194,7 +162,6 @@ def composed_command(
         name=name,
         root=root,
         values=cast(dict[str, Any], OmegaConf.to_container(composed.values, resolve=True)),
-        polymorphic=polymorphic,
         choices={group: choices[group] for group in own},
         folders=folders,
     )
@@ -205,18 +172,15 @@ def help_text(command: Command, about: Sequence[str] = ()) -> str:
 
     Args:
         command: As composed.
-        about: Groups, sections or keys to explain alone, or ``ALL``; none: all too, but where that
-            is more than two screens, the keys' names alone.
+        about: Groups, sections or keys to explain alone, or ``ALL``; none: the command's main keys,
+            or all if it declares none.
     """
     keys = command.keys()
+    if not about and command.root.main_keys:
+        return "\n\n".join([_usage(command), _main_keys(command, keys), _table("Flags", FLAGS)])
     if not about or list(about) == [ALL]:
         groups = [_groups(command)] if command.choices else []
-        parts = [_usage(command), *groups, _keys(keys), _table("Flags", FLAGS)]
-        text = "\n\n".join(parts)
-        if about or text.count("\n") < TWO_SCREENS:
-            return text
-        parts = [_usage(command), _choices(command), _sections(command, keys)]
-        return "\n\n".join([*parts, _table("Flags", FLAGS)])
+        return "\n\n".join([_usage(command), *groups, _keys(keys), _table("Flags", FLAGS)])
     parts = []
     for name in about:
         under = [key for key in keys if key.name == name or key.name.startswith(f"{name}.")]
@@ -232,8 +196,10 @@ def help_text(command: Command, about: Sequence[str] = ()) -> str:
 def _usage(command: Command) -> str:
     files = [folder / f"{command.name}.yaml" for folder in command.folders]
     purposes = [line for line in (purpose(file) for file in files if file.is_file()) if line]
+    usage = f"usage: dpft {command.name} [GROUP=OPTION ...] [KEY=VALUE ...]"
+    examples = [f"  dpft {command.name} {example}" for example in command.root.command_examples]
     return "\n".join(
-        [f"usage: dpft {command.name} [GROUP=OPTION ...] [KEY=VALUE ...]", "", *purposes[:1]]
+        [usage, "", *purposes[:1], *(["", "Examples:", *examples] if examples else [])]
     )
 
 
@@ -250,37 +216,26 @@ def _groups(command: Command) -> str:
     return "\n".join(lines)
 
 
-def _choices(command: Command) -> str:
-    """Returns every group with its options, by name alone; of many, with their number."""
-    lines = ["Groups (choose with GROUP=OPTION; * is taken unless you say otherwise):"]
-    for group, taken in command.choices.items():
-        if "@" in group:  # What a recipe or a task puts into another group.
-            continue
-        found = options(list(command.folders), group)
-        names = ", ".join(f"{name}*" if name == taken else name for name in found)
-        many = f"{taken or 'none'}* of {len(found)}; all: dpft {command.name} --help {group}"
-        lines += _row(group, names if len(found) < MANY else many)
-    return "\n".join(lines)
+def _main_keys(command: Command, keys: Sequence[Key]) -> str:
+    """Returns the rows of a command's main groups and keys, and the names of all sections."""
+    known = {key.name: key for key in keys}
+    lines = ["Main keys (change with KEY=VALUE):"]
+    for name in command.root.main_keys:
+        if name in known:
+            lines += _key_row(known[name])
+        else:
+            lines += _choice_row(command, name)
+    sections = dict.fromkeys(key.name.partition(".")[0] for key in keys if "." in key.name)
+    names = ", ".join(dict.fromkeys([*(g for g in command.choices if "@" not in g), *sections]))
+    return "\n".join([*lines, "", "All groups and sections:", *_row("", names)])
 
 
-def _sections(command: Command, keys: Sequence[Key]) -> str:
-    """Returns the names of all keys, a section's together; those without one are explained."""
-    under: dict[str, list[str]] = {}
-    for key in keys:
-        section, _, name = key.name.partition(".")
-        if name:
-            under.setdefault(section, []).append(name)
-    # A group's choice stands among the groups.
-    alone = (key for key in keys if "." not in key.name)
-    of_their_own = [key for key in alone if key.name not in command.choices]
-    lines = [
-        "Sections (change with SECTION.KEY=VALUE; what each key is for, and its value:"
-        f" dpft {command.name} --help SECTION):"
-    ]
-    for section, names in under.items():
-        lines += _row(section, ", ".join(names))
-    own = ["", _keys(of_their_own)] if of_their_own else []
-    return "\n".join([*lines, *own])
+def _choice_row(command: Command, group: str) -> list[str]:
+    """Returns the row of a group: its options, or their number."""
+    found, taken = options(list(command.folders), group), command.choices[group]
+    names = " | ".join(found)
+    many = f"one of {len(found)}; list them with dpft {command.name} --help {group}"
+    return _row(f"{group}={taken}", names if len(found) < MANY else many)
 
 
 def _options(command: Command, group: str) -> str:
@@ -299,10 +254,12 @@ def _option_lines(group: str, found: Mapping[str, str], taken: str | None) -> li
 
 def _keys(keys: Sequence[Key]) -> str:
     lines = ["Configuration (change with KEY=VALUE):"]
-    for key in keys:
-        sentence = key.sentence.replace("``", "").replace("None", "null")
-        lines += _row(f"{key.name}={_shown(key.value)}", f"{sentence} ({key.takes})".lstrip())
-    return "\n".join(lines)
+    return "\n".join([*lines, *(line for key in keys for line in _key_row(key))])
+
+
+def _key_row(key: Key) -> list[str]:
+    sentence = key.sentence.replace("``", "").replace("None", "null")
+    return _row(f"{key.name}={_shown(key.value)}", f"{sentence} ({key.takes})".lstrip())
 
 
 def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:

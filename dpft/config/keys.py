@@ -5,16 +5,18 @@ Names that users of other programs give to dpft's keys are known, too: those of 
 torch. Names that are a key's own last part or nearly so need no entry.
 """
 
-import dataclasses
 import difflib
 import logging
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from functools import cache
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
+
+from pydantic import BaseModel
 
 from dpft.config.removed import removed_key
+from dpft.config.section import section_class
+from dpft.errors import Fault
 
 _OF_KEY = {
     "train.learning_rate": "lr max_lr peak_lr",
@@ -173,39 +175,21 @@ def in_shell(key: str, value: object) -> str:
     return shlex.quote(f"{key}={word}")
 
 
-@cache
-def type_hints(root: type) -> dict[str, Any]:
-    """Returns ``typing.get_type_hints`` of a class, which evaluates them each time it is asked."""
-    return get_type_hints(root)
+def known_keys(root: type[BaseModel], values: Any = None, *, parent: str = "") -> list[str]:
+    """Return the dotted keys of a model, including those of its sections.
 
-
-def known_keys(root: type, *, parent: str = "") -> list[str]:
-    """Returns the keys a dataclass type allows, those of nested dataclasses included."""
-    hints = type_hints(root)
+    Args:
+        root: The model.
+        values: Its values, by which the classes of some sections are chosen.
+        parent: Dotted key of the model.
+    """
     keys = []
-    for entry in configuration_fields(root):
-        key = join_key(parent, key_name(entry))
-        keys.append(key)
-        nested = dataclass_in(hints[entry.name])
-        if nested is not None:
-            keys += known_keys(nested, parent=key)
+    for name, field in root.model_fields.items():
+        name = field.alias or name
+        inner = values.get(name) if isinstance(values, Mapping) else None
+        key, section = join_key(parent, name), section_class(field, inner)
+        keys += [key, *([] if section is None else known_keys(section, inner, parent=key))]
     return keys
-
-
-def plain(value: Any) -> Any:
-    """Returns a value with dataclasses as dicts and tuples as lists, as YAML knows them."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {key_name(e): plain(getattr(value, e.name)) for e in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {name: plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    return value
-
-
-def values_of(config: Any, base: type) -> dict[str, Any]:
-    """Returns those values of a configuration whose fields its base class has, too."""
-    return {entry.name: getattr(config, entry.name) for entry in dataclasses.fields(base)}
 
 
 def copy_key(path: list[str], source: Mapping[str, Any], target: dict[str, Any]) -> None:
@@ -220,46 +204,33 @@ def key_of(word: str) -> str:
     return word.lstrip("+~").partition("=")[0]
 
 
-def key_name(entry: "dataclasses.Field[Any]") -> str:
-    """Returns the key that sets a field: its name, or ``metadata["key"]`` where a method has that.
+def unknown_key(key: str, known: Iterable[str], *, value: object = None) -> Fault:
+    """Returns the fault of a key that does not exist, with the known keys nearest to it.
 
-    ``task.prompt`` is a template, and ``Task.prompt`` makes a prompt of a row.
+    Args:
+        key: Dotted.
+        known: Dotted keys.
+        value: The value that it was set to.
     """
-    return str(entry.metadata.get("key", entry.name))
-
-
-def configuration_fields(root: type) -> list["dataclasses.Field[Any]"]:
-    """Returns the fields of a dataclass type that a configuration may set."""
-    return [entry for entry in dataclasses.fields(root) if entry.init]
-
-
-def dataclass_in(hint: Any) -> type | None:
-    """Returns the dataclass whose keys stand under a field of that type hint; None: there is none.
-
-    It is the hint itself, or the one dataclass in ``X | None``; a list's entries have no keys.
-    """
-    if get_origin(hint) in (list, tuple):
-        return None
-    candidates = (hint,) if isinstance(hint, type) else get_args(hint)
-    found = [one for one in candidates if isinstance(one, type) and dataclasses.is_dataclass(one)]
-    return found[0] if len(found) == 1 else None
-
-
-def unknown_key(key: str, known: Iterable[str]) -> str:
-    """Returns the sentence that refuses a key and names the known keys nearest to it."""
     removed = removed_key(key)
     if removed:
-        return removed
+        return Fault(removed, key=key, value=value)
     known = set(known)
     if key in known:
-        return f"configuration key {key} is not part of this composition; set it as ++{key}=VALUE."
+        hint = f"++{key}={'VALUE' if value is None else value}"
+        message = f"configuration key {key} is not part of this composition. Try: {hint}"
+        return Fault(message, key=key, value=value, hint=hint)
     near = nearest_keys(key, known)
     if near:
-        return f"unknown configuration key {key}; did you mean {' or '.join(near)}?"
+        hint = near[0] if value is None else shlex.quote(f"{near[0]}={value}")
+        others = "".join(f" or {other}" for other in near[1:])
+        message = f"unknown configuration key {key}; did you mean {hint}{others}?"
+        return Fault(message, key=key, value=value, hint=hint)
     parent = key.rpartition(".")[0]
     siblings = sorted(k for k in known if k.rpartition(".")[0] == parent)
     names = ", ".join(siblings or sorted(k for k in known if "." not in k))
-    return f"unknown configuration key {key}; the known keys here are {names}."
+    message = f"unknown configuration key {key}; the known keys here are {names}."
+    return Fault(message, key=key, value=value)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -1,15 +1,17 @@
 """The root of each subcommand's configuration.
 
-Every section is a dataclass of the room that uses it; this file only says which sections a
+Every section is a class of the room that uses it; this file only says which sections a
 subcommand has. ``POLYMORPHIC`` names the sections whose class is chosen by their values.
 """
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from dpft.config.account import check_output
-from dpft.config.keys import AUTO, values_of
-from dpft.config.load import ClassChoice, CrossCheck, CrossChecked, by_name
+from pydantic import Field
+
+from dpft.config.account import Output
+from dpft.config.keys import AUTO
+from dpft.config.references import Reference, ReferenceMap
+from dpft.config.section import ChosenBy, CrossCheck, Root, Section, by_name
 from dpft.data.canaries import CanaryConfig
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig, MetricsConfig, check_held_out, check_schedule
@@ -21,8 +23,8 @@ from dpft.parallel.parallel_config import LaunchConfig, ParallelConfig
 from dpft.privacy.mechanisms.base import MECHANISMS, MechanismConfig
 from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
 from dpft.privacy.plan import CHUNK, EXAMPLE
-from dpft.privacy.privacy_config import HistogramPrivacy, PrivacyConfig, privacy_class
-from dpft.reports.published import Reference, ReferenceMap
+from dpft.privacy.privacy_config import HistogramPrivacy, Privacy, privacy_class
+from dpft.strict_model import AtLeastOne, Count, Positive, values_of
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.corpus import CHUNKS
 from dpft.tokenizers import OF_PIECES, TokenizerConfig
@@ -30,15 +32,12 @@ from dpft.training.optimizers import OPTIMIZERS, OptimizerConfig, SchedulerConfi
 from dpft.training.trackers import TRACKING, NoTracking, TrackingConfig
 from dpft.training.training_config import DeviceConfig, TrainingConfig
 
-TASK: dict[str, ClassChoice] = {"task": chosen_task_class}
-POLYMORPHIC = {
-    **TASK,
-    "method": by_name(METHODS.named),
-    "privacy": by_name(privacy_class),
-    "mechanism": by_name(MECHANISMS.named),
-    "optimizer": by_name(OPTIMIZERS.named),
-    "tracking": by_name(TRACKING.named),
-}
+AnyTask = Annotated[Task, ChosenBy(chosen_task_class)]
+AnyMethod = Annotated[Method, ChosenBy(by_name(METHODS.named))]
+AnyPrivacy = Annotated[Privacy, ChosenBy(by_name(privacy_class))]
+AnyMechanism = Annotated[MechanismConfig, ChosenBy(by_name(MECHANISMS.named))]
+AnyOptimizer = Annotated[OptimizerConfig, ChosenBy(by_name(OPTIMIZERS.named))]
+AnyTracking = Annotated[TrackingConfig, ChosenBy(by_name(TRACKING.named))]
 
 
 def check_complete(task: Task) -> None:
@@ -47,7 +46,7 @@ def check_complete(task: Task) -> None:
         raise InputError(task.lacks)
 
 
-def check_units_fit(privacy: PrivacyConfig, train: TrainingConfig) -> None:
+def check_units_fit(privacy: Privacy, train: TrainingConfig) -> None:
     """Reject privacy units that are larger than a micro-batch, because a unit is clipped as one.
 
     Raises:
@@ -64,7 +63,7 @@ def check_units_fit(privacy: PrivacyConfig, train: TrainingConfig) -> None:
         )
 
 
-def check_adaptive_scale(privacy: PrivacyConfig, train: TrainingConfig) -> None:
+def check_adaptive_scale(privacy: Privacy, train: TrainingConfig) -> None:
     """Refuses a loss scale that moves by noisy gradients where there are none."""
     if train.adaptive_loss_scale and privacy.guarantee is None:
         raise InputError(
@@ -74,7 +73,7 @@ def check_adaptive_scale(privacy: PrivacyConfig, train: TrainingConfig) -> None:
 
 
 def check_mechanism(
-    mechanism: MechanismConfig, privacy: PrivacyConfig, method: Method, train: TrainingConfig
+    mechanism: MechanismConfig, privacy: Privacy, method: Method, train: TrainingConfig
 ) -> None:
     """Refuses noise that hangs together where it cannot."""
     if not mechanism.makes.has_streams:
@@ -96,7 +95,7 @@ def check_mechanism(
         )
 
 
-def check_public_numbers(task: Task, privacy: PrivacyConfig) -> None:
+def check_public_numbers(task: Task, privacy: Privacy) -> None:
     """Refuses two public numbers of one thing that are far apart, before any record is read.
 
     The larger one would lower the sample rate, and so epsilon, of records that are not there.
@@ -113,7 +112,7 @@ def check_public_numbers(task: Task, privacy: PrivacyConfig) -> None:
         )
 
 
-def check_chunks(task: Task, privacy: PrivacyConfig, train: TrainingConfig) -> None:
+def check_chunks(task: Task, privacy: Privacy, train: TrainingConfig) -> None:
     """Refuses a unit of chunks where there are none, and a record that is no micro-batch."""
     if privacy.clips is None:
         return
@@ -136,7 +135,7 @@ def check_chunks(task: Task, privacy: PrivacyConfig, train: TrainingConfig) -> N
         )
 
 
-def check_mixture(task: Task, privacy: PrivacyConfig) -> None:
+def check_mixture(task: Task, privacy: Privacy) -> None:
     """Refuses to leave out records of a private run because others come before them."""
     limit = getattr(task, "mixture_limit", None)
     if limit is not None and privacy.guarantee is not None:
@@ -214,26 +213,43 @@ def check_white_box(method: Method, audit: CanaryConfig) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig(CrossChecked):
+class TrainConfig(Root):
     """A run, config.yaml in its folder."""
 
-    task: Task
+    command_examples: ClassVar[tuple[str, ...]] = (
+        "task=e2e model=gpt2 privacy.eps=3",
+        "task=custom task.data_dir=DATA model=gpt2 method=lora privacy.eps=8",
+        "task=sst2 model=roberta-base method=bitfit privacy.eps=3 train.epochs=10",
+    )
+    main_keys: ClassVar[tuple[str, ...]] = (
+        "task",
+        "task.data_dir",
+        "model",
+        "method",
+        "privacy.eps",
+        "privacy.unit",
+        "train.epochs",
+        "train.expected_batch_size",
+        "train.learning_rate",
+        "train.precision",
+    )
+
+    task: AnyTask
     model: ModelConfig
-    method: Method
-    privacy: PrivacyConfig
+    method: AnyMethod
+    privacy: AnyPrivacy
     train: TrainingConfig
-    optimizer: OptimizerConfig
+    optimizer: AnyOptimizer
     scheduler: SchedulerConfig
     eval: EvalConfig
     decode: DecodeConfig
-    mechanism: MechanismConfig = field(default_factory=DPSGDConfig)
+    mechanism: AnyMechanism = Field(default_factory=DPSGDConfig)
     """How draws and noise of a private run's steps hang together."""
-    metrics: MetricsConfig = field(default_factory=MetricsConfig)
-    tracking: TrackingConfig = field(default_factory=NoTracking)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    tracking: AnyTracking = Field(default_factory=NoTracking)
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     """How many processes take its steps."""
-    audit: CanaryConfig = field(default_factory=CanaryConfig)
+    audit: CanaryConfig = Field(default_factory=CanaryConfig)
     """Canaries among its records, for ``dpft audit``."""
     reference: tuple[Reference, ...] = ()
     """Published results that the report sets beside the run's own."""
@@ -258,13 +274,12 @@ class TrainConfig(CrossChecked):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainCommand(TrainConfig):
     """``dpft train`` as it is called, conf/train.yaml."""
 
     resume: str | None = None
     """Folder of an interrupted run to resume; auto: the run in hydra.run.dir, or a new one."""
-    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    launch: LaunchConfig = Field(default_factory=LaunchConfig)
     """Whether its processes are started, too."""
 
     cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
@@ -277,21 +292,14 @@ class TrainCommand(TrainConfig):
         return TrainConfig(**values_of(self, TrainConfig))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanSettings:
+class PlanSettings(Section):
     """What ``dpft plan`` does beyond arithmetic."""
 
     measure: bool = True
     """Measure the time of a step on synthetic micro-batches."""
-    device_memory_gb: float | None = None
+    device_memory_gb: Positive | None = Field(default=None, examples=[80.0])
     """What each process may hold, in 10^9 bytes, for the largest micro-batch; None: three
     quarters of what the device of this machine has."""
-
-    def __post_init__(self) -> None:
-        if self.device_memory_gb is not None and not self.device_memory_gb > 0:
-            raise InputError(
-                f"plan.device_memory_gb must be positive, got {self.device_memory_gb}."
-            )
 
 
 def _refuse_resume(resume: str | None) -> None:
@@ -301,42 +309,54 @@ def _refuse_resume(resume: str | None) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlanConfig(TrainCommand):
     """``dpft plan``, conf/plan.yaml, which takes all that train takes."""
 
-    plan: PlanSettings = field(default_factory=PlanSettings)
-    output: str = "table"
+    plan: PlanSettings = Field(default_factory=PlanSettings)
+    output: Output = "table"
     """table for people, or json: one object on stdout."""
 
     cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
         *TrainCommand.cross_checks,
-        (("output",), check_output),
         (("resume",), _refuse_resume),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
+class EvaluateConfig(Section):
     """``dpft eval``, conf/eval.yaml."""
 
-    task: Task
+    command_examples: ClassVar[tuple[str, ...]] = (
+        "run=outputs/2026-01-31/12-00-00",
+        "run=outputs/2026-01-31/12-00-00 task.data_dir=DATA eval.split=test",
+        "predictions=outputs/2026-01-31/12-00-00/predictions.jsonl task=e2e",
+    )
+    main_keys: ClassVar[tuple[str, ...]] = (
+        "run",
+        "predictions",
+        "task",
+        "task.data_dir",
+        "eval.split",
+        "eval.limit",
+        "decode",
+        "output",
+    )
+
+    task: AnyTask
     model: ModelConfig
     eval: EvalConfig
     decode: DecodeConfig
-    metrics: MetricsConfig = field(default_factory=MetricsConfig)
-    train: DeviceConfig = field(default_factory=DeviceConfig)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    train: DeviceConfig = Field(default_factory=DeviceConfig)
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     """How many processes share the records."""
     run: str | None = None
     """Folder of a run: its task, and its trained model."""
     predictions: str | None = None
     """File of outputs to score instead of a model."""
-    output: str = "table"
+    output: Output = "table"
     """table for people, or json: one object on stdout."""
 
-    def __post_init__(self) -> None:
-        check_output(self.output)
+    def _check_fields(self) -> None:
         if self.parallel.name != "none" and self.predictions is not None:
             raise InputError(
                 f"predictions needs parallel=none, got parallel={self.parallel.name}: one process"
@@ -352,11 +372,10 @@ class EvaluateConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportConfig:
+class ExportConfig(Section):
     """``dpft export``, conf/export.yaml."""
 
-    run: str
+    run: str = Field(examples=["outputs/2026-01-31/12-00-00"])
     """Folder of a run."""
     to: str | None = None
     """Folder to write; None: ``export`` in the run's."""
@@ -364,33 +383,48 @@ class ExportConfig:
     """Write one whole model, LoRA's change added to the base's weights."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GenerateConfig:
+class GenerateConfig(Section):
     """``dpft generate``, conf/generate.yaml."""
 
-    task: Task
+    command_examples: ClassVar[tuple[str, ...]] = (
+        "run=outputs/2026-01-31/12-00-00 prompts=prompts.jsonl",
+        "run=outputs/2026-01-31/12-00-00 num=1000 to=records.jsonl",
+        "run=outputs/2026-01-31/12-00-00 num=1000 decode.temperature=0.7",
+    )
+    main_keys: ClassVar[tuple[str, ...]] = (
+        "run",
+        "prompts",
+        "num",
+        "to",
+        "decode",
+        "decode.temperature",
+        "decode.max_new_tokens",
+        "batch_size",
+    )
+
+    task: AnyTask
     decode: DecodeConfig
-    run: str
+    run: str = Field(examples=["outputs/2026-01-31/12-00-00"])
     """Folder of a run: its task, and its trained model."""
     prompts: str | None = None
     """File of rows in the task's own format, of which the prompt's columns are read. Of a corpus:
     by span_corruption texts with gaps for the model to fill, each written ____ (four underscores or
     more) in place of whole words; by prefix_lm beginnings of texts."""
-    num: int | None = None
+    num: AtLeastOne | None = Field(default=None, examples=[1000])
     """Records to write from nothing, by task.text, task.learn_prompt=true or a causal corpus."""
     to: str | None = None
     """File to write, .jsonl, .csv or .parquet; None: a new .jsonl in ``generated`` in the run's
     folder."""
-    retries: int = 3
+    retries: Count = 3
     """How often a text that the task's template does not divide into columns is written anew."""
-    batch_size: int = 32
+    batch_size: AtLeastOne = 32
     """How many of the longest prompts are read at once; of shorter ones as many as hold the same
     tokens. Memory and speed only."""
-    train: DeviceConfig = field(default_factory=DeviceConfig)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    train: DeviceConfig = Field(default_factory=DeviceConfig)
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     """How many processes share the prompts."""
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         if (self.prompts is None) == (self.num is None):
             given = "neither" if self.num is None else "both"
             raise InputError(
@@ -398,11 +432,6 @@ class GenerateConfig:
                 " tasks whose whole record was trained on (task.text, or task.prompt and"
                 " task.target with task.learn_prompt=true)."
             )
-        for name, value in (("num", self.num), ("batch_size", self.batch_size)):
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}.")
-        if self.retries < 0:
-            raise InputError(f"retries must be at least 0, got {self.retries}.")
         if self.num is not None and not self.decode.draws:
             raise InputError(
                 f"num needs decode=nucleus, got decode.strategy={self.decode.strategy}, which"
@@ -410,20 +439,34 @@ class GenerateConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenizerCommand:
+class TokenizerCommand(Section):
     """``dpft tokenizer``: a vocabulary of a task's training records, and what it costs."""
 
-    task: Task
+    command_examples: ClassVar[tuple[str, ...]] = (
+        "task=corpus task.data_dir=DATA privacy.eps=1 tokenizer.vocab_size=8000",
+        "task=e2e privacy.eps=1 tokenizer.vocab_size=2000 tokenizer.algorithm=bpe",
+        "resume=outputs/2026-01-31/12-00-00 tokenizer.vocab_size=4000",
+    )
+    main_keys: ClassVar[tuple[str, ...]] = (
+        "task",
+        "task.data_dir",
+        "privacy.eps",
+        "privacy.unit",
+        "tokenizer.vocab_size",
+        "tokenizer.algorithm",
+        "tokenizer.words_per_record",
+        "resume",
+    )
+
+    task: AnyTask
     tokenizer: TokenizerConfig
-    privacy: HistogramPrivacy = field(default_factory=HistogramPrivacy)
+    privacy: HistogramPrivacy = Field(default_factory=HistogramPrivacy)
     resume: str | None = None
     """Folder of a tokenizer's run, whose noisy histogram shall give another vocabulary."""
-    output: str = "table"
+    output: Output = "table"
     """table for people, or json: one object on stdout."""
 
-    def __post_init__(self) -> None:
-        check_output(self.output)
+    def _check_fields(self) -> None:
         check_complete(self.task)
         given, noise = self.privacy.eps is not None, self.tokenizer.noise_std is not None
         if self.privacy.promises and given == noise:

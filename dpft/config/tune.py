@@ -7,18 +7,20 @@ settings that choose the data or the promise, and noise that is not calibrated.
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from dpft.config.keys import known_keys, leaves, plain, unknown_key
-from dpft.config.load import CrossCheck, from_values
-from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
+from pydantic import Field
+
+from dpft.config.keys import known_keys, leaves, unknown_key
+from dpft.config.load import from_values, plain
+from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.config.section import CrossCheck, Section
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig, eval_split_is_public
 from dpft.parallel.parallel_config import LaunchConfig, ParallelConfig
 from dpft.privacy.accounting.selection import TrialCount
 from dpft.privacy.mechanisms.base import MechanismConfig
-from dpft.privacy.privacy_config import PrivacyConfig
+from dpft.privacy.privacy_config import Privacy
 from dpft.tasks.base import Task
 from dpft.training.trackers import TrackingConfig
 
@@ -29,8 +31,7 @@ OF_TOKENIZER = ("model.tokenizer", "model.tokenizer_is_public")
 MOST_SETTINGS = 10_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchSpace:
+class SearchSpace(Section):
     """What trials draw from, ``conf/tuning/<name>.yaml``."""
 
     name: str
@@ -72,8 +73,7 @@ class SearchSpace:
         ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuneSettings:
+class TuneSettings(Section):
     """How many trials are drawn, and by what the best is chosen."""
 
     eta: float = 0.0
@@ -88,11 +88,11 @@ class TuneSettings:
         """The distribution of the number of trials."""
         return TrialCount(eta=self.eta, gamma=self.gamma)
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         self.count  # noqa: B018
 
 
-def _check_promise(privacy: PrivacyConfig) -> None:
+def _check_promise(privacy: Privacy) -> None:
     guarantee = privacy.guarantee
     if guarantee is None or guarantee.eps is None:
         raise InputError(
@@ -148,12 +148,17 @@ def _check_steps(mechanism: MechanismConfig) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class TuneCommand(TrainCommand):
     """``dpft tune``, conf/tune.yaml, which takes all that train takes."""
 
+    command_examples: ClassVar[tuple[str, ...]] = (
+        "task=e2e model=gpt2 privacy.eps=3",
+        "task=e2e model=gpt2 privacy.eps=3 tune.gamma=0.1",
+        "task=e2e model=gpt2 privacy.eps=3 tuning.space.train.learning_rate=[1e-3,2e-3]",
+    )
+
     tuning: SearchSpace
-    tune: TuneSettings = field(default_factory=TuneSettings)
+    tune: TuneSettings = Field(default_factory=TuneSettings)
 
     cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
         *TrainCommand.cross_checks,
@@ -182,4 +187,4 @@ def with_setting(config: TrainConfig, setting: Mapping[str, Any]) -> TrainConfig
         if name not in section:
             raise InputError(unknown_key(key, known_keys(TrainConfig)))
         section[name] = value
-    return from_values(values, TrainConfig, polymorphic=POLYMORPHIC)
+    return from_values(values, TrainConfig)

@@ -10,9 +10,13 @@ any number of coins can tell nothing of another coin.
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from pydantic import Field
+
+from dpft.config.section import Section
 from dpft.errors import InputError
+from dpft.strict_model import AtLeastOne, Count, StrictModel
 from dpft.tasks.base import Record, Task
 
 if TYPE_CHECKING:
@@ -25,43 +29,35 @@ FEWEST_SUFFIXES, MOST_SUFFIXES = 20, 10**7
 """Of how many ``audit=exposure`` can fit a distribution, and rank one among all."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CanaryConfig:
+class CanaryConfig(Section):
     """Records that nobody gave, by which ``dpft audit`` tells what a model keeps of its records."""
 
-    canaries: int = 0
+    canaries: Count = 0
     """Canaries that a secret coin each puts among the records, for audit=one_run; all of them count
     in the number of examples."""
     outnumber: bool = False
     """Allow more canaries than there are examples, in a run that is for its audit alone."""
-    canary_words: int = 16
+    canary_words: Annotated[int, Field(ge=2)] = 16
     """Words of each, drawn from the tokenizer's vocabulary; half of them are read, half learned."""
     white_box: bool = False
     """Hold each step's noisy gradient against every canary's own, for a stronger audit=one_run;
     each step costs another pass over the canaries, and the method must train the embeddings."""
-    exposure_canaries: int = 0
+    exposure_canaries: Count = 0
     """Canaries of each number of repetitions, and as many that are left out, for
     audit=exposure."""
-    repetitions: tuple[int, ...] = (1, 10, 100)
+    repetitions: tuple[AtLeastOne, ...] = (1, 10, 100)
     """How often each of those is among the records; with privacy.unit all of one are one unit's."""
-    vocabulary: int = 10
+    vocabulary: Annotated[int, Field(ge=2)] = 10
     """Words from which those are made, chosen by ``seed``."""
-    suffix_words: int = 5
+    suffix_words: AtLeastOne = 5
     """Words that are to be extracted of each."""
-    seed: int = 0
+    seed: Count = 0
     """Public; chooses the vocabulary."""
 
-    def __post_init__(self) -> None:
-        least_of = {"canary_words": 2, "vocabulary": 2, "suffix_words": 1}
-        for name in ("canaries", "exposure_canaries", "seed", *least_of):
-            value, least = getattr(self, name), least_of.get(name, 0)
-            if value < least:
-                raise InputError(f"audit.{name} must be at least {least}, got {value}.")
-        repetitions = self.repetitions
-        if not repetitions or min(repetitions) < 1 or len(set(repetitions)) < len(repetitions):
+    def _check_fields(self) -> None:
+        if not self.repetitions or len(set(self.repetitions)) < len(self.repetitions):
             raise InputError(
-                "audit.repetitions must name different numbers of at least 1, got"
-                f" {list(repetitions)}."
+                f"audit.repetitions must name different numbers, got {list(self.repetitions)}."
             )
         if self.white_box and not self.canaries:
             raise InputError("audit.white_box=true needs audit.canaries, got 0; give a number.")
@@ -116,19 +112,18 @@ READ_WORDS = 3
 SHORTEST_WORD = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Canary:
+class Canary(StrictModel):
     """One canary; private, as whether it was trained on is."""
 
     kind: str
-    """``COIN`` or ``EXPOSURE``."""
+    """With a coin (``COIN``), or of exposure (``EXPOSURE``)."""
     read: tuple[str, ...]
     """Words that the model reads."""
     learned: tuple[str, ...]
     """Words that it learns, or might have."""
     number: int
     """Chooses its label, where there is one."""
-    copies: int
+    copies: Count
     """Times that it is among the training records."""
     unit: str
     """The privacy unit of all its copies, which no record of a user has."""

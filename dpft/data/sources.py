@@ -220,7 +220,7 @@ def read_examples(
     except InputError as error:
         if task.on_invalid != REFUSED or not faulty.are_any:
             raise
-        raise faulty.refused(*error.faults, may_skip=False) from None
+        raise faulty.refused(*map(str, error.faults), may_skip=False) from None
     if faulty.are_any and (task.on_invalid == REFUSED or not is_sound):
         raise faulty.refused(may_skip=is_sound and isinstance(task, OwnRows))
     if is_empty:

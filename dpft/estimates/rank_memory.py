@@ -16,7 +16,26 @@ from dpft.methods.base import layer_numbers, quantized_layers
 from dpft.parallel.cutting import blocks_apart, repeated_blocks
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.parallel.reductions import TURN, Cut
+from dpft.strict_model import Count, StrictModel
 from dpft.training.optimizers import OptimizerConfig
+
+
+class RankMemory(StrictModel):
+    """Bytes of a process at the highest point of a step."""
+
+    weights: Count
+    """Of the model."""
+    gradients: Count
+    """Of the step's sum of gradients."""
+    optimizer: Count
+    """Of the optimizer's state."""
+    activations: Count
+    """Of the activations of a micro-batch, and of what the clipper keeps of them."""
+    other: Count
+    """Of the process, its libraries, and buffers for exchange, noise and update."""
+    total: Count
+    """All of it."""
+
 
 NUMBER, DOUBLE = 4, 8
 

@@ -1,23 +1,25 @@
 """The sections ``eval`` and ``metrics``: which split is scored, and whether scores are public."""
 
-import math
-from dataclasses import dataclass
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from dpft.config.section import Section
 from dpft.errors import InputError
-from dpft.tasks.base import SPLITS, Task
+from dpft.strict_model import AtLeastOne, Positive
+from dpft.tasks.base import Task
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalConfig:
+class EvalConfig(Section):
     """What is scored, ``conf/eval/default.yaml``."""
 
     enabled: bool = True
     """Whether training ends with an evaluation."""
-    split: str = "test"
+    split: Literal["train", "validation", "test"] = "test"
     """train, validation or test; train is always private."""
-    limit: int | None = None
+    limit: AtLeastOne | None = None
     """Distinct inputs to score, the split's first ones; None for all."""
-    batch_size: int = 32
+    batch_size: AtLeastOne = 32
     """How many of the longest inputs are read at once; of shorter ones as many as hold the same
     tokens. Memory and speed only."""
     split_is_public: bool | None = None
@@ -28,40 +30,22 @@ class EvalConfig:
     """Whether scores of a private split stand in public files, too, rounded to two digits; epsilon
     does not cover them."""
 
-    held_out: float | None = None
+    held_out: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Part of the training records of your own data that is scored and not trained on."""
 
-    every_steps: int | None = None
+    every_steps: AtLeastOne | None = None
     """Steps between two evaluations of a public split while training, up to whole tens; null: only
     before and after."""
 
-    every_epochs: float | None = None
+    every_epochs: Positive | None = None
     """The same in epochs; give one of the two."""
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         if self.every_steps is not None and self.every_epochs is not None:
             raise InputError(
                 "at most one of eval.every_steps and eval.every_epochs may be given, got both; drop"
                 " one."
             )
-        for name in ("every_steps", "every_epochs"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise InputError(
-                    f"eval.{name} must be above 0, or null for no scores while training, got"
-                    f" {value}."
-                )
-        if self.held_out is not None and not 0 < self.held_out < 1:
-            raise InputError(
-                "eval.held_out must be a fraction above 0 and below 1, or null for none, got"
-                f" {self.held_out}."
-            )
-        if self.split not in SPLITS:
-            raise InputError(f"eval.split must be one of {', '.join(SPLITS)}, got {self.split!r}.")
-        if self.limit is not None and self.limit < 1:
-            raise InputError(f"eval.limit must be at least 1, or null for all, got {self.limit}.")
-        if self.batch_size < 1:
-            raise InputError(f"eval.batch_size must be at least 1, got {self.batch_size}.")
 
     @property
     def schedule_key(self) -> str | None:
@@ -142,20 +126,12 @@ def eval_split_is_public(task: Task, config: EvalConfig) -> bool:
     return all(task.is_published(part) for part in task.parts(config.split))
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetricsConfig:
+class MetricsConfig(Section):
     """Models that score texts, ``conf/metrics/default.yaml``."""
 
     bertscore_model: str | None = None
     """Folder of the encoder that BERTScore compares texts by; None: no BERTScore."""
-    bertscore_layers: int | None = None
+    bertscore_layers: AtLeastOne | None = None
     """Layers of it that are used; null: as many as do best in that model, where that is known."""
     bleurt_model: str | None = None
     """Folder of a BLEURT checkpoint in Hugging Face's form; None: no BLEURT."""
-
-    def __post_init__(self) -> None:
-        if self.bertscore_layers is not None and self.bertscore_layers < 1:
-            raise InputError(
-                "metrics.bertscore_layers must be at least 1, or null for the best known,"
-                f" got {self.bertscore_layers}."
-            )

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from operator import eq
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig, MetricsConfig
 from dpft.evaluation.metrics.base import (
@@ -30,10 +32,17 @@ from dpft.evaluation.metrics.base import (
     NotComputed,
     metric_specs,
 )
-from dpft.evaluation.predictions import sample_records
+from dpft.evaluation.predictions import Prediction, sample_records
+from dpft.evaluation.scores import (
+    STAGES,
+    ConfusedClasses,
+    ScoreEntry,
+    Stage,
+    StageScores,
+    split_note,
+)
 from dpft.evaluation.words import ENGLISH
 from dpft.generation.decoding import DecodeConfig
-from dpft.records.scores import STAGES, ConfusedClasses, Prediction, ScoreEntry, Stage, split_note
 from dpft.tasks.base import (
     Example,
     LabeledExample,
@@ -409,42 +418,20 @@ ANSWERS: dict[str, Answers] = {
 """How a task is scored, by ``Task.answers``."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """The scores of one split at one stage, with the predictions they come from."""
+class Evaluation(StageScores):
+    """The scores of one split at one stage, with the predictions they come from; private."""
 
-    task: str
-    """Name of the task."""
-    split: str
-    """The split, or the part of it, that was scored."""
-    examples: int
-    """Distinct inputs scored."""
-    stage: Stage
-    """Of ``STAGES``."""
-    metrics: dict[str, float]
-    """Metric name to value, on the scales of metrics.json (docs/design.md, the run's folder)."""
-    not_computed: dict[str, str]
-    """Metric name to why it has no value."""
-    signatures: Mapping[str, str] = field(default_factory=dict)
-    """Metric name to the settings that reproduce its value, such as sacrebleu's signature."""
-    confusion: ConfusedClasses | None = field(default=None, repr=False)
-    """Which class was taken for which; it may be private."""
-    picture: bytes | None = field(default=None, repr=False)
-    """Some records that were classed wrongly, as PNG; it may be private."""
-    predictions: tuple[Prediction, ...] = field(repr=False)
-    """In the order of the split; they may be private, ``record`` leaves them out."""
+    picture: bytes | None = Field(default=None, repr=False)
+    """Some records that were classed wrongly, as PNG."""
+    predictions: tuple[Prediction, ...] = Field(repr=False)
+    """In the order of the split; ``record`` leaves them out."""
 
     def record(self, *, public: bool) -> ScoreEntry:
         """Returns the entry for metrics.json; of a public split, with a few texts to be shown."""
+        values = self.model_dump(exclude={"picture", "predictions", "confusion"})
         return ScoreEntry(
-            task=self.task,
-            split=self.split,
-            examples=self.examples,
-            stage=self.stage,
+            **values,
             split_is_public=public,
-            metrics=self.metrics,
-            not_computed=self.not_computed,
-            signatures=self.signatures or None,
             note=None if public else split_note(self.split),
             samples=(sample_records(self.predictions) or None) if public else None,
             confusion=self.confusion if public else None,
@@ -520,7 +507,7 @@ def mean_of(evaluations: Sequence[Evaluation], split: str) -> Evaluation:
     return Evaluation(
         task=first.task,
         split=split,
-        examples=sum(each.examples for each in evaluations),
+        examples=sum(each.examples or 0 for each in evaluations),
         stage=first.stage,
         metrics={
             name: sum(each.metrics[name] for each in evaluations) / len(evaluations)

@@ -19,8 +19,29 @@ from typing import NamedTuple
 
 from dpft.errors import InputError
 from dpft.files import write_jsonl, write_text
-from dpft.records.form import as_json
-from dpft.records.scores import Prediction, Sample
+from dpft.strict_model import StrictModel, as_json
+
+
+class Prediction(StrictModel):
+    """What a model wrote for one distinct input."""
+
+    input: str
+    """What the model read, as the split has it."""
+    prediction: str
+    """What it wrote."""
+    references: tuple[str, ...]
+    """The right answers."""
+
+
+class Sample(StrictModel):
+    """An input and what was written."""
+
+    input: str
+    """What the model read."""
+    prediction: str
+    """What it wrote."""
+    reference: str
+    """One right answer; empty where there is none."""
 
 
 class _Row(NamedTuple):

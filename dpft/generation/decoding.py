@@ -15,14 +15,17 @@ written on together, so that none needs more positions than it has itself.
 Shapes: b prompts, t tokens of the longest prompt.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
+from pydantic import Field
+
+from dpft.config.section import Section
 from dpft.errors import InputError
+from dpft.strict_model import AtLeastOne, Count, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -88,56 +91,29 @@ def generation_defaults(model: "nn.Module", defaults: "GenerationConfig") -> Ite
             attributes["generation_config"] = config
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecodeConfig:
+class DecodeConfig(Section):
     """How a text is chosen, ``conf/decode/<strategy>.yaml``."""
 
-    strategy: str = "beam"
+    strategy: Literal["beam", "greedy", "nucleus"] = "beam"
     """beam keeps the ``num_beams`` likeliest texts at every step, greedy takes the likeliest token,
     nucleus draws among the likeliest."""
-    num_beams: int = 5
+    num_beams: AtLeastOne = 5
     """Texts that beam keeps at every step."""
-    max_new_tokens: int = 100
+    max_new_tokens: AtLeastOne = 100
     """Most tokens written after the prompt, end-of-text included."""
     length_penalty: float = 1.0
     """For beam: power of a text's length, in tokens, that its log-likelihood is divided by."""
-    no_repeat_ngram_size: int = 0
+    no_repeat_ngram_size: Count = 0
     """No run of so many tokens is written twice in a text; 0: any may be."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: Positive = 1.0
     """Above 1, tokens that a text has already become less likely by this factor (Keskar et al.
     2019)."""
-    top_p: float = 0.9
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
     """For nucleus: the likeliest tokens that hold this much of the probability are drawn from."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """For nucleus: what logits are divided by; below 1 likely tokens become likelier."""
-    seed: int | None = 0
+    seed: Count | None = 0
     """For nucleus: the same seed writes the same texts; None for fresh randomness."""
-
-    def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            allowed = ", ".join(STRATEGIES)
-            raise InputError(f"decode.strategy must be one of {allowed}, got {self.strategy!r}.")
-        for name in ("num_beams", "max_new_tokens"):
-            if getattr(self, name) < 1:
-                raise InputError(f"decode.{name} must be at least 1, got {getattr(self, name)}.")
-        if self.no_repeat_ngram_size < 0:
-            raise InputError(
-                "decode.no_repeat_ngram_size must be a number of tokens, or 0 to let texts repeat"
-                f" themselves, got {self.no_repeat_ngram_size}."
-            )
-        if not 0 < self.repetition_penalty < math.inf:
-            raise InputError(
-                "decode.repetition_penalty must be positive, and 1 for none, got"
-                f" {self.repetition_penalty}."
-            )
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"decode.top_p must be in (0, 1], got {self.top_p}.")
-        if not 0 < self.temperature < math.inf:
-            raise InputError(f"decode.temperature must be positive, got {self.temperature}.")
-        if self.seed is not None and self.seed < 0:
-            raise InputError(
-                f"decode.seed must be at least 0, or null for fresh randomness, got {self.seed}."
-            )
 
     @property
     def draws(self) -> bool:
@@ -156,7 +132,6 @@ class Draws:
 
 
 NUCLEUS = "nucleus"
-STRATEGIES = ("beam", "greedy", NUCLEUS)
 
 
 def generate_texts(

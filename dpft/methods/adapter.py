@@ -11,9 +11,10 @@ residual is added (Houlsby et al. 2019, figure 2).
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
+
+from pydantic import Field
 
 from dpft.errors import InputError
 from dpft.methods.base import (
@@ -23,6 +24,7 @@ from dpft.methods.base import (
     norm_parameters,
     train_only,
 )
+from dpft.strict_model import AtLeastOne
 from dpft.text_parts import idle_modules, is_inside
 
 if TYPE_CHECKING:
@@ -59,25 +61,18 @@ AdapterMaker: TypeAlias = "Callable[[int], nn.Module]"
 """Width of a projection's output to a new adapter, which maps (…, width) to the same shape."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class BottleneckMethod(Method):
     """Base of the methods that put adapters behind a block's output projections."""
 
-    bottleneck: int | None
+    bottleneck: AtLeastOne | None
     """Width in the middle of an adapter."""
-    targets: tuple[str, ...] | None = None
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Suffixes of the names of the linear modules to adapt; None takes the architecture's own."""
     train_norms: bool = False
     """Train the normalization layers as well, as Houlsby et al. 2019 do."""
 
     saves_whole_model: ClassVar[bool] = False
     trains_beside: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.bottleneck is not None and self.bottleneck < 1:
-            raise InputError(f"method.bottleneck must be at least 1, got {self.bottleneck}.")
-        if self.targets is not None and not self.targets:
-            raise InputError("method.targets must name a layer, got none; null takes the default.")
 
     @abstractmethod
     def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
@@ -122,7 +117,7 @@ class BottleneckMethod(Method):
         """Writes what was trained and the settings, and the base where no other place holds it."""
         from dpft.methods.adapter_files import save_base, save_trained
 
-        save_trained(model, folder, asdict(self))
+        save_trained(model, folder, self.model_dump(mode="json"))
         save_base(model, folder, is_added=lambda name: ".adapter." in name)
 
     def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
@@ -175,11 +170,10 @@ def _endings(linear: "dict[str, Projection]") -> str:
 
 
 @METHODS.register("adapter")
-@dataclass(frozen=True, kw_only=True)
 class Adapter(BottleneckMethod):
     """Trains two adapters in every block."""
 
-    bottleneck: int = 48
+    bottleneck: AtLeastOne = 48
     """Width in the middle of an adapter."""
 
     def adapter_maker(self, device: "torch.device") -> "AdapterMaker":

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from dpft.config.section import Section
 from dpft.errors import InputError
 from dpft.kinds import Registry
+from dpft.strict_model import Count, StrictModel
 from dpft.text_parts import idle_modules, is_inside
 
 if TYPE_CHECKING:
@@ -33,14 +35,15 @@ WRAPPINGS = ("base_model.model.", "base_model.", ".modules_to_save.default", ".b
 """peft's prefix of the names of a wrapped model's parameters."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParameterCounts:
+class ParameterCounts(StrictModel):
     """Numbers in the parameters of a prepared model; a tied parameter counts once."""
 
-    trainable: int
-    new: int
+    trainable: Count
+    """Numbers that train."""
+    new: Count
     """Of the trainable: task heads that the base checkpoint's architecture lacks."""
-    total: int
+    total: Count
+    """Numbers of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +58,7 @@ class MethodPhase:
     """None takes train.learning_rate; the schedule's factor applies to it as well."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Method(ABC):
+class Method(Section, ABC):
     """Base of every method; its fields are its configuration, ``conf/method/<name>.yaml``."""
 
     name: str

@@ -6,7 +6,6 @@ queries and values, which the authors' code knows as ``q_bias`` and ``v_bias`` a
 with them its share would be 0.109 %, not the published 0.088 %. They stay frozen here too.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpft.methods.base import METHODS, Method, is_bias, train_only
@@ -19,7 +18,6 @@ SEPARATE_BIASES = {"beit": ("q_proj.bias", "v_proj.bias")}
 
 
 @METHODS.register("bitfit")
-@dataclass(frozen=True, kw_only=True)
 class BiTFiT(Method):
     """Trains every bias, a new head's among them.
 

@@ -10,12 +10,12 @@ RoBERTa-base of Bu et al. 2022, table 4, which does not say what was used there.
 it is 0.049 %, where the table says 0.053 %.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
 from dpft.methods.adapter import AdapterMaker, BottleneckMethod
 from dpft.methods.base import METHODS
+from dpft.strict_model import AtLeastOne
 
 if TYPE_CHECKING:
     import torch
@@ -25,20 +25,16 @@ BOTTLENECK_SHARE = 0.24
 
 
 @METHODS.register("compacter")
-@dataclass(frozen=True, kw_only=True)
 class Compacter(BottleneckMethod):
     """Trains two compact adapters in every block."""
 
-    bottleneck: int | None = None
+    bottleneck: AtLeastOne | None = None
     """Width in the middle of an adapter; null takes 24 % of the hidden size, 184 for 768, which
     makes the share of RoBERTa-base that Bu et al. 2022, Table 4, state."""
-    n: int = 4
+    n: AtLeastOne = 4
     """How many Kronecker products a weight is the sum of."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n < 1:
-            raise InputError(f"method.n must be at least 1, got {self.n}; try 4.")
+    def _check_fields(self) -> None:
         if self.bottleneck is not None and self.bottleneck % self.n:
             raise InputError(
                 f"method.bottleneck must be a multiple of method.n={self.n}, got"

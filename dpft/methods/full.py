@@ -1,6 +1,5 @@
 """Full fine-tuning: every parameter trains (Li et al. 2022)."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpft.methods.base import METHODS, Method
@@ -10,7 +9,6 @@ if TYPE_CHECKING:
 
 
 @METHODS.register("full")
-@dataclass(frozen=True, kw_only=True)
 class Full(Method):
     """Trains all parameters; the settings it shares with all methods change nothing."""
 

@@ -1,6 +1,5 @@
 """Linear probing: the head trains, the body is frozen (Kornblith et al. 2019; Bu et al. 2022)."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
@@ -25,7 +24,6 @@ DEFAULT_FOR_LABELS = (
 
 
 @METHODS.register("linear_probe")
-@dataclass(frozen=True, kw_only=True)
 class LinearProbe(Method):
     """Trains what lies outside the model's body (``base_model``), and new modules.
 

@@ -8,12 +8,14 @@ training starts at the base model. Rank-stabilized LoRA divides alpha by the squ
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import Field
 
 from dpft.errors import InputError
 from dpft.methods.base import METHODS, original_name
 from dpft.methods.peft_method import PeftMethod
+from dpft.strict_model import AtLeastOne, Positive
 from dpft.text_parts import idle_modules
 
 if TYPE_CHECKING:
@@ -52,18 +54,17 @@ if peft has no default for its ``model_type``."""
 
 
 @METHODS.register("lora")
-@dataclass(frozen=True, kw_only=True)
 class Lora(PeftMethod):
     """Trains low-rank changes of the targeted layers (147,456 numbers for GPT-2 at rank 4)."""
 
-    rank: int = 4
+    rank: AtLeastOne = 4
     """Rank of each change."""
-    alpha: float | None = None
+    alpha: Positive | None = None
     """Scale of the change, over rank; null takes 8 times rank, Hu et al.'s for GPT-2 on E2E, or 16
     with use_rslora."""
     use_rslora: bool = False
     """Divide alpha by the square root of rank instead (Kalajdzievski 2023)."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout on the input of the change, in [0, 1)."""
     targets: tuple[str, ...] | Literal["all-linear"] | None = None
     """Names, or last parts of names, of the layers to change; all-linear takes all but the head;
@@ -72,13 +73,7 @@ class Lora(PeftMethod):
     own_parts: ClassVar[str] = "lora_"
     remedy: ClassVar[str] = "choose other layers with method.targets"
 
-    def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise InputError(f"method.rank must be at least 1, got {self.rank}; try 4.")
-        if self.alpha is not None and not (self.alpha > 0 and math.isfinite(self.alpha)):
-            raise InputError(f"method.alpha must be positive, got {self.alpha}; null takes 8 rank.")
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"method.dropout must be in [0, 1), got {self.dropout}; try 0.")
+    def _check_fields(self) -> None:
         if self.targets is not None and not self.targets:
             raise InputError("method.targets must name a layer, got none; null takes the default.")
 

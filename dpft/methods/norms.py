@@ -1,6 +1,5 @@
 """The normalization layers train (the second baseline of Houlsby et al. 2019, arXiv 1902.00751)."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpft.methods.base import METHODS, Method, is_new, norm_parameters, train_only
@@ -10,7 +9,6 @@ if TYPE_CHECKING:
 
 
 @METHODS.register("norms")
-@dataclass(frozen=True, kw_only=True)
 class Norms(Method):
     """Trains weights and biases of every pre-trained normalization layer, RMSNorms included."""
 

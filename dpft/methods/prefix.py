@@ -6,12 +6,12 @@ peft gives the prefix to the decoder, whose layers i and i + layers / 2 share it
 """
 
 import inspect
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpft.errors import InputError
 from dpft.methods.base import METHODS
 from dpft.methods.peft_method import PeftMethod, check_attends_alone, refuse
+from dpft.strict_model import AtLeastOne
 
 if TYPE_CHECKING:
     from peft import PeftConfig, TaskType
@@ -19,21 +19,15 @@ if TYPE_CHECKING:
 
 
 @METHODS.register("prefix")
-@dataclass(frozen=True, kw_only=True)
 class Prefix(PeftMethod):
     """Trains a prefix and its reparametrisation (9,857,024 numbers for GPT-2 by default)."""
 
-    length: int = 10
+    length: AtLeastOne = 10
     """Positions of the prefix (Li & Liang's for E2E); the model's own positions follow it."""
-    hidden: int = 512
+    hidden: AtLeastOne = 512
     """Width of the reparametrisation's hidden layer (Li & Liang's for E2E)."""
 
     own_parts: ClassVar[str] = "prompt_encoder."
-
-    def __post_init__(self) -> None:
-        for name in ("length", "hidden"):
-            if getattr(self, name) < 1:
-                raise InputError(f"method.{name} must be at least 1, got {getattr(self, name)}.")
 
     @property
     def extra_positions(self) -> int:

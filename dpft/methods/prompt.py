@@ -7,14 +7,13 @@ the prepared model: what it is called with and gives is as without a prompt.
 Shapes: b examples, n prompt positions, t tokens, d width, v vocabulary.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from dpft.errors import InputError
 from dpft.methods.base import METHODS
 from dpft.methods.peft_method import PeftMethod, check_attends_alone, refuse, task_type
+from dpft.strict_model import AtLeastOne
 
 if TYPE_CHECKING:
     from peft import PeftConfig, TaskType
@@ -23,20 +22,13 @@ if TYPE_CHECKING:
 
 
 @METHODS.register("prompt")
-@dataclass(frozen=True, kw_only=True)
 class Prompt(PeftMethod):
     """Trains the embeddings of a prompt, drawn at random from the global generator."""
 
-    num_virtual_tokens: int = 20
+    num_virtual_tokens: AtLeastOne = 20
     """Positions of the prompt; Lester et al. gain little beyond 20. They are the model's own."""
 
     own_parts: ClassVar[str] = "prompt_encoder."
-
-    def __post_init__(self) -> None:
-        if self.num_virtual_tokens < 1:
-            raise InputError(
-                f"method.num_virtual_tokens must be at least 1, got {self.num_virtual_tokens}."
-            )
 
     @property
     def extra_positions(self) -> int:

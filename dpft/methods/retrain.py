@@ -1,6 +1,5 @@
 """Training from scratch, the baseline without pre-training (Li et al. 2022, table 2: retrain)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from dpft.methods.base import METHODS
@@ -8,7 +7,6 @@ from dpft.methods.full import Full
 
 
 @METHODS.register("retrain")
-@dataclass(frozen=True, kw_only=True)
 class Retrain(Full):
     """Trains all parameters of a random initialization; it works with ``model.init=random`` only.
 

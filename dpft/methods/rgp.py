@@ -10,12 +10,12 @@ Unlike the authors' code, no gradient is rescaled (theirs divides that of a clas
 and carriers come from the update so far, as in the paper (theirs takes the weight as it is).
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
 from dpft.methods.base import LARGEST_FILE, METHODS, Method
+from dpft.strict_model import AtLeastOne
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 @METHODS.register("rgp")
-@dataclass(frozen=True, kw_only=True)
 class RGP(Method):
     """Trains the weights of all dense layers through low-rank gradients.
 
@@ -34,15 +33,10 @@ class RGP(Method):
     carriers, which get the noise, rather than the weights, which move.
     """
 
-    rank: int = 1
+    rank: AtLeastOne = 1
     """Rank r of the carriers; Li et al. 2022, Table 6, searched 1, 2, 4 and 8."""
-    power_iterations: int = 1
+    power_iterations: AtLeastOne = 1
     """Iterations of the power method that chooses them; one is enough (Yu et al. 2021)."""
-
-    def __post_init__(self) -> None:
-        for name in ("rank", "power_iterations"):
-            if getattr(self, name) < 1:
-                raise InputError(f"method.{name} must be at least 1, got {getattr(self, name)}.")
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Returns the model, frozen but for the carriers of its dense layers.

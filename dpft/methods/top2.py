@@ -1,6 +1,5 @@
 """The top blocks train: ``top2`` of Li et al. 2022 (arXiv 2110.05679, table 2)."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpft.errors import InputError
@@ -14,13 +13,13 @@ from dpft.methods.base import (
     output_embeddings,
     train_only,
 )
+from dpft.strict_model import AtLeastOne
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 @METHODS.register("top2")
-@dataclass(frozen=True, kw_only=True)
 class TopBlocks(Method):
     """Trains the last blocks, the norm after them and the head.
 
@@ -28,17 +27,10 @@ class TopBlocks(Method):
     does not, as they lie below the blocks. Of a seq2seq model the blocks are the decoder's.
     """
 
-    blocks: int = 2
+    blocks: AtLeastOne = 2
     """How many of the last transformer blocks train."""
     train_head: bool = False
     """Train a head that is tied to the input embeddings as well, and with it the embeddings."""
-
-    def __post_init__(self) -> None:
-        if self.blocks < 1:
-            raise InputError(
-                f"method.blocks must be at least 1, got {self.blocks}; for the head alone choose"
-                " method=linear_probe."
-            )
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Returns the model with its top blocks, final norm and head trainable.

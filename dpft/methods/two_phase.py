@@ -5,7 +5,6 @@ trains, the clipping norm and the learning rate change at the switch, which is p
 """
 
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from dpft.errors import InputError
 from dpft.methods.base import METHODS, Method, MethodPhase
 from dpft.methods.bitfit import bias_names
+from dpft.strict_model import Positive
 from dpft.text_parts import idle_modules, is_inside
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ class _Run:
 
 
 @METHODS.register("two_phase")
-@dataclass(frozen=True, kw_only=True)
 class TwoPhase(Method):
     """Every parameter trains for ``full_epochs``, then what method=bitfit trains; the rest freezes.
 
@@ -55,30 +54,16 @@ class TwoPhase(Method):
     ``prepare`` found, so a resumed run asks both again.
     """
 
-    full_epochs: float = 1.0
+    full_epochs: Positive = 1.0
     """Epochs of full fine-tuning; at most 2 suffice (Bu et al. 2022, section 4.4)."""
-    bitfit_learning_rate: float | None = None
+    bitfit_learning_rate: Positive | None = None
     """Learning rate of the second phase; null keeps train.learning_rate. Ten times that of full
     fine-tuning is usual (Bu et al. 2022, Table 15)."""
-    bitfit_max_grad_norm: float | None = None
+    bitfit_max_grad_norm: Positive | None = None
     """Clipping norm of the second phase; null keeps privacy.max_grad_norm."""
     reset_optimizer: bool = False
     """Begin the second phase with an optimizer that has seen no gradient, as the authors' code
     does; false goes on with the first phase's moments."""
-
-    def __post_init__(self) -> None:
-        if not self.full_epochs > 0:
-            raise InputError(
-                f"method.full_epochs must be positive, got {self.full_epochs:g}; method=bitfit"
-                " trains the biases from the start."
-            )
-        for name in ("bitfit_learning_rate", "bitfit_max_grad_norm"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise InputError(
-                    f"method.{name} must be positive and finite, got {value:g}; null keeps that"
-                    " of the first phase."
-                )
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Returns the model with every parameter trainable.

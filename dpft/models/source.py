@@ -5,14 +5,15 @@ Weights are safetensors: nothing in a checkpoint is unpickled or executed (docs/
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field
 from safetensors import SafetensorError
 
+from dpft.config.section import Section
 from dpft.errors import InputError
 from dpft.files import is_base_model
 from dpft.machine import hub_is_reachable
@@ -20,8 +21,6 @@ from dpft.released import ADAPTER
 
 EMBEDDED_MODEL = Path(__file__).parent / "embedded" / "tiny"
 MEAN = "mean"
-POOLINGS = (MEAN,)
-INITS = ("pretrained", "random")
 UNQUANTIZED = "none"
 QUANTIZATIONS = (UNQUANTIZED, "nf4", "int8")
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
@@ -33,8 +32,7 @@ TOKENIZER_FILES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Section):
     """Which model, ``conf/model/<name>.yaml``; path wins over embedded, embedded over the hub."""
 
     name: str
@@ -47,7 +45,7 @@ class ModelConfig:
     """Local folder written by ``save_pretrained``."""
     embedded: bool = False
     """The small model that ships with dpft."""
-    architecture: dict[str, Any] = field(default_factory=dict)
+    architecture: dict[str, Any] = Field(default_factory=dict)
     """A model's config.json, model_type among it: what model.init=random and dpft plan go by where
     no folder is given. Of a language model the tokenizer says how large its vocabulary is. Of a
     checkpoint that is found, its dropout rates alone replace the checkpoint's."""
@@ -55,14 +53,14 @@ class ModelConfig:
     """Put a GroupNorm in the place of each BatchNorm, which mixes the examples of a batch."""
     standardize_weights: bool = False
     """Standardize the weights of each convolution before it is applied (De et al. 2022)."""
-    init: str = "pretrained"
+    init: Literal["pretrained", "random"] = "pretrained"
     """pretrained, or random to train from a fresh initialization of the same architecture."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     quantization: str = UNQUANTIZED
     """Hold the frozen weights of linear layers in fewer bits, under adapters that train: nf4 in 4
     (QLoRA), int8 in 8, none in 32. Needs the extra ``quantization``."""
-    pooling: str | None = None
+    pooling: Literal["mean"] | None = None
     """How a classification head reads the text: null, as the architecture's own head does; mean,
     the mean over its tokens."""
     lora_targets: tuple[str, ...] | None = None
@@ -74,18 +72,12 @@ class ModelConfig:
     tokenizer_is_public: bool = False
     """Say that no private text made the tokenizer, where no ledger beside it says what it cost."""
 
-    def __post_init__(self) -> None:
-        if self.init not in INITS:
-            raise InputError(f"model.init must be one of {', '.join(INITS)}, got {self.init!r}.")
+    def _check_fields(self) -> None:
         self._check_quantization()
         if self.tokenizer is not None and self.init != "random":
             raise InputError(
                 f"model.tokenizer needs model.init=random, got {self.init}: a checkpoint's weights"
                 " are of its own vocabulary; drop one."
-            )
-        if self.pooling is not None and self.pooling not in POOLINGS:
-            raise InputError(
-                f"model.pooling must be null or one of {', '.join(POOLINGS)}, got {self.pooling!r}."
             )
         places = (self.path, self.hub_name, self.embedded or None, self.architecture or None)
         if all(place is None for place in places):

@@ -6,9 +6,23 @@
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
+from dpft.config.section import Section
 from dpft.errors import InputError
+from dpft.strict_model import AtLeastOne, Count, Positive, StrictModel
+
+
+class Process(StrictModel):
+    """A group of processes that took steps of the run."""
+
+    world_size: AtLeastOne
+    """How many processes."""
+    sharding: str | None = None
+    """What each held of the model, in words."""
+    network: str | None = None
+    """What was between them, in words."""
+
 
 RECORDER = "TORCH_FR_BUFFER_SIZE"
 """How many operations torch keeps in memory, each with its size and time."""
@@ -20,37 +34,36 @@ DEBUGGING = {
 }
 """Variables by which torch shows the sizes of what passes between processes, and the values by
 which it does not."""
-STRATEGIES = ("none", "ddp", "fsdp")
 SHARED = ("train", "eval", "generate")
 """Subcommands that the processes of torchrun can share."""
-WHOLE, SHARDED = "whole", "sharded"
+WHOLE: Final = "whole"
+SHARDED: Final = "sharded"
 HOW_TO_START = (
     "torchrun --nproc_per_node=2 -m dpft train ... parallel=ddp, or dpft train ... launch=local"
     " launch.processes=2"
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParallelConfig:
+class ParallelConfig(Section):
     """How a run is spread over processes."""
 
-    name: str = "none"
+    name: Literal["none", "ddp", "fsdp"] = "none"
     """none: one process; ddp: replicas, each with the whole model and a share of each batch; fsdp:
     each with a shard of the model and a share of each batch."""
     cpu_offload: bool = False
     """Where the model is on an accelerator: with ddp, sums of gradients pass between processes
     through the processor's memory (gloo), without NCCL; with fsdp, shards and the optimizer lie
     there. Slower, and spares the accelerator's memory."""
-    shard_size: int | None = None
+    shard_size: AtLeastOne | None = None
     """Of fsdp: into how many shards the model is cut; None: one for each process. Fewer than there
     are processes make as many replicas as fit, each in shards."""
-    accumulate: str = WHOLE
+    accumulate: Literal["whole", "sharded"] = WHOLE
     """Of fsdp: whole, each process keeps a step's whole sum until it ends; sharded, each
     micro-batch's sum goes to the shards at once, which sends more and keeps less."""
-    world_size: int | None = None
+    world_size: AtLeastOne | None = None
     """How many processes; None: as many as torchrun starts, and of a plan one, or two with ddp or
     fsdp. A run refuses another number than there are."""
-    timeout_minutes: float = 30
+    timeout_minutes: Positive = 30
     """How long a process waits for another one before it gives up; longer than the first one
     needs for a checkpoint."""
 
@@ -64,17 +77,7 @@ class ParallelConfig:
         """Whether each process holds a part of the model."""
         return self.name == "fsdp"
 
-    def __post_init__(self) -> None:
-        if self.name not in STRATEGIES:
-            raise InputError(f"parallel must be one of {', '.join(STRATEGIES)}, got {self.name!r}.")
-        if self.accumulate not in (WHOLE, SHARDED):
-            raise InputError(
-                f"parallel.accumulate must be {WHOLE} or {SHARDED}, got {self.accumulate!r}."
-            )
-        if self.shard_size is not None and self.shard_size < 1:
-            raise InputError(f"parallel.shard_size must be at least 1, got {self.shard_size}.")
-        if self.world_size is not None and self.world_size < 1:
-            raise InputError(f"parallel.world_size must be at least 1, got {self.world_size}.")
+    def _check_fields(self) -> None:
         if self.name == "none" and self.world_size not in (None, 1):
             raise InputError(
                 f"parallel=none is one process, got parallel.world_size={self.world_size}; add"
@@ -84,10 +87,6 @@ class ParallelConfig:
             raise InputError(
                 f"parallel.shard_size and parallel.accumulate are for parallel=fsdp, got"
                 f" parallel={self.name}; drop them, or choose fsdp."
-            )
-        if not self.timeout_minutes > 0:
-            raise InputError(
-                f"parallel.timeout_minutes must be positive, got {self.timeout_minutes}."
             )
 
 
@@ -233,27 +232,15 @@ def check_restarts(*, resumes: bool, advice: str) -> None:
         )
 
 
-LAUNCHERS = ("none", "local")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchConfig:
+class LaunchConfig(Section):
     """How the processes of a run are started."""
 
-    name: str = "none"
+    name: Literal["none", "local"] = "none"
     """none: they are there already, or there is one; local: dpft starts them on this machine."""
-    processes: int | None = None
+    processes: AtLeastOne | None = None
     """How many to start; null: one for each CUDA device."""
-    max_restarts: int = 0
+    max_restarts: Count = 0
     """How often all of them are started anew once one has ended, whatever the reason."""
-
-    def __post_init__(self) -> None:
-        if self.name not in LAUNCHERS:
-            raise InputError(f"launch must be one of {', '.join(LAUNCHERS)}, got {self.name!r}.")
-        if self.processes is not None and self.processes < 1:
-            raise InputError(f"launch.processes must be at least 1, got {self.processes}.")
-        if self.max_restarts < 0:
-            raise InputError(f"launch.max_restarts must be at least 0, got {self.max_restarts}.")
 
 
 LOOPBACK_OF_ONE_MACHINE = "loopback of one machine"

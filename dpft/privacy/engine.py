@@ -27,10 +27,9 @@ from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.frozen_state import HeldState
 from dpft.privacy.ledger import StepLog
 from dpft.privacy.losses import MicroBatchResult
-from dpft.privacy.noise import SignalAndNoise, SignalMeter
+from dpft.privacy.noise import SIGNAL_STEPS, SignalAndNoise, SignalMeter
 from dpft.privacy.plan import ClippingPlan, Phase, PrivacyPlan
 from dpft.privacy.randomness import Randomness, private_dropout
-from dpft.records.configuration import SIGNAL_STEPS
 
 
 class PrivacyEngine:

@@ -17,36 +17,121 @@ import hashlib
 import json
 import math
 import os
-import re
 import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias
+
+from pydantic import ValidationError
 
 from dpft.errors import InputError, StateError
 from dpft.files import read_file, sync_folder
 from dpft.privacy.accounting.mechanism import SampledGaussian
-from dpft.privacy.mechanisms.base import STREAM, Mechanism, check_stream, stream_lengths, stream_of
+from dpft.privacy.mechanisms.base import GaussianStep, check_stream, stream_lengths
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
-from dpft.privacy.mechanisms.histogram import COUNTS, counts_of, histogram_of
-from dpft.privacy.mechanisms.histogram import MECHANISM as HISTOGRAM
-from dpft.privacy.plan import Plan, PrivacyPlan, read_plan
+from dpft.privacy.mechanisms.histogram import GaussianCounts, GaussianHistogram
+from dpft.privacy.plan import Plan, PrivacyPlan
+from dpft.strict_model import (
+    AtLeastOne,
+    Count,
+    Digest,
+    NotNegative,
+    Positive,
+    Rate,
+    RunId,
+    StrictModel,
+    as_json,
+    parse_text,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-GENESIS = "0" * 64
+class LedgerHead(StrictModel):
+    """The ledger as it was when this was written."""
+
+    lines: Count
+    """Whole lines in ledger.jsonl, the first and the closing one included."""
+    head: Digest
+    """SHA-256 of the last line, 64 hexadecimal digits."""
+
+
+Genesis = Literal["0000000000000000000000000000000000000000000000000000000000000000"]
+GENESIS: Genesis = "0000000000000000000000000000000000000000000000000000000000000000"
 CLOSING = '{"closed"'
 """How the closing line begins, and no other."""
-FIRST = '{"plan"'
+FIRST = ('{"clipper"', '{"plan"')
 """How the first line begins, and no other."""
-LEDGER_VERSION = 2
+LEDGER_VERSION: Literal[2] = 2
 """Schema version of a ledger whose first line is the plan."""
 Released: TypeAlias = "Sequence[Tensor] | Mapping[str, str]"
 """A step's noisy gradients, or the fingerprint of those of all ranks' shards."""
+
+
+Step = GaussianStep | GaussianHistogram | GaussianCounts
+"""What a noisy step was."""
+
+
+class ClipperChoice(StrictModel):
+    """How the gradients of a phase are clipped."""
+
+    engine: Literal["book_keeping", "rows"]
+    """The clipping engine."""
+    modules: Mapping[str, Count]
+    """For book_keeping: number of modules by how their parameters are recorded."""
+    mapped: tuple[str, ...]
+    """Paths of the modules that are mapped over the rows of a micro-batch."""
+
+
+class FirstLine(StrictModel):
+    """The first line: what the run is bound to, and what names it.
+
+    Epsilon follows from it and the steps alone.
+    """
+
+    run_id: RunId
+    """128 random bits of the run's own, public and of no key."""
+    schema_version: Literal[2]
+    """Version of the file's form. A reader refuses another one."""
+    previous: Genesis
+    """64 zeros: no line stands before."""
+    plan: Plan
+    """Every public number that epsilon rests on."""
+    clipper: tuple[ClipperChoice, ...] | None = None
+    """The result of the clipper's self-check on synthetic records, one per phase; absent in a line
+    of dpft 0.3, and if nothing was clipped."""
+
+    @property
+    def text(self) -> str:
+        """The line as it is written, without its end."""
+        return line_text(self)
+
+
+class StepLine(StrictModel):
+    """A noisy step."""
+
+    step: AtLeastOne
+    """Number of the noisy step, from 1."""
+    previous: Digest
+    """SHA-256 of the line before."""
+    mechanism: Step
+    """What the accountant needs of the step."""
+
+
+class ClosingLine(StrictModel):
+    """The last line of a run that ended as planned."""
+
+    closed: Literal[True]
+    """The run has ended."""
+    previous: Digest
+    """SHA-256 of the line before."""
+    released: Digest | None = None
+    """SHA-256 over the digests in model/tensors.json: of all released tensors, of an adapter's
+    settings and base too; of a synthesis's histogram that of counts.json. Absent in a tokenizer's
+    run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +140,7 @@ class LedgerRecord:
 
     steps: int
     """Noisy steps taken."""
-    mechanisms: tuple[Mapping[str, Any], ...]
+    mechanisms: tuple[Step, ...]
     """The mechanism of each step."""
     closed: bool
     """Whether the run ended as planned."""
@@ -96,14 +181,14 @@ class LedgerRecord:
 class StepLog(Protocol):
     """Where the engine records a noisy step before its gradient is readable."""
 
-    def record_step(self, mechanism: Mapping[str, Any], gradients: Released) -> None:
+    def record_step(self, mechanism: GaussianStep, gradients: Released) -> None:
         """Records the next step; an error means that it must not be released."""
 
 
 class NoLedger:
     """The log of every rank but the first, whose ledger is the run's."""
 
-    def record_step(self, mechanism: Mapping[str, Any], gradients: Released) -> None:
+    def record_step(self, mechanism: Step, gradients: Released) -> None:
         """Records nothing."""
 
 
@@ -114,8 +199,8 @@ class Ledger:
         self,
         path: Path,
         *,
-        plan: Mapping[str, Any],
-        clipper: Sequence[Mapping[str, Any]] | None = None,
+        plan: Plan,
+        clipper: Sequence[ClipperChoice] | None = None,
         run_id: str | None = None,
     ) -> None:
         """Starts a new ledger, whose first line is written by ``begin``.
@@ -124,8 +209,8 @@ class Ledger:
 
         Args:
             path: The file.
-            plan: What the run is bound to, as ``write_plan`` returns it.
-            clipper: How each phase's gradients are clipped, as ``ClippingChoice.public`` returns.
+            plan: What the run is bound to.
+            clipper: How each phase's gradients are clipped.
             run_id: What names the run, as ``new_run_id`` returns it; None: a new one.
 
         Raises:
@@ -140,7 +225,7 @@ class Ledger:
             ) from None
         run_id = run_id or new_run_id()
         nothing = LedgerRecord(steps=0, mechanisms=(), closed=False, lines=0, head=GENESIS)
-        line = first_line(run_id, plan, clipper)
+        line = first_line(run_id, plan, clipper).text
         self._open(descriptor, replace(nothing, run_id=run_id), line)
         sync_folder(path.parent)
 
@@ -150,8 +235,8 @@ class Ledger:
         path: Path,
         record: LedgerRecord,
         *,
-        plan: Mapping[str, Any] | None = None,
-        clipper: Sequence[Mapping[str, Any]] | None = None,
+        plan: Plan | None = None,
+        clipper: Sequence[ClipperChoice] | None = None,
         run_id: str | None = None,
     ) -> Self:
         """Returns the ledger of a run that broke off, to go on after its last whole line.
@@ -171,7 +256,7 @@ class Ledger:
         if record.lines == 0:
             if run_id is None or plan is None:
                 raise ValueError("a ledger without a line must be given its first one.")
-            unwritten = first_line(run_id, plan, clipper)
+            unwritten = first_line(run_id, plan, clipper).text
             record = replace(record, run_id=run_id)
         ledger = cls.__new__(cls)
         ledger._open(os.open(path, os.O_WRONLY | os.O_APPEND), record, unwritten)
@@ -202,13 +287,14 @@ class Ledger:
         """Returns the same of the first ``step`` steps."""
         return stream_lengths(self._mechanisms[:step])
 
-    def record_step(self, mechanism: Mapping[str, Any], gradients: Released) -> None:
+    def record_step(self, mechanism: Step, gradients: Released) -> None:
         """Records the next step; what its gradients are is not kept here."""
         self.append(self.steps + 1, mechanism)
 
-    def append(self, step: int, mechanism: Mapping[str, Any]) -> None:
+    def append(self, step: int, mechanism: Step) -> None:
         """Records step ``step`` (counted from 1) and waits until it is on disk."""
-        self._write({"step": step, "mechanism": dict(mechanism)})
+        self.begin()
+        self._write(StepLine(step=step, mechanism=mechanism, previous=self.head))
         self.steps = step
         self._mechanisms.append(mechanism)
 
@@ -218,7 +304,8 @@ class Ledger:
         Args:
             released: Digest of what was released, which holds a later reader to it.
         """
-        self._write({"closed": True} | ({} if released is None else {"released": released}))
+        self.begin()
+        self._write(ClosingLine(closed=True, released=released, previous=self.head))
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -227,10 +314,9 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def _write(self, entry: dict[str, Any]) -> None:
-        self.begin()
+    def _write(self, entry: StepLine | ClosingLine) -> None:
         self._cut_torn_line()
-        line = json.dumps({**entry, "previous": self.head}, sort_keys=True)
+        line = line_text(entry)
         self._append(line)
         self.head = hash_of(line)
         self.lines += 1
@@ -251,54 +337,27 @@ def new_run_id() -> str:
     return secrets.token_hex(16)
 
 
-def first_line(run_id: str, plan: Mapping[str, Any], clipper: object = None) -> str:
-    """Returns a ledger's first line, bound to what ``write_plan`` returned, without line end."""
-    line = {} if clipper is None else {"clipper": clipper}
-    line |= {
-        "run_id": run_id,
-        "schema_version": LEDGER_VERSION,
-        "previous": GENESIS,
-        "plan": dict(plan),
-    }
-    return json.dumps(line, sort_keys=True)
+def first_line(
+    run_id: str, plan: Plan, clipper: Sequence[ClipperChoice] | None = None
+) -> FirstLine:
+    """Returns a ledger's first line."""
+    return FirstLine(
+        run_id=run_id,
+        schema_version=LEDGER_VERSION,
+        previous=GENESIS,
+        plan=plan,
+        clipper=None if clipper is None else tuple(clipper),
+    )
+
+
+def line_text(line: StrictModel) -> str:
+    """Returns a line as it is written, without its end."""
+    return json.dumps(as_json(line), sort_keys=True)
 
 
 def hash_of(line: str) -> str:
     """Returns the SHA-256 of a line without its end, which the next one names."""
     return hashlib.sha256(line.encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class _Line:
-    """One line of a file, read but not yet believed: a key that is absent is None."""
-
-    previous: object = None
-    schema_version: object = None
-    run_id: object = None
-    plan: object = None
-    clipper: object = None
-    step: object = None
-    mechanism: object = None
-    closed: object = None
-    released: object = None
-
-    @classmethod
-    def read(cls, text: str, place: str) -> Self:
-        """Returns a line, of which keys of no meaning here are left out.
-
-        Raises:
-            StateError: It is no JSON object.
-        """
-        try:
-            entry = json.loads(text)
-        except (ValueError, RecursionError):  # A ValueError also of a number of too many digits.
-            entry = None
-        if not isinstance(entry, dict):
-            raise StateError(
-                f"{place}: expected one JSON object, got a damaged line; put the ledger back as it"
-                " was."
-            )
-        return cls(**{key.name: entry.get(key.name) for key in fields(cls)})
 
 
 def read_ledger(path: Path) -> LedgerRecord:
@@ -309,49 +368,39 @@ def read_ledger(path: Path) -> LedgerRecord:
         StateError: A line is damaged, missing, out of order or follows the closing one; named by
             number; or it is a folder.
     """
-    head, closed, released = GENESIS, False, None
-    run_id, plan, allowed = None, None, list[dict[str, Any]]()
-    heads, mechanisms = [GENESIS], list[Mapping[str, Any]]()
+    head: str = GENESIS
+    first: FirstLine | None = None
+    closing: ClosingLine | None = None
+    heads, mechanisms = [head], list[Step]()
     # Bytes that are no text make a line that is no JSON, which is refused by its number.
     content = read_file(path)
     *lines, torn = content.decode("utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         place = f"{path}, line {number}"
-        entry = _Line.read(line, place)
-        if number == 1:
-            run_id, plan = _run_and_plan(entry, line, path)
-            allowed = list(map(plan.entry_at, plan.phase_starts()))
-        expected_step = len(mechanisms) + 1
-        ends = entry.closed is True
-        is_next = type(entry.step) is int and entry.step == expected_step  # true equals 1
-        in_order = number == 1 or ends or is_next
-        if entry.previous != head or not in_order or closed:
-            raise StateError(
-                f"{place}: the ledger is broken here (expected step {expected_step} after the line"
-                " before); it was edited, reordered or cut. Put the ledger back as it was."
-            )
-        closed = ends
-        if ends:
-            released = entry.released
-            if released is not None and not (
-                isinstance(released, str) and re.fullmatch("[0-9a-f]{64}", released)
-            ):
+        if first is None:
+            first = _first_of(line, path)
+            allowed = list(map(first.plan.entry_at, first.plan.phase_starts()))
+        else:
+            expected_step = len(mechanisms) + 1
+            entry = _step_or_closing(line, place)
+            is_next = isinstance(entry, ClosingLine) or entry.step == expected_step
+            if entry.previous != head or not is_next or closing is not None:
                 raise StateError(
-                    f"{place}: expected the digest of what was released, got something else; it"
-                    " was edited. Put the ledger back as it was."
+                    f"{place}: the ledger is broken here (expected step {expected_step} after the"
+                    " line before); it was edited, reordered or cut. Put the ledger back as it was."
                 )
-        elif number > 1:
-            if not isinstance(entry.mechanism, dict) or not _is_of_plan(
-                entry.mechanism, allowed, mechanisms
-            ):
+            if isinstance(entry, ClosingLine):
+                closing = entry
+            elif _is_of_plan(entry.mechanism, allowed, mechanisms):
+                mechanisms.append(entry.mechanism)
+            else:
                 raise StateError(
                     f"{place}: the step must be of a mechanism of the plan in line 1, got another;"
                     " it was edited. Put the ledger back as it was."
                 )
-            mechanisms.append(entry.mechanism)
         head = hash_of(line)
         heads.append(head)
-    if torn and closed:
+    if torn and closing is not None:
         raise StateError(
             f"{path}, line {len(lines) + 1}: nothing may follow the closing line; put the ledger"
             " back as it was."
@@ -359,52 +408,66 @@ def read_ledger(path: Path) -> LedgerRecord:
     return LedgerRecord(
         steps=len(mechanisms),
         mechanisms=tuple(mechanisms),
-        closed=closed,
+        closed=closing is not None,
         lines=len(lines),
         head=head,
         heads=tuple(heads),
-        run_id=run_id,
-        plan=plan,
-        released=None if released is None else str(released),
+        run_id=None if first is None else first.run_id,
+        plan=None if first is None else first.plan,
+        released=None if closing is None else closing.released,
         torn_at=content.rfind(b"\n") + 1 if torn else None,
-        torn_step=bool(torn) and not torn.startswith((CLOSING,) if lines else (CLOSING, FIRST)),
+        torn_step=bool(torn) and not torn.startswith((CLOSING,) if lines else (CLOSING, *FIRST)),
     )
 
 
-def _is_of_plan(
-    mechanism: Mapping[str, Any],
-    allowed: Sequence[Mapping[str, Any]],
-    before: Sequence[Mapping[str, Any]],
-) -> bool:
+def _step_or_closing(line: str, place: str) -> StepLine | ClosingLine:
+    kind: Any = StepLine | ClosingLine
+    try:
+        entry: StepLine | ClosingLine = parse_text(line, kind)
+    except (OverflowError, ValidationError):
+        raise StateError(
+            f"{place}: expected a noisy step, or the closing line, got a damaged line; put the"
+            " ledger back as it was."
+        ) from None
+    return entry
+
+
+def _is_of_plan(mechanism: Step, allowed: Sequence[Step], before: Sequence[Any]) -> bool:
     """Whether a step's mechanism is the plan's, in whichever stream of noise comes next."""
-    if STREAM not in allowed[0]:
+    planned = allowed[0]
+    if not isinstance(planned, GaussianStep) or planned.stream is None:
         return mechanism in allowed
+    if not isinstance(mechanism, GaussianStep):
+        return False
     try:
         check_stream(mechanism, before)
     except ValueError:
         return False
-    return {**mechanism, STREAM: allowed[0][STREAM]} in allowed
+    return mechanism.replace(stream=planned.stream) in allowed
 
 
-def _run_and_plan(entry: _Line, line: str, path: Path) -> tuple[str, Plan]:
-    """Returns what the first line names the run by, and the plan in it."""
-    is_older = entry.previous == GENESIS and entry.step is not None and entry.schema_version is None
-    version = 0 if is_older else entry.schema_version
+def _first_of(line: str, path: Path) -> FirstLine:
+    """Returns the first line, once its version is known and its text is what dpft writes."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):  # A ValueError also of a number of too many digits.
+        entry = None
+    entry = entry if isinstance(entry, dict) else {}
+    is_older = entry.get("previous") == GENESIS and {"step", "schema_version"} & {*entry} == {
+        "step"
+    }
+    version = 0 if is_older else entry.get("schema_version")
     if type(version) is int and version != LEDGER_VERSION:
         wrote = "dpft 0.3.0 or before" if version < LEDGER_VERSION else "a later dpft"
         raise InputError(
             f"{path} must be a ledger of schema_version {LEDGER_VERSION}, got one that {wrote}"
             " wrote; account for it by that version."
         )
-    run_id, written = entry.run_id, entry.plan
-    if isinstance(run_id, str) and re.fullmatch("[0-9a-f]{32}", run_id):
-        try:
-            if isinstance(written, dict) and line == first_line(run_id, written, entry.clipper):
-                plan = read_plan(written)
-                plan.entry_at(0)  # Its numbers go together.
-                return run_id, plan
-        except (InputError, OverflowError, RecursionError, TypeError, ValueError):
-            pass
+    try:
+        if line == json.dumps(entry, sort_keys=True):
+            return parse_text(line, FirstLine)
+    except (OverflowError, RecursionError, ValidationError):
+        pass
     raise StateError(
         f"{path}, line 1: the ledger is broken here (expected the line with the run's plan, after"
         " which all others come); it was edited, reordered or cut. Put the ledger back as it was."
@@ -430,14 +493,26 @@ def check_ledger(record: LedgerRecord, plan: PrivacyPlan) -> None:
         )
 
 
-@dataclass(frozen=True, order=True, kw_only=True)
-class Noise:
+class Noise(StrictModel):
     """What the cost of one noisy step depends on."""
 
-    noise_multiplier: float
-    sample_rate: float
-    threshold_delta: float = 0.0
+    noise_multiplier: Positive
+    """Standard deviation of the noise over the sensitivity."""
+    sample_rate: Rate
+    """Probability with which each unit is in a step."""
+    threshold_delta: NotNegative = 0.0
     """What of delta goes beside the noise, to the threshold of a histogram."""
+
+
+def noise_of(step: Step) -> Noise:
+    """Returns what the cost of a step depends on."""
+    if isinstance(step, GaussianStep):
+        return Noise(noise_multiplier=step.noise_multiplier, sample_rate=step.sample_rate)
+    return Noise(
+        noise_multiplier=step.noise_multiplier,
+        sample_rate=1.0,
+        threshold_delta=step.threshold_delta,
+    )
 
 
 def steps_taken(
@@ -459,19 +534,22 @@ def steps_taken(
 
     Raises:
         InputError: No step is whole, one may have been taken, and ``planned`` is not known.
-        StateError: A line is of a mechanism that cannot be accounted for; named by number.
     """
     plan = record.plan
     mechanism = plan.mechanism if isinstance(plan, PrivacyPlan) else DPSGD()
     streams: dict[Noise, Counter[Any]] = {}
-    for step, entry in enumerate(record.mechanisms, start=1):
-        noise = _noise(entry, mechanism, path, record.line_of(step))
-        streams.setdefault(noise, Counter())[stream_of(entry)] += 1
+    for step in record.mechanisms:
+        streams.setdefault(noise_of(step), Counter())[getattr(step, "stream", None)] += 1
     if record.counted_steps > record.steps:
         streams.setdefault(_costliest(streams, path, planned), Counter())["another"] += 1
-    return {
-        noise: mechanism.compositions(taken.values()) for noise, taken in sorted(streams.items())
-    }
+    return sorted_by_noise(
+        {noise: mechanism.compositions(taken.values()) for noise, taken in streams.items()}
+    )
+
+
+def sorted_by_noise(taken: Mapping[Noise, int]) -> dict[Noise, int]:
+    """Returns steps by their noise, the smallest noise first."""
+    return dict(sorted(taken.items(), key=lambda each: tuple(dict(each[0]).values())))
 
 
 def as_mechanisms(taken: Mapping[Noise, int], delta: float) -> tuple[SampledGaussian, ...]:
@@ -502,52 +580,12 @@ def added_up(*taken: Mapping[Noise, int]) -> dict[Noise, int]:
     counts: Counter[Noise] = Counter()
     for steps in taken:
         counts.update(steps)
-    return dict(sorted(counts.items()))
+    return sorted_by_noise(counts)
 
 
 def thresholds_delta(taken: Mapping[Noise, int]) -> float:
     """Returns what the thresholds of histograms among these steps take of delta."""
     return math.fsum(noise.threshold_delta * steps for noise, steps in taken.items())
-
-
-def _noise(entry: Mapping[str, Any], mechanism: Mechanism, path: Path, line: int) -> Noise:
-    if entry.get("name") in (HISTOGRAM, COUNTS):
-        return _noise_of_histogram(entry, path, line)
-    noise, rate = (_number(entry.get(name)) for name in ("noise_multiplier", "sample_rate"))
-    if entry.get("name") == mechanism.entry_name and 0 < noise < math.inf and 0 < rate <= 1:
-        return Noise(noise_multiplier=noise, sample_rate=rate)
-    raise StateError(
-        f"{path}, line {line}: expected a {mechanism.entry_name} with noise_multiplier above 0 and"
-        " sample_rate in (0, 1], got another mechanism, which no accountant here can bound. Put the"
-        " ledger back as it was."
-    )
-
-
-def _noise_of_histogram(mechanism: Mapping[str, Any], path: Path, line: int) -> Noise:
-    try:
-        if mechanism["name"] == COUNTS:
-            return Noise(noise_multiplier=counts_of(mechanism).noise_multiplier, sample_rate=1.0)
-        histogram = histogram_of(mechanism)
-    except (ArithmeticError, InputError, KeyError, TypeError, ValueError) as error:
-        raise StateError(
-            f"{path}, line {line}: expected a {mechanism['name']} whose numbers go together, got"
-            " another one. Put the ledger back as it was."
-        ) from error
-    return Noise(
-        noise_multiplier=histogram.noise_multiplier,
-        sample_rate=1.0,
-        threshold_delta=histogram.threshold_delta,
-    )
-
-
-def _number(value: Any) -> float:
-    """Returns a number as float; not a number where it is none, infinity where it is too large."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
 
 
 def _costliest(counts: Collection[Noise], path: Path, planned: Noise | None) -> Noise:

@@ -54,6 +54,9 @@ from dpft.parallel.reductions import FinishPieces, Piece, StepSums, finish_sums,
 from dpft.privacy.cipher import Address, AgingKey, Purpose, fill_with_keystream, keystream
 from dpft.privacy.gaussians import REFINING_WORDS, WORD_BYTES, BoxMuller, keystream_words
 
+SIGNAL_STEPS = 30
+"""Updates, from the first, over which the ratio is averaged (Li et al. 2022, section 3.1.1)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SignalAndNoise:

@@ -6,65 +6,78 @@ nothing here depends on data.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from dpft.errors import InputError
 from dpft.kinds import PUBLISHED
+from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
-from dpft.privacy.mechanisms.base import STREAM, Mechanism, read_mechanism
+from dpft.privacy.mechanisms.base import AnyMechanism, GaussianStep
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
-from dpft.records.form import as_json, parse
-from dpft.records.ledger import Calibration
-from dpft.records.ledger import HistogramPlan as HistogramPlanLine
-from dpft.records.ledger import TrainingPlan as TrainingPlanLine
+from dpft.privacy.mechanisms.histogram import Histogram
+from dpft.strict_model import AtLeastOne, Delta, Positive, Rate, StrictModel
 
-NEIGHBORING_RELATION = "add_or_remove_one"
-SAMPLER = "poisson"
-NO_SAMPLING = "none"
+DeltaSource = Literal["given", "own_data", "published"]
+Relation = Literal["add_or_remove_one"]
+Sampler = Literal["poisson", "cyclic_poisson", "mixed", "none"]
+Clipping = Literal["flat", "automatic", "automatic_v", "per_layer"]
+NEIGHBORING_RELATION: Relation = "add_or_remove_one"
+SAMPLER: Literal["poisson"] = "poisson"
+NO_SAMPLING: Literal["none"] = "none"
 """Every unit takes part, as in a histogram."""
 EXAMPLE = "example"
 """The unit of privacy where each record is one of its own."""
 CHUNK = "chunk"
 """The unit of privacy where a record is cut into chunks, and each is one of its own."""
-MECHANISM, COUNTS = "mechanism", "counts"
-"""Keys of a plan in its file that it may lack."""
-GIVEN = "given"
+GIVEN: DeltaSource = "given"
 """The source of a delta that the configuration gives."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Phase:
+class Phase(StrictModel):
     """A stretch of steps under one method and one clipping norm."""
 
     method: str
-    steps: int
-    max_grad_norm: float
-    sensitivity: float
+    """What trains in it."""
+    steps: AtLeastOne
+    """Noisy steps of the phase."""
+    max_grad_norm: Positive
+    """Clipping norm of the phase."""
+    sensitivity: Positive
     """Most that one unit can move the clipped sum, in L2 norm."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClippingPlan:
+class StepsPlan(StrictModel):
+    """How often a run trains on how many of its examples: the plan of ordinary training."""
+
+    num_examples: AtLeastOne
+    """Number of examples, or of units, taken as public."""
+    expected_batch_size: AtLeastOne
+    """Units of a step in expectation, the divisor of each noisy sum."""
+    steps: AtLeastOne
+    """Planned steps."""
+
+
+class ClippingPlan(StepsPlan):
     """What a run draws and how it clips that, step by step: a mechanism but for its noise.
 
     Alone it is the plan of a run with ``privacy=none`` and a clipping norm, and promises nothing.
     """
 
-    sample_rate: float
-    steps: int
-    num_examples: int
-    expected_batch_size: int
-    clipping: str
-    phases: tuple[Phase, ...]
+    sample_rate: Rate
+    """Probability with which each unit is in a step."""
+    clipping: Clipping
+    """How gradients are clipped."""
+    phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
+    """Stretches of steps under one method and one clipping norm."""
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         if sum(phase.steps for phase in self.phases) != self.steps:
             raise ValueError(f"phases must add up to steps={self.steps}, got {self.phases}.")
-        if not 0 < self.sample_rate <= 1:
-            raise ValueError(f"sample_rate must be in (0, 1], got {self.sample_rate}.")
 
     @property
     def one_max_grad_norm(self) -> float | None:
@@ -90,23 +103,48 @@ class ClippingPlan:
         return tuple(accumulate((phase.steps for phase in self.phases[:-1]), initial=0))
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpentBefore:
+class SpentBefore(StrictModel):
     """What the same records spent before on a histogram, as that one's ledger has it.
 
     It is the histogram of the run's tokenizer, or that of a synthesis.
     """
 
     run_id: str
-    lines: int
+    """What names the histogram's ledger."""
+    lines: AtLeastOne
+    """Lines of it."""
     head: str
-    delta: float
-    mechanism: Mapping[str, Any]
+    """Hash of the last of them."""
+    delta: Delta
+    """Delta of the histogram."""
+    mechanism: Histogram
     """The ledger's one step."""
 
+    def _check_fields(self) -> None:
+        _check_same("delta", self.delta, self.mechanism.delta)
 
-@dataclass(frozen=True, kw_only=True)
-class PrivacyPlan(ClippingPlan):
+
+class WhomItProtects(StrictModel):
+    """Whose contribution a private run hides, at which delta, and what a reader must know of it."""
+
+    delta: Delta
+    """The promised delta."""
+    delta_source: DeltaSource = GIVEN
+    """given, by privacy.delta; or the rule of task.default_delta: own_data, 1/(10n) rounded down,
+    or published, the papers' 1/(2n)."""
+    unit: str = EXAMPLE
+    """example, or the column whose value says whose record a row is."""
+    unit_definition: str = "one example"
+    """What the unit is, in words that follow "the unit is"."""
+    neighboring_relation: Relation = NEIGHBORING_RELATION
+    """How neighboring data sets differ."""
+    reproducible: bool = False
+    """Whether a seed for tests made the randomness predictable, so that nothing is protected."""
+    data_id: str | None = None
+    """The owner's public name of the data; runs of different names may be left out of a total."""
+
+
+class PrivacyPlan(ClippingPlan, WhomItProtects):
     """What a private run will do, step by step.
 
     Guarantees:
@@ -115,35 +153,30 @@ class PrivacyPlan(ClippingPlan):
         numbers.
     """
 
-    noise_multiplier: float
-    delta: float
-    mechanism: Mechanism = DPSGD()
-    unit: str = EXAMPLE
-    """example, or the column whose value says whose record a row is."""
-    unit_definition: str = "one example"
-    """What the unit is, in words that follow "the unit is"."""
-    neighboring_relation: str = NEIGHBORING_RELATION
-    sampler: str = SAMPLER
+    noise_multiplier: Positive
+    """Standard deviation of the noise over the sensitivity."""
+    mechanism: AnyMechanism = DPSGD()
+    """How draws and noise of steps hang together, by name, and its numbers. Absent: dp_sgd, where
+    no step knows another's."""
+    sampler: Sampler = SAMPLER
+    """How units are drawn."""
     calibration: Calibration | None = None
-    delta_source: str = GIVEN
-    """``GIVEN``, or the rule of ``DELTA_RULES`` that delta follows."""
+    """What chose the noise multiplier; absent if it was given."""
     accountant: str = "prv"
     """Whose bound leads a report."""
-    reproducible: bool = False
-    """Whether a seed for tests made the randomness predictable, so that nothing is protected."""
     is_trial: bool = False
     """Whether it is one of a secret number of trials of a search, whose bound holds for all."""
-    data_id: str | None = None
-    """The owner's public name of the data; runs of different names may be left out of a total."""
     tokenizer: SpentBefore | None = None
-    """What the tokenizer's epsilon comes from, where it adds to the training's."""
+    """What the same records spent before, on the run's tokenizer, where it adds to the training's.
+    """
     counts: SpentBefore | None = None
     """The histogram of a synthesis: the run's own epsilon is of it and of the training."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.noise_multiplier > 0:
-            raise ValueError(f"noise_multiplier must be positive, got {self.noise_multiplier}.")
+    def _check_fields(self) -> None:
+        super()._check_fields()
+        if self.counts is not None:
+            _check_same("delta", self.delta, self.counts.delta)
+            _check_same("num_examples", self.num_examples, self.counts.mechanism.num_examples)
         if self.counts is not None and self.calibration is not None:
             raise ValueError("counts need a given noise: a calibration is of the steps alone.")
         if self.mechanism.has_streams:
@@ -174,7 +207,7 @@ class PrivacyPlan(ClippingPlan):
         event = self.event(streams)
         if self.counts is None:
             return event
-        noise = float(self.counts.mechanism["noise_multiplier"])
+        noise = self.counts.mechanism.noise_multiplier
         histogram = replace(event, noise_multiplier=noise, sample_rate=1.0, steps=1)
         return Composition(parts=(event, histogram))
 
@@ -196,7 +229,7 @@ class PrivacyPlan(ClippingPlan):
             delta=self.delta,
         )
 
-    def entry_at(self, step: int, *, stream: int = 0) -> dict[str, Any]:
+    def entry_at(self, step: int, *, stream: int = 0) -> GaussianStep:
         """Returns what the ledger says of step ``step`` (counted from 0).
 
         Args:
@@ -204,38 +237,36 @@ class PrivacyPlan(ClippingPlan):
             stream: How many steps were in the ledger when the step's stream began.
         """
         event = self.event()
-        return {
-            "name": self.mechanism.entry_name,
-            "noise_multiplier": event.noise_multiplier,
-            "sample_rate": event.sample_rate,
-            "sensitivity": self.phase_at(step).sensitivity,
-            **self.mechanism.entry_keys(),
-            **({STREAM: stream} if self.mechanism.has_streams else {}),
-        }
+        return GaussianStep(
+            name=self.mechanism.entry_name,
+            noise_multiplier=event.noise_multiplier,
+            sample_rate=event.sample_rate,
+            sensitivity=self.phase_at(step).sensitivity,
+            bands=getattr(self.mechanism, "bands", None),
+            stream=stream if self.mechanism.has_streams else None,
+        )
 
 
-@dataclass(frozen=True, kw_only=True)
-class HistogramPlan:
-    """The one step of a private vocabulary: Gaussian noise on a histogram, of all units."""
+class HistogramPlan(WhomItProtects):
+    """The one step of a private vocabulary or of public cells: Gaussian noise on a histogram."""
 
-    histogram: Mapping[str, Any]
+    histogram: Histogram
     """The ledger's step."""
-    num_examples: int
-    delta: float
-    delta_source: str = GIVEN
-    unit: str = EXAMPLE
-    unit_definition: str | None = None
-    neighboring_relation: str = NEIGHBORING_RELATION
-    sampler: str = NO_SAMPLING
-    reproducible: bool = False
-    data_id: str | None = None
+    num_examples: AtLeastOne
+    """Number of examples, or of units, taken as public."""
+    sampler: Literal["none"] = NO_SAMPLING
+    """Every unit takes part."""
 
-    steps = 1
-    accountant = "prv"
-    is_trial = False
-    tokenizer = None
-    counts = None
-    calibration = None
+    steps: ClassVar[int] = 1
+    accountant: ClassVar[str] = "prv"
+    is_trial: ClassVar[bool] = False
+    tokenizer: ClassVar[None] = None
+    counts: ClassVar[None] = None
+    calibration: ClassVar[None] = None
+
+    def _check_fields(self) -> None:
+        for name in ("delta", "num_examples"):
+            _check_same(name, getattr(self, name), getattr(self.histogram, name))
 
     @property
     def expected_batch_size(self) -> int:
@@ -246,60 +277,16 @@ class HistogramPlan:
         """Returns the first step of its one phase."""
         return (0,)
 
-    def entry_at(self, step: int) -> dict[str, Any]:
+    def entry_at(self, step: int) -> Histogram:
         """Returns what the ledger says of its one step."""
-        return dict(self.histogram)
+        return self.histogram
 
 
 Plan = PrivacyPlan | HistogramPlan
 """What a ledger's first line can hold."""
 
 
-def write_plan(plan: ClippingPlan | HistogramPlan) -> dict[str, Any]:
-    """Returns a plan ready for JSON; of DP-SGD its mechanism is not named."""
-    written = asdict(plan)
-    if written.get(COUNTS) is None:
-        written.pop(COUNTS, None)
-    mechanism = getattr(plan, MECHANISM, None)
-    if mechanism is not None:
-        del written[MECHANISM]
-        if mechanism != DPSGD():
-            written[MECHANISM] = mechanism.written()
-    return written
-
-
-def read_plan(written: Mapping[str, Any]) -> Plan:
-    """Returns the plan that ``write_plan`` wrote.
-
-    Raises:
-        ValueError: It is none, or its numbers do not go together.
-    """
-    kind: Any = TrainingPlanLine | HistogramPlanLine
-    line = parse(written, kind)
-    try:
-        if isinstance(line, HistogramPlanLine):
-            for name in ("delta", "num_examples"):
-                _check_same(name, getattr(line, name), getattr(line.histogram, name))
-            return HistogramPlan(**written)
-        parts: dict[str, Any] = {
-            "phases": tuple(Phase(**vars(phase)) for phase in line.phases),
-            "calibration": line.calibration,
-        }
-        for name, spent in (("tokenizer", line.tokenizer), (COUNTS, line.counts)):
-            if spent is not None:
-                _check_same("delta", spent.delta, spent.mechanism.delta)
-                parts[name] = SpentBefore(**as_json(spent))
-        if line.counts is not None:
-            _check_same("delta", line.delta, line.counts.delta)
-            _check_same("num_examples", line.num_examples, line.counts.mechanism.num_examples)
-        if line.mechanism is not None:
-            parts[MECHANISM] = read_mechanism(line.mechanism)
-        return PrivacyPlan(**{**written, **parts})
-    except (ArithmeticError, AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"the plan is not one that dpft writes ({error}).") from error
-
-
-def _check_same(name: str, planned: float, of_histogram: float) -> None:
+def _check_same(name: str, planned: float, of_histogram: float | None) -> None:
     if planned != of_histogram:
         raise ValueError(f"the plan's {name} must be its histogram's, got {planned!r}.")
 

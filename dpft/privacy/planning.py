@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from dpft.errors import InputError
-from dpft.kinds import OWN_DATA
-from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
+from dpft.kinds import OWN_DATA, DeltaRule
+from dpft.privacy.accounting.calibration import Calibration, calibrate_noise_multiplier
 from dpft.privacy.clipping.styles import MOST_HEADROOM, clipping_style
 from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.gaussians import REACH
@@ -24,7 +23,6 @@ from dpft.privacy.plan import (
     default_delta,
 )
 from dpft.privacy.privacy_config import Clipping, DifferentialPrivacy
-from dpft.records.ledger import Calibration
 
 DP_SGD = DPSGDConfig()
 
@@ -71,7 +69,7 @@ def make_plan(
     expected_batch_size: int,
     phases: Sequence[PhaseRequest],
     record: str = EXAMPLE,
-    delta_rule: str = OWN_DATA,
+    delta_rule: DeltaRule = OWN_DATA,
     tokenizer: SpentBefore | None = None,
     mechanism: MechanismConfig = DP_SGD,
     weights: Callable[[], Sequence[float]] | None = None,
@@ -201,4 +199,4 @@ def _noise(
         steps=steps,
         accountant=config.accountant,
     )
-    return noise_multiplier, replace(calibration, target=config.eps)
+    return noise_multiplier, calibration.replace(target=config.eps)

@@ -1,24 +1,20 @@
 """The ``privacy`` section of the configuration: private or not, and what is promised."""
 
-import math
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
+from pydantic import Field
+
+from dpft.config.section import Section
 from dpft.errors import InputError
-from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
-from dpft.privacy.clipping.options import (
-    check_engine_name,
-    check_max_grad_norm,
-    check_style_name,
-)
+from dpft.privacy.clipping.options import check_max_grad_norm
 from dpft.privacy.plan import CHUNK, EXAMPLE, check_delta, default_delta
+from dpft.strict_model import AtLeastOne, Delta, Positive
 
 if TYPE_CHECKING:
     from dpft.privacy.clipping.clipper import ClippingOptions
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrivacyConfig:
+class PrivacyConfig(Section):
     """Base of the two choices, ``conf/privacy/<name>.yaml``: what both answer to.
 
     The answers here are those of ordinary training; a guarantee has fields of the same names.
@@ -33,6 +29,11 @@ class PrivacyConfig:
         return None
 
     @property
+    def has_units(self) -> bool:
+        """Whether a unit may have several records."""
+        return False
+
+    @property
     def alarm(self) -> str | None:
         """What everybody must be told of a run without a guarantee; None of any other."""
         return None
@@ -42,41 +43,15 @@ class PrivacyConfig:
         """How each unit's gradient is clipped, with noise or without; None where it is not."""
         return None
 
-    @property
-    def num_examples(self) -> int | None:
-        """The public number of training examples, or of units; None takes the task's."""
-        return None
 
-    @property
-    def unit(self) -> str:
-        """Whose contribution counts as one: an example's, or that of a column's value."""
-        return EXAMPLE
-
-    @property
-    def has_units(self) -> bool:
-        """Whether a unit may have several records."""
-        return self.unit not in (EXAMPLE, CHUNK)
-
-    @property
-    def noise_seed(self) -> int | None:
-        """The seed that makes noise reproducible, and the run so not private; None draws a key."""
-        return None
-
-    @property
-    def show_diagnostics(self) -> bool:
-        """Whether training losses are shown, which no epsilon covers."""
-        return True
-
-
-@dataclass(frozen=True, kw_only=True)
 class Clipping(PrivacyConfig):
     """How gradients are clipped, which both choices may do."""
 
-    clipping: str = "flat"
+    clipping: Literal["flat", "automatic", "automatic_v", "per_layer"] = "flat"
     """flat, automatic (AUTO-S), automatic_v (AUTO-V) or per_layer: how gradients are scaled."""
     groups: tuple[str, ...] | None = None
     """For per_layer: shell patterns over parameter names, one group each; null: one per layer."""
-    engine: str = "auto"
+    engine: Literal["auto", "book_keeping", "rows"] = "auto"
     """auto, book_keeping (all rows in one pass) or rows (each row separately): the same sum."""
 
     @property
@@ -97,16 +72,13 @@ class Clipping(PrivacyConfig):
         )
 
     def _check_clipping(self) -> None:
-        check_style_name(self.clipping)
         check_max_grad_norm(self.clipping_norm)
-        check_engine_name(self.engine)
         if self.groups is not None and self.clipping != "per_layer":
             raise InputError(
                 f"privacy.groups needs privacy.clipping=per_layer, got {self.clipping}; drop one."
             )
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoPrivacy(Clipping):
     """No noise and no epsilon: ordinary training, or each example clipped as a private run does.
 
@@ -114,21 +86,25 @@ class NoPrivacy(Clipping):
     divides their sum is the expected batch size.
     """
 
-    num_examples: int | None = None
+    num_examples: AtLeastOne | None = Field(default=None, examples=[1000])
     """Number of training examples; null takes the task's."""
     max_grad_norm: float | None = None
     """The clipping norm of each example; null: nothing is clipped."""
 
-    def __post_init__(self) -> None:
-        check_num_examples(self.num_examples)
+    unit: ClassVar[str] = EXAMPLE
+    noise_seed: ClassVar[int | None] = None
+    show_diagnostics: ClassVar[bool] = True
+    """Training losses are shown, which no epsilon covers."""
+
+    def _check_fields(self) -> None:
         if self.max_grad_norm is not None:
             self._check_clipping()
             return
-        for entry in fields(Clipping):
-            if entry.name != "name" and getattr(self, entry.name) != entry.default:
+        for name, field in Clipping.model_fields.items():
+            if name != "name" and getattr(self, name) != field.default:
                 raise InputError(
-                    f"privacy.{entry.name} needs privacy.max_grad_norm with privacy=none, got"
-                    f" {getattr(self, entry.name)} and nothing to clip at; give"
+                    f"privacy.{name} needs privacy.max_grad_norm with privacy=none, got"
+                    f" {getattr(self, name)} and nothing to clip at; give"
                     " privacy.max_grad_norm=NORM, or drop it."
                 )
 
@@ -154,29 +130,28 @@ class NoPrivacy(Clipping):
         return self.max_grad_norm
 
 
-@dataclass(frozen=True, kw_only=True)
 class DifferentialPrivacy(Clipping):
     """DP-SGD under (eps, delta); one of eps, noise_multiplier and total_eps is given."""
 
-    eps: float | None = None
+    eps: Positive | None = Field(default=None, examples=[3.0])
     """The promised epsilon, which the noise is calibrated to; give it or noise_multiplier."""
-    noise_multiplier: float | None = None
+    noise_multiplier: Positive | None = Field(default=None, examples=[1.0])
     """Standard deviation of the noise over the sensitivity, where it is given in place of eps."""
-    total_eps: float | None = None
+    total_eps: Positive | None = Field(default=None, examples=[4.0])
     """In place of eps: the promised epsilon of model.tokenizer and the training together."""
-    delta: float | None = None
+    delta: Delta | None = Field(default=None, examples=[1e-5])
     """The promised delta; null takes 1 / (10 * num_examples) rounded down to one digit, of a
     published task 1 / (2 * num_examples) (task.default_delta)."""
-    num_examples: int | None = None
+    num_examples: AtLeastOne | None = Field(default=None, examples=[1000])
     """Public number of training examples, or of units; null takes the task's."""
     unit: str = EXAMPLE
     """Whose contribution is hidden: an example's, or that of all rows of one value of a column,
     such as customer_id."""
-    records_per_unit: int = 8
+    records_per_unit: AtLeastOne = 8
     """Most records of a unit that are trained on, where the unit is a column's value."""
     max_grad_norm: float = 0.1
     """The clipping norm: no example or unit moves a step's sum by more."""
-    accountant: str = "prv"
+    accountant: Literal["prv", "pld", "rdp"] = "prv"
     """prv, pld or rdp: what calibrates the noise, and leads the report."""
     noise_seed: int | None = None
     """For tests: makes the run reproducible, and so not private."""
@@ -189,33 +164,22 @@ class DifferentialPrivacy(Clipping):
     data_id: str | None = None
     """Your public name of the data, by which dpft account runs=DIR tells runs on other data."""
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         given = [name for name in NOISE_KEYS if getattr(self, name) is not None]
         if len(given) != 1:
             got = "both" if given else "neither"
             got = got if self.total_eps is None else "privacy.total_eps too"
             raise InputError(
                 f"exactly one of privacy.eps and privacy.noise_multiplier must be given, got {got}."
-                " Give privacy.eps=EPSILON, or choose privacy=none for a non-private run."
+                " Try: privacy.eps=3, or privacy=none for training without privacy."
             )
-        for name in NOISE_KEYS:
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise InputError(
-                    f"privacy.{name} must be positive and finite, got {value}; "
-                    "privacy=none trains without a guarantee."
-                )
-        check_delta_and_units(self.delta, self.num_examples, self.unit)
-        if self.records_per_unit < 1:
-            raise InputError(
-                f"privacy.records_per_unit must be at least 1, got {self.records_per_unit}."
-            )
+        check_unit(self.unit)
         self._check_clipping()
-        if self.accountant not in LEADING_ACCOUNTANTS:
-            raise InputError(
-                f"privacy.accountant must be one of {', '.join(LEADING_ACCOUNTANTS)}, got"
-                f" {self.accountant!r}."
-            )
+
+    @property
+    def has_units(self) -> bool:
+        """Whether a unit may have several records."""
+        return self.unit not in (EXAMPLE, CHUNK)
 
     @property
     def guarantee(self) -> "DifferentialPrivacy":
@@ -256,13 +220,8 @@ class DifferentialPrivacy(Clipping):
         )
 
 
-def check_delta_and_units(delta: float | None, num_examples: int | None, unit: str) -> None:
-    """Refuses a delta outside (0, 1), a number of units below one and a unit without a name."""
-    if delta is not None and not 0 < delta < 1:
-        raise InputError(
-            f"privacy.delta must be in (0, 1), got {delta}; null takes a small enough one."
-        )
-    check_num_examples(num_examples)
+def check_unit(unit: str) -> None:
+    """Reject a unit without a name."""
     if not unit.strip():
         raise InputError(
             "privacy.unit must be example, or the name of a column such as customer_id, got"
@@ -270,14 +229,8 @@ def check_delta_and_units(delta: float | None, num_examples: int | None, unit: s
         )
 
 
-def check_num_examples(num_examples: int | None) -> None:
-    """Refuses a number of training examples below one."""
-    if num_examples is not None and num_examples < 1:
-        raise InputError(
-            f"privacy.num_examples must be at least 1, got {num_examples}; null takes the task's."
-        )
-
-
+Privacy = DifferentialPrivacy | NoPrivacy
+"""The section ``privacy`` of a training."""
 NOISE_KEYS = ("eps", "noise_multiplier", "total_eps")
 """Of which one says how much noise there is."""
 PRIVACY_CHOICES: dict[str, type[PrivacyConfig]] = {"dp": DifferentialPrivacy, "none": NoPrivacy}
@@ -294,24 +247,24 @@ def privacy_class(name: str) -> type[PrivacyConfig]:
     return PRIVACY_CHOICES[name]
 
 
-HISTOGRAM, NONE = "histogram", "none"
+HISTOGRAM: Final = "histogram"
+NONE: Final = "none"
 NOT_PRIVATE = "made_without_privacy"
 """Key of a tokenizer's own tokenizer_config.json, which goes with it wherever it is copied."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HistogramPrivacy:
+class HistogramPrivacy(Section):
     """(eps, delta) for a histogram of words; noise is given by eps, or by tokenizer.noise_std."""
 
-    name: str = HISTOGRAM
+    name: Literal["histogram", "none"] = HISTOGRAM
     """What is private: a histogram of words; none (privacy=none): nothing, and no word is left out,
     for comparison and for public texts."""
-    eps: float | None = None
+    eps: Positive | None = Field(default=None, examples=[3.0])
     """The promised epsilon, which the noise is calibrated to; give it or tokenizer.noise_std."""
-    delta: float | None = None
+    delta: Delta | None = Field(default=None, examples=[1e-5])
     """The promised delta, half of it for the noise, half for the threshold; null takes
     1 / (10 * num_examples), of a published task 1 / (2 * num_examples) (task.default_delta)."""
-    num_examples: int | None = None
+    num_examples: AtLeastOne | None = Field(default=None, examples=[1000])
     """Public number of records, or of units; null takes the task's, or counts what is read."""
     unit: str = EXAMPLE
     """Whose words are hidden: a record's, or those of all rows of one value of a column, such as
@@ -321,9 +274,7 @@ class HistogramPrivacy:
     noise_seed: int | None = None
     """For tests: makes the noise reproducible, and so not private."""
 
-    def __post_init__(self) -> None:
-        if self.name not in (HISTOGRAM, NONE):
-            raise InputError(f"privacy.name must be {HISTOGRAM} or {NONE}, got {self.name!r}.")
+    def _check_fields(self) -> None:
         if not self.promises:
             promised = [
                 key for key in ("eps", "delta", "noise_seed") if getattr(self, key) is not None
@@ -333,9 +284,7 @@ class HistogramPrivacy:
                     "privacy=none makes a vocabulary without a guarantee and has no"
                     f" privacy.{[*promised, 'unit'][0]}, got both; drop one of the two."
                 )
-        if self.eps is not None and not (math.isfinite(self.eps) and self.eps > 0):
-            raise InputError(f"privacy.eps must be positive and finite, got {self.eps}.")
-        check_delta_and_units(self.delta, self.num_examples, self.unit)
+        check_unit(self.unit)
         if self.unit == CHUNK:
             raise InputError(
                 "privacy.unit=chunk is of dpft train alone: words are counted of whole records;"

@@ -26,6 +26,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from pydantic import ConfigDict, ValidationError
+
 from dpft.errors import DpftError, StateError
 from dpft.files import (
     CHECKPOINT_STATES,
@@ -35,21 +37,50 @@ from dpft.files import (
     read_json,
     sync_folder,
 )
+from dpft.parallel.parallel_config import Process
 from dpft.privacy.ledger import (
     GENESIS,
+    LEDGER_VERSION,
+    FirstLine,
     Ledger,
     LedgerRecord,
     Released,
-    first_line,
     hash_of,
     read_ledger,
 )
-from dpft.privacy.mechanisms.base import STREAM
-from dpft.records.configuration import KnownLedger
-from dpft.records.form import Misfit, parse
+from dpft.privacy.mechanisms.base import GaussianStep
+from dpft.strict_model import AtLeastOne, Count, StrictModel, parse
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class StepEntry(StrictModel):
+    """A line of private/steps.jsonl, as far as a report reads it."""
+
+    step: AtLeastOne
+    """Number of the step."""
+    processes: Process | None = None
+    """The processes that took it; absent where they are those of the step before."""
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def others(self) -> Mapping[str, Any]:
+        """The values by which a repeated step is compared with its first execution."""
+        return self.model_extra or {}
+
+
+class KnownLedger(StrictModel):
+    """The ledger as a checkpoint was written after it."""
+
+    lines: Count
+    """Its whole lines."""
+    head: str
+    """SHA-256 of the last one."""
+    position: Count
+    """Steps of the ledger that the weights stand at; more than their own where some were taken
+    again."""
+
 
 NO_STEPS = LedgerRecord(steps=0, mechanisms=(), closed=False, lines=0, head=GENESIS)
 
@@ -208,22 +239,31 @@ def _checkpoint_anchors(folder: Path) -> Iterator[Anchor]:
             continue
         if not isinstance(run, dict):
             continue
-        known, run_id, plan = map(run.get, ("ledger", "run_id", "plan"))
-        if known is None:
+        if run.get("ledger") is None:
             continue
         try:
-            there = parse(known, KnownLedger)
-        except Misfit as misfit:
+            there = parse(run["ledger"], KnownLedger)
+            # Had a step been taken, the replay log would have it.
+            before_first_line = there == _before_first_line(run)
+        except (OverflowError, ValidationError) as error:
             raise StateError(
                 f"{path} is damaged: it names no lines and head of the ledger; put it back as it"
                 " was."
-            ) from misfit
-        before_first_line = False
-        if isinstance(run_id, str) and isinstance(plan, dict):
-            # Had a step been taken, the replay log would have it.
-            head = hash_of(first_line(run_id, plan, run.get("clipper")))
-            before_first_line = there == KnownLedger(lines=1, head=head, position=0)
+            ) from error
         yield Anchor(there.lines, there.head, str(path), before_first_line)
+
+
+def _before_first_line(run: Mapping[str, Any]) -> KnownLedger | None:
+    """Returns what a checkpoint of step 0 says of the ledger; None where it names no run.
+
+    Raises:
+        ValidationError: Its plan, or its clipper, is none.
+    """
+    if run.get("run_id") is None or run.get("plan") is None:
+        return None
+    first = {"schema_version": LEDGER_VERSION, "previous": GENESIS}
+    first |= {name: run.get(name) for name in ("run_id", "plan", "clipper")}
+    return KnownLedger(lines=1, head=hash_of(parse(first, FirstLine).text), position=0)
 
 
 def _journaled_steps(folder: Path) -> int:
@@ -263,7 +303,7 @@ class JournaledLedger:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def record_step(self, mechanism: Mapping[str, Any], gradients: Released) -> None:
+    def record_step(self, mechanism: GaussianStep, gradients: Released) -> None:
         """Records a step, or holds a replayed one against what is recorded of it.
 
         Args:
@@ -275,7 +315,7 @@ class JournaledLedger:
         """
         step, is_in_ledger = self.position + 1, self.position < self.ledger.steps
         mark = gradients if isinstance(gradients, Mapping) else _fingerprint(gradients)
-        stream = {STREAM: mechanism[STREAM]} if STREAM in mechanism else {}
+        stream = {} if mechanism.stream is None else {"stream": mechanism.stream}
         entry = {"step": step, **mark, **self._environment, **stream}
         known = self._expected.get(step)
         # Also one whose ledger line a crash prevented: the same noise on another sum would give
@@ -289,7 +329,7 @@ class JournaledLedger:
             self.ledger.append(step, mechanism)
         self.position += 1
 
-    def count_abandoned_step(self, mechanism: Mapping[str, Any]) -> None:
+    def count_abandoned_step(self, mechanism: GaussianStep) -> None:
         """Records, as a step that was taken, the one that a crash kept out of the ledger.
 
         It is never taken again: what follows has new noise and is a step of its own. Whether it
@@ -303,7 +343,8 @@ class JournaledLedger:
         if step not in self._expected:
             self._write({"step": step, "abandoned": True})
         known = self._expected.get(step, {})
-        mechanism = {**mechanism, **{name: known[name] for name in (STREAM,) if name in known}}
+        if "stream" in known:
+            mechanism = mechanism.replace(stream=known["stream"])
         self.ledger.append(step, mechanism)
         self.position = step
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
+from dpft.evaluation.scores import ScoreEntry
 from dpft.files import PRIVATE_METRICS
 from dpft.privacy.accounting.summary import delta_text, eps_text
-from dpft.records.scores import ScoreEntry
 from dpft.reports.pages import line, printed, render_page
 from dpft.reports.published import PUBLISHED, SOURCE, published_scores
 from dpft.reports.run_record import RunRecord
@@ -83,8 +83,8 @@ def frame_of(
         {
             "run": str(record.folder),
             **cost,
-            "trainable_parameters": record.privacy.trainable_parameters,
-            "total_parameters": record.privacy.total_parameters,
+            "trainable_parameters": record.privacy.parameters.trainable,
+            "total_parameters": record.privacy.parameters.total,
         }
         for record, cost in runs
     ]

@@ -11,14 +11,37 @@ import shutil
 import tempfile
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from dpft.machine import machine_memory
-from dpft.records.plans import Check, Doctor
 from dpft.reports.terminal import Grid
+from dpft.strict_model import StrictModel, Versioned
+
+
+class Check(StrictModel):
+    """A check."""
+
+    what: str
+    """What was looked for."""
+    state: Literal["ok", "missing"]
+    """Whether it was found."""
+    found: str
+    """In words: a version, a number of GiB, or what to install."""
+    essential: bool = False
+    """Whether dpft cannot train without it."""
+
+
+class Doctor(Versioned):
+    """What this machine has and lacks."""
+
+    can_train: bool
+    """Whether nothing essential is missing."""
+    checks: tuple[Check, ...]
+    """Every check."""
+
 
 OK: Final = "ok"
 MISSING: Final = "missing"

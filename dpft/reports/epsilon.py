@@ -12,23 +12,20 @@ from pathlib import Path
 
 from dpft.files import write_bytes
 from dpft.kinds import OWN_DATA, PUBLISHED
+from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.accounting.curve import failures
 from dpft.privacy.accounting.summary import (
     DECIMALS,
     LARGEST_WRITTEN_OUT,
     AccountingReport,
+    Answer,
+    Interval,
+    NoAnswer,
     delta_text,
     eps_text,
     round_up,
 )
 from dpft.privacy.plan import GIVEN, NEIGHBORING_RELATION, SAMPLER, default_delta
-from dpft.records.costs import (
-    Answer,
-    CostAtSteps,
-    Interval,
-    NoAnswer,
-)
-from dpft.records.ledger import Calibration
 
 WIDTH = 80
 SMALL_SHARE, LARGE_DELTA = 0.1, 1e-3
@@ -208,19 +205,6 @@ def curve_table(reports: Sequence[AccountingReport]) -> str:
         lines.append(f"{report.mechanism.steps:>10}{cells}{headline}")
     lines += ["", "* an estimate, not a bound; - no bound"]
     return "\n".join([*lines, *warning_lines(failure_notes(reports))])
-
-
-def curve_record(reports: Sequence[AccountingReport]) -> tuple[CostAtSteps, ...]:
-    """Returns the points as they are printed."""
-    return tuple(
-        CostAtSteps(
-            steps=report.mechanism.steps,
-            epsilon=report.epsilon,
-            accountant=report.accountant,
-            epsilons=report.epsilons,
-        )
-        for report in reports
-    )
 
 
 def failure_notes(reports: Sequence[AccountingReport]) -> list[str]:

@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 
 import dpft
 from dpft.privacy.accounting.summary import eps_text
-from dpft.records.promises import PrivateRun, RunPrivacy
+from dpft.reports.promises import PrivateRun, RunPrivacy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,17 +1,83 @@
 """The tables that ``dpft plan`` prints: a run's cost, and what each process holds."""
 
 import textwrap
+from typing import Literal
 
+from dpft.estimates.rank_memory import RankMemory
+from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.interpretation import signal_notes
 from dpft.privacy.accounting.summary import AccountingReport, round_up
-from dpft.privacy.plan import PrivacyPlan
-from dpft.records.plans import (
-    OpenPlan,
-    PlannedProcesses,
-    PrivatePlan,
-    RunCosts,
-)
+from dpft.privacy.plan import SAMPLER, ClippingPlan, PrivacyPlan
 from dpft.reports.epsilon import accounting_table, warning_lines
+from dpft.reports.promises import NoPromise, PlanPromise
+from dpft.strict_model import AtLeastOne, Count, Positive, StrictModel, Versioned
+from dpft.training.step_time import MeasuredTime
+
+
+class PlannedProcesses(StrictModel):
+    """The processes that were planned for."""
+
+    strategy: Literal["none", "ddp", "fsdp"]
+    """As parallel=."""
+    world_size: AtLeastOne
+    """How many."""
+    shard_size: AtLeastOne
+    """Into how many shards the model is cut."""
+    accumulate: Literal["whole", "sharded"]
+    """Whether sums are kept whole."""
+    engine: str | None = None
+    """The clipping engine; null without privacy."""
+
+
+class PlannedLora(StrictModel):
+    """Layers that LoRA changes."""
+
+    rank: AtLeastOne
+    """Rank of each change."""
+    scale: Positive
+    """Factor of each change."""
+    layers: AtLeastOne
+    """Number of changed layers."""
+    targets: tuple[str, ...]
+    """Last parts of their names."""
+
+
+class RunCosts(StrictModel):
+    """What a run needs of a machine, and how long it takes there."""
+
+    parameters: ParameterCounts
+    """How many numbers the model has, and how many of them train."""
+    num_examples_source: str
+    """Who says how many examples there are."""
+    micro_batch_size: AtLeastOne
+    """Most records in memory at once."""
+    processes: PlannedProcesses
+    """The processes that were planned for."""
+    memory_per_rank_bytes: RankMemory
+    """Bytes of a process at the highest point of a step."""
+    device_memory_bytes: Count | None = None
+    """What each process may hold; null where it is not known."""
+    largest_micro_batch: Count | None = None
+    """Records of the largest micro-batch that fits; null where it is not known."""
+    measured: MeasuredTime | None = None
+    """Time of the steps; absent with plan.measure=false or if it cannot be measured here."""
+    lora: PlannedLora | None = None
+    """With method=lora."""
+
+
+class PrivatePlan(PlanPromise, RunCosts, Versioned):
+    """A private run."""
+
+    signal_to_noise: Positive
+    """Length of all clipped gradients of the run over that of its noise, at best."""
+    noise_in_last_weights: Positive | None = None
+    """Of noise that hangs together, over that of independent steps at the same epsilon, by RDP and
+    under the run's schedule and momentum; where epsilon is asked for."""
+
+
+class OpenPlan(NoPromise, RunCosts, Versioned):
+    """A run without privacy."""
+
 
 GIGABYTE = 10**9
 PARTS = ("weights", "gradients", "optimizer", "activations", "other")
@@ -57,19 +123,20 @@ def plan_table(
     record: PrivatePlan | OpenPlan, plan: PrivacyPlan | None, accounting: AccountingReport | None
 ) -> str:
     """Returns the plan as lines of text, 80 columns wide."""
+    parameters = record.parameters
     lines = [
-        f"{'trainable parameters':<22}{record.trainable_parameters:,}",
-        f"{'new parameters':<22}{record.new_parameters:,}",
-        f"{'total parameters':<22}{record.total_parameters:,}",
+        f"{'trainable parameters':<22}{parameters.trainable:,}",
+        f"{'new parameters':<22}{parameters.new:,}",
+        f"{'total parameters':<22}{parameters.total:,}",
         *_lora_lines(record),
     ]
     if isinstance(record, OpenPlan) or plan is None or accounting is None:
         assert isinstance(record, OpenPlan)
         alarm = ["NOT PRIVATE: privacy=none trains without differential privacy."]
-        if record.max_grad_norm is not None:
+        if isinstance(record.plan, ClippingPlan):
             alarm.append("Each example's gradient is clipped, and no noise is added.")
         lines = [*alarm, "", *lines]
-        lines.append(f"{'steps':<22}{record.steps}")
+        lines.append(f"{'steps':<22}{record.plan.steps}")
         lines += [f"{name:<22}{value}" for name, value in _clipped_rows(record)]
     else:
         table = accounting_table(
@@ -111,21 +178,22 @@ def summary_line(record: PrivatePlan | OpenPlan) -> str:
     if isinstance(record, OpenPlan):
         return ", ".join([*taken, "no ε"])
     spent = f"ε {round_up(record.epsilon, 3):.3f}"
-    if record.epsilon_with_tokenizer is not None:
-        both = round_up(record.epsilon_with_tokenizer, 3)
+    if record.with_tokenizer is not None:
+        both = round_up(record.with_tokenizer.epsilon, 3)
         spent += f" of the training alone, ε {both:.3f} with its tokenizer"
     return ", ".join([*taken, spent])
 
 
 def _clipped_rows(record: OpenPlan) -> list[tuple[str, str]]:
     """Returns how a run without noise draws and clips; nothing of ordinary training."""
-    if record.sampler is None or record.clipping is None:
+    plan = record.plan
+    if not isinstance(plan, ClippingPlan):
         return []
     return [
-        ("sampler", record.sampler),
-        ("sample rate", f"{record.sample_rate:.6g}"),
-        ("clipping", record.clipping),
-        ("max_grad_norm", ", ".join(f"{each.max_grad_norm:g}" for each in record.phases or ())),
+        ("sampler", SAMPLER),
+        ("sample rate", f"{plan.sample_rate:.6g}"),
+        ("clipping", plan.clipping),
+        ("max_grad_norm", ", ".join(f"{each.max_grad_norm:g}" for each in plan.phases)),
     ]
 
 

@@ -10,11 +10,11 @@ choosing it; and what audits found, lower bounds beside epsilon, which they neve
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
+from dpft.config.schema import TrainConfig
 from dpft.methods.base import ParameterCounts
-from dpft.parallel.parallel_config import LOOPBACK_OF_ONE_MACHINE, NOT_SHARDED
+from dpft.parallel.parallel_config import LOOPBACK_OF_ONE_MACHINE, NOT_SHARDED, Process
 from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.accounting.interpretation import noise_warnings
 from dpft.privacy.accounting.selection import TrialCount
@@ -23,55 +23,37 @@ from dpft.privacy.accounting.summary import (
     delta_text,
     eps_text,
 )
-from dpft.privacy.ledger import LedgerRecord
-from dpft.privacy.plan import NEIGHBORING_RELATION, SAMPLER, ClippingPlan, PrivacyPlan
-from dpft.records.audits import Guesses, GuessesInShort, OneRunAudit, ViewInShort
-from dpft.records.configuration import RunConfiguration
-from dpft.records.form import joined
-from dpft.records.ledger import LedgerHead
-from dpft.records.promises import (
-    CountedBefore,
+from dpft.privacy.ledger import LedgerHead, LedgerRecord
+from dpft.privacy.plan import ClippingPlan, PrivacyPlan, StepsPlan
+from dpft.reports.audit_findings import Guesses, GuessesInShort, OneRunAudit, ViewInShort
+from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
+from dpft.reports.promises import (
     NoPromise,
     Origin,
-    Parameters,
-    Phase,
     PlanPromise,
     PrivateRun,
-    Process,
     RunPrivacy,
     Selection,
-    SpentCurve,
     StartingModel,
     guarantee,
 )
-from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
+from dpft.strict_model import joined
 
 
 def promise_of(
     plan: PrivacyPlan, accounting: AccountingReport, *, trainable_parameters: int = 1
 ) -> PlanPromise:
-    """Returns what a plan promises: what privacy.json and ``dpft plan`` share.
-
-    ``max_grad_norm`` and ``sensitivity`` are those of the first phase; ``phases`` has each one's.
-    """
+    """Returns what a plan promises: what privacy.json and ``dpft plan`` share."""
     from dpft.privacy.clipping.sums import rounding_headroom
 
+    steps = accounting.mechanism.steps
     return PlanPromise(
+        private=not plan.reproducible,
         epsilon=accounting.epsilon,
-        delta=accounting.mechanism.delta,
-        delta_source=plan.delta_source,
+        delta=accounting.delta,
         accountant=accounting.accountant,
         epsilons=accounting.epsilons,
-        noise_multiplier=accounting.mechanism.noise_multiplier,
-        sample_rate=accounting.mechanism.sample_rate,
-        steps=plan.steps,
-        num_examples=plan.num_examples,
-        expected_batch_size=plan.expected_batch_size,
-        unit=plan.unit,
-        unit_definition=plan.unit_definition,
-        neighboring_relation=NEIGHBORING_RELATION,
-        sampler=plan.sampler,
-        calibration=plan.calibration,
+        plan=plan,
         warnings=(
             *accounting.warnings,
             *delta_warnings(plan.delta, plan.num_examples, source=plan.delta_source),
@@ -81,12 +63,8 @@ def promise_of(
                 trainable_parameters=trainable_parameters,
             ),
         ),
-        max_grad_norm=plan.phases[0].max_grad_norm,
-        sensitivity=plan.phases[0].sensitivity,
         rounding_headroom=rounding_headroom(plan.expected_batch_size),
-        clipping=plan.clipping,
-        phases=_phases(plan),
-        **plan.mechanism.facts(plan.steps),
+        participations=steps if plan.mechanism.has_streams else None,
     )
 
 
@@ -97,10 +75,9 @@ def private_run(
     counts: ParameterCounts,
     *,
     origin: Origin,
-    reproducible: bool,
     size_source: str,
     steps_kept: int | None = None,
-    curve: EpsilonCurve | SpentCurve | None = None,
+    curve: EpsilonCurve | None = None,
 ) -> PrivateRun:
     """Returns the privacy.json of a private run.
 
@@ -110,7 +87,6 @@ def private_run(
         ledger: What was done.
         counts: Parameters trained.
         origin: Where the run comes from.
-        reproducible: A test seed made the randomness predictable, so nothing is protected.
         size_source: Who says how many examples there are.
         steps_kept: Steps of the plan that the released model has taken; None: those in the ledger.
         curve: Of epsilon over the plan's steps; None leaves it out.
@@ -119,76 +95,36 @@ def private_run(
     from dpft.privacy.randomness import DROPOUT_SOURCE
 
     promise = promise_of(plan, accounting, trainable_parameters=counts.trainable)
-    warnings = [NOT_PRIVATE_SEED, *promise.warnings] if reproducible else [*promise.warnings]
+    warnings = [NOT_PRIVATE_SEED, *promise.warnings] if plan.reproducible else [*promise.warnings]
     if steps_kept is not None and steps_kept != ledger.steps:
         again = ledger.steps - steps_kept
         warnings.append(
             f"the run broke off, and {again} of its {ledger.steps} noisy steps were taken again"
             f" with new noise: all are counted, and the model has taken {steps_kept}"
         )
-    if promise.participations is not None:
-        # of the steps taken, of which streams that broke off have more than were planned
-        promise = replace(promise, participations=accounting.mechanism.steps)
     return joined(
         PrivateRun,
         promise,
         origin,
-        parameters_of(counts),
-        private=not reproducible,
-        reproducible=True if reproducible else None,
+        parameters=counts,
         warnings=tuple(warnings),
         steps_taken=ledger.steps,
         noise_source=NOISE_SOURCE,
         dropout_source=DROPOUT_SOURCE,
         num_examples_source=size_source,
         ledger=LedgerHead(lines=ledger.lines, head=ledger.head),
-        histogram=_histogram(plan),
-        epsilon_curve=None if curve is None else SpentCurve(**vars(curve)),
+        epsilon_curve=curve,
     )
 
 
-def _histogram(plan: PrivacyPlan) -> CountedBefore | None:
-    if plan.counts is None:
-        return None
-    return CountedBefore(
-        noise_multiplier=float(plan.counts.mechanism["noise_multiplier"]),
-        ledger=LedgerHead(lines=plan.counts.lines, head=plan.counts.head),
-    )
-
-
-def no_promise(
-    *, num_examples: int, expected_batch_size: int, steps: int, clipping: ClippingPlan | None = None
-) -> NoPromise:
+def no_promise(plan: StepsPlan) -> NoPromise:
     """Returns what privacy.json and ``dpft plan`` say with ``privacy=none``: no epsilon."""
     from dpft.privacy.clipping.sums import rounding_headroom
 
-    nothing = NoPromise(
-        num_examples=num_examples, expected_batch_size=expected_batch_size, steps=steps, warnings=()
-    )
-    if clipping is None:
-        return nothing
-    return joined(
-        NoPromise,
-        nothing,
-        sampler=SAMPLER,
-        sample_rate=clipping.sample_rate,
-        max_grad_norm=clipping.phases[0].max_grad_norm,
-        rounding_headroom=rounding_headroom(expected_batch_size),
-        clipping=clipping.clipping,
-        phases=_phases(clipping),
-    )
-
-
-def _phases(plan: ClippingPlan) -> tuple[Phase, ...]:
-    return tuple(Phase(**vars(phase)) for phase in plan.phases)
-
-
-def parameters_of(counts: ParameterCounts) -> Parameters:
-    """Returns the parameter counts under their names in reports."""
-    return Parameters(
-        trainable_parameters=counts.trainable,
-        new_parameters=counts.new,
-        total_parameters=counts.total,
+    clips = isinstance(plan, ClippingPlan)
+    return NoPromise(
+        plan=plan,
+        rounding_headroom=rounding_headroom(plan.expected_batch_size) if clips else None,
     )
 
 
@@ -316,7 +252,7 @@ def is_another_mechanism(entry: Guesses) -> str | None:
     )
 
 
-def canary_sentences(config: RunConfiguration) -> list[str]:
+def canary_sentences(config: TrainConfig) -> list[str]:
     """Returns what canaries among the records do to epsilon and delta; nothing where none are."""
     if not _has_canaries(config):
         return []
@@ -330,11 +266,10 @@ def canary_sentences(config: RunConfiguration) -> list[str]:
         " (`audit.white_box=true`). ε covers what that shows of records; of canaries it tells the"
         " coins, and stands under `private/`."
     )
-    is_watched = config.audit is not None and config.audit.white_box
-    return [counted, watched] if is_watched else [counted]
+    return [counted, watched] if config.audit.white_box else [counted]
 
 
-def unprotected_canaries(config: RunConfiguration, privacy: RunPrivacy) -> list[str]:
+def unprotected_canaries(config: TrainConfig, privacy: RunPrivacy) -> list[str]:
     """Returns what to say of canaries in a run without privacy; nothing where none are."""
     if isinstance(privacy, PrivateRun) or not _has_canaries(config):
         return []
@@ -378,9 +313,8 @@ def one_run_rows(entry: Guesses) -> list[Row]:
     ]
 
 
-def _has_canaries(config: RunConfiguration) -> bool:
-    asked = config.audit
-    return asked is not None and bool(asked.canaries or asked.exposure_canaries)
+def _has_canaries(config: TrainConfig) -> bool:
+    return bool(config.audit.canaries or config.audit.exposure_canaries)
 
 
 def _against_plan(entry: Guesses) -> list[Row]:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from markupsafe import Markup
 
+from dpft.config.schema import TrainConfig
+from dpft.evaluation.scores import PRIVATE_SPLIT, ScoreEntry
 from dpft.files import (
     HISTOGRAM,
     MODEL,
@@ -32,13 +34,21 @@ from dpft.files import (
     is_base_model,
     write_text,
 )
+from dpft.generation.decoding import DecodeConfig
 from dpft.privacy.accounting.summary import delta_text, eps_text
-from dpft.records.configuration import RunConfiguration, TaskSection
-from dpft.records.form import joined, keys_of
-from dpft.records.promises import (
+from dpft.privacy.mechanisms.histogram import GaussianHistogram
+from dpft.reports.epsilon import delta_notes
+from dpft.reports.pages import (
+    COLORS,
+    draw_svg,
+    epsilon_plot,
+    line,
+    render_markdown,
+    render_page,
+)
+from dpft.reports.promises import (
     OWN_RECORDS,
-    GeneratedOpenly,
-    GeneratedPrivately,
+    Generated,
     OpenRun,
     OpenVocabulary,
     PrivateRun,
@@ -48,16 +58,6 @@ from dpft.records.promises import (
     Vocabulary,
     guarantee,
     is_promised,
-)
-from dpft.records.scores import PRIVATE_SPLIT, Decoding, ScoreEntry
-from dpft.reports.epsilon import delta_notes
-from dpft.reports.pages import (
-    COLORS,
-    draw_svg,
-    epsilon_plot,
-    line,
-    render_markdown,
-    render_page,
 )
 from dpft.reports.published import PUBLISHED_NOTE, published_table
 from dpft.reports.run_record import (
@@ -119,7 +119,7 @@ def _is_pooled(folder: Path) -> bool:
 
 
 def _front_matter(
-    config: RunConfiguration, public: list[ScoreEntry], folder: Path, *, private: bool
+    config: TrainConfig, public: list[ScoreEntry], folder: Path, *, private: bool
 ) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -155,21 +155,21 @@ def _front_matter(
     return str(card.to_yaml()).strip()
 
 
-def _dataset(task: TaskSection) -> str | None:
+def _dataset(task: Task) -> str | None:
     """Returns the name on the hub of published data; None for any other."""
     known = TASKS.entries().get(task.name)
     if known is None or known.published_hub_name is None or task.data_dir is not None:
         return None
-    source, train = task.source, (task.urls or {}).get("train")
+    source, train = task.source, task.urls.get("train")
     from_hub = source == "hub" and task.hub_name == known.published_hub_name
     from_url = source == "url" and train is not None and train == known.published_urls.get("train")
     return known.published_hub_name if from_hub or from_url else None
 
 
-def _kind(task: TaskSection) -> str:
+def _kind(task: Task) -> str:
     """Returns what the hub calls the task."""
     known = TASKS.entries().get(task.name, Task)
-    if task.objective == TEXT2TEXT or issubclass(known, SeqToSeqTask):
+    if getattr(task, "objective", None) == TEXT2TEXT or issubclass(known, SeqToSeqTask):
         return "text2text-generation"
     if not issubclass(known, LabelTask):
         return "text-generation"
@@ -322,12 +322,12 @@ def statement(
     *,
     run: str,
     task: str,
-    decode: Decoding,
+    decode: DecodeConfig,
     retries: int,
     records: int,
     unparsed: int | None,
     prompts: Prompts,
-) -> GeneratedPrivately | GeneratedOpenly:
+) -> Generated:
     """Returns the content of the file beside synthetic records.
 
     Args:
@@ -341,9 +341,10 @@ def statement(
             where none does, or where it would say something of a user's prompts.
         prompts: What the model continued.
     """
-    openly = GeneratedOpenly(
-        steps=privacy.steps,
-        warnings=privacy.warnings,
+    promised = None if prompts == OWN_RECORDS else privacy
+    return Generated(
+        private=promised is not None and promised.private,
+        guarantee=promised,
         run=run,
         task=task,
         decode=decode,
@@ -353,11 +354,6 @@ def statement(
         prompts=prompts,
         notes=notes_on(privacy, prompts),
     )
-    if isinstance(privacy, OpenRun) or prompts == OWN_RECORDS:
-        return openly
-    shared = {key.field for key in keys_of(GeneratedPrivately)} - vars(openly).keys() | {"private"}
-    promised = {name: getattr(privacy, name) for name in shared}
-    return joined(GeneratedPrivately, openly, **promised)
 
 
 def notes_on(privacy: RunPrivacy, prompts: Prompts) -> tuple[str, ...]:
@@ -374,7 +370,7 @@ def cost(privacy: RunPrivacy) -> str:
     if not privacy.private:
         return REPRODUCIBLE_RUN
     epsilon, delta = guarantee(privacy)
-    whose = "model and its tokenizer" if privacy.tokenizer is not None else "model"
+    whose = "model and its tokenizer" if privacy.with_tokenizer is not None else "model"
     return (
         f"post-processing of the run's {whose}: towards the records that it was trained on, the"
         f" same (epsilon = {eps_text(epsilon)}, delta = {delta_text(delta)}) as the model's,"
@@ -442,7 +438,7 @@ def write_tokenizer_report(folder: Path, record: Vocabulary) -> None:
         coverage = (*COVERAGE, *_delta_notes(record))
         lines = (folder / HISTOGRAM).read_text(encoding="utf-8").split("\n")[:-1]
         counts = [int(line.rpartition("\t")[2]) for line in lines]
-        plot = counts_plot(counts, record.threshold) if counts else None
+        plot = counts_plot(counts, _histogram(record).threshold) if counts else None
     title = f"{kind} of {record.data}"
     parts = {
         "title": title,
@@ -467,40 +463,43 @@ def headline(record: PrivateVocabulary | OpenVocabulary) -> str:
         )
     if not record.private:
         return PREDICTABLE
-    relation = record.neighboring_relation.replace("_", " ")
+    plan = record.plan
+    relation = plan.neighboring_relation.replace("_", " ")
     return (
-        f"**(ε = {eps_text(record.epsilon)}, δ = {delta_text(record.delta)})-differentially"
+        f"**(ε = {eps_text(record.epsilon)}, δ = {delta_text(plan.delta)})-differentially"
         f" private**, exactly, by the Gaussian mechanism and a threshold; {relation}"
-        f" {record.unit}."
+        f" {plan.unit}."
     )
 
 
 def rows(record: PrivateVocabulary | OpenVocabulary) -> list[tuple[str, str]]:
     """Returns the mechanism and what was made by it, quantity and value."""
     made = [("tokenizer", "none yet: see the message of the command")]
-    if record.vocab_size is not None:
+    pieces = record.pieces
+    if pieces is not None:
         made = [
-            ("pieces", f"{record.vocab_size}, by {record.algorithm}"),
-            ("tokens, special ones and sentinels included", f"{record.tokens}"),
-            ("tokenizer's SHA-256", f"`{record.tokenizer_sha256}`"),
+            ("pieces", f"{pieces.vocab_size}, by {record.algorithm}"),
+            ("tokens, special ones and sentinels included", f"{pieces.tokens}"),
+            ("tokenizer's SHA-256", f"`{pieces.tokenizer_sha256}`"),
         ]
-    source = record.num_examples_source
     begun = [] if record.date is None else [("begun on (UTC)", record.date)]
     if isinstance(record, OpenVocabulary):
-        size = ("number of examples", f"{record.num_examples} ({source})")
+        size = ("number of examples", f"{record.num_examples} ({record.num_examples_source})")
         return [size, *made, ("data", record.data), *begun]
+    plan, histogram = record.plan, _histogram(record)
+    counted = f"{plan.num_examples} ({histogram.num_examples_source}); ε does not hide it"
     return [
         ("ε (exact)", eps_text(record.epsilon)),
         ("ε by the classical formula, no bound above 1", eps_text(record.epsilon_classical)),
-        ("δ", f"{delta_text(record.delta)}, half for the noise, half for the threshold"),
-        ("neighboring relation", record.neighboring_relation),
-        ("unit", f"{record.unit}: {record.unit_definition}"),
-        ("number of units", f"{record.num_examples} ({source}); ε does not hide it"),
-        ("words of a unit that are counted (N)", f"{record.words_per_record}"),
-        ("most of one word (m)", f"{record.linf_cap:g}"),
-        ("L2 norm of a unit's counts (k)", f"{record.l2_cap:g}"),
-        ("noise on each count (standard deviation)", f"{record.noise_std:.6g}"),
-        ("threshold", f"{record.threshold:.6g}"),
+        ("δ", f"{delta_text(plan.delta)}, half for the noise, half for the threshold"),
+        ("neighboring relation", plan.neighboring_relation),
+        ("unit", f"{plan.unit}: {plan.unit_definition}"),
+        ("number of units", counted),
+        ("words of a unit that are counted (N)", f"{histogram.words_per_record}"),
+        ("most of one word (m)", f"{histogram.linf_cap:g}"),
+        ("L2 norm of a unit's counts (k)", f"{histogram.l2_cap:g}"),
+        ("noise on each count (standard deviation)", f"{histogram.noise_std:.6g}"),
+        ("threshold", f"{histogram.threshold:.6g}"),
         ("noise source", record.noise_source),
         ("words that reached the threshold", f"{record.words_kept}"),
         *made,
@@ -522,4 +521,9 @@ def table(record: PrivateVocabulary | OpenVocabulary, folder: Path) -> str:
 
 
 def _delta_notes(record: PrivateVocabulary) -> list[str]:
-    return delta_notes(record.num_examples, source=record.delta_source)
+    return delta_notes(record.plan.num_examples, source=record.plan.delta_source)
+
+
+def _histogram(record: PrivateVocabulary) -> GaussianHistogram:
+    assert isinstance(record.plan.histogram, GaussianHistogram)
+    return record.plan.histogram

@@ -16,7 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from dpft.config.load import load_saved
+from dpft.config.schema import TrainConfig
 from dpft.errors import InputError
+from dpft.evaluation.scores import PRIVATE_SPLIT, Metrics, ScoreEntry, split_note
 from dpft.files import (
     AUDIT,
     CONFIGURATION,
@@ -33,24 +36,13 @@ from dpft.files import (
     runs_in,
     write_text,
 )
-from dpft.records.configuration import (
-    ModelSection,
-    RunConfiguration,
-    TaskSection,
-    parse_configuration,
-)
-from dpft.records.form import read_record, write_record
-from dpft.records.promises import PrivateRun, RunPrivacy
-from dpft.records.scores import (
-    PRIVATE_SPLIT,
-    Metrics,
-    ProgressLine,
-    ScoreEntry,
-    read_progress,
-    split_note,
-)
+from dpft.models.source import ModelConfig
 from dpft.reports.pages import render_markdown
+from dpft.reports.promises import PrivateRun, RunPrivacy
 from dpft.reports.scores import score_tables
+from dpft.strict_model import read_model, write_model
+from dpft.tasks.base import Task
+from dpft.training.progress_record import ProgressLine, read_progress
 
 WHERE = f"in {PRIVATE_METRICS}, for their owner alone"
 DIGITS: Final = 2
@@ -68,11 +60,10 @@ def shown(entry: ScoreEntry, *, rounded: bool | None = None) -> ScoreEntry:
         return entry
     rounded = entry.digits is not None if rounded is None else rounded
     note = split_note(entry.split)
-    hidden = replace(entry, examples=None, metrics={}, digits=None, not_computed={})
+    hidden = entry.replace(examples=None, metrics={}, digits=None, not_computed={})
     if not (rounded and entry.metrics):
-        return replace(hidden, note=f"{note}; {WHERE}")
-    return replace(
-        hidden,
+        return hidden.replace(note=f"{note}; {WHERE}")
+    return hidden.replace(
         metrics={name: round_score(value) for name, value in entry.metrics.items()},
         digits=DIGITS,
         note=f"{note}; rounded to two digits",
@@ -147,7 +138,7 @@ def _write(
     if own or (folder / PRIVATE_METRICS).exists():
         tables = score_tables([entry.marked(False) for entry in own])
         report = render_markdown("private_report.md.j2", tables=tables, private_split=PRIVATE_SPLIT)
-        write_record(private_path(folder, PRIVATE_METRICS), Metrics(evaluations=own), mode=0o600)
+        write_model(private_path(folder, PRIVATE_METRICS), Metrics(evaluations=own), mode=0o600)
         write_text(private_path(folder, PRIVATE_REPORT), report, mode=0o600)
     public = []
     for entry in entries:
@@ -157,11 +148,11 @@ def _write(
         else:
             were_shown = were.get(entry.place)
             public.append(shown(were_shown) if were_shown else shown(entry, rounded=False))
-    write_record(folder / METRICS, Metrics(evaluations=tuple(public)))
+    write_model(folder / METRICS, Metrics(evaluations=tuple(public)))
 
 
 def _read(path: Path) -> tuple[ScoreEntry, ...]:
-    return read_record(path, Metrics).evaluations if path.exists() else ()
+    return read_model(path, Metrics).evaluations if path.exists() else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,8 +160,8 @@ class RunRecord:
     """A run's public files, read."""
 
     folder: Path
-    config: RunConfiguration
-    """What config.yaml says, as far as reports name it."""
+    config: TrainConfig
+    """What config.yaml says."""
     values: Mapping[str, Any]
     """All of config.yaml."""
     privacy: RunPrivacy
@@ -212,7 +203,7 @@ def read_run(folder: Path, privacy: RunPrivacy) -> RunRecord:
         stem, _, suffix = WRONG_IMAGES.partition(".")
         return RunRecord(
             folder=folder,
-            config=parse_configuration(values, RunConfiguration),
+            config=load_saved(folder / CONFIGURATION, TrainConfig),
             values=values,
             privacy=privacy,
             evaluations=read_evaluations(folder),
@@ -253,14 +244,14 @@ def find_runs(named: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     return finished, [run for run in distinct if run not in finished]
 
 
-def model_name(model: ModelSection) -> str:
+def model_name(model: ModelConfig) -> str:
     """Returns what the base is called, of a folder its last part alone."""
     if model.path and not is_base_model(model.path):
         return Path(model.path).name
     return model.name
 
 
-def model_title(config: RunConfiguration, privacy: RunPrivacy) -> str:
+def model_title(config: TrainConfig, privacy: RunPrivacy) -> str:
     """Returns what the base is called where its kind is said, too, as the run wrote it down."""
     return privacy.model or model_name(config.model)
 
@@ -281,7 +272,7 @@ def with_kind(name: str, folder: Path | None) -> str:
     return f"{name} ({kind})" if isinstance(kind, str) else name
 
 
-def data_name(task: TaskSection) -> str:
+def data_name(task: Task) -> str:
     """Returns the task and where its rows came from, such as ``e2e (embedded sample)``."""
     source = "local" if task.data_dir is not None else task.source
     known = {

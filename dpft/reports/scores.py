@@ -14,29 +14,18 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from dpft.config.schema import TrainConfig
 from dpft.evaluation.metrics.base import METRICS, MetricSpec
+from dpft.evaluation.scores import STAGES, ConfusedClasses, ScoreEntry, SplitScores, Stage
 from dpft.files import WRONG_IMAGES
 from dpft.privacy.accounting.interpretation import best_attack_accuracy
 from dpft.privacy.accounting.summary import eps_text, round_up
 from dpft.privacy.plan import EXAMPLE
-from dpft.records.configuration import RunConfiguration
-from dpft.records.promises import (
-    PrivateRun,
-    RunPrivacy,
-    guarantee,
-    is_promised,
-)
-from dpft.records.scores import (
-    STAGES,
-    ConfusedClasses,
-    ProgressLine,
-    ScoreEntry,
-    Stage,
-    StepScores,
-)
 from dpft.reports.pages import COLORS, draw_svg, heat_map
+from dpft.reports.promises import PrivateRun, RunPrivacy, guarantee, is_promised
 from dpft.tasks.base import TASKS, Task
 from dpft.tasks.images import IMAGE, ImageTask
+from dpft.training.progress_record import ProgressLine
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -149,7 +138,7 @@ def _not_computed(evaluations: Sequence[ScoreEntry]) -> dict[str, list[str]]:
     return found
 
 
-def specs_of(config: RunConfiguration, keys: Iterable[str]) -> dict[str, MetricSpec]:
+def specs_of(config: TrainConfig, keys: Iterable[str]) -> dict[str, MetricSpec]:
     """Return the metric of each key of metrics.json that dpft knows.
 
     Args:
@@ -157,19 +146,19 @@ def specs_of(config: RunConfiguration, keys: Iterable[str]) -> dict[str, MetricS
         keys: Keys of ``metrics``.
     """
     known = METRICS.entries()
-    chosen = [known[name] for name in config.task.metrics or () if name in known]
+    chosen = [known[name] for name in config.task.metrics if name in known]
     by_key = {spec.reported_as: spec for spec in [*known.values(), *chosen]}
     return {key: by_key[key] for key in keys if key in by_key}
 
 
-def main_metric(config: RunConfiguration, keys: Sequence[str]) -> str | None:
+def main_metric(config: TrainConfig, keys: Sequence[str]) -> str | None:
     """Return the key of the leading score: the first of the task's metrics that has a better value.
 
     Returns:
         None if no metric has one.
     """
     known = METRICS.entries()
-    chosen = [known[name].reported_as for name in config.task.metrics or () if name in known]
+    chosen = [known[name].reported_as for name in config.task.metrics if name in known]
     specs = specs_of(config, keys)
     return next((key for key in [*chosen, *keys] if key in specs and specs[key].better), None)
 
@@ -181,7 +170,7 @@ def meaning(privacy: RunPrivacy) -> str | None:
     """Returns in a sentence what epsilon means to who is in the data; None without a promise."""
     if not is_promised(privacy):
         return None
-    unit = privacy.unit
+    unit = privacy.plan.unit
     whose = "one example was" if unit == EXAMPLE else f"the rows of one `{unit}` were"
     right = best_attack_accuracy(*guarantee(privacy))
     if right is None:
@@ -304,7 +293,7 @@ def series_of(
     ]
 
 
-def series_plot(series: Series, config: RunConfiguration, name: str) -> Markup | None:
+def series_plot(series: Series, config: TrainConfig, name: str) -> Markup | None:
     """Returns the main score against steps, epsilon above them; None where no metric leads."""
     metric = main_metric(config, series.metrics)
     if metric is None:
@@ -337,14 +326,14 @@ def series_plot(series: Series, config: RunConfiguration, name: str) -> Markup |
 
 def _points(
     progress: Sequence[ProgressLine], privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
-) -> list[tuple[int, float | None, Sequence[StepScores | ScoreEntry]]]:
+) -> list[tuple[int, float | None, Sequence[SplitScores]]]:
     """Returns step, epsilon and entries of each point, before and after training among them."""
     ends: dict[str, tuple[int, float | None]]
-    ends = {"before": (0, None), "after": (privacy.steps, None)}
+    ends = {"before": (0, None), "after": (privacy.plan.steps, None)}
     if isinstance(privacy, PrivateRun):
-        last = min(privacy.steps, privacy.steps_taken)
+        last = min(privacy.plan.steps, privacy.steps_taken)
         ends = {"before": (0, 0.0), "after": (last, guarantee(privacy)[0])}
-    points: list[tuple[int, float | None, Sequence[StepScores | ScoreEntry]]] = [
+    points: list[tuple[int, float | None, Sequence[SplitScores]]] = [
         (line.step, line.epsilon, line.evaluations or ()) for line in progress
     ]
     shown = [entry for entry in evaluations if entry.metrics and entry.stage in ends]

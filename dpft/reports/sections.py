@@ -7,15 +7,13 @@ as Markdown does.
 from collections.abc import Sequence
 from typing import Any
 
+from dpft.config.schema import TrainConfig
+from dpft.evaluation.scores import ScoreEntry
 from dpft.files import LEDGER
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
-from dpft.privacy.accounting.summary import delta_text, eps_text
-from dpft.privacy.plan import EXAMPLE
-from dpft.records.configuration import RunConfiguration
-from dpft.records.costs import Answer, Interval, NoAnswer
-from dpft.records.form import as_json
-from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy, Selection, guarantee
-from dpft.records.scores import ScoreEntry
+from dpft.privacy.accounting.summary import Answer, Interval, NoAnswer, delta_text, eps_text
+from dpft.privacy.mechanisms.dp_sgd import DPSGD
+from dpft.privacy.plan import EXAMPLE, SAMPLER, ClippingPlan, PrivacyPlan
 from dpft.reports.epsilon import delta_notes
 from dpft.reports.privacy_record import (
     alarms,
@@ -27,7 +25,12 @@ from dpft.reports.privacy_record import (
     starting_sentences,
     unprotected_canaries,
 )
+from dpft.reports.promises import OpenRun, PrivateRun, RunPrivacy, Selection, guarantee
 from dpft.reports.run_record import data_name, model_title
+from dpft.strict_model import as_json
+from dpft.tasks.base import TextualTask
+from dpft.tasks.custom import CustomLabels
+from dpft.tasks.images import ImageTask
 
 HEAD_COMMAND = f"tail -n 1 {LEDGER} | tr -d '\\n' | sha256sum"
 LEDGER_NOTE = (
@@ -46,7 +49,7 @@ Row = tuple[str, str]
 
 
 def sections(
-    config: RunConfiguration, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
+    config: TrainConfig, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
 ) -> dict[str, Any]:
     """Returns every part by the name that templates have for it."""
     answers = privacy.epsilons if isinstance(privacy, PrivateRun) else {}
@@ -64,14 +67,14 @@ def sections(
     }
 
 
-def title(config: RunConfiguration, privacy: RunPrivacy) -> str:
+def title(config: TrainConfig, privacy: RunPrivacy) -> str:
     """Returns what was trained on what, how, and when where that is known."""
     day = f", begun {privacy.date}" if privacy.date is not None else ""
     method = config.method.name
     return f"{model_title(config, privacy)} on {data_name(config.task)}, method {method}{day}"
 
 
-def origin_rows(config: RunConfiguration, privacy: RunPrivacy) -> list[Row]:
+def origin_rows(config: TrainConfig, privacy: RunPrivacy) -> list[Row]:
     """Returns the names of model and data, the day and the versions as far as they are known."""
     versions = ", ".join(
         f"{name} {number}" for name, number in as_json(privacy.versions or {}).items()
@@ -89,13 +92,14 @@ def headline(privacy: RunPrivacy) -> str:
         return f"**NOT PRIVATE: {not_private(privacy)}.**{started_from(privacy)}"
     if not privacy.private:
         return f"{PREDICTABLE}{started_from(privacy)}"
-    relation = privacy.neighboring_relation.replace("_", " ")
+    plan = privacy.plan
+    relation = plan.neighboring_relation.replace("_", " ")
     return (
         f"**(ε = {eps_text(privacy.epsilon)}, δ = {delta_text(privacy.delta)})-differentially"
         " private**,"
-        f" by {privacy.accountant} (upper bound), {relation} {privacy.unit},"
-        f" {privacy.sampler} sampling, {privacy.steps_taken} steps taken of"
-        f" {privacy.steps} planned."
+        f" by {privacy.accountant} (upper bound), {relation} {plan.unit},"
+        f" {plan.sampler} sampling, {privacy.steps_taken} steps taken of"
+        f" {plan.steps} planned."
         f"{what_epsilon_is_of(privacy)}{started_from(privacy)}"
     )
 
@@ -103,9 +107,9 @@ def headline(privacy: RunPrivacy) -> str:
 def not_private(privacy: OpenRun) -> str:
     """Returns in what way a run with ``privacy=none`` is not private, a clause in Markdown."""
     without = "this model was trained without differential privacy (`privacy=none`)"
-    if privacy.max_grad_norm is None:
+    if not isinstance(privacy.plan, ClippingPlan):
         return without
-    norm = privacy.max_grad_norm
+    norm = privacy.plan.phases[0].max_grad_norm
     return (
         f"{without}: each example's gradient was clipped (`privacy.max_grad_norm={norm:g}`), and no"
         " noise was added"
@@ -115,10 +119,10 @@ def not_private(privacy: OpenRun) -> str:
 def what_epsilon_is_of(privacy: PrivateRun) -> str:
     """Returns whether epsilon is of more than training, and what a private tokenizer adds to it."""
     own = "the training alone"
-    if privacy.histogram is not None:
+    if privacy.plan.counts is not None:
         own = "the training and the histogram of its synthesis together"
-    if privacy.tokenizer is None:
-        return "" if privacy.histogram is None else f" That is {own}."
+    if privacy.with_tokenizer is None:
+        return "" if privacy.plan.counts is None else f" That is {own}."
     epsilon, delta = guarantee(privacy)
     return (
         f" That is {own}; the model comes with a tokenizer that the records made, too,"
@@ -127,7 +131,7 @@ def what_epsilon_is_of(privacy: PrivateRun) -> str:
     )
 
 
-def warnings(config: RunConfiguration, privacy: RunPrivacy) -> list[str]:
+def warnings(config: TrainConfig, privacy: RunPrivacy) -> list[str]:
     """Returns the warnings that stand under the headline, a sentence each."""
     shown = isinstance(privacy, PrivateRun) and config.privacy.show_diagnostics
     losses = (
@@ -139,43 +143,45 @@ def warnings(config: RunConfiguration, privacy: RunPrivacy) -> list[str]:
     return [losses, *found] if shown else found
 
 
-def training_rows(config: RunConfiguration, privacy: RunPrivacy) -> list[Row]:
+def training_rows(config: TrainConfig, privacy: RunPrivacy) -> list[Row]:
     """Returns how the model was trained, quantity and value."""
-    phases = privacy.phases or ()
-    units = isinstance(privacy, PrivateRun) and privacy.unit != EXAMPLE
+    plan = privacy.plan
+    phases = plan.phases if isinstance(plan, ClippingPlan) else ()
+    units = isinstance(plan, PrivacyPlan) and plan.unit != EXAMPLE
     rate = f"{config.train.learning_rate:g}, schedule {config.scheduler.name}"
-    held_out = None if config.eval is None else config.eval.held_out
+    held_out = config.eval.held_out
     kept = (
         f"each {'unit' if units else 'record'} with probability {held_out or 0:g}, by a secret key:"
         " scored, not trained on"
     )
-    trainable, total = privacy.trainable_parameters, privacy.total_parameters
-    is_of_labels = config.task.name == "custom" and config.task.label and not config.task.prompt
+    parameters = privacy.parameters
+    task = config.task
+    is_of_labels = isinstance(task, CustomLabels)
     is_default = is_of_labels and config.method.name == "linear_probe"
     return [
         *origin_rows(config, privacy),
         *([("method", DEFAULT_FOR_LABELS)] if is_default else []),
-        ("trainable parameters", f"{trainable:,} of {total:,}"),
-        ("new parameters among them", f"{privacy.new_parameters:,}"),
-        ("steps", f"{privacy.steps}"),
-        ("expected batch size", f"{privacy.expected_batch_size}{' units' if units else ''}"),
+        ("trainable parameters", f"{parameters.trainable:,} of {parameters.total:,}"),
+        ("new parameters among them", f"{parameters.new:,}"),
+        ("steps", f"{plan.steps}"),
+        ("expected batch size", f"{plan.expected_batch_size}{' units' if units else ''}"),
         *_clipped_rows(privacy),
         *([] if held_out is None else [("held out", kept)]),
         ("learning rate", rate + ("; that of phase 1" if len(phases) > 1 else "")),
         ("weight decay", f"{config.train.weight_decay:g}"),
         ("optimizer", config.optimizer.name),
         *input_rows(config),
-        ("precision", precision_note(config.train.precision or "fp32")),
+        ("precision", precision_note(config.train.precision)),
     ]
 
 
-def input_rows(config: RunConfiguration) -> list[Row]:
+def input_rows(config: TrainConfig) -> list[Row]:
     """Returns what every record is made into before the model reads it; public constants."""
     task, model = config.task, config.model
     rows: list[Row] = []
-    if task.max_length is not None:
+    if isinstance(task, TextualTask) and task.max_length is not None:
         rows.append(("longest example", f"{task.max_length} tokens"))
-    if task.image_size is not None:
+    if isinstance(task, ImageTask):
         size, views = task.image_size, task.augmentations
         made = f"{size} x {size}, less mean {task.mean}, by {task.std}"
         rows.append(("images", made))
@@ -200,29 +206,29 @@ def precision_note(precision: str) -> str:
     )
 
 
-def mechanism_rows(config: RunConfiguration, privacy: RunPrivacy) -> list[Row]:
+def mechanism_rows(config: TrainConfig, privacy: RunPrivacy) -> list[Row]:
     """Returns the mechanism, quantity and value; none for a run without privacy."""
     if not isinstance(privacy, PrivateRun):
         return []
-    examples = "examples" if privacy.unit == EXAMPLE else "units"
-    ledger = privacy.ledger
+    plan, ledger = privacy.plan, privacy.ledger
+    examples = "examples" if plan.unit == EXAMPLE else "units"
     seeded = "seeded for a test: predictable"
     return [
         ("ε (upper bound)", eps_text(privacy.epsilon)),
         ("δ", delta_text(privacy.delta)),
         *_tokenizer_rows(privacy),
         ("accountant", privacy.accountant),
-        ("neighboring relation", privacy.neighboring_relation),
-        ("unit", f"{privacy.unit}: {privacy.unit_definition}"),
-        ("sampler", privacy.sampler),
-        ("sample rate", f"{privacy.sample_rate:.8g}"),
+        ("neighboring relation", plan.neighboring_relation),
+        ("unit", f"{plan.unit}: {plan.unit_definition}"),
+        ("sampler", plan.sampler),
+        ("sample rate", f"{plan.sample_rate:.8g}"),
         *_mechanism_rows(privacy),
         (
             f"number of {examples}",
-            f"{privacy.num_examples} ({privacy.num_examples_source}); ε does not hide it",
+            f"{plan.num_examples} ({privacy.num_examples_source}); ε does not hide it",
         ),
-        ("steps taken of planned", f"{privacy.steps_taken} of {privacy.steps}"),
-        ("noise multiplier", f"{privacy.noise_multiplier:.6g}, {_chosen_by(config, privacy)}"),
+        ("steps taken of planned", f"{privacy.steps_taken} of {plan.steps}"),
+        ("noise multiplier", f"{plan.noise_multiplier:.6g}, {_chosen_by(config, privacy)}"),
         *_clipping_rows(privacy),
         ("noise source", privacy.noise_source if privacy.private else seeded),
         *([("dropout", privacy.dropout_source)] if privacy.private else []),
@@ -233,9 +239,9 @@ def mechanism_rows(config: RunConfiguration, privacy: RunPrivacy) -> list[Row]:
 
 def _tokenizer_rows(privacy: PrivateRun) -> list[Row]:
     """Returns what the tokenizer cost by itself and with the training; none where it is public."""
-    own = privacy.tokenizer
-    if own is None:
+    if privacy.with_tokenizer is None:
         return []
+    own = privacy.with_tokenizer.tokenizer
     epsilon, delta = guarantee(privacy)
     composed = f" composed by pld; added up ε {eps_text(own.simple_composition)}"
     if epsilon >= own.simple_composition:
@@ -249,7 +255,7 @@ def _tokenizer_rows(privacy: PrivateRun) -> list[Row]:
 
 
 def coverage(
-    config: RunConfiguration, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
+    config: TrainConfig, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
 ) -> list[str]:
     """Returns what epsilon covers and what it does not, a sentence each."""
     if not isinstance(privacy, PrivateRun):
@@ -266,7 +272,7 @@ def coverage(
     ]
     private = [entry for entry in evaluations if not entry.split_is_public and entry.metrics]
     shown = config.privacy.show_diagnostics
-    counted = "examples" if privacy.unit == EXAMPLE else "units"
+    counted = "examples" if privacy.plan.unit == EXAMPLE else "units"
     searched = _search(privacy.selection) if privacy.selection is not None else []
     return [
         *([covered[0], *searched, covered[1]] if privacy.private else seeded),
@@ -277,7 +283,7 @@ def coverage(
         *([_LOSSES_NOT_COVERED] if shown else []),
         *starting_sentences(privacy),
         *network_sentences(privacy),
-        *delta_notes(privacy.num_examples, source=privacy.delta_source),
+        *delta_notes(privacy.plan.num_examples, source=privacy.plan.delta_source),
         *canary_sentences(config),
         f"Not private at all: the configuration, the number of {counted} above among it.",
     ]
@@ -305,21 +311,22 @@ def _search(selection: Selection) -> list[str]:
     ]
 
 
-def _chosen_by(config: RunConfiguration, privacy: PrivateRun) -> str:
-    total = config.privacy.total_eps
-    if total is not None:
-        return f"the least that pld allows for privacy.total_eps={total:g}, tokenizer included"
-    if privacy.calibration is None:
+def _chosen_by(config: TrainConfig, privacy: PrivateRun) -> str:
+    guarantee, calibration = config.privacy.guarantee, privacy.plan.calibration
+    if guarantee is not None and guarantee.total_eps is not None:
+        asked = f"privacy.total_eps={guarantee.total_eps:g}, tokenizer included"
+        return f"the least that pld allows for {asked}"
+    if guarantee is None or guarantee.eps is None or calibration is None:
         return "given"
-    accountant = privacy.calibration.accountant
-    return f"the least that {accountant} allows for privacy.eps={config.privacy.eps:g}"
+    return f"the least that {calibration.accountant} allows for privacy.eps={guarantee.eps:g}"
 
 
 def _mechanism_rows(privacy: PrivateRun) -> list[Row]:
     """Returns how noise and draws hang together; nothing of DP-SGD, where they do not."""
-    if privacy.mechanism is None:
+    mechanism = privacy.plan.mechanism
+    if mechanism == DPSGD():
         return []
-    fields = {k: v for k, v in privacy.mechanism.items() if not isinstance(v, list | dict | tuple)}
+    fields = {k: v for k, v in mechanism if not isinstance(v, list | dict | tuple)}
     words = [str(fields.pop("name")), *(f"{name}={value}" for name, value in fields.items())]
     rows = [("mechanism", ", ".join(words))]
     if privacy.participations is not None:
@@ -330,27 +337,29 @@ def _mechanism_rows(privacy: PrivateRun) -> list[Row]:
 
 def _clipped_rows(privacy: RunPrivacy) -> list[Row]:
     """Returns how a run without noise draws and clips; nothing of ordinary training."""
-    if isinstance(privacy, PrivateRun) or privacy.sampler is None:
+    if isinstance(privacy, PrivateRun) or not isinstance(privacy.plan, ClippingPlan):
         return []
     return [
         ("noise", "none"),
-        ("sampler", privacy.sampler),
-        ("sample rate", f"{privacy.sample_rate:.8g}"),
+        ("sampler", SAMPLER),
+        ("sample rate", f"{privacy.plan.sample_rate:.8g}"),
         *_clipping_rows(privacy),
     ]
 
 
 def _clipping_rows(privacy: RunPrivacy) -> list[Row]:
-    phases = privacy.phases or ()
+    plan = privacy.plan
+    if not isinstance(plan, ClippingPlan):
+        return []
     several = "clipping in phase {}, {method}, {steps} steps"
     return [
         (
-            "clipping" if len(phases) == 1 else several.format(number, **vars(phase)),
-            f"{privacy.clipping}, max_grad_norm {phase.max_grad_norm:g},"
+            "clipping" if len(plan.phases) == 1 else several.format(number, **dict(phase)),
+            f"{plan.clipping}, max_grad_norm {phase.max_grad_norm:g},"
             f" sensitivity {phase.sensitivity:g}, of which {privacy.rounding_headroom:.2%} is left"
             " for the rounding of the sum",
         )
-        for number, phase in enumerate(phases, start=1)
+        for number, phase in enumerate(plan.phases, start=1)
     ]
 
 

@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dpft.records.form import json_text
+from dpft.strict_model import json_text
 
 CODE, STRONG = re.compile(r"`([^`]*)`"), re.compile(r"\*\*([^*]+)\*\*")
 
@@ -104,7 +104,7 @@ class Answer:
     table: str | Sequence[Grid | str]
     """Lines of text, or sentences and tables for ``show``."""
     record: Any
-    """A record of ``dpft.records``, or one that is ready for JSON."""
+    """A model, or values that are ready for JSON."""
 
 
 def show_answer(answer: Answer, output: str) -> None:
@@ -118,7 +118,7 @@ def show_answer(answer: Answer, output: str) -> None:
 
 
 class Figures(Mapping[str, Any]):
-    """The record of an answer, each of its keys an attribute too: ``figures.noise_multiplier``.
+    """The record of an answer, each of its keys an attribute too: ``figures.epsilon``.
 
     Examples:
         >>> figures = Figures({"epsilon": 2.99, "epsilons": {"prv": {"upper": 2.99}}})

@@ -10,6 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
 
 from dpft.config.account import AccountConfig
 from dpft.errors import InputError
@@ -21,9 +24,11 @@ from dpft.privacy.accounting import (
     account,
     calibrate_noise_multiplier,
 )
+from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.accounting.curve import epsilon_over_steps
 from dpft.privacy.accounting.interpretation import noise_warnings
 from dpft.privacy.accounting.summary import delta_text, eps_text
+from dpft.privacy.ledger import LedgerHead, Noise
 from dpft.privacy.mechanisms.base import Mechanism, Numbers
 from dpft.privacy.plan import (
     EXAMPLE,
@@ -31,23 +36,17 @@ from dpft.privacy.plan import (
     NEIGHBORING_RELATION,
     NO_SAMPLING,
     SAMPLER,
+    DeltaSource,
+    Plan,
     PrivacyPlan,
+    Relation,
+    Sampler,
     default_delta,
     planned_steps,
 )
-from dpft.records.costs import (
-    CostOfNumbers,
-    CostOfRuns,
-    LedgerAsRead,
-    RunCost,
-    SimpleComposition,
-    StepsOfNoise,
-)
-from dpft.records.ledger import Calibration
 from dpft.reports.epsilon import (
     accountant_lines,
     accounting_table,
-    curve_record,
     curve_table,
     delta_notes,
     delta_warnings,
@@ -72,6 +71,114 @@ from dpft.runs.saved_run import (
     read_spent,
     read_spent_of_synthesis,
 )
+from dpft.strict_model import (
+    AtLeastOne,
+    Count,
+    NotNegative,
+    Positive,
+    RunId,
+    StrictModel,
+    Versioned,
+    joined,
+)
+
+
+class StepsOfNoise(Noise):
+    """Steps of one noise."""
+
+    steps: AtLeastOne
+    """How many."""
+
+
+class LedgerAsRead(LedgerHead):
+    """The ledger as it was read."""
+
+    run_id: RunId | None = None
+    """What its first line names the run by, 32 hexadecimal digits."""
+    closed: bool
+    """Whether its last line is the closing one."""
+    torn: bool
+    """Whether a line was being written when the run broke off."""
+    end: str
+    """What shows that no step is missing; unproven: nothing does."""
+    head_checked: Literal[True] | None = None
+    """With head=: its head is the one that was given."""
+
+
+class RunCost(EpsilonBound, Versioned):
+    """What a run has spent by its ledger."""
+
+    run: str
+    """The run's folder, as it was given."""
+    private: bool
+    """Whether epsilon protects anybody: false without noise, and where a test seed made the noise.
+    """
+    plan: Plan
+    """What the run is bound to, in the ledger's first line."""
+    mechanisms: tuple[StepsOfNoise, ...]
+    """What was done, by noise."""
+    steps_taken: Count
+    """Noisy steps that are accounted for."""
+    ledger: LedgerAsRead
+    """The ledger as it was read."""
+
+
+class SimpleComposition(StrictModel):
+    """The sums of what each run reports by itself."""
+
+    epsilon: NotNegative
+    """Sum of epsilons."""
+    delta: NotNegative
+    """Sum of deltas."""
+
+
+class CostOfRuns(EpsilonBound, Versioned):
+    """What several runs on the same data have spent together."""
+
+    runs: Annotated[tuple[RunCost, ...], Field(min_length=1)]
+    """Each run by itself."""
+    private: bool
+    """Whether epsilon protects anybody: false without noise, and where a test seed made the noise.
+    """
+    sampler: Sampler
+    """How units were drawn."""
+    unit: str
+    """Whose contribution is hidden: example, chunk, or a column."""
+    neighboring_relation: Relation
+    """How neighboring data sets differ."""
+    steps_taken: Count
+    """Noisy steps of all runs."""
+    simple_composition: SimpleComposition
+    """The sums of what each run reports by itself."""
+    same_data: str
+    """That the runs share data is the word of whoever asked."""
+    left_out: tuple[str, ...]
+    """Folders that are not counted, each with the reason."""
+
+
+class CostOfNumbers(AccountingReport, Versioned):
+    """The cost of numbers that were given."""
+
+    private: Literal[True] = True
+    """Noise is added."""
+    delta_source: DeltaSource
+    """given, or published: the papers' 1/(2n)."""
+    steps: AtLeastOne
+    """Planned noisy steps. Of banded noise, fewer of them cost: those of mechanism."""
+    num_examples: AtLeastOne | None = None
+    """Number of examples, or of units, taken as public."""
+    expected_batch_size: Positive | None = None
+    """Units of a step in expectation."""
+    unit: str = EXAMPLE
+    """Whose contribution is hidden."""
+    neighboring_relation: Relation = NEIGHBORING_RELATION
+    """How neighboring data sets differ."""
+    sampler: Sampler
+    """How units are drawn."""
+    calibration: Calibration | None = None
+    """What chose the noise multiplier. Absent if it was given."""
+    curve: tuple[AccountingReport, ...] | None = None
+    """The same over growing numbers of steps; with curve=true."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +190,7 @@ class Setting:
     sample_rate: float
     steps: int
     delta: float
-    delta_source: str
+    delta_source: DeltaSource
     """``GIVEN``, or the rule that made delta of the number of examples."""
     mechanism: Mechanism
     """How draws and noise of the steps hang together."""
@@ -205,7 +312,7 @@ def delta_of(config: AccountConfig) -> float:
     return default_delta(_needed(config.num_examples, "no delta", "delta"), PUBLISHED)
 
 
-def delta_source(config: AccountConfig) -> str:
+def delta_source(config: AccountConfig) -> DeltaSource:
     """Returns whether delta was given, or that it is the papers'."""
     return PUBLISHED if config.delta is None else GIVEN
 
@@ -258,24 +365,17 @@ def answer(config: AccountConfig) -> Answer:
 
 def _record(accounting: Accounting) -> CostOfNumbers:
     report, setting, curve = accounting.report, accounting.setting, accounting.curve
-    return CostOfNumbers(
-        epsilon=report.epsilon,
-        delta=report.mechanism.delta,
+    return joined(
+        CostOfNumbers,
+        report,
         delta_source=setting.delta_source,
-        accountant=report.accountant,
-        epsilons=report.epsilons,
-        noise_multiplier=report.mechanism.noise_multiplier,
-        sample_rate=report.mechanism.sample_rate,
         steps=setting.steps,
         num_examples=setting.num_examples,
         expected_batch_size=setting.expected_batch_size,
-        unit=EXAMPLE,
-        neighboring_relation=NEIGHBORING_RELATION,
         sampler=setting.mechanism.sampler_name,
-        participations=report.mechanism.steps if setting.mechanism.has_streams else None,
         calibration=accounting.calibration,
         warnings=(*report.warnings, *accounting.warnings, *failure_notes(curve)),
-        curve=curve_record(curve) if curve else None,
+        curve=curve or None,
     )
 
 
@@ -293,7 +393,7 @@ def _table(accounting: Accounting) -> str:
     return f"{table}\n\n{curve_table(accounting.curve)}" if accounting.curve else table
 
 
-MIXED = "mixed"
+MIXED: Final = "mixed"
 """The sampler of runs that drew units in several ways."""
 SAME_DATA = (
     "dpft cannot see which data a run was trained on: this epsilon holds if these runs, and no"
@@ -318,15 +418,15 @@ def run_table(run: SpentRun, spending: EpsilonBound, *, head_checked: bool) -> s
     if run.end == CLOSING_LINE:
         shown = f"shown by the {run.end} alone, which whoever owns the folder can write"
     rows.append(("end", shown))
-    for noise, steps in run.taken.items():
-        words = f"{steps} of noise multiplier {noise.noise_multiplier:.6g}"
-        taken = noise.threshold_delta
+    for each, steps in run.taken.items():
+        words = f"{steps} of noise multiplier {each.noise_multiplier:.6g}"
+        taken = each.threshold_delta
         beside = f", and a threshold that takes {taken:.4g} of delta" if taken else ""
-        rows.append(("steps", f"{words} at sample rate {noise.sample_rate:.6g}{beside}"))
+        rows.append(("steps", f"{words} at sample rate {each.sample_rate:.6g}{beside}"))
     if sum(run.taken.values()) != run.steps:
         rows[-1] = ("costs as", rows[-1][1])
     if run.plan.counts is not None:
-        noise = run.plan.counts.mechanism["noise_multiplier"]
+        noise = run.plan.counts.mechanism.noise_multiplier
         words = f"1 of noise multiplier {noise:.6g}, run {run.plan.counts.run_id}"
         rows.append(("counts", f"{words}: the histogram of its synthesis, in epsilon too"))
     rows += [
@@ -351,36 +451,20 @@ def run_table(run: SpentRun, spending: EpsilonBound, *, head_checked: bool) -> s
 
 def run_record(run: SpentRun, spending: EpsilonBound, *, head_checked: bool = False) -> RunCost:
     """Returns the same as it is printed; what is not known has no key."""
-    noises, plan, ledger = list(run.whole), run.plan, run.ledger
-    only = noises[0] if len(noises) == 1 else None
+    ledger = run.ledger
     return RunCost(
         run=run.folder,
-        private=not plan.reproducible,
+        private=not run.plan.reproducible,
         epsilon=spending.epsilon,
         delta=spending.delta,
         accountant=spending.accountant,
         epsilons=spending.epsilons,
-        warnings=tuple(spending.warnings),
-        sampler=plan.sampler,
-        reproducible=plan.reproducible or None,
-        noise_multiplier=None if only is None else only.noise_multiplier,
-        sample_rate=None if only is None else only.sample_rate,
+        warnings=spending.warnings,
+        plan=run.plan,
         mechanisms=tuple(
-            StepsOfNoise(
-                noise_multiplier=noise.noise_multiplier,
-                sample_rate=noise.sample_rate,
-                steps=steps,
-                threshold_delta=noise.threshold_delta or None,
-            )
-            for noise, steps in run.whole.items()
+            joined(StepsOfNoise, noise, steps=steps) for noise, steps in run.whole.items()
         ),
-        num_examples=plan.num_examples,
-        expected_batch_size=plan.expected_batch_size,
-        steps=plan.steps,
         steps_taken=run.steps,
-        unit=plan.unit,
-        unit_definition=plan.unit_definition,
-        neighboring_relation=plan.neighboring_relation,
         ledger=LedgerAsRead(
             run_id=ledger.run_id,
             lines=ledger.lines,
@@ -454,7 +538,7 @@ def together_record(
         delta=together.delta,
         accountant=together.accountant,
         epsilons=together.epsilons,
-        warnings=tuple(together.warnings),
+        warnings=together.warnings,
         sampler=sampler,
         simple_composition=_added_up(runs),
         same_data=SAME_DATA,

@@ -20,7 +20,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dpft.config.account import POLYMORPHIC, AccountConfig
+from dpft.config.account import AccountConfig
 from dpft.config.composing import (
     Composed,
     Words,
@@ -49,7 +49,6 @@ from dpft.files import (
 )
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.parallel_config import check_restarts
-from dpft.records.form import as_json
 from dpft.reports.terminal import Figures
 from dpft.runs import run as runs
 from dpft.runs import tuning
@@ -70,6 +69,7 @@ from dpft.runs.generation import generate as write_records
 from dpft.runs.opened_run import Run, open_run
 from dpft.runs.planned_run import describe_run
 from dpft.runs.run_plan import announce
+from dpft.strict_model import as_json
 
 Folder = str | os.PathLike[str]
 IN_MEMORY = ("task.data_dir=null", f"task.source={MEMORY}")
@@ -471,9 +471,7 @@ def account(overrides: Sequence[str] = (), **settings: Any) -> Figures:
     if words:
         composed = ACCOUNT_COMMAND.compose(words).values
         given = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True)) | given
-    return Figures(
-        as_json(answer(from_values(given, AccountConfig, polymorphic=POLYMORPHIC)).record)
-    )
+    return Figures(as_json(answer(from_values(given, AccountConfig)).record))
 
 
 @_named_by_keys()

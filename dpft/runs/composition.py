@@ -11,7 +11,6 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from dpft.config.schema import TrainConfig
@@ -24,23 +23,19 @@ from dpft.files import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     read_file,
-    read_json,
 )
 from dpft.privacy.accounting import EpsilonBound, account, account_composition, evaluate
 from dpft.privacy.accounting.calibration import smallest_noise
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
 from dpft.privacy.accounting.summary import delta_text, eps_text
-from dpft.privacy.ledger import Noise, added_up, as_mechanisms, thresholds_delta
+from dpft.privacy.ledger import LedgerHead, Noise, added_up, as_mechanisms, thresholds_delta
+from dpft.privacy.mechanisms.histogram import Histogram
 from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION, PrivacyPlan, SpentBefore
 from dpft.privacy.privacy_config import NOT_PRIVATE
-from dpft.records.ledger import LedgerHead
-from dpft.records.promises import (
-    PlanPromise,
-    TokenizerCost,
-    WithTokenizer,
-)
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
+from dpft.reports.promises import PlanPromise, PrivateVocabulary, TokenizerCost, WithTokenizer
 from dpft.runs.saved_run import SpentRun, read_spent, taken_before
+from dpft.strict_model import read_model
 
 END_UNPROVEN = (
     "the ledger's end is unproven: it is not closed, and without private/ nothing shows whether"
@@ -69,7 +64,7 @@ def account_for_spent(
     warnings = _notes(run) + delta_warnings(at, plan.num_examples, source=source)
     if plan.tokenizer is not None:
         warnings.append(with_its_tokenizer(run, at))
-    return replace(bound, warnings=(*bound.warnings, *warnings))
+    return bound.replace(warnings=(*bound.warnings, *warnings))
 
 
 def with_its_tokenizer(run: SpentRun, delta: float) -> str:
@@ -77,7 +72,7 @@ def with_its_tokenizer(run: SpentRun, delta: float) -> str:
     before = run.plan.tokenizer
     assert before is not None
     at = math.fsum([delta, before.delta])
-    taken = added_up(run.whole, taken_before(before, run.folder))
+    taken = added_up(run.whole, taken_before(before))
     both = account_taken(taken, at, "pld")
     return (
         "epsilon is of the training alone; with its tokenizer, which the same records made,"
@@ -100,7 +95,7 @@ def account_together(
         InputError: The runs do not protect the same unit, or no accountant can bound them.
     """
     check_same_unit(runs)
-    beside = [taken_before(before, run.folder) for run, before in spent_beside(runs)]
+    beside = [taken_before(before) for _, before in spent_beside(runs)]
     taken = added_up(*(run.taken for run in runs), *beside)
     at = default_together(runs) if delta is None else delta
     return _compose(taken, at, accountant or "pld")
@@ -113,9 +108,7 @@ def default_together(runs: Sequence[SpentRun]) -> float:
     """
     tokenizers = [run.plan.delta for run in runs if thresholds_delta(run.taken)]
     tokenizers += [
-        before.delta
-        for run, before in spent_beside(runs)
-        if thresholds_delta(taken_before(before, run.folder))
+        before.delta for run, before in spent_beside(runs) if thresholds_delta(taken_before(before))
     ]
     others = [run.plan.delta for run in runs if not thresholds_delta(run.taken)]
     return math.fsum([*tokenizers, *([min(others)] if others else [])])
@@ -216,7 +209,7 @@ def account_taken(taken: Mapping[Noise, int], delta: float, leader: str) -> Epsi
         return _compose(taken, delta, leader)
     (mechanism,) = as_mechanisms(taken, delta)
     # Delta is that of all, what goes to thresholds included.
-    return replace(account(mechanism, accountant=leader), delta=delta)
+    return account(mechanism, accountant=leader).replace(delta=delta)
 
 
 def _compose(taken: Mapping[Noise, int], delta: float, leader: str) -> EpsilonBound:
@@ -229,7 +222,7 @@ def _compose(taken: Mapping[Noise, int], delta: float, leader: str) -> EpsilonBo
         )
     composition = Composition(parts=parts)
     bound = account_composition(composition, accountant=leader)
-    return replace(bound, delta=delta)
+    return bound.replace(delta=delta)
 
 
 def _notes(run: SpentRun) -> list[str]:
@@ -282,9 +275,10 @@ def tokenizer_of(config: TrainConfig) -> SpentRun | None:
         _check_public(config)
         return None
     spent = read_spent(str(folder))
-    known = read_json(folder / PRIVACY).get("tokenizer_sha256")
+    pieces = read_model(folder / PRIVACY, PrivateVocabulary).pieces
     found = hashlib.sha256(read_file(folder / TOKENIZER / "tokenizer.json")).hexdigest()
-    if known != found:  # what made another one is not in the ledger
+    # What made another one is not in the ledger.
+    if pieces is None or pieces.tokenizer_sha256 != found:
         raise StateError(
             f"{folder / TOKENIZER} is not the tokenizer that {folder / PRIVACY} names; put it back"
             " as it was."
@@ -374,12 +368,14 @@ def spent_before(tokenizer: SpentRun | None) -> SpentBefore | None:
     """Returns what a plan says of a tokenizer's cost, so that it is known without its folder."""
     if tokenizer is None or not tokenizer.ledger.mechanisms:
         return None
+    mechanism = tokenizer.ledger.mechanisms[0]
+    assert isinstance(mechanism, Histogram)
     return SpentBefore(
         run_id=str(tokenizer.ledger.run_id),
         lines=tokenizer.ledger.lines,
         head=tokenizer.ledger.head,
         delta=tokenizer.plan.delta,
-        mechanism=tokenizer.ledger.mechanisms[0],
+        mechanism=mechanism,
     )
 
 
@@ -389,15 +385,14 @@ def cost_together(
     epsilon: float,
     delta: float,
     before: SpentBefore,
-    run: str | Path = "",
 ) -> WithTokenizer:
-    """Returns what the steps of a run in a folder cost with the tokenizer that its plan names."""
-    at, others = delta + before.delta, taken_before(before, run)
+    """Returns what the steps of a run cost with the tokenizer that its plan names."""
+    at, others = delta + before.delta, taken_before(before)
     both = account_taken(added_up(taken, others), at, "pld")
     own = account_taken(others, before.delta, "prv")
     return WithTokenizer(
-        epsilon_with_tokenizer=min(both.epsilon, epsilon + own.epsilon),
-        delta_with_tokenizer=at,
+        epsilon=min(both.epsilon, epsilon + own.epsilon),
+        delta=at,
         tokenizer=TokenizerCost(
             epsilon=own.epsilon,
             delta=before.delta,
@@ -407,10 +402,10 @@ def cost_together(
     )
 
 
-def planned_with_tokenizer(plan: PrivacyPlan, promise: PlanPromise) -> WithTokenizer:
-    """Returns what ``dpft plan`` says of a run and its tokenizer together; nothing without one."""
+def planned_with_tokenizer(plan: PrivacyPlan, promise: PlanPromise) -> WithTokenizer | None:
+    """Returns what ``dpft plan`` says of a run and its tokenizer together; None without one."""
     if plan.tokenizer is None:
-        return WithTokenizer()
+        return None
     noise = Noise(noise_multiplier=plan.noise_multiplier, sample_rate=plan.sample_rate)
     return cost_together(
         {noise: plan.event().steps},

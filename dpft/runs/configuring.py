@@ -7,9 +7,7 @@ its configuration. A fault in a command is said before torch is imported, so tha
 folder is read by rooms that need it.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,17 +16,21 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from dpft.config.composing import Words, given_overrides, given_text
 from dpft.config.keys import (
     AUTO,
-    configuration_fields,
     copy_key,
     join_key,
     key_of,
-    plain,
 )
-from dpft.config.load import Config, config_directory, from_values, load, load_saved
+from dpft.config.load import (
+    Config,
+    config_directory,
+    from_values,
+    load,
+    load_saved,
+    plain,
+    read_saved,
+)
 from dpft.config.schema import (
     CHANGEABLE,
-    POLYMORPHIC,
-    TASK,
     EvaluateConfig,
     GenerateConfig,
     PlanConfig,
@@ -38,7 +40,6 @@ from dpft.config.schema import (
 from dpft.errors import InputError
 from dpft.files import CONFIGURATION, read_yaml, refuse_links
 from dpft.privacy.privacy_config import NoPrivacy, PrivacyConfig
-from dpft.records.configuration import read_saved
 from dpft.runs.saved_run import saved_run
 from dpft.tokenizers import OF_PIECES
 
@@ -123,8 +124,8 @@ def inherit(config: Config, folder: str, sections: Sequence[str], words: Words) 
         taken["eval"]["split_is_public"] = None  # It was said of other rows.
     if "eval" in taken and PUBLISH not in keys and (other_rows or SPLIT & set(keys)):
         taken["eval"]["publish_private_scores"] = False  # It was said of other scores.
-    merged = from_values(given | taken, type(config), polymorphic=TASK)
-    return dataclasses.replace(merged, run=folder)  # type: ignore[type-var]
+    merged = from_values(given | taken, type(config))
+    return merged.replace(run=folder)
 
 
 def checked_overrides(overrides: list[str]) -> list[str]:
@@ -142,7 +143,7 @@ def checked_overrides(overrides: list[str]) -> list[str]:
             "at most one of train.epochs and train.steps may be given, got both; steps replaces "
             "the recipe's epochs."
         )
-    allowed = {join_key("privacy", entry.name) for entry in configuration_fields(NoPrivacy)}
+    allowed = {join_key("privacy", name) for name in NoPrivacy.model_fields}
     promised = sorted({key for key in given if key.startswith("privacy.")} - allowed)
     if given.get("privacy") == "none" and promised:
         raise InputError(
@@ -166,8 +167,7 @@ def without_recipes_promise(composed: DictConfig, overrides: Sequence[str]) -> D
     if given.get("privacy") != "none":
         return composed
     clips = given.get(CLIPPING_NORM, "null") != "null"
-    kept = {entry.name for entry in configuration_fields(NoPrivacy if clips else PrivacyConfig)}
-    kept.add("num_examples")
+    kept = {*(NoPrivacy if clips else PrivacyConfig).model_fields, "num_examples"}
     ours = composed.copy()
     with open_dict(ours):
         for name in set(ours.privacy) - kept:
@@ -228,7 +228,7 @@ def tokenizer_configuration(composed: DictConfig, words: Words) -> TokenizerComm
         InputError: It is incomplete or wrong, or ``resume`` comes with more than a vocabulary.
     """
     if composed.get("resume") is None:
-        return load(composed, TokenizerCommand, polymorphic=TASK)
+        return load(composed, TokenizerCommand)
     folder = str(composed.resume)
     others = sorted(set(words.keys) - set(CHANGEABLE))
     if others:
@@ -242,13 +242,13 @@ def tokenizer_configuration(composed: DictConfig, words: Words) -> TokenizerComm
             f"resume must be the folder of a dpft tokenizer run, got {folder!r}; give the one that"
             " it named, such as outputs/DATE/TIME."
         )
-    saved = load_saved(path, TokenizerCommand, polymorphic=TASK)
+    saved = load_saved(path, TokenizerCommand)
     given = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     changed = {
         name: given["tokenizer"][name] for name in OF_PIECES if f"tokenizer.{name}" in words.keys
     }
-    return replace(
-        saved, tokenizer=replace(saved.tokenizer, **changed), resume=folder, output=given["output"]
+    return saved.replace(
+        tokenizer=saved.tokenizer.replace(**changed), resume=folder, output=given["output"]
     )
 
 
@@ -260,7 +260,7 @@ def plan_configuration(composed: DictConfig, words: Words) -> PlanConfig:
 def _of_recipe(composed: DictConfig, words: Words, root: type[Config]) -> Config:
     """Return what was composed, with the recipe's privacy settings that privacy=none keeps."""
     settled = without_recipes_promise(composed, words.job)
-    return load(settled, root, polymorphic=POLYMORPHIC)
+    return load(settled, root)
 
 
 def evaluate_overrides(overrides: list[str]) -> list[str]:
@@ -293,7 +293,7 @@ def evaluate_overrides(overrides: list[str]) -> list[str]:
 
 def evaluate_configuration(composed: DictConfig, words: Words) -> EvaluateConfig:
     """Returns what is to be scored."""
-    config = load(composed, EvaluateConfig, polymorphic=TASK)
+    config = load(composed, EvaluateConfig)
     return config if config.run is None else inherit(config, config.run, OF_RUN, words)
 
 
@@ -302,7 +302,7 @@ def generate_configuration(composed: DictConfig, words: Words) -> GenerateConfig
 
     Whole records are as long as those that were trained on.
     """
-    config = load(composed, GenerateConfig, polymorphic=TASK)
+    config = load(composed, GenerateConfig)
     saved = saved_run(config.run)
     config = inherit(config, config.run, ("task",), words)
     if "decode.max_new_tokens" in words.keys:
@@ -310,4 +310,4 @@ def generate_configuration(composed: DictConfig, words: Words) -> GenerateConfig
     # The first token of a record is given.
     whole = max(1, saved.task.longest - 1)
     longest = saved.decode.max_new_tokens if config.num is None else whole
-    return replace(config, decode=replace(config.decode, max_new_tokens=longest))
+    return config.replace(decode=config.decode.replace(max_new_tokens=longest))

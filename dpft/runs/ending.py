@@ -7,7 +7,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from dpft.config.keys import in_shell
@@ -15,6 +14,7 @@ from dpft.config.schema import TrainConfig
 from dpft.data.raw_rows import MEMORY, file_rows
 from dpft.evaluation.evaluate import Evaluation
 from dpft.evaluation.metrics.base import HIGHER, LOWER, better_value
+from dpft.evaluation.scores import PRIVATE_SPLIT, ScoreEntry
 from dpft.files import (
     DATA_SUMMARY,
     JOURNAL,
@@ -29,19 +29,15 @@ from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.ledger import LedgerRecord, check_ledger
 from dpft.privacy.plan import EXAMPLE
-from dpft.privacy.replay_log import NO_STEPS, read_journal
-from dpft.records.configuration import StepEntry
-from dpft.records.form import joined, parse, write_record
-from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy
-from dpft.records.scores import PRIVATE_SPLIT, ScoreEntry
+from dpft.privacy.replay_log import NO_STEPS, StepEntry, read_journal
 from dpft.reports.epsilon import headline_of
 from dpft.reports.pages import digits
 from dpft.reports.privacy_record import (
     no_promise,
-    parameters_of,
     processes_of,
     started_from,
 )
+from dpft.reports.promises import OpenRun, PrivateRun, RunPrivacy
 from dpft.reports.report import write_report
 from dpft.reports.run_record import RunRecord, data_name, model_title
 from dpft.reports.scores import ScoreTable, score_tables, specs_of
@@ -50,8 +46,9 @@ from dpft.reports.terminal import Grid, show
 from dpft.runs.evaluation import write_scores
 from dpft.runs.folder import origin, read_begun
 from dpft.runs.guarantee import private_guarantee, read_finished_run
-from dpft.runs.run_plan import RunPlan
+from dpft.runs.run_plan import RunPlan, steps_plan
 from dpft.runs.saved_run import read_spent
+from dpft.strict_model import joined, parse, write_model
 from dpft.tasks.base import Task
 
 BAD_SCORES = "docs/how-to/bad-scores.md"
@@ -162,12 +159,12 @@ def _trained(record: RunRecord) -> str:
     config, privacy = record.config, record.privacy
     counted, told = "examples", []
     if isinstance(privacy, PrivateRun):
-        counted = "examples" if privacy.unit == EXAMPLE else "units"
+        counted = "examples" if privacy.plan.unit == EXAMPLE else "units"
         told = [privacy.num_examples_source, "epsilon does not hide this number"]
     public = f" ({'; '.join(told)})" if told else ""
     return (
         f"{model_title(config, privacy)} by method {config.method.name} on"
-        f" {data_name(config.task)}, {privacy.num_examples} {counted}{public}"
+        f" {data_name(config.task)}, {privacy.plan.num_examples} {counted}{public}"
     )
 
 
@@ -179,9 +176,9 @@ def _promise(privacy: RunPrivacy) -> str:
         privacy.epsilon,
         delta=privacy.delta,
         accountant=privacy.accountant,
-        steps=f"{privacy.steps_taken} steps taken of {privacy.steps} planned",
-        unit=privacy.unit,
-        sampler=privacy.sampler,
+        steps=f"{privacy.steps_taken} steps taken of {privacy.plan.steps} planned",
+        unit=privacy.plan.unit,
+        sampler=privacy.plan.sampler,
     )
     both = (what_epsilon_is_of(privacy) + started_from(privacy)).replace("*", "").strip()
     return " ".join(lines.split()) + (f". {both}" if both else "")
@@ -240,17 +237,12 @@ def report(
     begun = origin(config, read_begun(folder))
     entries = (parse(entry, StepEntry) for entry in read_journal(folder / JOURNAL).values())
     sessions = [entry.processes for entry in entries if entry.processes is not None]
-    begun = replace(begun, processes=processes_of(sessions))
+    begun = begun.replace(processes=processes_of(sessions))
     guarantee = config.privacy.guarantee
     privacy: RunPrivacy
     if plan.privacy is None or guarantee is None:
-        nothing = no_promise(
-            num_examples=plan.size.num_examples,
-            expected_batch_size=config.train.batch_size(plan.size.num_examples),
-            steps=plan.steps,
-            clipping=plan.unnoised,
-        )
-        privacy = joined(OpenRun, nothing, begun, parameters_of(counts))
+        nothing = no_promise(steps_plan(config, plan))
+        privacy = joined(OpenRun, nothing, begun, parameters=counts)
     else:
         check_ledger(ledger or NO_STEPS, plan.privacy)
         given = config.model.tokenizer
@@ -262,5 +254,5 @@ def report(
             tokenizer_is_public=given is not None and plan.privacy.tokenizer is None,
             curve=curve,
         )
-    write_record(folder / PRIVACY, privacy)
+    write_model(folder / PRIVACY, privacy)
     return write_report(folder, privacy)

@@ -27,6 +27,7 @@ from dpft.evaluation.evaluate import Evaluation, evaluate_parts, inputs_of, scor
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.evaluation.predictions import read_predictions, write_predictions, write_samples
+from dpft.evaluation.scores import PRIVATE_SPLIT, STAGES, SplitScores, Stage
 from dpft.files import (
     CONFIGURATION,
     PREDICTIONS,
@@ -45,7 +46,6 @@ from dpft.parallel.processes import own_device, started
 from dpft.parallel.rank_environment import without_logging
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.records.scores import PRIVATE_SPLIT, STAGES, Stage, StepScores
 from dpft.reports.report import write_report
 from dpft.reports.run_record import read_evaluations, read_own_evaluations, write_metrics
 from dpft.runs.exit_codes import crash_kept
@@ -59,8 +59,9 @@ from dpft.runs.task_model import TrainedModel, trained_model_of_run, written_tok
 from dpft.runs.together import check_alike, check_same_model
 from dpft.runs.tracking import batch_progress
 from dpft.tasks.base import Record
-from dpft.training.listeners import WINDOW, StepWindows
+from dpft.training.listeners import StepWindows
 from dpft.training.progress import ProgressRecord, remove_scores
+from dpft.training.progress_record import WINDOW
 
 logger = logging.getLogger(__name__)
 
@@ -400,12 +401,8 @@ class ScheduledScores:
         scores = score(self._prepared, "after", self._ranks, shown=False)
         if self._progress is None:
             return
-        found = [
-            StepScores(
-                task=each.task, split=each.split, examples=each.examples, metrics=each.metrics
-            )
-            for each in scores
-        ]
+        shown = set(SplitScores.model_fields)
+        found = [SplitScores(**each.model_dump(include=shown)) for each in scores]
         self._progress.add_scores(step, found, epsilon, seconds=time.monotonic() - began)
 
 

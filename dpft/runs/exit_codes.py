@@ -21,7 +21,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from dpft.config.keys import in_keys
 from dpft.errors import DpftError, InputError, SaidElsewhere, records_were_read
 from dpft.files import TRACEBACK, private_path, write_text
 from dpft.parallel.rank_environment import TERMINATED, error_stream, is_other_rank, wait_for_rank_0
@@ -117,9 +116,13 @@ def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:
         if error.to_say is None:
             wait_for_rank_0()
         else:
+            from dpft.config.keys import in_keys
+
             say(f"error: {in_keys(error.to_say)}")
         return error.exit_code
     except DpftError as error:
+        from dpft.config.keys import in_keys  # imports pydantic
+
         wait_for_rank_0()
         print(f"dpft: error: {in_keys(str(error))}", file=error_stream(), flush=True)
         return error.exit_code

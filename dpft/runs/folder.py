@@ -23,16 +23,16 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
 import dpft
-from dpft.config.keys import AUTO, copy_key, in_shell, plain
-from dpft.config.load import from_values, load_saved
-from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
+from dpft.config.keys import AUTO, copy_key, in_shell
+from dpft.config.load import from_values, load_saved, plain, read_saved
+from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.data.encoding import fingerprint
 from dpft.data.raw_rows import held_splits
 from dpft.data.training_records import new_key
@@ -80,24 +80,27 @@ from dpft.parallel.rank_environment import submitted_task
 from dpft.privacy.cipher import secret_key
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.mechanisms.base import Chosen, Mechanism, MechanismConfig
-from dpft.privacy.plan import write_plan
 from dpft.privacy.planning import make_plan
 from dpft.privacy.replay_log import read_journal
-from dpft.records.configuration import (
-    Fingerprint,
-    RunConfiguration,
-    parse_configuration,
-    read_saved,
-)
-from dpft.records.form import json_text, read_record, write_record
-from dpft.records.promises import BegunFile, Origin, StartingModel, Versions
+from dpft.reports.promises import BegunFile, Origin, StartingModel, Versions
 from dpft.reports.run_record import data_name, model_name, read_own_evaluations, with_kind
 from dpft.runs.composition import spent_before, tokenizer_of
 from dpft.runs.exit_codes import say
 from dpft.runs.held_out import held_out_key
 from dpft.runs.run_plan import RunPlan, method_phases, plan_without_noise, public_size
+from dpft.strict_model import Versioned, json_text, read_model, write_model
 from dpft.training.checkpoint import ResumePoint, checkpoints
 from dpft.training.loop import TrainingSet
+
+
+class Fingerprint(Versioned):
+    """private/fingerprint: by what a run knows its training records again."""
+
+    key: str
+    """Random, in hexadecimal."""
+    hmac: str
+    """Of the records under the key: a plain hash would tell whoever has it and a guess."""
+
 
 logger = logging.getLogger(__name__)
 WriteRequest = Callable[[Path], None]
@@ -195,23 +198,22 @@ def write_begun(
         starting_models=tuple(starting_models) or None,
         asked=asked,
     )
-    write_record(private_path(folder, BEGUN), begun, mode=0o600)
+    write_model(private_path(folder, BEGUN), begun, mode=0o600)
 
 
 def read_begun(folder: Path) -> BegunFile:
     """Returns when and with what a run was begun; a run that is older says nothing."""
     path = folder / BEGUN
-    return read_record(path, BegunFile) if path.exists() else BegunFile()
+    return read_model(path, BegunFile) if path.exists() else BegunFile()
 
 
 def origin(config: TrainConfig, begun: BegunFile) -> Origin:
     """Returns what privacy.json says of a run's day, versions, model and data."""
-    asked = parse_configuration(plain(config), RunConfiguration)
     path = config.model.path
     own = config.model.folder if path and not is_base_model(path) else None
     return Origin(
-        model=with_kind(model_name(asked.model), own),
-        data=data_name(asked.task),
+        model=with_kind(model_name(config.model), own),
+        data=data_name(config.task),
         starting_models=begun.starting_models,
         **begun.when,
     )
@@ -287,8 +289,8 @@ def resumed_configuration(
             f" {what_lacks(path.parent, CONFIGURATION)}; give the folder that the run named, such"
             " as outputs/DATE/TIME."
         )
-    config = load_saved(path, TrainConfig, polymorphic=POLYMORPHIC)
-    saved = plain(replace(config, model=kept_here(config.model, Path(folder))))
+    config = load_saved(path, TrainConfig)
+    saved = plain(config.replace(model=kept_here(config.model, Path(folder))))
     for key in overridden:
         if key.partition(".")[0] in ("resume", "launch"):
             continue
@@ -297,14 +299,14 @@ def resumed_configuration(
     merged = {**saved, "resume": folder}
     if "launch" in composed:
         merged["launch"] = composed["launch"]
-    return from_values(merged, TrainCommand, polymorphic=POLYMORPHIC)
+    return from_values(merged, TrainCommand)
 
 
 def kept_here(model: ModelConfig, folder: Path) -> ModelConfig:
     """Returns a model that a run keeps, at the path it has now: the folder may have been moved."""
     kept = folder / BASE_MODEL
     is_kept = is_base_model(model.path or "") and kept.is_dir()
-    return replace(model, path=str(kept)) if is_kept else model
+    return model.replace(path=str(kept)) if is_kept else model
 
 
 def restored_plan(
@@ -326,8 +328,7 @@ def restored_plan(
         _refuse_edited(f"privacy={name}, as the run began", config.privacy.name)
     if guarantee is None:
         plan = plan_without_noise(config, size, steps, phases)
-        clipping = None if plan.unnoised is None else write_plan(plan.unnoised)
-        if json.loads(json.dumps(clipping)) != began.clipping:
+        if plan.unnoised != began.clipping:
             _refuse_edited(
                 "the draws and the clipping that the run began with",
                 f"others (privacy.max_grad_norm={getattr(config.privacy, 'max_grad_norm', None)})",
@@ -335,7 +336,7 @@ def restored_plan(
         return plan
     bound = resume_point.plan()
     own = make_plan(
-        replace(guarantee, eps=None, total_eps=None, noise_multiplier=bound.noise_multiplier),
+        guarantee.replace(eps=None, total_eps=None, noise_multiplier=bound.noise_multiplier),
         num_examples=size.num_examples,
         expected_batch_size=config.train.batch_size(size.num_examples),
         phases=phases,
@@ -345,7 +346,7 @@ def restored_plan(
         mechanism=_of_plan(config.mechanism, bound.mechanism),
     )
     # What began it, a synthesis or a search, knows of them.
-    own = replace(own, counts=bound.counts, is_trial=bound.is_trial)
+    own = own.replace(counts=bound.counts, is_trial=bound.is_trial)
     calibration = bound.calibration
     asked = None if calibration is None else calibration.target
     if asked is not None and guarantee.eps != asked:
@@ -354,8 +355,8 @@ def restored_plan(
     if given is not None and given != bound.noise_multiplier:
         expected = f"privacy.noise_multiplier={bound.noise_multiplier:g}, which the run began with"
         _refuse_edited(expected, f"{given:g}")
-    if replace(bound, calibration=None, delta_source=own.delta_source) != own:
-        changed = [key for key, value in vars(own).items() if value != getattr(bound, key)]
+    if bound.replace(calibration=None, delta_source=own.delta_source) != own:
+        changed = [key for key, value in own if value != getattr(bound, key)]
         names = ", ".join(key for key in changed if key != "calibration")
         _refuse_edited("the plan that the run is bound to", f"another {names}")
     return RunPlan(size=size, steps=steps, phases=phases, privacy=bound)
@@ -395,7 +396,7 @@ def same_records(folder: Path, training_set: TrainingSet) -> None:
     """Refuses to go on with other records than the run began with."""
     path = folder / FINGERPRINT
     try:
-        known = read_record(path, Fingerprint)
+        known = read_model(path, Fingerprint)
         key = bytes.fromhex(known.key)
     except (OSError, ValueError, DpftError) as error:
         raise StateError(
@@ -504,7 +505,7 @@ def automatically_resumed(command: TrainCommand, folder: Path) -> TrainCommand:
                 " folder on a disk that all machines share.",
                 folder,
             )
-        return replace(command, resume=None)
+        return command.replace(resume=None)
     if read_begun(folder).asked != digest_of(command.settings()):
         raise InputError(
             f"resume=auto resumes a run with the settings that it was begun with, and the run in"
@@ -513,7 +514,7 @@ def automatically_resumed(command: TrainCommand, folder: Path) -> TrainCommand:
         )
     logger.info("resuming the run in %s", folder)
     resumed = resumed_configuration(str(folder), {}, ())
-    return replace(resumed, parallel=command.parallel)
+    return resumed.replace(parallel=command.parallel)
 
 
 def digest_of(config: TrainConfig) -> str:

@@ -9,7 +9,7 @@ then is kept in a file of its own.
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +24,7 @@ from dpft.models.loading import quiet_transformers
 from dpft.parallel.processes import own_device, started
 from dpft.parallel.rank_environment import without_logging
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.records.form import write_record
-from dpft.records.promises import OWN_RECORDS, Prompts, RunPrivacy
-from dpft.records.scores import Decoding
+from dpft.reports.promises import OWN_RECORDS, Prompts, RunPrivacy
 from dpft.reports.report import notes_on, statement
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.guarantee import privacy_of
@@ -35,6 +33,7 @@ from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
 from dpft.runs.together import check_alike, check_same_model
 from dpft.runs.tracking import batch_progress
+from dpft.strict_model import write_model
 from dpft.tasks.base import Example, Task, TextTask
 from dpft.tasks.custom import CustomTexts
 
@@ -171,14 +170,14 @@ def write(
         privacy,
         run=_name_of(Path(config.run)),
         task=config.task.name,
-        decode=Decoding(**asdict(config.decode)),
+        decode=config.decode,
         retries=config.retries,
         records=len(prompts),
         unparsed=len(unparsed) if task.written_columns and source == "none" else None,
         prompts=source,
     )
     target.records.parent.mkdir(parents=True, exist_ok=True)
-    write_record(target.statement, said)
+    write_model(target.statement, said)
     try:
         for path, rows in ((target.unparsed, unparsed), (target.records, written.rows)):
             if rows:
@@ -277,7 +276,7 @@ def _with_model(
 ) -> tuple[TrainedModel, GenerateConfig, Task]:
     """Returns a run's model, and both tasks with what the model says of them."""
     trained_model = trained_model_of_run(Path(config.run), saved)
-    asked = replace(config, task=trained_model.fitted(config.task))
+    asked = config.replace(task=trained_model.fitted(config.task))
     return trained_model, asked, trained_model.fitted(saved.task)
 
 

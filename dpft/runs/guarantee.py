@@ -7,7 +7,6 @@ how a search chose, and the points of the report's figure. Importing it imports 
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -18,14 +17,8 @@ from dpft.privacy.accounting import AccountingReport, EpsilonBound
 from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.ledger import Noise
 from dpft.privacy.plan import PrivacyPlan
-from dpft.records.promises import (
-    Origin,
-    PrivateRun,
-    RunPrivacy,
-    SpentCurve,
-    read_privacy,
-)
 from dpft.reports.privacy_record import private_run
+from dpft.reports.promises import Origin, PrivateRun, RunPrivacy, read_privacy
 from dpft.reports.report import write_report
 from dpft.reports.run_record import RunRecord, find_runs, read_run
 from dpft.runs.composition import PUBLIC_TOKENIZER, account_taken, cost_together
@@ -39,7 +32,7 @@ def private_guarantee(
     origin: Origin,
     size_source: str,
     tokenizer_is_public: bool = False,
-    curve: EpsilonCurve | SpentCurve | None = None,
+    curve: EpsilonCurve | None = None,
 ) -> PrivateRun:
     """Return what a private run guarantees: epsilon is computed from the steps in its ledger.
 
@@ -68,21 +61,17 @@ def private_guarantee(
         ledger,
         counts,
         origin=origin,
-        reproducible=plan.reproducible,
         size_source=size_source,
         steps_kept=plan.steps,
         curve=curve,
     )
     if plan.tokenizer is None:
         public = (PUBLIC_TOKENIZER,) if tokenizer_is_public else ()
-        return replace(privacy, warnings=(*privacy.warnings, *public))
-    both = cost_together(
-        run.whole, epsilon=bound.epsilon, delta=bound.delta, before=plan.tokenizer, run=run.folder
-    )
+        return privacy.replace(warnings=(*privacy.warnings, *public))
+    both = cost_together(run.whole, epsilon=bound.epsilon, delta=bound.delta, before=plan.tokenizer)
     if plan.is_trial:  # no mechanism stands for the choice among trials: both epsilons add up
-        assert both.tokenizer is not None
-        both = replace(both, epsilon_with_tokenizer=both.tokenizer.simple_composition)
-    return replace(privacy, **vars(both))
+        both = both.replace(epsilon=both.tokenizer.simple_composition)
+    return privacy.replace(with_tokenizer=both)
 
 
 def _bound_of(run: SpentRun) -> EpsilonBound:
@@ -96,7 +85,7 @@ def _bound_of(run: SpentRun) -> EpsilonBound:
             epsilons={calibration.accountant: calibration.epsilon},
         )
     leader = plan.accountant if calibration is None else calibration.accountant
-    return _account(tuple(sorted(run.whole.items())), plan.delta, leader)
+    return _account(tuple(run.whole.items()), plan.delta, leader)
 
 
 @cache
@@ -138,17 +127,13 @@ def privacy_of(folder: Path) -> RunPrivacy:
         )
     privacy = private_guarantee(
         run,
-        ParameterCounts(
-            trainable=recorded.trainable_parameters,
-            new=recorded.new_parameters,
-            total=recorded.total_parameters,
-        ),
-        origin=Origin(**{each.name: getattr(recorded, each.name) for each in fields(Origin)}),
+        recorded.parameters,
+        origin=Origin(**{name: getattr(recorded, name) for name in Origin.model_fields}),
         size_source=recorded.num_examples_source,
         tokenizer_is_public=PUBLIC_TOKENIZER in recorded.warnings,
         curve=recorded.epsilon_curve,
     )
-    return replace(privacy, selection=recorded.selection if run.plan.is_trial else None)
+    return privacy.replace(selection=recorded.selection if run.plan.is_trial else None)
 
 
 def read_finished_run(folder: Path) -> RunRecord:

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpft.config.schema import EvaluateConfig, TrainConfig
@@ -25,10 +25,23 @@ from dpft.data.sources import has_split, has_training_split_alone, load_examples
 from dpft.data.training_records import PackedRecords, new_key, records_fingerprint, split_held_out
 from dpft.errors import InputError
 from dpft.files import CANARIES, HELD_OUT_KEY
-from dpft.records.audits import KeptCanaries, KeptCanary
-from dpft.records.form import json_text, read_record
 from dpft.runs.saved_run import saved_run
+from dpft.strict_model import Versioned, joined, json_text, read_model
 from dpft.tasks.base import Example, LabeledExample, LabeledImage, Record, Task, TextualTask
+
+
+class KeptCanary(Canary):
+    """A canary with its texts."""
+
+    texts: tuple[str, ...]
+    """What a reader can search for."""
+
+
+class KeptCanaries(Versioned):
+    """All canaries of a run."""
+
+    canaries: tuple[KeptCanary, ...]
+    """Included ones and others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,15 +142,14 @@ def _reads_the_same(early: TrainConfig, config: TrainConfig) -> bool:
     """Returns whether two configurations read the same records, the length apart."""
     before, task = early.task, config.task
     if isinstance(before, TextualTask) and isinstance(task, TextualTask):
-        task = replace(task, max_length=before.max_length)
+        task = task.replace(max_length=before.max_length)
     return before == task and early.privacy.unit == config.privacy.unit
 
 
 def canaries_text(canaries: Sequence[Canary], task: Task) -> str:
     """Returns the file of a run's canaries, with the texts that a reader can search for."""
     kept = tuple(
-        KeptCanary(**asdict(canary), included=canary.included, texts=_texts(canary.record(task)))
-        for canary in canaries
+        joined(KeptCanary, canary, texts=_texts(canary.record(task))) for canary in canaries
     )
     return json_text(KeptCanaries(canaries=kept)) + "\n"
 
@@ -147,17 +159,8 @@ def read_canaries(folder: Path) -> list[Canary]:
     path = folder / CANARIES
     if not path.exists():
         return []
-    return [
-        Canary(
-            kind=kept.kind,
-            read=kept.read,
-            learned=kept.learned,
-            number=kept.number,
-            copies=kept.copies,
-            unit=kept.unit,
-        )
-        for kept in read_record(path, KeptCanaries).canaries
-    ]
+    kept = read_model(path, KeptCanaries).canaries
+    return [Canary(**each.model_dump(exclude={"texts"})) for each in kept]
 
 
 def _texts(record: Record) -> tuple[str, ...]:
@@ -251,7 +254,7 @@ def records_to_score(config: EvaluateConfig, check: Check = accept_all) -> dict[
             f"eval.held_out must stay as the run had it, {trained.eval.held_out}, got"
             f" {config.eval.held_out}: other records were trained on; drop it."
         )
-    data = load_training_data(replace(trained, task=config.task), check)
+    data = load_training_data(trained.replace(task=config.task), check)
     key, before = held_out_key(Path(config.run))
     if not hmac.compare_digest(known_by(data, key), before):
         raise InputError(

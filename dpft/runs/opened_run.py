@@ -20,14 +20,14 @@ from dpft.errors import InputError
 from dpft.files import EXPORT, LEDGER, MODEL, PRIVACY, REPORT, hold_run, share
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.accounting.summary import delta_text, eps_text
-from dpft.records.form import as_json, write_record
-from dpft.records.promises import guarantee, is_promised
 from dpft.released import recorded_base, write_released
+from dpft.reports.promises import guarantee, is_promised
 from dpft.reports.report import write_card
 from dpft.reports.run_record import RunRecord, data_name, model_title, with_own_scores
 from dpft.runs.guarantee import read_finished_run
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
+from dpft.strict_model import as_json, write_model
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -128,7 +128,7 @@ class Run:
             return f"Run({str(self.folder)!r}, not private)"
         epsilon, delta = guarantee(stated)
         bound = f"epsilon={eps_text(epsilon)}, delta={delta_text(delta)}"
-        return f"Run({str(self.folder)!r}, {bound}, unit={stated.unit!r})"
+        return f"Run({str(self.folder)!r}, {bound}, unit={stated.plan.unit!r})"
 
     def _repr_markdown_(self) -> str:
         """Returns what a notebook shows of the run."""
@@ -136,10 +136,10 @@ class Run:
         rows = [("trained", f"{model_title(config, stated)} on {data_name(config.task)}")]
         if is_promised(stated):
             epsilon, delta = guarantee(stated)
-            by = f" by {stated.accountant}" if stated.tokenizer is None else ""
+            by = f" by {stated.accountant}" if stated.with_tokenizer is None else ""
             bound = f"{eps_text(epsilon)} (upper bound{by})"
             rows.append(
-                ("epsilon", f"{bound} at delta = {delta_text(delta)}, of one {stated.unit}")
+                ("epsilon", f"{bound} at delta = {delta_text(delta)}, of one {stated.plan.unit}")
             )
         else:
             rows.append(("privacy", "none"))
@@ -185,7 +185,7 @@ def export(config: ExportConfig) -> None:
             write_released(partial, None if config.merge else recorded_base(folder / MODEL))
             if (folder / PRIVACY).exists():
                 record = read_finished_run(folder)
-                write_record(partial / PRIVACY, record.privacy)
+                write_model(partial / PRIVACY, record.privacy)
                 if (folder / LEDGER).exists():
                     shutil.copy(folder / LEDGER, partial / LEDGER)
                 write_card(record, partial)

@@ -17,15 +17,8 @@ from dpft.models.architecture import read_architecture
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.privacy.accounting.interpretation import signal_share
 from dpft.privacy.accounting.summary import AccountingReport, account
-from dpft.records.form import joined
-from dpft.records.plans import (
-    MeasuredTime,
-    OpenPlan,
-    PlannedLora,
-    PrivatePlan,
-    RunCosts,
-)
-from dpft.reports.privacy_record import no_promise, parameters_of, promise_of
+from dpft.reports.plan_table import OpenPlan, PlannedLora, PrivatePlan, RunCosts
+from dpft.reports.privacy_record import no_promise, promise_of
 from dpft.runs.composition import planned_with_tokenizer
 from dpft.runs.held_out import load_training_data
 from dpft.runs.run_cost import (
@@ -43,12 +36,14 @@ from dpft.runs.run_plan import (
     noise_beside_independent,
     plan_run,
     say_default_method,
+    steps_plan,
     warn_of_delta,
     warn_of_noise,
     with_batch_size,
 )
 from dpft.runs.task_model import fitted_to, layout_of, prepare_model, training_head
-from dpft.training.step_time import measure_step
+from dpft.strict_model import joined
+from dpft.training.step_time import MeasuredTime, measure_step
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +75,7 @@ def describe_run(config: PlanConfig) -> PlannedRun:
     plan = plan_run(config, count)
     if plan.privacy is not None:
         settled = config.mechanism.settled(plan.privacy.mechanism)
-        config = replace(config, mechanism=settled)
+        config = config.replace(mechanism=settled)
     ranks = PlannedRanks(
         config=config,
         architecture=architecture,
@@ -92,7 +87,7 @@ def describe_run(config: PlanConfig) -> PlannedRun:
     model, new = planned_model(config, architecture, head)
     costs = joined(
         RunCosts,
-        parameters_of(count_parameters(model, new)),
+        parameters=count_parameters(model, new),
         **ranks.costs(),
         num_examples_source=plan.size.source,
         micro_batch_size=config.train.most_rows,
@@ -130,14 +125,8 @@ def describe(
 ) -> PrivatePlan | OpenPlan:
     """Returns what a plan promises and costs, and warns of a promise that says little."""
     if plan.privacy is None or accounting is None:
-        nothing = no_promise(
-            num_examples=plan.size.num_examples,
-            expected_batch_size=config.train.batch_size(plan.size.num_examples),
-            steps=plan.steps,
-            clipping=plan.unnoised,
-        )
-        return joined(OpenPlan, nothing, costs)
-    trained = costs.trainable_parameters
+        return joined(OpenPlan, no_promise(steps_plan(config, plan)), costs)
+    trained = costs.parameters.trainable
     warn_of_delta(plan.privacy)
     warn_of_noise(plan.privacy, trained)
     promise = promise_of(plan.privacy, accounting, trainable_parameters=trained)
@@ -146,14 +135,12 @@ def describe(
         expected_batch_size=plan.privacy.expected_batch_size,
         trainable_parameters=trained,
     )
-    together = planned_with_tokenizer(plan.privacy, promise)
     beside = noise_beside_independent(config, plan)
     return joined(
         PrivatePlan,
         promise,
-        together,
         costs,
-        private=True,
+        with_tokenizer=planned_with_tokenizer(plan.privacy, promise),
         signal_to_noise=share,
         noise_in_last_weights=beside,
     )
@@ -169,7 +156,7 @@ def measure(config: PlanConfig, plan: RunPlan, ranks: PlannedRanks) -> MeasuredT
     Each process is taken to have an equal share of the examples. Return ``None``, and log why, if
     this machine cannot hold the model or a single example would take too long.
     """
-    alone = replace(config, parallel=ParallelConfig(), plan=PlanSettings())
+    alone = config.replace(parallel=ParallelConfig(), plan=PlanSettings())
     here = replace(ranks, config=alone)
     room, length = here.room, config.task.typical
     most = MOST_ROWS if room is None else here.largest(room)
@@ -184,7 +171,7 @@ def measure(config: PlanConfig, plan: RunPlan, ranks: PlannedRanks) -> MeasuredT
     if reason is not None:
         logger.info("time: not measured, because %s", reason)
         return None
-    fresh = replace(ranks.architecture.model, init="random")
+    fresh = ranks.architecture.model.replace(init="random")
     untrained = replace(ranks.architecture, model=fresh)
     model, _ = prepare_model(config, untrained, ranks.head, planned=True)
     model.to(ranks.device)  # type: ignore[arg-type]

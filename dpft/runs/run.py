@@ -52,8 +52,7 @@ from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.shards import WholeSums
 from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.replay_log import read_run_ledger
-from dpft.records.form import keys_of
-from dpft.records.promises import PrivateRun, StartingModel, read_privacy
+from dpft.reports.promises import PrivateRun, StartingModel, read_privacy
 from dpft.reports.run_record import read_own_evaluations
 from dpft.runs.ending import report
 from dpft.runs.evaluation import not_evaluated, scheduled_scores, score, write_scores
@@ -170,7 +169,7 @@ def begin(
     secrets = share_secrets(fresh_secrets(config), ranks)
     today = ranks.first_to_all(lambda: datetime.now(UTC).date().isoformat())
     with ranks.settled():
-        begun = replace(config, task=config.task.begun(today))
+        begun = config.replace(task=config.task.begun(today))
         prepared = prepare(begun, secrets, None, planner, ranks)
     prepared = sharded(agreed(prepared, ranks), ranks)
     with ExitStack() as held:
@@ -389,8 +388,22 @@ def starting_models(model: ModelConfig) -> list[StartingModel]:
     earlier = [*(record.starting_models or ())]
     if not isinstance(record, PrivateRun):
         return earlier
-    kept = {key.field: getattr(record, key.field) for key in keys_of(StartingModel)}
-    return [StartingModel(**{**kept, "ledger": record.ledger.head}), *earlier]
+    plan = record.plan
+    started = StartingModel(
+        epsilon=record.epsilon,
+        delta=record.delta,
+        accountant=record.accountant,
+        with_tokenizer=record.with_tokenizer,
+        data=record.data,
+        model=record.model,
+        neighboring_relation=plan.neighboring_relation,
+        num_examples=plan.num_examples,
+        private=record.private,
+        unit=plan.unit,
+        unit_definition=plan.unit_definition,
+        ledger=record.ledger.head,
+    )
+    return [started, *earlier]
 
 
 def _run_beside(model: ModelConfig) -> Path | None:

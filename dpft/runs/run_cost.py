@@ -19,6 +19,7 @@ from dpft.config.schema import PlanConfig, TrainConfig
 from dpft.errors import InputError
 from dpft.estimates.activations import Activations, guessed_activations, trace_activations
 from dpft.estimates.rank_memory import (
+    RankMemory,
     RankShapes,
     StepShapes,
     heap_factor,
@@ -34,7 +35,7 @@ from dpft.parallel.cutting import ReadRows, check_can_be_sharded, repeated_block
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig, check_shards, world
 from dpft.parallel.ranks import Ranks, make_grid
 from dpft.parallel.shards import ShardedModel
-from dpft.records.plans import PlannedProcesses, RankMemory
+from dpft.reports.plan_table import PlannedProcesses
 from dpft.runs.task_model import layout_of
 from dpft.training.optimizers import check_works_on_shards
 from dpft.training.training_config import AUTO
@@ -178,7 +179,7 @@ def with_micro_batch_size(
         " holds by the estimate of dpft plan, since auto was asked for",
         *(size, config.task.longest),
     )
-    return replace(config, train=replace(config.train, micro_batch_size=size))
+    return config.replace(train=config.train.replace(micro_batch_size=size))
 
 
 def _fitting(

@@ -23,8 +23,15 @@ from dpft.privacy.accounting.curve import EpsilonCurve, epsilon_curve
 from dpft.privacy.accounting.interpretation import noise_warnings
 from dpft.privacy.mechanisms.base import Numbers
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
-from dpft.privacy.plan import CHUNK, ClippingPlan, PrivacyPlan, default_delta, planned_steps
-from dpft.privacy.privacy_config import DifferentialPrivacy, HistogramPrivacy, PrivacyConfig
+from dpft.privacy.plan import (
+    CHUNK,
+    ClippingPlan,
+    PrivacyPlan,
+    StepsPlan,
+    default_delta,
+    planned_steps,
+)
+from dpft.privacy.privacy_config import DifferentialPrivacy, HistogramPrivacy, Privacy
 from dpft.reports.epsilon import delta_warnings
 from dpft.reports.run_record import with_kind
 from dpft.runs.composition import noise_beside, spent_before, tokenizer_of
@@ -67,6 +74,16 @@ class RunPlan:
         return self.privacy or self.unnoised
 
 
+def steps_plan(config: TrainConfig, plan: RunPlan) -> StepsPlan:
+    """Returns the plan of a run without noise: how it clips, or how often it trains alone."""
+    size = plan.size.num_examples
+    return plan.unnoised or StepsPlan(
+        num_examples=size,
+        expected_batch_size=config.train.batch_size(size),
+        steps=plan.steps,
+    )
+
+
 def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSize:
     """Returns the number of training examples that stands as public, canaries counted with them.
 
@@ -97,7 +114,7 @@ def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSiz
 
 
 def size_of_data(
-    task: Task, privacy: PrivacyConfig | HistogramPrivacy, count_rows: Callable[[], int]
+    task: Task, privacy: Privacy | HistogramPrivacy, count_rows: Callable[[], int]
 ) -> PublicSize:
     """Returns the public number of a task's records, or units: ``public_size`` without canaries."""
     noun = f"values of {privacy.unit}" if privacy.has_units else "examples"
@@ -191,8 +208,8 @@ def with_noise(config: TrainConfig, noise_multiplier: float | None) -> TrainConf
     guarantee = config.privacy.guarantee
     if guarantee is None or noise_multiplier is None:
         return config
-    known = replace(guarantee, eps=None, total_eps=None, noise_multiplier=noise_multiplier)
-    return replace(config, privacy=known)
+    known = guarantee.replace(eps=None, total_eps=None, noise_multiplier=noise_multiplier)
+    return config.replace(privacy=known)
 
 
 def plan_without_noise(
@@ -249,7 +266,7 @@ def _within_total(
         sample_rate=mechanism.rate(batch / num_examples),
         steps=mechanism.compositions((steps,)),
     )
-    return replace(guarantee, total_eps=None, noise_multiplier=noise)
+    return guarantee.replace(total_eps=None, noise_multiplier=noise)
 
 
 def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[MethodPhase, ...]:
@@ -296,7 +313,7 @@ def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
             return config
         train = given.for_own_data(0, method=config.method.name, own=False)
         _announce(config, train, "")
-        return replace(config, train=train)
+        return config.replace(train=train)
     size = public_size(config, count_rows)
     train = given
     if source is not None:
@@ -304,13 +321,13 @@ def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
         theirs = given.batch_size(published, of=f"examples of {source}")
         batch = max(1, round(theirs / published * size.num_examples))
         logger.info("train.expected_batch_size=%d: the sample rate of %s", batch, source)
-        train = replace(given, expected_batch_size=batch, transfer_sample_rate_from=None)
-    train = with_own_defaults(replace(config, train=train), size).train
+        train = given.replace(expected_batch_size=batch, transfer_sample_rate_from=None)
+    train = with_own_defaults(config.replace(train=train), size).train
     batch = train.batch_size(size.num_examples)
-    train = replace(train, expected_batch_size=batch)
+    train = train.replace(expected_batch_size=batch)
     if is_open or (source is None and batch < LARGEST_DEFAULT_BATCH):
         _announce(config, train, f"{size.num_examples} {size.noun} and ")
-    return replace(config, train=train)
+    return config.replace(train=train)
 
 
 def _announce(config: TrainConfig, train: TrainingConfig, number: str) -> None:
@@ -334,7 +351,7 @@ def with_own_defaults(config: Config, size: PublicSize) -> Config:
     train = config.train.for_own_data(
         size.num_examples, method=config.method.name, own=config.task.own_defaults
     )
-    return replace(config, train=train)
+    return config.replace(train=train)
 
 
 def warn_of_delta(plan: PrivacyPlan) -> None:
@@ -401,7 +418,7 @@ def _model(model: ModelConfig) -> str:
     return with_kind(f"model.path={name}", model.folder)
 
 
-def _promise(privacy: PrivacyConfig) -> str:
+def _promise(privacy: Privacy) -> str:
     guarantee = privacy.guarantee
     if guarantee is None:
         clips = privacy.clips
@@ -431,7 +448,7 @@ def curve_of_run(config: TrainConfig, plan: RunPlan) -> EpsilonCurve | None:
     if others:
         logger.warning("the curve of epsilon over the steps has bounds by %s", others)
     steps = (min(private.steps, private.mechanism.steps_within(count)) for count in curve.steps)
-    return replace(curve, steps=tuple(steps))
+    return curve.replace(steps=tuple(steps))
 
 
 def leading_accountant(config: TrainConfig, plan: PrivacyPlan) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpft.config.keys import in_shell
-from dpft.config.load import load_saved
-from dpft.config.schema import POLYMORPHIC, TrainConfig
+from dpft.config.load import load_saved, read_saved
+from dpft.config.schema import TrainConfig
 from dpft.errors import InputError, StateError
 from dpft.files import (
     CONFIGURATION,
@@ -28,14 +28,13 @@ from dpft.files import (
     refuse_links,
     what_lacks,
 )
-from dpft.privacy.ledger import LedgerRecord, Noise, added_up, steps_taken
+from dpft.privacy.ledger import LedgerRecord, Noise, added_up, noise_of, steps_taken
 from dpft.privacy.plan import (
     Plan,
     PrivacyPlan,
     SpentBefore,
 )
 from dpft.privacy.replay_log import knows_the_end, read_run_ledger
-from dpft.records.configuration import read_saved
 from dpft.released import check_released
 
 CLOSING_LINE = "closing line"
@@ -63,16 +62,13 @@ class SpentRun:
     def whole(self) -> Mapping[Noise, int]:
         """The steps taken, and that of the histogram whose epsilon is the run's, too."""
         counts = self.plan.counts
-        before = {} if counts is None else taken_before(counts, self.folder)
+        before = {} if counts is None else taken_before(counts)
         return added_up(self.taken, before)
 
 
-def taken_before(before: SpentBefore, folder: str | Path) -> Mapping[Noise, int]:
-    """Returns the one noisy step of a histogram that the plan of a run in ``folder`` names."""
-    record = LedgerRecord(
-        steps=1, mechanisms=(before.mechanism,), closed=True, lines=before.lines, head=before.head
-    )
-    return steps_taken(record, Path(folder) / LEDGER)
+def taken_before(before: SpentBefore) -> Mapping[Noise, int]:
+    """Returns the one noisy step of a histogram that a plan names."""
+    return {noise_of(before.mechanism): 1}
 
 
 def read_spent_of_synthesis(folder: str) -> SpentRun:
@@ -277,7 +273,7 @@ def saved_run(folder: str) -> TrainConfig:
             f" {what_lacks(path.parent, CONFIGURATION)}; give the folder that `dpft train` named,"
             " such as outputs/DATE/TIME."
         )
-    config: TrainConfig = load_saved(path, TrainConfig, polymorphic=POLYMORPHIC)
+    config: TrainConfig = load_saved(path, TrainConfig)
     if not _has_ended(Path(folder), config):
         raise InputError(
             f"run must be the folder of a run whose training has ended, got {folder!r}, whose "

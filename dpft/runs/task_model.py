@@ -5,7 +5,7 @@
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -134,7 +134,7 @@ def fitted_to(config: Config, architecture: Architecture) -> Config:
     """Returns a run's configuration with the size of its records; see ``Modality.fitted``."""
     task, extra = config.task, config.method.extra_positions
     fitted = modality_of(task).fitted(task, architecture, extra)
-    return config if fitted is task else replace(config, task=fitted)
+    return config if fitted is task else config.replace(task=fitted)
 
 
 def check_fit(config: TrainConfig) -> None:
@@ -242,12 +242,12 @@ def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
     """
     saved = folder / MODEL
     if config.method.saves_whole_model:
-        whole = replace(config.model, path=str(saved), init="pretrained", tokenizer=None)
+        whole = config.model.replace(path=str(saved), init="pretrained", tokenizer=None)
         return TrainedModel(architecture=read_architecture(whole))
     base, model, tokens = base_folder(saved), config.model, config.task.special_tokens
     if base is not None:
         # saved with the rows that it had been given
-        model, tokens = replace(model, path=str(base), init="pretrained", tokenizer=None), ()
+        model, tokens = model.replace(path=str(base), init="pretrained", tokenizer=None), ()
     else:
         check_base(saved, model)
     return TrainedModel(

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 import dpft
-from dpft.config.keys import leaves, plain
-from dpft.config.load import from_values
-from dpft.config.schema import POLYMORPHIC, EvaluateConfig, GenerateConfig, TrainConfig
+from dpft.config.keys import leaves
+from dpft.config.load import from_values, plain
+from dpft.config.schema import EvaluateConfig, GenerateConfig, TrainConfig
 from dpft.data.batches import Layout
 from dpft.data.encoding import fingerprint
 from dpft.data.training_records import KEY_BYTES
@@ -29,9 +29,10 @@ from dpft.devices import device_name
 from dpft.errors import InputError
 from dpft.models.losses import per_example_losses
 from dpft.parallel.ranks import Ranks
-from dpft.privacy.plan import PrivacyPlan, read_plan, write_plan
+from dpft.privacy.plan import PrivacyPlan
 from dpft.runs.folder import Secrets
 from dpft.runs.prepared_run import Prepared
+from dpft.strict_model import json_text, parse_text
 from dpft.training.synthetic_batches import SHORT_LENGTH, synthetic_batch
 from dpft.training.training_config import autocast
 from dpft.training.training_state import model_state
@@ -114,7 +115,7 @@ def share_settings(
     values, path, goes_on = json.loads(ranks.broadcast(said))
     if own is not None:
         return own
-    return from_values(values, TrainConfig, polymorphic=POLYMORPHIC), Path(path), goes_on
+    return from_values(values, TrainConfig), Path(path), goes_on
 
 
 def share_secrets(own: Secrets | None, ranks: Ranks) -> Secrets:
@@ -139,9 +140,8 @@ def agreed(prepared: Prepared, ranks: Ranks) -> Prepared:
     if not prepared.config.parallel.shards_model:  # else once it is cut: it may not fit whole
         check_arithmetic(prepared, ranks)
     privacy = prepared.plan.privacy
-    said = ranks.broadcast(b"" if privacy is None else json.dumps(write_plan(privacy)).encode())
-    first = read_plan(json.loads(said)) if said else None
-    assert first is None or isinstance(first, PrivacyPlan)
+    said = ranks.broadcast(b"" if privacy is None else json_text(privacy).encode())
+    first = parse_text(said.decode(), PrivacyPlan) if said else None
     return replace(prepared, plan=replace(prepared.plan, privacy=first))
 
 

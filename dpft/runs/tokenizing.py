@@ -13,12 +13,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from dpft.config.keys import in_shell, plain
+from dpft.config.keys import in_shell
 from dpft.config.load import dump
 from dpft.config.schema import TokenizerCommand
 from dpft.data.sources import read_examples
@@ -44,28 +43,27 @@ from dpft.files import (
 )
 from dpft.privacy.accounting.summary import eps_text
 from dpft.privacy.cipher import secret_key
-from dpft.privacy.ledger import Ledger, LedgerRecord, read_ledger
+from dpft.privacy.ledger import Ledger, LedgerHead, LedgerRecord, read_ledger
 from dpft.privacy.mechanisms.histogram import (
     GaussianHistogram,
-    histogram_of,
     noise_std_for,
     released,
 )
 from dpft.privacy.noise import NOISE_SOURCE
-from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION, HistogramPlan, write_plan
+from dpft.privacy.plan import (
+    EXAMPLE,
+    GIVEN,
+    DeltaSource,
+    HistogramPlan,
+)
 from dpft.privacy.privacy_config import NOT_PRIVATE
-from dpft.records.configuration import TaskSection, parse_configuration
-from dpft.records.form import keys_of, parse, write_record
-from dpft.records.ledger import GaussianHistogram as HistogramLine
-from dpft.records.ledger import HistogramNumbers, LedgerHead
-from dpft.records.promises import (
+from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
+from dpft.reports.promises import (
     OpenVocabulary,
-    OpenVocabularyAnswer,
+    Pieces,
     PrivateVocabulary,
-    PrivateVocabularyAnswer,
     Vocabulary,
 )
-from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.report import table, write_tokenizer_report
 from dpft.reports.run_record import data_name
 from dpft.reports.terminal import Answer
@@ -73,6 +71,9 @@ from dpft.runs.exit_codes import crash_kept
 from dpft.runs.folder import WriteRequest, read_begun, refuse_used_folder, start_anew, write_begun
 from dpft.runs.run_plan import PublicSize, size_of_data
 from dpft.runs.training_records import NOTE
+from dpft.strict_model import (
+    write_model,
+)
 from dpft.tasks.base import text_of
 from dpft.tokenizers import (
     RESOLUTION,
@@ -145,39 +146,11 @@ def closed_ledger(folder: Path) -> LedgerRecord:
     return ledger
 
 
-EXACT = "gaussian"
-"""The accountant of one Gaussian mechanism without sampling: its epsilon is exact."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Made:
-    """What came of a histogram."""
-
-    words_kept: int | None = None
-    """Words that reached the threshold; None where there is none."""
-    vocab_size: int | None = None
-    """Pieces; None while there is no vocabulary."""
-    tokens: int | None = None
-    """Pieces, special tokens and sentinels."""
-    tokenizer_sha256: str | None = None
-
-
-def write_outcome(command: TokenizerCommand, folder: Path, made: Made) -> Vocabulary:
-    """Writes privacy.json and the reports of a histogram that was released; returns the former."""
-    record = _record(command, folder, made)
-    write_record(folder / PRIVACY, record)
+def write_outcome(record: Vocabulary, folder: Path) -> Answer:
+    """Writes privacy.json and the reports of a vocabulary; returns what the command prints."""
+    write_model(folder / PRIVACY, record)
     write_tokenizer_report(folder, record)
-    return record
-
-
-def answer(record: Vocabulary, folder: Path) -> Answer:
-    """Returns what the command prints of a run."""
-    kind = (
-        PrivateVocabularyAnswer if isinstance(record, PrivateVocabulary) else OpenVocabularyAnswer
-    )
-    told = {key.field for key in keys_of(kind)} - {"run"}
-    shown = {name: getattr(record, name) for name in told}
-    return Answer(table=table(record, folder), record=kind(run=str(folder), **shown))
+    return Answer(table=table(record, folder), record=record)
 
 
 def write_summary(folder: Path, counted: WordHistogram, kept: Sequence[tuple[str, int]]) -> None:
@@ -197,41 +170,35 @@ def write_summary(folder: Path, counted: WordHistogram, kept: Sequence[tuple[str
     write_text(private_path(folder, DATA_SUMMARY), "\n".join(lines) + "\n", mode=0o600)
 
 
-def _record(command: TokenizerCommand, folder: Path, made: Made) -> PrivateVocabulary:
-    """Returns the content of privacy.json: what the ledger's line says, and what it costs."""
+def _record(
+    command: TokenizerCommand, folder: Path, *, words_kept: int, pieces: Pieces | None
+) -> PrivateVocabulary:
+    """Returns the content of privacy.json: the plan in the ledger, and what it costs."""
     ledger = closed_ledger(folder)
-    line = parse(ledger.mechanisms[0], HistogramLine)
-    mechanism = histogram_of(ledger.mechanisms[0])
-    reproducible = command.privacy.noise_seed is not None
-    warnings = [NOT_PRIVATE_SEED] if reproducible else []
-    warnings += delta_warnings(mechanism.delta, line.num_examples, source=delta_source(command))
-    assert made.words_kept is not None
+    plan = ledger.plan
+    assert isinstance(plan, HistogramPlan) and isinstance(plan.histogram, GaussianHistogram)
+    mechanism = plan.histogram
+    warnings = [NOT_PRIVATE_SEED] if plan.reproducible else []
+    warnings += delta_warnings(plan.delta, plan.num_examples, source=plan.delta_source)
     return PrivateVocabulary(
-        private=not reproducible,
-        reproducible=reproducible or None,
+        private=not plan.reproducible,
         epsilon=mechanism.epsilon,
         epsilon_classical=mechanism.epsilon_classical,
+        plan=plan,
         steps_taken=ledger.steps,
-        unit=command.privacy.unit,
-        unit_definition=unit_definition(command),
-        neighboring_relation=NEIGHBORING_RELATION,
         noise_source=NOISE_SOURCE,
         ledger=LedgerHead(lines=ledger.lines, head=ledger.head),
         histogram_sha256=hashlib.sha256(read_file(folder / HISTOGRAM)).hexdigest(),
-        delta_source=delta_source(command),
         warnings=tuple(warnings),
         algorithm=command.tokenizer.algorithm,
-        data=data_name(parse_configuration(plain(command.task), TaskSection)),
-        words_kept=made.words_kept,
-        vocab_size=made.vocab_size,
-        tokens=made.tokens,
-        tokenizer_sha256=made.tokenizer_sha256,
-        **{key.field: getattr(line, key.field) for key in keys_of(HistogramNumbers)},
+        data=data_name(command.task),
+        words_kept=words_kept,
+        pieces=pieces,
         **read_begun(folder).when,
     )
 
 
-def delta_source(command: TokenizerCommand) -> str:
+def delta_source(command: TokenizerCommand) -> DeltaSource:
     """Returns ``GIVEN``, or the rule by which delta follows from the number of units."""
     return command.task.default_delta if command.privacy.delta is None else GIVEN
 
@@ -259,16 +226,17 @@ def finish(command: TokenizerCommand, folder: Path) -> Answer:
         RunError: The process that makes the pieces failed.
     """
     words = read_histogram(folder)
-    write_outcome(command, folder, Made(words_kept=len(words)))
+    write_outcome(_record(command, folder, words_kept=len(words), pieces=None), folder)
     if not words:
         raise InputError(_what_stands(folder, "no word reached the threshold", 0))
     try:
-        made = replace(_saved(command, folder, folder / HISTOGRAM), words_kept=len(words))
+        pieces = _saved(command, folder, folder / HISTOGRAM)
     except VocabularyError as error:
         raise InputError(_what_stands(folder, str(error), len(words))) from None
     except RunError as error:
         raise RunError(_what_stands(folder, str(error).rstrip("."), len(words))) from None
-    return answer(write_outcome(command, folder, made), folder)
+    record = _record(command, folder, words_kept=len(words), pieces=pieces)
+    return write_outcome(record, folder)
 
 
 def make_without_privacy(
@@ -285,30 +253,23 @@ def make_without_privacy(
     histogram = private_path(folder, EXACT_HISTOGRAM)
     write_text(histogram, lines, mode=0o600)
     try:
-        made = _saved(command, folder, histogram, private=False)
+        pieces = _saved(command, folder, histogram, private=False)
     except VocabularyError as error:
         raise InputError(f"{error}: the words of the records allow no other number.") from None
-    assert made.vocab_size is not None and made.tokens is not None
-    assert made.tokenizer_sha256 is not None
     record = OpenVocabulary(
         num_examples=size.num_examples,
         num_examples_source=size.source,
-        warnings=(),
         algorithm=command.tokenizer.algorithm,
-        data=data_name(parse_configuration(plain(command.task), TaskSection)),
-        vocab_size=made.vocab_size,
-        tokens=made.tokens,
-        tokenizer_sha256=made.tokenizer_sha256,
+        data=data_name(command.task),
+        pieces=pieces,
         **read_begun(folder).when,
     )
-    write_record(folder / PRIVACY, record)
-    write_tokenizer_report(folder, record)
-    return answer(record, folder)
+    return write_outcome(record, folder)
 
 
 def _saved(
     command: TokenizerCommand, folder: Path, histogram: Path, *, private: bool = True
-) -> Made:
+) -> Pieces:
     """Returns what was made of a histogram: the tokenizer's folder in the run's, whole or not.
 
     One that is not private says so in its own files: a copy of its folder has no run beside it.
@@ -332,7 +293,7 @@ def _saved(
         sync_tree(fresh / TOKENIZER)
         shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
         (fresh / TOKENIZER).rename(folder / TOKENIZER)
-    return Made(
+    return Pieces(
         vocab_size=len(pieces.pieces),
         tokens=tokens,
         tokenizer_sha256=hashlib.sha256(read_file(folder / TOKENIZER / DEFINITION)).hexdigest(),
@@ -342,7 +303,8 @@ def _saved(
 def _what_stands(folder: Path, fault: str, words: int) -> str:
     """Returns why there is no vocabulary, what was spent nevertheless, and how to go on."""
     ledger = closed_ledger(folder)
-    mechanism = histogram_of(ledger.mechanisms[0])
+    mechanism = ledger.mechanisms[0]
+    assert isinstance(mechanism, GaussianHistogram)
     ways_out = (
         f"go on at no further cost by dpft tokenizer {in_shell('resume', folder)}"
         " tokenizer.vocab_size=NUMBER"
@@ -383,7 +345,7 @@ def make_tokenizer(
                     raise StateError(
                         f"{folder / HISTOGRAM} is not what the run released; put it back as it was."
                     )
-                dump(replace(command, resume=None), folder / CONFIGURATION)
+                dump(command.replace(resume=None), folder / CONFIGURATION)
                 return finish(command, folder)
         return _begin(command, folder, write_request)
 
@@ -401,7 +363,7 @@ def _begin(command: TokenizerCommand, folder: Path, write_request: WriteRequest 
         write_begun(folder)
         if write_request is not None:
             write_request(folder)
-        dump(replace(command, resume=None), folder / CONFIGURATION)
+        dump(command.replace(resume=None), folder / CONFIGURATION)
         logger.info("run: %s", folder)
         if mechanism is None:
             return make_without_privacy(command, folder, counted, size)
@@ -471,6 +433,8 @@ def plan_histogram(command: TokenizerCommand, size: PublicSize) -> GaussianHisto
         linf_cap=tokenizer.linf_cap,
         words_per_record=tokenizer.words_per_record,
         delta=delta,
+        num_examples=size.num_examples,
+        num_examples_source=size.source,
     )
     _check_reach(mechanism, size, tokenizer.vocab_size)
     return mechanism
@@ -506,10 +470,8 @@ def _release(
 ) -> list[tuple[str, int]]:
     """Writes the ledger's line, then the words that reach the threshold, and closes the ledger."""
     key = secret_key("histogram", command.privacy.noise_seed)
-    public = {"num_examples": size.num_examples, "num_examples_source": size.source}
-    step = {**mechanism.entry(), **public}
     plan = HistogramPlan(
-        histogram=step,
+        histogram=mechanism,
         num_examples=size.num_examples,
         delta=mechanism.delta,
         delta_source=delta_source(command),
@@ -517,8 +479,8 @@ def _release(
         unit_definition=unit_definition(command),
         reproducible=command.privacy.noise_seed is not None,
     )
-    with Ledger(folder / LEDGER, plan=write_plan(plan)) as ledger:
-        ledger.append(1, step)
+    with Ledger(folder / LEDGER, plan=plan) as ledger:
+        ledger.append(1, mechanism)
         words = released(counted.words, counted.counts, mechanism, key)
         plain = [(word, count) for word, count in words if not is_special(word)]
         try:

@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -29,17 +28,19 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from dpft.config.keys import plain
+from dpft.config.load import plain
 from dpft.config.schema import TrainConfig
 from dpft.evaluation.evaluate import OnProgress
+from dpft.evaluation.scores import ScoreEntry
 from dpft.files import TRACKING
-from dpft.records.promises import PrivateRun, RunPrivacy
-from dpft.records.scores import ProgressLine, ScoreEntry
+from dpft.reports.promises import PrivateRun, RunPrivacy
 from dpft.reports.report import public_configuration
 from dpft.reports.run_record import read_overrides
 from dpft.runs.run_plan import RunPlan
 from dpft.startup import end_startup
-from dpft.training.listeners import WINDOW, draws_bars
+from dpft.strict_model import as_json
+from dpft.training.listeners import draws_bars
+from dpft.training.progress_record import WINDOW, ProgressLine
 from dpft.training.trackers import Tracker, TrackerConfig
 
 logger = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ def tracked(config: TrainConfig, plan: RunPlan, folder: Path) -> Iterator[Tracki
     else:
         reproducible = config.privacy.noise_seed is not None
         mark = {"reproducible": "not private"} if reproducible else {}
-        public |= {"plan": {**asdict(plan.privacy), "private": not reproducible, **mark}}
+        public |= {"plan": {**as_json(plan.privacy), "private": not reproducible, **mark}}
     own = folder / TRACKING / config.tracking.name
     own.mkdir(parents=True, exist_ok=True)
     tracker = config.tracking.open(own, public)
@@ -149,8 +150,8 @@ def results(privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]) -> dict[str,
     found: dict[str, float] = {}
     if isinstance(privacy, PrivateRun):
         found["privacy/epsilon_reported"] = float(privacy.epsilon)
-        if privacy.epsilon_with_tokenizer is not None:
-            found["privacy/epsilon_with_tokenizer"] = float(privacy.epsilon_with_tokenizer)
+        if privacy.with_tokenizer is not None:
+            found["privacy/epsilon_with_tokenizer"] = privacy.with_tokenizer.epsilon
         found["privacy/steps_taken"] = float(privacy.steps_taken)
     for entry in evaluations:
         if entry.split_is_public:

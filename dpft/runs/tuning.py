@@ -24,11 +24,12 @@ from typing import IO, Any
 
 from dpft.config.keys import KeyFormatter
 from dpft.config.load import load_saved, to_yaml
-from dpft.config.schema import POLYMORPHIC, TrainConfig
+from dpft.config.schema import TrainConfig
 from dpft.config.tune import TuneCommand, with_setting
 from dpft.data.training_records import new_key
 from dpft.errors import InputError, RunError, StateError
 from dpft.evaluation.metrics.base import HIGHER, LOWER, MetricSpec, metric_specs
+from dpft.evaluation.scores import Metrics
 from dpft.files import (
     CHECKPOINTS,
     CONFIGURATION,
@@ -54,6 +55,7 @@ from dpft.files import (
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.parallel_config import ParallelConfig, check_start
+from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.accounting.selection import (
     UniformStream,
     calibrate_trials,
@@ -63,12 +65,9 @@ from dpft.privacy.accounting.selection import (
 from dpft.privacy.cipher import secret_key
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
-from dpft.records.costs import Search, Trial
-from dpft.records.form import read_record, write_record
-from dpft.records.promises import PrivateRun
-from dpft.records.scores import Metrics, TrialScore
 from dpft.reports.epsilon import NOT_PRIVATE_SEED
 from dpft.reports.privacy_record import selection_of
+from dpft.reports.promises import PrivateRun
 from dpft.reports.report import write_report
 from dpft.runs.exit_codes import FULL_OR_FORBIDDEN, crash_kept, exit_code_of_job
 from dpft.runs.folder import (
@@ -86,7 +85,39 @@ from dpft.runs.run import begin, go_on
 from dpft.runs.run_plan import RunPlan, plan_run, warn_of_delta, with_batch_size
 from dpft.runs.saved_run import read_spent
 from dpft.runs.task_model import TrainedModel, check_fit
+from dpft.strict_model import Delta, Positive, StrictModel, Versioned, read_model, write_model
 from dpft.training.checkpoint import checkpoints, delete_generator_states
+
+
+class Trial(StrictModel):
+    """One drawn trial of a search; private."""
+
+    setting: Mapping[str, Any]
+    """Key to its value."""
+    noise_multiplier: Positive
+    """Of its training."""
+
+
+class Search(Versioned):
+    """What a search is bound to once it is drawn; the trials are private."""
+
+    calibration: Calibration
+    """Of the whole search."""
+    delta: Delta
+    """At which its epsilon holds."""
+    key: str
+    """In hexadecimal: by what ``fingerprint`` knows the training records again."""
+    fingerprint: str
+    """Of the training records."""
+    trials: tuple[Trial, ...]
+    """All that were drawn."""
+
+
+class TrialScore(Versioned):
+    """How a trial of a search ended; private."""
+
+    score: float | None = None
+    """Higher is better; null: it crashed, diverged or has no score, which is the worst."""
 
 
 def score_metric(command: TuneCommand) -> MetricSpec:
@@ -106,7 +137,7 @@ def score_of(trial: Path, spec: MetricSpec) -> TrialScore:
     """Returns the score of a finished trial, the mean over the parts of its split."""
     values = [
         entry.metrics.get(spec.reported_as, math.nan)
-        for entry in read_record(trial / METRICS, Metrics).evaluations
+        for entry in read_model(trial / METRICS, Metrics).evaluations
         if entry.stage == "after"
     ]
     mean = math.fsum(values) / len(values) if values else math.nan
@@ -118,13 +149,13 @@ def score_of(trial: Path, spec: MetricSpec) -> TrialScore:
 def write_trial_score(trial: Path, trial_score: TrialScore) -> None:
     """Writes how a trial ended, after which it never runs again."""
     trial.mkdir(mode=0o700, exist_ok=True)
-    write_record(trial / TRIAL_SCORE, trial_score, mode=0o600)
+    write_model(trial / TRIAL_SCORE, trial_score, mode=0o600)
 
 
 def read_trial_score(trial: Path) -> TrialScore | None:
     """Returns how a trial ended; None where it has not."""
     path = trial / TRIAL_SCORE
-    return read_record(path, TrialScore) if path.exists() else None
+    return read_model(path, TrialScore) if path.exists() else None
 
 
 def draw_search(command: TuneCommand) -> Search:
@@ -168,7 +199,7 @@ def draw_trials(command: TuneCommand) -> list[dict[str, Any]]:
 def read_search(folder: Path) -> Search | None:
     """Returns what was drawn; None where nothing was yet."""
     path = folder / TRIALS
-    return read_record(path, Search) if path.exists() else None
+    return read_model(path, Search) if path.exists() else None
 
 
 def same_records(command: TuneCommand, search: Search) -> None:
@@ -193,8 +224,8 @@ def _uncalibrated(command: TuneCommand, setting: Mapping[str, Any], num_units: i
     config = with_setting(command.settings(), setting)
     check_fit(config)
     config = with_batch_size(config, lambda: num_units)
-    privacy = replace(_privacy(command), eps=None, noise_multiplier=1.0)
-    plan = plan_run(replace(config, privacy=privacy), lambda: num_units).privacy
+    privacy = _privacy(command).replace(eps=None, noise_multiplier=1.0)
+    plan = plan_run(config.replace(privacy=privacy), lambda: num_units).privacy
     assert plan is not None
     return plan
 
@@ -311,9 +342,9 @@ def train_trial(
 ) -> None:
     """Trains one trial as ``dpft train`` does, with the noise that the search gave its setting."""
     if goes_on:
-        saved = load_saved(path / CONFIGURATION, TrainConfig, polymorphic=POLYMORPHIC)
+        saved = load_saved(path / CONFIGURATION, TrainConfig)
         if is_base_model(saved.model.path or ""):  # The search's folder may have been moved.
-            saved = replace(saved, model=replace(saved.model, path=command.model.path))
+            saved = saved.replace(model=saved.model.replace(path=command.model.path))
         go_on(saved, path, with_curve=False)
         return
     config = with_setting(command.settings(), trial.setting)
@@ -321,11 +352,11 @@ def train_trial(
     def planner(config: TrainConfig, count_units: Callable[[], int]) -> RunPlan:
         assert config.privacy.guarantee is not None
         noise = trial.noise_multiplier
-        privacy = replace(config.privacy.guarantee, eps=None, noise_multiplier=noise)
-        plan = plan_run(replace(config, privacy=privacy), count_units)
+        privacy = config.privacy.guarantee.replace(eps=None, noise_multiplier=noise)
+        plan = plan_run(config.replace(privacy=privacy), count_units)
         assert plan.privacy is not None
         return replace(
-            plan, privacy=replace(plan.privacy, calibration=search.calibration, is_trial=True)
+            plan, privacy=plan.privacy.replace(calibration=search.calibration, is_trial=True)
         )
 
     begin(config, path, planner, write_request=write_request, with_curve=False)
@@ -350,8 +381,8 @@ def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> 
     assert isinstance(won, PrivateRun)
     begun = read_begun(folder)
     chosen = selection_of(command.tune.count, space=command.tuning.values())
-    of_search = replace(won, selection=chosen, starting_models=begun.starting_models, **begun.when)
-    write_record(folder / PRIVACY, of_search)
+    of_search = won.replace(selection=chosen, starting_models=begun.starting_models, **begun.when)
+    write_model(folder / PRIVACY, of_search)
     write_report(folder, of_search)
     date_to_the_beginning(folder)
 
@@ -395,8 +426,8 @@ def resumed_search(folder: str) -> TuneCommand:
             f" {what_lacks(Path(folder), TUNE_CONFIGURATION)}; give the folder that the search"
             " named."
         )
-    saved = load_saved(path, TuneCommand, polymorphic=POLYMORPHIC)
-    return replace(saved, resume=folder, model=kept_here(saved.model, Path(folder)))
+    saved = load_saved(path, TuneCommand)
+    return saved.replace(resume=folder, model=kept_here(saved.model, Path(folder)))
 
 
 def run(command: TuneCommand, folder: Path, *, write_request: WriteRequest | None = None) -> None:
@@ -422,7 +453,7 @@ def run(command: TuneCommand, folder: Path, *, write_request: WriteRequest | Non
                     write_request(folder)
                 (folder / TUNING).mkdir(mode=0o700)
                 write_text(folder / TUNE_CONFIGURATION, to_yaml(command), mode=0o600)
-                write_record(folder / TRIALS, search, mode=0o600)  # synced to disk
+                write_model(folder / TRIALS, search, mode=0o600)  # synced to disk
                 finish(command, search, folder, write_request)
         else:
             go_on_search(command, folder, write_request)
@@ -440,7 +471,7 @@ def go_on_search(
         search = read_search(folder)
         if search is None:  # It broke off before anything was trained.
             search = draw_search(command)
-            write_record(folder / TRIALS, search, mode=0o600)
+            write_model(folder / TRIALS, search, mode=0o600)
         same_records(command, search)
         finish(command, search, folder, write_request)
 
@@ -452,7 +483,7 @@ def finish(
     spec = score_metric(command)
     if (date := read_begun(folder).date) is not None:
         # The day of a trial would reveal how many trials preceded it.
-        command = replace(command, task=command.task.begun(date))
+        command = command.replace(task=command.task.begun(date))
     with hint_of_resume(folder):
         count = command.tune.count
         logger.info(

@@ -32,13 +32,23 @@ from dpft.errors import InputError, StateError
 from dpft.files import WHITE_BOX, write_text
 from dpft.generation.decoding import evaluation_mode
 from dpft.models.losses import per_example_losses
-from dpft.records.configuration import WhiteBoxLine
-from dpft.records.form import parse
+from dpft.strict_model import AtLeastOne, StrictModel, parse
 from dpft.tasks.base import Task
 from dpft.training.listeners import PublicStep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+class WhiteBoxLine(StrictModel):
+    """A line of private/white_box.jsonl: what a step's noisy gradient has of every canary's own."""
+
+    step: AtLeastOne
+    """Number of the step."""
+    now: tuple[float, ...]
+    """Along each canary's gradient at the step's own weights."""
+    before: tuple[float, ...]
+    """Along its gradient before training."""
 
 
 COMMON = 1

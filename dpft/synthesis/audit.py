@@ -28,18 +28,18 @@ from dpft.files import (
     private_audit_path,
     write_text,
 )
-from dpft.records.audits import KeptCanaries
-from dpft.records.form import read_record
-from dpft.records.promises import (
+from dpft.reports.pages import line, render_page
+from dpft.reports.promises import (
+    PrivateRun,
     RunPrivacy,
     guarantee,
     is_promised,
-    ledger_of,
     read_statement,
 )
-from dpft.reports.pages import line, render_page
 from dpft.reports.terminal import Grid
 from dpft.runs.guarantee import privacy_of
+from dpft.runs.held_out import KeptCanaries
+from dpft.strict_model import read_model
 from dpft.synthesis.measures import copies, told_apart
 from dpft.synthesis.records import Comparison, SyntheticAudit
 from dpft.synthesis.report import OWNERS, grid, sections
@@ -192,7 +192,9 @@ def read_synthetic(
             )
     path = file.with_name(f"{file.stem}.privacy.json")
     said = read_statement(path) if path.is_file() else None
-    if said and privacy and ledger_of(said) != ledger_of(privacy):
+    written_by = said and said.guarantee
+    ledgers = [each.ledger for each in (written_by, privacy) if isinstance(each, PrivateRun)]
+    if said and privacy and (len(ledgers) == 1 or len({*ledgers}) > 1):
         raise InputError(
             f"synthetic must be written by the run's model, got records of {said.run}, by the"
             " statement beside them; give run=RUN, the one that wrote them, instead of"
@@ -244,7 +246,7 @@ def _shapes(sides: Mapping[str, Sequence[str]]) -> Comparison:
 def _canaries(run: Path, texts: Sequence[str]) -> Comparison:
     """Return how many of the run's canaries the texts contain."""
     everything, path = "\n".join(texts), run / CANARIES
-    every = read_record(path, KeptCanaries).canaries if path.exists() else ()
+    every = read_model(path, KeptCanaries).canaries if path.exists() else ()
     rows: dict[str, tuple[float, ...]] = {}
     for name, included in (("included", True), ("not included", False)):
         kind = [canary for canary in every if canary.included == included]

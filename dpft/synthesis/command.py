@@ -21,7 +21,7 @@ import yaml
 
 from dpft.config.account import check_folder
 from dpft.config.composing import given_text
-from dpft.config.keys import in_shell, quoted, values_of
+from dpft.config.keys import in_shell, quoted
 from dpft.config.load import dump
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.data.raw_rows import MEMORY, Rows, file_rows, rows_in_memory
@@ -47,9 +47,8 @@ from dpft.parallel.parallel_config import check_restarts
 from dpft.privacy.cipher import secret_key
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.mechanisms.histogram import noisy_counts
-from dpft.privacy.plan import HistogramPlan, write_plan
+from dpft.privacy.plan import HistogramPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
-from dpft.records.form import as_json
 from dpft.reports.terminal import Answer, Figures
 from dpft.runs import run as runs
 from dpft.runs.api import TRAIN_COMMAND, Command, Folder, as_word, checked_words
@@ -60,6 +59,7 @@ from dpft.runs.run_cost import planned_model
 from dpft.runs.run_plan import RunPlan, plan_run
 from dpft.runs.saved_run import read_spent, read_spent_of_synthesis
 from dpft.runs.task_model import fitted_to, training_head
+from dpft.strict_model import as_json, values_of
 from dpft.synthesis.config import DRAFT, SynthesizeConfig, configuration, expand
 from dpft.synthesis.draft import draft_schema
 from dpft.synthesis.generate import BLOCKS, generate_rows
@@ -103,7 +103,7 @@ def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None)
     quiet_transformers()
     refuse_links(folder)
     with rows_in_memory(rows), crash_kept(folder):
-        if config.schema == DRAFT:
+        if config.schema_file == DRAFT:
             _draft(config, folder)
             return None
         return _begin(config, folder) if config.resume is None else _continue(config, folder)
@@ -132,8 +132,12 @@ def _default_schema(data: str) -> Path:
 def _begin(config: SynthesizeConfig, folder: Path) -> Answer:
     data = config.data or ""
     rows = source_rows(data)
-    place = _default_schema(data) if config.schema is None else Path(config.schema).expanduser()
-    if config.schema is None and not place.is_file():
+    place = (
+        _default_schema(data)
+        if config.schema_file is None
+        else Path(config.schema_file).expanduser()
+    )
+    if config.schema_file is None and not place.is_file():
         raise InputError(
             "dpft synthesize needs a schema, which says what is public of the table, got none, and"
             f" there is no {place}; have one drafted for you to edit by dpft synthesize"
@@ -163,7 +167,7 @@ def _begin(config: SynthesizeConfig, folder: Path) -> Answer:
         write_text(folder / SCHEMA_FILE, place.read_text(encoding="utf-8-sig"))
         lines = f"{key.hex()}\n{table.fingerprint(key)}\n"
         write_text(private_path(folder, TABLE_KEY), lines, mode=0o600)
-        dump(replace(config, resume=None), folder / SYNTHESIS)
+        dump(config.replace(resume=None), folder / SYNTHESIS)
         return _finish(part, table, folder)
 
 
@@ -254,10 +258,11 @@ def _histogram(part: PublicPart, table: PrivateTable, folder: Path) -> Sequence[
             " with dpft account runs=[FIRST,SECOND]."
         )
     ledger_path.unlink(missing_ok=True)  # interrupted before the step's line: no noise was drawn
-    size = {"num_examples": part.num_examples, "num_examples_source": part.num_examples_source}
-    step = part.counts.entry() | size
+    mechanism = part.counts.replace(
+        num_examples=part.num_examples, num_examples_source=part.num_examples_source
+    )
     plan = HistogramPlan(
-        histogram=step,
+        histogram=mechanism,
         num_examples=part.num_examples,
         delta=part.counts.delta,
         delta_source=part.delta_source,
@@ -267,8 +272,8 @@ def _histogram(part: PublicPart, table: PrivateTable, folder: Path) -> Sequence[
         data_id=guarantee.data_id,
     )
     key = secret_key("condition", guarantee.noise_seed)
-    with Ledger(ledger_path, plan=write_plan(plan)) as ledger:
-        ledger.append(1, step)
+    with Ledger(ledger_path, plan=plan) as ledger:
+        ledger.append(1, mechanism)
         noisy = noisy_counts(counts, part.counts.noise_std, key)
         write_json(path, {"counts": noisy.tolist()})
         ledger.close(released=digest(path))
@@ -313,7 +318,7 @@ def _train(part: PublicPart, table: PrivateTable, folder: Path) -> None:
         plan = plan_run(config, count_units)
         if plan.privacy is None:
             return plan
-        return replace(plan, privacy=replace(plan.privacy, counts=counts))
+        return replace(plan, privacy=plan.privacy.replace(counts=counts))
 
     with rows_in_memory(records):
         if (training / MODEL).is_dir() or has_begun(training):
@@ -340,10 +345,9 @@ def _training(part: PublicPart) -> TrainCommand:
             "num_examples": part.num_examples,
             "accountant": ACCOUNTANT,
         }
-    return replace(
-        plain,
+    return plain.replace(
         privacy=kind(**privacy),
-        eval=replace(plain.eval, enabled=False),
+        eval=plain.eval.replace(enabled=False),
         **{key: getattr(config, key) for key in SECTIONS},
     )
 
@@ -419,7 +423,7 @@ def synthesize(
         there = COMMAND.place(expand(words), folder, given_text(words, "resume"))
         composed = COMMAND.compose(expand(words), there)
         config = configuration(composed.values, composed.words)
-        if config.schema == DRAFT:
+        if config.schema_file == DRAFT:
             raise InputError("schema=draft is for the command line: a person goes through it.")
         made = make_table(config, there, in_memory)
     assert made is not None

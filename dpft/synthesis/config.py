@@ -1,31 +1,28 @@
 """The configuration of ``dpft synthesize``, conf/synthesize.yaml."""
 
-import math
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from omegaconf import DictConfig
+from pydantic import Field
 
-from dpft.config.account import check_output, check_positive
+from dpft.config.account import Output
 from dpft.config.composing import Words, given_overrides
-from dpft.config.keys import values_of
-from dpft.config.load import CrossCheck, CrossChecked, by_name, load, load_saved
-from dpft.config.schema import POLYMORPHIC as OF_TRAINING
-from dpft.config.schema import check_units_fit
+from dpft.config.load import load, load_saved
+from dpft.config.schema import AnyMethod, AnyOptimizer, check_units_fit
+from dpft.config.section import ChosenBy, CrossCheck, Root, Section, by_name
 from dpft.errors import InputError
 from dpft.files import SYNTHESIS
 from dpft.generation.decoding import DecodeConfig
-from dpft.methods.base import Method
 from dpft.models.source import ModelConfig
 from dpft.privacy.plan import CHUNK
 from dpft.privacy.privacy_config import (
     DifferentialPrivacy,
     NoPrivacy,
-    PrivacyConfig,
     privacy_class,
 )
-from dpft.training.optimizers import OptimizerConfig, SchedulerConfig
+from dpft.strict_model import AtLeastOne, Count, Positive, values_of
+from dpft.training.optimizers import SchedulerConfig
 from dpft.training.training_config import TrainingConfig
 
 DRAFT = "draft"
@@ -33,29 +30,25 @@ DRAFT = "draft"
 ENDINGS = (".csv", ".jsonl", ".parquet")
 
 
-@dataclass(frozen=True, kw_only=True)
 class SharedPrivacy(DifferentialPrivacy):
     """One epsilon for the histogram of the condition and the training together."""
 
-    share: float = 0.05
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """The share of epsilon that the histogram alone spends."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check_fields(self) -> None:
+        super()._check_fields()
         if self.eps is None:
             raise InputError(
                 "dpft synthesize needs privacy.eps, which the histogram and the training share;"
                 " give it in place of noise_multiplier and total_eps."
             )
-        if not 0 < self.share < 1:
-            raise InputError(f"privacy.share must be in (0, 1), got {self.share}.")
         if self.unit == CHUNK:
             raise InputError(
                 "privacy.unit must be example or a column, got chunk: rows of a table are not cut."
             )
 
 
-@dataclass(frozen=True, kw_only=True)
 class OpenSynthesis(NoPrivacy):
     """No noise in histogram and training, for comparison and for public tables."""
 
@@ -64,20 +57,18 @@ class OpenSynthesis(NoPrivacy):
 
 
 CLASSES = {DifferentialPrivacy: SharedPrivacy, NoPrivacy: OpenSynthesis}
-POLYMORPHIC = {
-    **{key: OF_TRAINING[key] for key in ("method", "optimizer")},
-    "privacy": by_name(lambda name: CLASSES[privacy_class(name)]),
-}
+SynthesisPrivacy = Annotated[
+    SharedPrivacy | OpenSynthesis, ChosenBy(by_name(lambda name: CLASSES[privacy_class(name)]))
+]
 
 
-@dataclass(frozen=True, kw_only=True)
 class DrawConfig(DecodeConfig):
     """How rows are drawn; the schema determines their length."""
 
     max_new_tokens: int | None = None  # type: ignore[assignment]
     """Not to be set: it follows from the schema's ``max_tokens``."""
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         if self.max_new_tokens is not None:
             raise InputError("decode.max_new_tokens follows from the schema's max_tokens; drop it.")
         self.limited_to(1)
@@ -92,76 +83,79 @@ class DrawConfig(DecodeConfig):
         return DecodeConfig(**(values | {"max_new_tokens": max_new_tokens}))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ControlConfig:
+class ControlConfig(Section):
     """The controls: rows that neither histogram nor model sees."""
 
-    held_out: float | None = 0.1
+    held_out: Annotated[float, Field(gt=0, lt=1)] | None = 0.1
     """Share of the rows, or units, that are controls; null: there are none, and no private page."""
-    limit: int = 2000
+    limit: AtLeastOne = 2000
     """Most rows of each kind that the private page compares."""
 
-    def __post_init__(self) -> None:
-        if self.held_out is not None and not 0 < self.held_out < 1:
-            raise InputError(f"eval.held_out must be in (0, 1), or null, got {self.held_out}.")
-        check_positive(**{"eval.limit": self.limit})
 
-
-@dataclass(frozen=True, kw_only=True)
-class SynthesizeConfig(CrossChecked):
+class SynthesizeConfig(Root):
     """``dpft synthesize``: a private table in, a synthetic table out."""
 
+    command_examples: ClassVar[tuple[str, ...]] = (
+        "data=visits.csv schema=draft",
+        "data=visits.csv privacy.eps=4",
+        "data=visits.csv privacy.eps=4 privacy.unit=patient condition=[ward,year] num=10000",
+    )
+    main_keys: ClassVar[tuple[str, ...]] = (
+        "data",
+        "schema",
+        "privacy.eps",
+        "privacy.unit",
+        "condition",
+        "num",
+        "to",
+        "model",
+        "method",
+        "train.epochs",
+    )
+
     model: ModelConfig
-    method: Method
-    privacy: PrivacyConfig
+    method: AnyMethod
+    privacy: SynthesisPrivacy
     train: TrainingConfig
-    optimizer: OptimizerConfig
+    optimizer: AnyOptimizer
     scheduler: SchedulerConfig
-    decode: DrawConfig = field(default_factory=lambda: DrawConfig(strategy="nucleus"))
-    eval: ControlConfig = field(default_factory=ControlConfig)
+    decode: DrawConfig = Field(default_factory=lambda: DrawConfig(strategy="nucleus"))
+    eval: ControlConfig = Field(default_factory=ControlConfig)
     data: str | None = None
     """File of the private table."""
-    schema: str | None = None
+    schema_file: str | None = Field(default=None, alias="schema")
     """File that declares what is public of the table; draft: writes a draft to edit; None: the
     data's name with .schema.yaml in place of its ending."""
     condition: tuple[str, ...] = ()
     """Columns whose joint histogram determines how many rows of each kind there are."""
-    num: int | None = None
+    num: AtLeastOne | None = Field(default=None, examples=[1000])
     """Rows to write; None: the public number of rows, or units."""
     to: str | None = None
     """File to write, .csv, .jsonl or .parquet; None: synthetic.csv in the run's folder."""
     form: Literal["object", "array"] = "object"
     """How a model sees a row: object, with the names of columns; array, without."""
-    text_weight: float = 1.0
+    text_weight: Positive = 1.0
     """The weight of a text's tokens in the loss; tokens of other columns have weight 1."""
     invalid: Literal["error", "missing", "skip"] = "error"
     """What happens to a row that the schema does not allow: error rejects it, missing empties the
     cell if the schema allows that and otherwise skips the row, skip skips it."""
-    retries: int = 5
+    retries: Count = 5
     """How often a row that breaks a rule between columns is drawn again."""
-    batch_size: int = 64
+    batch_size: AtLeastOne = 64
     """Rows written at once; memory and speed only."""
     resume: str | None = None
     """Folder of an interrupted synthesis."""
-    output: str = "table"
+    output: Output = "table"
     """table for people, or json: one object on stdout."""
 
-    cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
-        (("privacy", "train"), check_units_fit),
-        (("output",), check_output),
-    )
+    cross_checks: ClassVar[tuple[CrossCheck, ...]] = ((("privacy", "train"), check_units_fit),)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check_fields(self) -> None:
+        super()._check_fields()
         if self.data is None and self.resume is None:
             raise InputError(
                 "data must be the file of a table, got none; give data=notes.csv, or resume=RUN."
             )
-        check_positive(num=self.num, batch_size=self.batch_size, text_weight=self.text_weight)
-        if self.retries < 0:
-            raise InputError(f"retries must be at least 0, got {self.retries}.")
-        if not math.isfinite(self.text_weight):
-            raise InputError(f"text_weight must be finite, got {self.text_weight}.")
         if self.to is not None and not self.to.endswith(ENDINGS):
             raise InputError(f"to must end in {', '.join(ENDINGS)}, got {self.to!r}.")
 
@@ -185,7 +179,7 @@ def configuration(composed: DictConfig, words: Words) -> SynthesizeConfig:
         InputError: It is incomplete or invalid, or ``resume`` comes with anything but ``output``.
     """
     if composed.get("resume") is None:
-        return load(composed, SynthesizeConfig, polymorphic=POLYMORPHIC)
+        return load(composed, SynthesizeConfig)
     others = sorted(set(words.keys) - {"resume", "output"})
     if others:
         raise InputError(
@@ -193,5 +187,5 @@ def configuration(composed: DictConfig, words: Words) -> SynthesizeConfig:
         )
     folder = str(composed.resume)
     path = Path(folder) / SYNTHESIS
-    saved: SynthesizeConfig = load_saved(path, SynthesizeConfig, polymorphic=POLYMORPHIC)
-    return replace(saved, resume=folder, output=str(composed.output))
+    saved: SynthesizeConfig = load_saved(path, SynthesizeConfig)
+    return saved.replace(resume=folder, output=str(composed.output))

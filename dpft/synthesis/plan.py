@@ -16,7 +16,7 @@ from dpft.privacy.accounting import evaluate
 from dpft.privacy.accounting.calibration import smallest_noise
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
 from dpft.privacy.mechanisms.histogram import GaussianCounts
-from dpft.privacy.plan import GIVEN, check_delta, default_delta
+from dpft.privacy.plan import GIVEN, DeltaSource, check_delta, default_delta
 from dpft.runs.api import IN_MEMORY, TRAIN_COMMAND
 from dpft.runs.task_model import TrainedModel
 from dpft.synthesis.config import SharedPrivacy, SynthesizeConfig
@@ -61,7 +61,7 @@ class PublicPart:
         return privacy if isinstance(privacy, SharedPrivacy) else None
 
     @property
-    def delta_source(self) -> str:
+    def delta_source(self) -> DeltaSource:
         """``GIVEN``, or the rule that determines delta from the number of units."""
         is_given = self.guarantee is not None and self.guarantee.delta is not None
         return GIVEN if is_given else OWN_DATA
@@ -151,11 +151,11 @@ def with_noise(part: PublicPart, num_units: int) -> PublicPart:
     given = getattr(config.privacy, "num_examples", None)
     size = num_units if given is None else given
     train = config.train.for_own_data(size, method=config.method.name, own=True)
-    train = replace(train, expected_batch_size=train.batch_size(size))
+    train = train.replace(expected_batch_size=train.batch_size(size))
     source = "counted in the data" if given is None else "privacy.num_examples"
     part = replace(
         part,
-        config=replace(config, train=train),
+        config=config.replace(train=train),
         num_examples=size,
         num_examples_source=source,
     )

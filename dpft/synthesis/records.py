@@ -4,30 +4,24 @@ All measures are tables, which the pages and the terminal show as they are.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Literal
 
-from dpft.records.costs import DeltaSource, Relation
-from dpft.records.form import (
+from dpft.privacy.ledger import LedgerHead
+from dpft.privacy.plan import DeltaSource, Relation
+from dpft.strict_model import (
     AtLeastOne,
     Count,
     Day,
     Delta,
     Digest,
-    Limits,
     NotNegative,
-    Part,
     Positive,
-    Rule,
-    Rules,
+    StrictModel,
     Versioned,
 )
-from dpft.records.ledger import LedgerHead
-from dpft.records.promises import SeedMarked
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(StrictModel):
     """A table of numbers."""
 
     title: str
@@ -40,11 +34,10 @@ class Comparison:
     """A sentence that explains them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SynthesisPart:
+class SynthesisPart(StrictModel):
     """A part of a synthesis that read records under noise."""
 
-    name: Annotated[str, Limits(choices=("histogram", "training"))]
+    name: Literal["histogram", "training"]
     """The part."""
     epsilon: NotNegative
     """Its own epsilon, at the delta of the whole."""
@@ -58,13 +51,11 @@ class SynthesisPart:
     """The ledger when this was written."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Synthesis(Versioned, SeedMarked):
+class Synthesis(Versioned):
     """The statement of a synthesis, which may be released with its rows."""
 
-    RULES: ClassVar[Rules] = (
-        Rule(when=Part(requires=("epsilon",)), then=Part(requires=("delta", "accountant"))),
-    )
+    private: bool
+    """Whether epsilon protects anybody: false without noise, or if a test seed made the noise."""
     date: Day
     """Day of the report."""
     epsilon: NotNegative | None = None
@@ -117,7 +108,6 @@ class Synthesis(Versioned, SeedMarked):
     """Synthetic rows by the bins of each column, which follow from the schema."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Measures(Versioned):
     """private/measures.json: synthetic rows compared with real rows, only for their owner."""
 
@@ -125,7 +115,6 @@ class Measures(Versioned):
     """The measures; the first table is the summary."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SynthesisAnswer(Versioned):
     """Output of ``dpft synthesize output=json``."""
 
@@ -135,11 +124,10 @@ class SynthesisAnswer(Versioned):
     """File of the synthetic rows."""
     statement: Synthesis
     """The public statement."""
-    measures: str | None
-    """The private file of measures; null without controls."""
+    measures: str | None = None
+    """The private file of measures; absent without controls."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SyntheticAudit(Versioned):
     """Usefulness of synthetic records, and what they reveal of single records."""
 
@@ -159,9 +147,9 @@ class SyntheticAudit(Versioned):
     """All tables, also those that compare with private records."""
     remarks: tuple[str, ...]
     """What is not compared and why, one sentence each."""
-    epsilon: NotNegative | None
-    """Epsilon of the run; null without privacy."""
-    delta: NotNegative | None
-    """Delta of the run; null without privacy."""
-    not_released: str | None
-    """Why nothing may be released; null if audit/synthetic.html was written."""
+    epsilon: NotNegative | None = None
+    """Epsilon of the run; absent without privacy."""
+    delta: NotNegative | None = None
+    """Delta of the run; absent without privacy."""
+    not_released: str | None = None
+    """Why nothing may be released; absent if audit/synthetic.html was written."""

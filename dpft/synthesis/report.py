@@ -8,8 +8,8 @@ import datetime
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from dpft.data.raw_rows import write_rows
 from dpft.errors import StateError
@@ -18,16 +18,15 @@ from dpft.files import LEDGER, PAGE, PRIVATE_PAGE, TRAINING, private_path, read_
 from dpft.privacy.accounting import evaluate
 from dpft.privacy.accounting.mechanism import Composition
 from dpft.privacy.accounting.summary import delta_text, eps_text
-from dpft.privacy.ledger import Noise, as_mechanisms
+from dpft.privacy.ledger import LedgerHead, Noise, as_mechanisms
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import NEIGHBORING_RELATION
-from dpft.records.form import as_json, read_record, texts_of, write_record
-from dpft.records.ledger import LedgerHead
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.pages import indented, line, render_page
 from dpft.reports.terminal import Answer, Grid
 from dpft.runs.composition import with_its_tokenizer
 from dpft.runs.saved_run import read_spent
+from dpft.strict_model import as_json, description, read_model, write_model
 from dpft.synthesis.generate import Drawn
 from dpft.synthesis.measures import Tables, binned_counts, frame_of, measured
 from dpft.synthesis.plan import ACCOUNTANT, PublicPart, target_file
@@ -47,7 +46,7 @@ OWNERS = (
     " synthetic row because of what is here is a choice by private records, which ε does not cover."
 )
 NO_FACTS = frozenset({
-    "schema_version", "private", "reproducible", "epsilon", "delta", "parts", "warnings", "columns",
+    "schema_version", "private", "epsilon", "delta", "parts", "warnings", "columns",
 })  # fmt: skip
 """Fields of the statement that the table of facts on the public page omits."""
 NOT_PRIVATE = "**NOT PRIVATE**: histogram and training had no noise (`privacy=none`)."
@@ -101,9 +100,11 @@ def public_page(said: Synthesis, schema: str) -> str:
         (p.name, eps_text(p.epsilon), f"{p.noise_multiplier:.4g}", str(p.steps), p.ledger.head)
         for p in said.parts
     ]
-    descriptions = texts_of(Synthesis)
     facts = [
-        (descriptions[key].rstrip("."), value if isinstance(value, str) else json.dumps(value))
+        (
+            description(Synthesis, key).rstrip("."),
+            value if isinstance(value, str) else json.dumps(value),
+        )
         for key, value in as_json(said).items()
         if key not in NO_FACTS
     ]
@@ -132,7 +133,7 @@ def write_outcome(part: PublicPart, table: PrivateTable, drawn: Drawn, folder: P
         for number, row in enumerate(drawn.rows, start=1)
     ])  # fmt: skip
     said = statement(part, drawn, folder)
-    write_record(folder / STATEMENT, said)
+    write_model(folder / STATEMENT, said)
     if table.held:
         limit = part.config.eval.limit
         sides = (drawn.rows, table.of(table.kept), table.of(table.held))
@@ -140,7 +141,7 @@ def write_outcome(part: PublicPart, table: PrivateTable, drawn: Drawn, folder: P
         tables = measured(schema, Tables(*(frame_of(schema, side) for side in chosen)))
         faults = {fault: (count,) for fault, count in table.faults.items()}
         tables += (Comparison(title="Invalid rows", columns=("rows",), rows=faults),)
-        write_record(private_path(folder, MEASURES), Measures(tables=tables), mode=0o600)
+        write_model(private_path(folder, MEASURES), Measures(tables=tables), mode=0o600)
         title = "Synthetic rows against real ones"
         page = [OWNERS, headline(said), f"# {title}", *sections(tables)]
         content = render_page(title, "\n\n".join(page))
@@ -157,7 +158,6 @@ def statement(part: PublicPart, drawn: Drawn, folder: Path) -> Synthesis:
     said = Synthesis(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         private=guarantee is not None and not is_seeded,
-        reproducible=True if is_seeded else None,
         unit=config.privacy.unit,
         unit_definition=part.unit_definition,
         neighboring_relation=NEIGHBORING_RELATION,
@@ -179,8 +179,7 @@ def statement(part: PublicPart, drawn: Drawn, folder: Path) -> Synthesis:
     )
     if guarantee is None or guarantee.eps is None or part.delta is None:
         return said
-    said = replace(
-        said,
+    said = said.replace(
         delta=part.delta,
         delta_source=part.delta_source,
         accountant=ACCOUNTANT,
@@ -198,7 +197,7 @@ def statement(part: PublicPart, drawn: Drawn, folder: Path) -> Synthesis:
             f"more noisy steps were taken than planned, after a crash: epsilon is above the"
             f" {guarantee.eps:g} that was asked for"
         )
-    return replace(said, warnings=tuple(warnings))
+    return said.replace(warnings=tuple(warnings))
 
 
 def with_epsilon(said: Synthesis, folder: Path) -> Synthesis:
@@ -214,9 +213,9 @@ def with_epsilon(said: Synthesis, folder: Path) -> Synthesis:
         assert answer is not None
         return answer
 
-    parts = {"training": folder / TRAINING}
+    parts: dict[Literal["histogram", "training"], Path] = {"training": folder / TRAINING}
     if said.share is not None:
-        parts = {"histogram": folder} | parts
+        parts = {"histogram": folder, **parts}
     taken = []
     for name, place in parts.items():
         if not (place / LEDGER).exists():
@@ -233,18 +232,18 @@ def with_epsilon(said: Synthesis, folder: Path) -> Synthesis:
             ledger=LedgerHead(lines=spent.ledger.lines, head=spent.ledger.head),
         )
         taken.append(part)
-    return replace(said, epsilon=epsilon(spent.whole), parts=tuple(taken))
+    return said.replace(epsilon=epsilon(spent.whole), parts=tuple(taken))
 
 
 def is_whole(folder: Path, target: Path) -> bool:
     """Return whether a synthesis is finished: its rows are those of its statement."""
     is_written = (folder / PAGE).exists() and target.exists()
-    return is_written and read_record(folder / STATEMENT, Synthesis).rows_sha256 == digest(target)
+    return is_written and read_model(folder / STATEMENT, Synthesis).rows_sha256 == digest(target)
 
 
 def finished(folder: Path, target: Path) -> Answer:
     """Return the output of the command, which contains no private measure."""
-    said = read_record(folder / STATEMENT, Synthesis)
+    said = read_model(folder / STATEMENT, Synthesis)
     if said.delta is not None:
         said = with_epsilon(said, folder)
     parts: list[Grid | str] = [headline(said), *(f"Warning: {each}" for each in said.warnings)]

@@ -5,13 +5,17 @@ A task never reads a file; ``dpft.data.sources`` does, and hands it rows one at 
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, TypeGuard
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeGuard
 
+from pydantic import Field
+
+from dpft.config.section import Section
 from dpft.errors import InputError
-from dpft.kinds import DELTA_RULES, LABELS, NOTHING, OWN_DATA, PROMPTS, PUBLISHED, TEXTS, Registry
+from dpft.kinds import LABELS, NOTHING, OWN_DATA, PROMPTS, TEXTS, Registry
+from dpft.strict_model import AtLeastOne
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +180,10 @@ LONGEST_DEFAULT = 512
 TYPICAL_SHARE = 0.75
 """Of the longest row: how long one is taken to be where nothing is known of them."""
 SPLITS = ("train", "validation", "test")
-SOURCES = ("hub", "url", "local", "embedded", "memory")
-REFUSED, SKIPPED, MISSING = "error", "skip", "missing"
+Source = Literal["hub", "url", "local", "embedded", "memory"]
+REFUSED: Final = "error"
+SKIPPED: Final = "skip"
+MISSING: Final = "missing"
 INVALID = (REFUSED, SKIPPED, MISSING)
 """Treatments of a faulty row; each is decided by that row alone."""
 
@@ -192,18 +198,17 @@ class CorpusForm:
     """Whether a text file is one text; else each of its lines is one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task(ABC):
+class Task(Section, ABC):
     """Base of every task; its fields are the task's configuration, ``conf/task/<name>.yaml``."""
 
     name: str
     """Which task; chosen by task=NAME."""
-    source: str = "hub"
+    source: Source = "hub"
     """Where rows come from: hub, url, local or embedded (a given data_dir means local); or memory,
     the rows that a program gives."""
     data_dir: str | None = None
     """Folder with train|validation|test, a file each in one of the formats that are read."""
-    num_train_examples: int | None = None
+    num_train_examples: AtLeastOne | None = None
     """The public number of training records, as published."""
     hub_name: str | None = None
     """Data set on the Hugging Face hub."""
@@ -211,20 +216,20 @@ class Task(ABC):
     """Configuration of that data set, where it has several."""
     hub_revision: str | None = None
     """Branch, tag or commit on the hub."""
-    urls: dict[str, str] = field(default_factory=dict)
+    urls: dict[str, str] = Field(default_factory=dict)
     """Split name to the address of its file, for source=url."""
-    embedded_num_train_examples: int | None = None
+    embedded_num_train_examples: AtLeastOne | None = None
     """Rows of the embedded training sample, for source=embedded."""
-    column_aliases: dict[str, str] = field(default_factory=dict)
+    column_aliases: dict[str, str] = Field(default_factory=dict)
     """Other names of the columns: the name in a file to the name in ``columns``."""
 
     eval_split: str = "test"
     """The split that is scored unless eval.split says otherwise."""
-    split_parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    split_parts: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Split to the parts that it is stored in and scored by; a split without parts is one."""
     metrics: tuple[str, ...] = ()
     """Names of the metrics that score it."""
-    default_delta: str = OWN_DATA
+    default_delta: Literal["published", "own_data"] = OWN_DATA
     """Delta where privacy.delta is null: own_data, 1 / (10 * num_examples) rounded down to one
     digit; or published, 1 / (2 * num_examples), as in the papers."""
 
@@ -255,23 +260,7 @@ class Task(ABC):
     scores_rows: ClassVar[bool] = False
     """Whether every row is scored apart, though another has the same input."""
 
-    def __post_init__(self) -> None:
-        if self.source not in SOURCES:
-            raise InputError(
-                f"task.source must be one of {', '.join(SOURCES)}, got {self.source!r}."
-            )
-        for name in ("num_train_examples", "embedded_num_train_examples"):
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                raise InputError(
-                    f"task.{name} must be at least 1, or null for a count of the records, got"
-                    f" {size}."
-                )
-        if self.default_delta not in DELTA_RULES:
-            raise InputError(
-                f"task.default_delta must be {OWN_DATA}, for 1/(10*num_examples), or {PUBLISHED},"
-                f" for 1/(2*num_examples), got {self.default_delta!r}."
-            )
+    def _check_fields(self) -> None:
         known = (*self.columns, *self.optional_columns)
         unknown = sorted(set(self.column_aliases.values()) - set(known))
         if unknown:
@@ -458,11 +447,10 @@ LANGUAGES = frozenset(_LANGUAGES.split())
 """The codes of ISO 639-1."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class TextualTask(Task):
     """A task whose records are made of text."""
 
-    max_length: int | None = None
+    max_length: Annotated[int, Field(ge=2)] | None = None
     """Longest tokenized example; the prompt is cut, never the target's end; null takes 512, or what
     the model has positions for where that is less."""
 
@@ -470,27 +458,20 @@ class TextualTask(Task):
     """Language of the texts as an ISO 639-1 code such as zh, which chooses the words that metrics
     compare; null splits texts by script."""
 
-    typical_length: int | None = None
+    typical_length: AtLeastOne | None = None
     """Tokens of a typical example, a public number, on which ``dpft plan`` measures time; null
     takes three quarters of max_length."""
 
     modality: ClassVar[str] = "text"
     has_canaries: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.typical_length is not None and self.typical_length < 1:
-            raise InputError(
-                "task.typical_length must be at least 1, or null for three quarters of"
-                f" task.max_length, got {self.typical_length}."
-            )
+    def _check_fields(self) -> None:
+        super()._check_fields()
         if self.language is not None and self.language not in LANGUAGES:
             raise InputError(
                 "task.language must be an ISO 639-1 code such as en, zh, ja or ko, got"
                 f" {self.language!r}; null is for any other language."
             )
-        if self.max_length is not None and self.max_length < 2:
-            raise InputError(f"task.max_length must be at least 2, got {self.max_length}.")
 
     @property
     def longest(self) -> int:
@@ -509,23 +490,15 @@ class TextualTask(Task):
         if self.max_length is not None:
             return self
         longest = self.longest if positions is None else min(self.longest, positions)
-        return replace(self, max_length=longest)
+        return self.replace(max_length=longest)
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnRows(TextualTask):
     """A task of a user's own rows, some of which may be faulty."""
 
-    invalid: str = REFUSED
+    invalid: Literal["error", "skip", "missing"] = REFUSED
     """A faulty row: error, it is refused; skip, it is left out; missing, what it lacks is read as
     an empty text, and it is left out if it is still faulty. Sizes and rates count it as before."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.invalid not in INVALID:
-            raise InputError(
-                f"task.invalid must be one of {', '.join(INVALID)}, got {self.invalid!r}."
-            )
 
     @property
     def on_invalid(self) -> str:

@@ -1,7 +1,6 @@
 """CelebA (Liu et al. 2015): 162,770 faces to train on, with 40 attributes, each there or not."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
@@ -10,7 +9,6 @@ from dpft.tasks.images import IMAGE, ImageTask, attribute_value
 
 
 @TASKS.register("celeba")
-@dataclass(frozen=True, kw_only=True)
 class CelebA(ImageTask):
     """All attributes, by one summed loss an image; or one of them, as two classes."""
 
@@ -20,8 +18,8 @@ class CelebA(ImageTask):
     published_hub_name: ClassVar[str | None] = "flwrlabs/celeba"
     local_form: ClassVar[str | None] = "celeba"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check_fields(self) -> None:
+        super()._check_fields()
         if self.attribute is not None and self.metrics == ("mean_accuracy",):
             object.__setattr__(self, "metrics", ("accuracy",))
         if self.attribute is not None and self.attribute not in self.labels:

@@ -1,7 +1,6 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky 2009): 50,000 color images of 32 x 32 to train on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from dpft.tasks.base import TASKS
@@ -25,7 +24,6 @@ class CifarTask(ImageTask):
 
 
 @TASKS.register("cifar10")
-@dataclass(frozen=True, kw_only=True)
 class Cifar10(CifarTask):
     """Ten classes."""
 
@@ -34,7 +32,6 @@ class Cifar10(CifarTask):
 
 
 @TASKS.register("cifar100")
-@dataclass(frozen=True, kw_only=True)
 class Cifar100(CifarTask):
     """A hundred classes, of which the fine labels say which."""
 

@@ -6,9 +6,10 @@ language model for a label word in place of a mask, so no new parameter has to b
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar
+
+from pydantic import Field
 
 from dpft.errors import InputError
 from dpft.tasks.base import LabeledExample, LabelTask, Piece, TextualTask
@@ -45,7 +46,6 @@ class ClassTask(LabelTask):
         return float(max(range(len(outputs)), key=lambda index: outputs[index]))
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClassificationTask(ClassTask, TextualTask):
     """A task whose answers are classes."""
 
@@ -57,14 +57,14 @@ class ClassificationTask(ClassTask, TextualTask):
     """For masked language models: words with <S1>, <S2> and [MASK]."""
     causal_template: str = ""
     """For causal and seq2seq models: ends with [MASK], where the label word continues it."""
-    label_words: dict[str, str] = field(default_factory=dict)
+    label_words: dict[str, str] = Field(default_factory=dict)
     """Label to the word that stands for it, one token of the model's tokenizer."""
 
     other_objectives: ClassVar[tuple[str, ...]] = ()
     """Objectives of the same data that another class is for; ``chosen`` says which."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check_fields(self) -> None:
+        super()._check_fields()
         if self.objective not in OBJECTIVES:
             known = ", ".join((*OBJECTIVES, *self.other_objectives))
             raise InputError(f"task.objective must be one of {known}, got {self.objective!r}.")

@@ -5,14 +5,17 @@ unless told where it is, it is C4, the corpus of T5 (Raffel et al. 2020, arXiv 1
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field
 
 from dpft.errors import InputError
 from dpft.kinds import CAUSAL, GAP, MASKED, PROMPTS, SENTINEL, SEQ2SEQ
+from dpft.strict_model import AtLeastOne
 from dpft.tasks.base import TASKS, CorpusForm, Example, OwnRows, TextTask
 
-LINE, DOCUMENT = "line", "document"
+LINE: Final = "line"
+DOCUMENT: Final = "document"
 CHUNKS = "chunks_per_record"
 C4_TEXTS = {"en": 364868892, "en.noblocklist": 393391519, "realnewslike": 13799838}
 """Texts of the training splits of C4 by hub_config: num_examples in its data card on the hub."""
@@ -22,25 +25,24 @@ OBJECTIVES = {NEXT: CAUSAL, SPANS: SEQ2SEQ, PREFIX: SEQ2SEQ, MASKS: MASKED}
 
 
 @TASKS.register("corpus")
-@dataclass(frozen=True, kw_only=True)
 class CorpusTask(OwnRows, TextTask):
     """Texts without prompts; one that is blank is no record."""
 
     data_dir: str | None = None
     """A file, or a folder of files and folders of any names: .txt, .txt.gz, .jsonl, .jsonl.gz,
     .parquet and .csv; or one with files or folders called train, validation or test."""
-    max_length: int | None = None
+    max_length: Annotated[int, Field(ge=2)] | None = None
     """Longest tokenized text; a longer one loses its end; null takes 512, or what the model has
     positions for where that is less."""
-    text_column: str = field(default="text", metadata={"key": "text"})
+    text_column: str = Field(default="text", alias="text")
     """The column that holds the text, in files that have columns and on the hub."""
-    record_kind: str = field(default=LINE, metadata={"key": "record"})
+    record_kind: Literal["line", "document"] = Field(default=LINE, alias="record")
     """What of a .txt file is one record: line, each of its lines; or document, the file."""
 
-    objective: str | None = None
+    objective: Literal["span_corruption", "prefix_lm", "causal", "mlm"] | None = None
     """What is learned of a text: causal, each next token; span_corruption, T5's hidden spans;
     prefix_lm, what follows its beginning; mlm, masked tokens. null: what the model is made for."""
-    chunks_per_record: int = 1
+    chunks_per_record: AtLeastOne = 1
     """Most chunks of a record that are trained on, each as long as max_length allows; they are
     clipped as one, unless privacy.unit=chunk."""
 
@@ -53,19 +55,8 @@ class CorpusTask(OwnRows, TextTask):
     """No columns: a text has no prompt."""
     answers_how: ClassVar[str] = "fills in single masked tokens"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.record_kind not in (LINE, DOCUMENT):
-            raise InputError(f"task.record must be line or document, got {self.record_kind!r}.")
-        if self.objective not in (None, *OBJECTIVES):
-            raise InputError(
-                f"task.objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r};"
-                " null takes what the model is made for."
-            )
-        if self.chunks_per_record < 1:
-            raise InputError(
-                f"task.chunks_per_record must be at least 1, got {self.chunks_per_record}."
-            )
+    def _check_fields(self) -> None:
+        super()._check_fields()
         if not self.text_column.strip():
             raise InputError(
                 f"task.text must be the name of a column, as in task.text=text, got"

@@ -7,19 +7,22 @@ last one is learned and those before it are read.
 
 import datetime
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
+from pydantic import Field
+
 from dpft.errors import InputError
+from dpft.strict_model import Positive, values_of
 from dpft.tasks.base import (
     TASKS,
     Example,
     LabeledExample,
     OwnRows,
     Record,
+    Source,
     Task,
     TextTask,
     is_unicode,
@@ -42,32 +45,31 @@ FORMS = (
 """The four forms, in words."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class CustomFields(OwnRows):
     """The fields of every form; by itself, a task whose form is not chosen yet."""
 
-    source: str = "local"
-    prompt_template: str | None = field(default=None, metadata={"key": "prompt"})
+    source: Source = "local"
+    prompt_template: str | None = Field(default=None, alias="prompt")
     """Template of what the model reads; no loss on it, unless ``learn_prompt``."""
-    target_template: str | None = field(default=None, metadata={"key": "target"})
+    target_template: str | None = Field(default=None, alias="target")
     """Template of what the model learns to write after it."""
     learn_prompt: bool = False
     """Whether the model learns to write the prompt, too, and so whole rows from nothing."""
-    json_weights: tuple[float, ...] = ()
+    json_weights: tuple[Positive, ...] = ()
     """Of a target that is JSON: what its tokens count in the row's loss, by the stretches that
     commas and colons outside of strings begin; those beyond, and the end, count 1."""
-    text_template: str | None = field(default=None, metadata={"key": "text"})
+    text_template: str | None = Field(default=None, alias="text")
     """Template of a text to learn as a whole, or, with ``task.label``, to classify."""
-    messages_column: str | None = field(default=None, metadata={"key": "messages"})
+    messages_column: str | None = Field(default=None, alias="messages")
     """The column that holds a list of {role, content}, or of {from, value}."""
-    completion_column: str | None = field(default=None, metadata={"key": "completion"})
+    completion_column: str | None = Field(default=None, alias="completion")
     """The column that holds the messages after those of ``task.messages``, the answer last."""
     merge_system: bool = False
     """Whether a system message becomes the beginning of the user's first message."""
     date: str | None = None
     """The day that a chat template takes for today, YYYY-MM-DD; null: the day on which the run
     begins, in UTC."""
-    label_column: str | None = field(default=None, metadata={"key": "label"})
+    label_column: str | None = Field(default=None, alias="label")
     """The column that holds the class."""
     labels: tuple[str, ...] = ()
     """Names of the classes, in the order of their numbers; public."""
@@ -77,13 +79,13 @@ class CustomFields(OwnRows):
     """For infilling with masked language models: words with <S1> and [MASK]."""
     causal_template: str = ""
     """For infilling with causal and seq2seq models: ends with [MASK]."""
-    label_words: dict[str, str] = field(default_factory=dict)
+    label_words: dict[str, str] = Field(default_factory=dict)
     """For infilling: label to the word that stands for it."""
 
     takes_file: ClassVar[bool] = True
     own_defaults: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         form = self._form
         if form is not LABELS and (self.label_words or (self.labels and not self.label_column)):
             raise InputError(
@@ -107,11 +109,7 @@ class CustomFields(OwnRows):
             )
         if self.date is not None and not is_day(self.date):
             raise InputError(f"task.date must be a day such as 2026-11-29, got {self.date!r}.")
-        if not all(0 < weight < math.inf for weight in self.json_weights):
-            raise InputError(
-                f"task.json_weights must be above 0 and finite, got {list(self.json_weights)}."
-            )
-        super().__post_init__()
+        super()._check_fields()
 
     @property
     def lacks(self) -> str | None:
@@ -139,8 +137,8 @@ class CustomFields(OwnRows):
     @property
     def _form(self) -> frozenset[str] | None:
         """As ``form_of``, of the fields that say under which key they are given."""
-        keys = {each.metadata.get("key"): each.name for each in fields(self)}
-        return form_of({key: getattr(self, keys[key]) for key in FORM_KEYS})
+        fields = type(self).model_fields.items()
+        return form_of({each.alias or name: getattr(self, name) for name, each in fields})
 
 
 def form_of(values: Mapping[str, Any]) -> frozenset[str] | None:
@@ -163,18 +161,17 @@ def form_of(values: Mapping[str, Any]) -> frozenset[str] | None:
 TWO_CLASSES = 2
 
 
-@dataclass(frozen=True, kw_only=True)
 class CustomLabels(CustomFields, ClassificationTask):
     """``task.label`` with ``task.text`` and ``task.labels``."""
 
     texts_per_record: ClassVar[int] = 1
     """One text a record, for which ``<S1>`` stands."""
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         if not self.metrics:
             two = len(self.labels) == TWO_CLASSES
             object.__setattr__(self, "metrics", ("accuracy", "f1") if two else ("accuracy",))
-        super().__post_init__()
+        super()._check_fields()
         assert self._text.columns  # parsed here: bad braces fail early
 
     @property
@@ -232,15 +229,14 @@ PLAIN_METRICS = ("perplexity",)
 """Plain text has no prompt, so there is nothing to write an answer to."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class CustomTexts(CustomFields, TextTask):
     """``task.prompt`` and ``task.target``, or ``task.text`` alone."""
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         if not self.metrics:
             plain = self.text_template is not None
             object.__setattr__(self, "metrics", PLAIN_METRICS if plain else TEXT_METRICS)
-        super().__post_init__()
+        super()._check_fields()
         assert self._prompt.columns or self._target.columns  # parsed here: bad braces fail early
         if self.learn_prompt:
             prompt = self._prompt
@@ -322,7 +318,7 @@ class CustomTexts(CustomFields, TextTask):
         """See ``TextTask.from_nothing``: a learned prompt and its target are one text."""
         if not self.learn_prompt:
             return None if self.prompt_columns else self
-        return WholeRows(**{field.name: getattr(self, field.name) for field in fields(self)})
+        return WholeRows(**values_of(self, CustomFields))
 
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
         """See ``TextTask.record``: the prompt's columns, and the target's as the text holds them.
@@ -361,7 +357,6 @@ class CustomTexts(CustomFields, TextTask):
         return ColumnTemplate.parse(self.target_template or "", key="task.target")
 
 
-@dataclass(frozen=True, kw_only=True)
 class WholeRows(CustomTexts):
     """Rows whose prompt was learned, as a model writes them from nothing: in one text."""
 
@@ -430,7 +425,6 @@ class ChatExample(Example):
         return replace(self, messages=messages)
 
 
-@dataclass(frozen=True, kw_only=True)
 class CustomChats(CustomFields, TextTask):
     """``task.messages``, and ``task.completion``."""
 
@@ -441,14 +435,14 @@ class CustomChats(CustomFields, TextTask):
     )
     """One record is a conversation, whoever takes part in others."""
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         if not self.metrics:
             object.__setattr__(self, "metrics", TEXT_METRICS)
-        super().__post_init__()
+        super()._check_fields()
 
     def begun(self, date: str) -> Self:
         """See ``Task.begun``: chat templates insert the date."""
-        return replace(self, date=self.date or date)
+        return self.replace(date=self.date or date)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -634,7 +628,6 @@ def _json(value: Any) -> Any:
 
 
 @TASKS.register("custom")
-@dataclass(frozen=True, kw_only=True)
 class CustomTask(CustomFields):
     """A task of your own, as its name alone knows it: ``chosen`` gives the class of its form."""
 

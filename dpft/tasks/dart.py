@@ -9,7 +9,7 @@ as one input with all its texts as references. It is linearized as in Li et al. 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -26,7 +26,6 @@ OFFICIAL_NAMES = {"train": "train", "validation": "dev", "test": "test"}
 
 
 @TASKS.register("dart")
-@dataclass(frozen=True, kw_only=True)
 class DartTask(TextTask):
     """DART's configuration, ``conf/task/dart.yaml``."""
 

@@ -1,21 +1,19 @@
 """Handwritten digits: 1437 gray images to train on, which scikit-learn brings; for a first run."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from dpft.errors import InputError
-from dpft.tasks.base import TASKS
+from dpft.tasks.base import TASKS, Source
 from dpft.tasks.images import ImageTask
 
 HALVES = ("all", "public", "private")
 
 
 @TASKS.register("digits")
-@dataclass(frozen=True, kw_only=True)
 class DigitsTask(ImageTask):
     """Ten classes of images of 8 x 8."""
 
-    source: str = "embedded"
+    source: Source = "embedded"
     half: str = "all"
     """Of the training digits: all; public, every second one, to train on without privacy first; or
     private, the others."""
@@ -23,8 +21,8 @@ class DigitsTask(ImageTask):
     ships_sample: ClassVar[bool] = True
     local_form: ClassVar[str | None] = "digits"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check_fields(self) -> None:
+        super()._check_fields()
         if self.effective_source != "embedded":
             raise InputError("task=digits comes with scikit-learn; leave task.data_dir out.")
         if self.half not in HALVES:

@@ -9,7 +9,7 @@ linearized in its own order as in Li et al. 2022 (arXiv 2110.05679), Table 11:
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -30,7 +30,6 @@ OFFICIAL_FILES = {"train": "trainset", "validation": "devset", "test": "testset_
 
 
 @TASKS.register("e2e")
-@dataclass(frozen=True, kw_only=True)
 class E2ETask(TextTask):
     """E2E's configuration, ``conf/task/e2e.yaml``."""
 

@@ -6,8 +6,10 @@ write.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar
+
+from pydantic import Field
 
 from dpft.errors import InputError
 from dpft.tasks.base import TASKS, Example, LabeledExample, SeqToSeqTask, Task, TextualTask
@@ -23,7 +25,6 @@ HIDDEN_LABEL = -1
 """Label of GLUE's test splits, where labels are hidden."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class GlueFields(TextualTask):
     """The fields of every form."""
 
@@ -40,7 +41,7 @@ class GlueFields(TextualTask):
     """For masked language models: words with <S1>, <S2> and [MASK]."""
     causal_template: str = ""
     """For causal and seq2seq models: ends with [MASK], where the label word continues it."""
-    label_words: dict[str, str] = field(default_factory=dict)
+    label_words: dict[str, str] = Field(default_factory=dict)
     """Label to the word that stands for it, one token of the model's tokenizer."""
 
     published_hub_name: ClassVar[str | None] = "nyu-mll/glue"
@@ -113,7 +114,6 @@ STEPS_PER_POINT = 5
 """A score is rounded to a fifth of a point."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class GlueTexts(GlueFields, SeqToSeqTask):
     """A task of GLUE whose answers are texts.
 
@@ -126,11 +126,11 @@ class GlueTexts(GlueFields, SeqToSeqTask):
 
     scores_rows: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
+    def _check_fields(self) -> None:
         # The accuracy of the text is that of the class, and also there where labels are scores.
         others = (each for each in self.metrics if each not in ("accuracy", "text_accuracy"))
         object.__setattr__(self, "metrics", ("text_accuracy", *others))
-        super().__post_init__()
+        super()._check_fields()
         self._check_labels()
 
     @property
@@ -197,7 +197,6 @@ NAMES = ("sst2", "mnli", "qqp", "qnli", "cola", "mrpc", "rte", "stsb")
 
 
 @TASKS.register(*NAMES)
-@dataclass(frozen=True, kw_only=True)
 class GlueTask(GlueFields, ClassificationTask):
     """A task whose answers are labels."""
 

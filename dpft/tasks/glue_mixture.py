@@ -6,11 +6,13 @@ rows). Which rows come first depends on the others, so a run that is private tak
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from dpft.errors import InputError
+from dpft.strict_model import AtLeastOne
 from dpft.tasks.base import TASKS, Example, Member, SeqToSeqTask
 from dpft.tasks.glue import NAMES, GlueTexts
 
@@ -18,14 +20,13 @@ TRAIN = "train"
 
 
 @TASKS.register("glue_mixture")
-@dataclass(frozen=True, kw_only=True)
 class GlueMixture(SeqToSeqTask):
     """Several tasks of GLUE, text to text; each is scored by itself, and their mean."""
 
-    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """The tasks by name, each with text_columns, labels, max_score, num_train_examples and the
     parts of its validation split."""
-    mixture_limit: int | None = None
+    mixture_limit: AtLeastOne | None = None
     """Most training records of a task; null: all. For privacy=none."""
 
     published_hub_name: ClassVar[str | None] = "nyu-mll/glue"
@@ -39,8 +40,8 @@ class GlueMixture(SeqToSeqTask):
     answers_how: ClassVar[str] = "answers for several tasks with their labels"
     unit_definition: ClassVar[str] = "row of one of the tasks; equal rows are records of their own"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check_fields(self) -> None:
+        super()._check_fields()
         unknown = sorted(set(self.tasks) - set(NAMES))
         if unknown:
             raise InputError(
@@ -48,10 +49,6 @@ class GlueMixture(SeqToSeqTask):
             )
         if not self.tasks:
             raise InputError("task.tasks must name at least one task of GLUE, got none.")
-        if self.mixture_limit is not None and self.mixture_limit < 1:
-            raise InputError(
-                f"task.mixture_limit must be at least 1, or null for all, got {self.mixture_limit}."
-            )
         for name in self.tasks:
             self._member(name)  # what is wrong with one is said now
 

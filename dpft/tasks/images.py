@@ -6,51 +6,45 @@ model's size, scaled to 0..1 and normalized by constants. Nothing is computed fr
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
+
+from pydantic import Field
 
 from dpft.errors import InputError
 from dpft.kinds import ATTRIBUTES, LABELS
-from dpft.tasks.base import TASKS, ImagePlace, LabeledImage
+from dpft.strict_model import AtLeastOne, Count, Positive
+from dpft.tasks.base import TASKS, ImagePlace, LabeledImage, Source
 from dpft.tasks.classification import ClassTask, check_classes
 
 IMAGE = "image"
 AUGMENTATIONS = "augmentations"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImageTask(ClassTask):
     """Base of every task of images; its columns are the image and its label."""
 
     labels: tuple[str, ...] = ()
     """Names of the classes, in the order of their numbers; or of the attributes."""
-    image_size: int | None = None
+    image_size: AtLeastOne | None = None
     """Height and width that images are made to; null: what the model was made for."""
     mean: tuple[float, ...] = (0.5,)
     """Of each channel, subtracted from pixels in 0..1; one number stands for all channels."""
-    std: tuple[float, ...] = (0.5,)
+    std: tuple[Positive, ...] = (0.5,)
     """Of each channel, divided by; one number stands for all channels."""
-    augmentations: int = 0
+    augmentations: Count = 0
     """Random views of each record that a step sees, their gradients averaged and clipped as one (De
     et al. 2022); 0: the image as it is. Drawn from a secret key."""
-    workers: int = 2
+    workers: Count = 2
     """Processes that decode images; 0: none beside the run's own."""
 
     modality: ClassVar[str] = "image"
     rows_key: ClassVar[str | None] = AUGMENTATIONS
     unit_definition: ClassVar[str] = "image; equal images are records of their own"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check_fields(self) -> None:
+        super()._check_fields()
         if self.labels:
             check_classes(self.labels)
-        if self.image_size is not None and self.image_size < 1:
-            raise InputError(f"task.image_size must be at least 1, got {self.image_size}.")
-        for name in ("augmentations", "workers"):
-            if getattr(self, name) < 0:
-                raise InputError(f"task.{name} must be 0 or more, got {getattr(self, name)}.")
-        if not all(value > 0 for value in self.std):
-            raise InputError(f"task.std must be above 0, got {list(self.std)}.")
 
     @property
     def lacks(self) -> str | None:
@@ -80,20 +74,20 @@ class ImageTask(ClassTask):
         return () if self.has_attributes else self.classes
 
     @property
-    def image_column(self) -> str:
+    def image_in_row(self) -> str:
         """The column of the image."""
         return IMAGE
 
     @property
-    def label_column(self) -> str:
+    def label_in_row(self) -> str:
         """The column of the class."""
         return "label"
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The image and its label, or its attributes."""
-        labels = self.labels if self.has_attributes else (self.label_column,)
-        return (self.image_column, *labels)
+        labels = self.labels if self.has_attributes else (self.label_in_row,)
+        return (self.image_in_row, *labels)
 
     @property
     def untyped_columns(self) -> tuple[str, ...]:
@@ -102,7 +96,7 @@ class ImageTask(ClassTask):
 
     def of_size(self, size: int) -> Self:
         """Returns the task with a size of its images, unless it has one."""
-        return self if self.image_size is not None else replace(self, image_size=size)
+        return self if self.image_size is not None else self.replace(image_size=size)
 
     def examples(self, row: Mapping[str, Any]) -> Sequence[LabeledImage]:
         """See ``Task.examples``.
@@ -114,7 +108,7 @@ class ImageTask(ClassTask):
         Raises:
             InputError: The image or a label is of no such kind.
         """
-        return (LabeledImage(image=_place(row[self.image_column]), answer=self.answer(row)),)
+        return (LabeledImage(image=_place(row[self.image_in_row]), answer=self.answer(row)),)
 
     def answer(self, row: Mapping[str, Any]) -> tuple[float, ...]:
         """Returns the number of a row's class, or 0 or 1 for each attribute.
@@ -124,7 +118,7 @@ class ImageTask(ClassTask):
         """
         if self.has_attributes:
             return tuple(attribute_value(row[name], name) for name in self.labels)
-        return (self.label(row[self.label_column]),)
+        return (self.label(row[self.label_in_row]),)
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> LabeledImage:
         """See ``Task.canary``.
@@ -166,19 +160,28 @@ def attribute_value(value: Any, name: str) -> float:
 
 
 @TASKS.register("images")
-@dataclass(frozen=True, kw_only=True)
 class ImagesTask(ImageTask):
     """One class each; in a table ``task.image`` and ``task.label`` name the columns."""
 
-    source: str = "local"
-    image_column: str = field(default="image", metadata={"key": "image"})
+    source: Source = "local"
+    image_column: str = Field(default="image", alias="image")
     """In a table: the column of the image's path, relative to the table's folder; or of the image
     itself, in Parquet."""
-    label_column: str = field(default="label", metadata={"key": "label"})
+    label_column: str = Field(default="label", alias="label")
     """In a table: the column of the class, its name or its number."""
 
     takes_file: ClassVar[bool] = True
     local_form: ClassVar[str | None] = "images"
+
+    @property
+    def image_in_row(self) -> str:
+        """The column of the image."""
+        return self.image_column
+
+    @property
+    def label_in_row(self) -> str:
+        """The column of the class."""
+        return self.label_column
 
     def is_published(self, split: str) -> bool:
         """Returns False: images of your own are never published ones."""

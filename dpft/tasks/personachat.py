@@ -7,7 +7,7 @@ Face's entry to ConvAI2): the reply is speaker2's, and the history alternates ba
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from dpft.errors import InputError
@@ -23,7 +23,6 @@ _SPELLED = re.compile("|".join(map(re.escape, TOKENS)))
 
 
 @TASKS.register("personachat")
-@dataclass(frozen=True, kw_only=True)
 class PersonaChatTask(TextTask):
     """Persona-Chat's configuration, ``conf/task/personachat.yaml``."""
 
@@ -51,8 +50,8 @@ class PersonaChatTask(TextTask):
     )
     """One record is an utterance; those of a dialogue share its turns, and reports say so."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check_fields(self) -> None:
+        super()._check_fields()
         if self.max_history is not None and self.max_history < 0:
             raise InputError(
                 f"task.max_history must be null (all) or at least 0, got {self.max_history}."

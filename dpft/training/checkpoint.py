@@ -28,7 +28,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -58,14 +58,13 @@ from dpft.files import (
 )
 from dpft.parallel.ranks import ALONE, Ranks, in_turn
 from dpft.parallel.shards import ShardedModel
-from dpft.privacy.ledger import LedgerRecord
+from dpft.privacy.ledger import ClipperChoice, LedgerRecord
 from dpft.privacy.noise import NOISE_SOURCE
-from dpft.privacy.plan import PrivacyPlan, read_plan
+from dpft.privacy.plan import ClippingPlan, PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
-from dpft.privacy.replay_log import read_run_ledger
+from dpft.privacy.replay_log import KnownLedger, read_run_ledger
 from dpft.privacy.sampling import SAMPLING_SOURCE
-from dpft.records.configuration import BoundRun, CheckpointState
-from dpft.records.form import as_json, read_record, write_record
+from dpft.strict_model import Count, StrictModel, Versioned, as_json, read_model, write_model
 from dpft.training.loop import TrainingSet
 from dpft.training.training_state import (
     TrainingState,
@@ -76,6 +75,51 @@ from dpft.training.training_state import (
     write_history,
     write_tensors,
 )
+
+
+class BoundRun(StrictModel):
+    """What a run is bound to when it goes on; of a private run all but ``clipping``."""
+
+    plan: PrivacyPlan | None = None
+    """The plan in the ledger's first line."""
+    clipper: tuple[ClipperChoice, ...] | None = None
+    """How each phase's gradients are clipped, in the ledger's first line."""
+    clipping: ClippingPlan | None = None
+    """What is drawn and how it is clipped, of a run that adds no noise."""
+    environment: Mapping[str, Any] | None = None
+    """What the bits of a step's sum depend on."""
+    promises: Mapping[str, bool] | None = None
+    """Statements of the report that rest on the configuration alone."""
+    run_id: str | None = None
+    """What names the run in its ledger."""
+    frozen: Mapping[str, str] | None = None
+    """Digests, before the first step, of what is released and nothing moves."""
+    ledger: KnownLedger | None = None
+    """The ledger as it was then."""
+    stream: Count = 0
+    """How many steps were in it when the stream of noise began that the next step is in."""
+    loss_scale: Mapping[str, Any] | None = None
+    """Where an adapted loss scale stands."""
+
+
+class CheckpointState(Versioned):
+    """All of a checkpoint but its tensors and its secret keys."""
+
+    step: Count
+    """Steps that the weights had taken."""
+    scheduler_step: int
+    """Steps of the learning rate's schedule."""
+    run: BoundRun
+    """What the run is bound to."""
+    shards: int | None = None
+    """Into how many shards its tensors are cut; absent where they are whole."""
+    keys_changed: Count | None = None
+    """When the file of secret keys was last changed, in nanoseconds."""
+    checksums: Mapping[str, str]
+    """File to SHA-256."""
+    checksum: str | None = None
+    """Of all the rest of this file."""
+
 
 WAY_OUT = (
     "put the checkpoint back as it was, or move its folder away, to go on from the one before it if"
@@ -93,14 +137,14 @@ def read_state(path: Path, ranks: Ranks = ALONE) -> CheckpointState:
         StateError: A file is missing or damaged.
     """
     try:
-        written = read_record(path / STATE, CheckpointState)
+        written = read_model(path / STATE, CheckpointState)
     except InputError:
         raise
     except (OSError, ValueError, StateError) as error:
         raise StateError(
             f"{path} is not a complete checkpoint: a file is cut or gone; {WAY_OUT}."
         ) from error
-    state = replace(written, checksum=None)
+    state = written.replace(checksum=None)
     if _digest(state) != written.checksum or not _names_its_files(state):
         raise _damaged(path / STATE)
     names = sorted(name for name in state.checksums if not is_secret(name))
@@ -131,7 +175,7 @@ def read_history(path: Path, ranks: Ranks) -> dict[str, Tensor]:
     if ranks.size > 1:
         check_reachable(path, ranks)
     name = shard_name(HISTORY, ranks.rank, ranks.size)
-    known = read_record(path / STATE, CheckpointState).checksums.get(name)
+    known = read_model(path / STATE, CheckpointState).checksums.get(name)
     if known is None:
         return {}
     _check_file(path / name, known)
@@ -295,7 +339,7 @@ def save_checkpoint(
             keys_changed=keys_changed,
             checksums=checksums,
         )
-        write_record(partial / STATE, replace(state, checksum=_digest(state)), mode=0o600)
+        write_model(partial / STATE, state.replace(checksum=_digest(state)), mode=0o600)
         sync_folder(partial)
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
@@ -416,12 +460,9 @@ class ResumePoint:
         Raises:
             StateError: The checkpoint's is not that of the ledger, or none.
         """
-        try:
-            plan = read_plan(self.checkpoint.run.plan or {})
-        except ValueError:
-            plan = None
+        plan = self.checkpoint.run.plan
         bound = None if self.ledger is None else self.ledger.plan
-        if not isinstance(plan, PrivacyPlan) or bound not in (None, plan):
+        if plan is None or bound not in (None, plan):
             raise StateError(
                 f"{self.checkpoint.path} must be bound to the plan in the first line of the"
                 " ledger, got another; one of the two was edited. Put it back as it was."

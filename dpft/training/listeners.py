@@ -19,8 +19,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.accounting.summary import round_up
-from dpft.records.scores import ProgressLine
 from dpft.startup import TRAINING, doing, end_startup
+from dpft.training.progress_record import WINDOW, ProgressLine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +58,6 @@ class StepListener(Protocol):
 
     def after_step(self, public: PublicStep) -> None:
         """Hears that a step was taken; must not raise, since the step is spent."""
-
-
-WINDOW = 10
-"""Fewest steps whose time together may show."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ nothing is sure, and the configured scale stands but for the trials, which get r
 ...         '''Records nothing.'''
 >>> scale = AdaptiveLossScale(Nowhere(), start=2.0**20)
 >>> generator = torch.Generator().manual_seed(0)
->>> noise = {"noise_multiplier": 0.5, "sensitivity": 1.0}
+>>> noise = GaussianStep(name="x", noise_multiplier=0.5, sample_rate=0.1, sensitivity=1.0)
 >>> for step in range(40):
 ...     longer = 10.0 if scale() <= 2**16 else 0.0  # above it every example overflows
 ...     scale.record_step(noise, [torch.randn(100, generator=generator) / 2 + longer])
@@ -39,6 +39,7 @@ import torch
 
 from dpft.privacy.clipping.options import LOSS_SCALES, LossScale
 from dpft.privacy.ledger import Released, StepLog
+from dpft.privacy.mechanisms.base import GaussianStep
 from dpft.training.training_config import TrainingConfig
 
 WINDOW = 10
@@ -120,7 +121,7 @@ class AdaptiveLossScale:
                 *(self._start, self._now.scale),
             )
 
-    def record_step(self, mechanism: Mapping[str, Any], gradients: Released) -> None:
+    def record_step(self, mechanism: GaussianStep, gradients: Released) -> None:
         """Records a step, and then takes its noisy sum into account.
 
         Raises:
@@ -130,7 +131,7 @@ class AdaptiveLossScale:
         if isinstance(gradients, Mapping):
             raise TypeError("an adaptive loss scale needs the whole noisy gradient, got shards.")
         now = self._now
-        noise_std = float(mechanism["noise_multiplier"]) * float(mechanism["sensitivity"])
+        noise_std = mechanism.noise_multiplier * mechanism.sensitivity
         noise = sum(gradient.numel() for gradient in gradients), noise_std
         if noise != now.noise:  # a phase begins, whose gradients are of other parameters
             now = self._now = ScaleState(scale=now.scale, noise=noise)

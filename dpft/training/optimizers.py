@@ -13,14 +13,17 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from pydantic import Field
+
+from dpft.config.section import Section
 from dpft.errors import InputError
 from dpft.kinds import Registry
 from dpft.methods.base import MethodPhase
+from dpft.strict_model import AtLeastOne, Count, Fraction, NotNegative, Positive
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,8 +33,7 @@ if TYPE_CHECKING:
     from dpft.training.training_state import TrainingState
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig(ABC):
+class OptimizerConfig(Section, ABC):
     """Base of every optimizer; its fields are its configuration, ``conf/optimizer/<name>.yaml``."""
 
     works_on_shards: ClassVar[bool] = True
@@ -77,34 +79,17 @@ def check_works_on_shards(config: OptimizerConfig) -> None:
     )
 
 
-def check_unit_interval(**values: float) -> None:
-    """Refuses a value of the configuration that is no share.
-
-    Raises:
-        InputError: It is not in [0, 1).
-    """
-    for name, value in values.items():
-        if not 0 <= value < 1:
-            raise InputError(f"optimizer.{name} must be in [0, 1), got {value}.")
-
-
 @OPTIMIZERS.register("adamw")
-@dataclass(frozen=True, kw_only=True)
 class AdamW(OptimizerConfig):
     """Adam whose weight decay is apart from the gradient (Loshchilov and Hutter 2019)."""
 
     name: str = "adamw"
-    beta1: float = 0.9
+    beta1: Fraction = 0.9
     """Decay of the mean of gradients."""
-    beta2: float = 0.999
+    beta2: Fraction = 0.999
     """Decay of the mean of squared gradients."""
-    eps: float = 1e-8
+    eps: Positive = 1e-8
     """Added to the root of that mean."""
-
-    def __post_init__(self) -> None:
-        check_unit_interval(beta1=self.beta1, beta2=self.beta2)
-        if not self.eps > 0:
-            raise InputError(f"optimizer.eps must be positive, got {self.eps}.")
 
     @property
     def decay_of_mean(self) -> float:
@@ -129,7 +114,6 @@ class AdamW(OptimizerConfig):
 
 
 @OPTIMIZERS.register("adam")
-@dataclass(frozen=True, kw_only=True)
 class Adam(AdamW):
     """Adam as first published, weight decay a part of the gradient (Kingma and Ba 2015)."""
 
@@ -145,7 +129,6 @@ class Adam(AdamW):
 
 
 @OPTIMIZERS.register("adafactor")
-@dataclass(frozen=True, kw_only=True)
 class Adafactor(OptimizerConfig):
     """Adam with second moments by rows and columns (Shazeer and Stern 2018, arXiv 1804.04235).
 
@@ -162,35 +145,19 @@ class Adafactor(OptimizerConfig):
 
     works_on_shards: ClassVar[bool] = False
     name: str = "adafactor"
-    beta2_decay: float = -0.8
+    beta2_decay: Annotated[float, Field(le=0)] = -0.8
     """Exponent: at step t, second moments keep a share of 1 - t ** beta2_decay."""
-    eps1: float = 1e-30
+    eps1: NotNegative = 1e-30
     """Added to squared gradients."""
-    eps2: float = 1e-3
+    eps2: NotNegative = 1e-3
     """Least root mean square of a tensor, for one that begins at zero."""
-    clip_threshold: float = 1.0
+    clip_threshold: Annotated[float, Field(ge=1)] = 1.0
     """Root mean square above which an update is scaled down; not the clipping of examples."""
     scale_parameter: bool = True
     """Whether a tensor moves by the learning rate times its own root mean square."""
-    min_dim_size_to_factor: int = 128
+    min_dim_size_to_factor: AtLeastOne = 128
     """Least rows and columns of a matrix whose second moments are kept by rows and columns; those
     of a smaller one are kept whole. 1: of every matrix, as first published."""
-
-    def __post_init__(self) -> None:
-        if not self.beta2_decay <= 0:
-            raise InputError(f"optimizer.beta2_decay must not be positive, got {self.beta2_decay}.")
-        for name, value in (("eps1", self.eps1), ("eps2", self.eps2)):
-            if not value >= 0:
-                raise InputError(f"optimizer.{name} must not be negative, got {value}.")
-        if not self.clip_threshold >= 1:
-            raise InputError(
-                f"optimizer.clip_threshold must be at least 1, got {self.clip_threshold}."
-            )
-        if self.min_dim_size_to_factor < 1:
-            raise InputError(
-                "optimizer.min_dim_size_to_factor must be at least 1, got"
-                f" {self.min_dim_size_to_factor}."
-            )
 
     def make(
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
@@ -221,18 +188,16 @@ class Adafactor(OptimizerConfig):
 
 
 @OPTIMIZERS.register("sgd")
-@dataclass(frozen=True, kw_only=True)
 class SGD(OptimizerConfig):
     """Gradient descent; on the private gradient DP-SGD (Abadi et al. 2016)."""
 
     name: str = "sgd"
-    momentum: float = 0.0
+    momentum: Fraction = 0.0
     """Share of the last update that stays; 0: none."""
     nesterov: bool = False
     """Look ahead along the momentum."""
 
-    def __post_init__(self) -> None:
-        check_unit_interval(momentum=self.momentum)
+    def _check_fields(self) -> None:
         if self.nesterov and not self.momentum:
             raise InputError("optimizer.nesterov=true needs optimizer.momentum above 0, got 0.0.")
 
@@ -270,30 +235,21 @@ SCHEDULES = {
 """Our names to those of transformers, which rsqrt is not among."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SchedulerConfig:
+class SchedulerConfig(Section):
     """The ``scheduler`` section of the configuration."""
 
-    name: str = "constant"
+    name: Literal["constant", "linear", "cosine", "rsqrt", "inverse_sqrt"] = "constant"
     """constant, linear, cosine, inverse_sqrt or rsqrt; chosen by scheduler=NAME."""
-    warmup_steps: int = 0
+    warmup_steps: Count = 0
     """Steps in which the learning rate rises linearly from 0, the first of which moves nothing; for
     rsqrt those in which it stays as it is, before it falls as one over the root of the step."""
-    timescale: int | None = None
+    timescale: AtLeastOne | None = None
     """For inverse_sqrt: after warm-up it falls as 1 / sqrt(1 + steps since / timescale).
 
     Null takes the steps of the warm-up, or 10,000 where there is none.
     """
 
-    def __post_init__(self) -> None:
-        if self.name not in SCHEDULES:
-            raise InputError(
-                f"scheduler.name must be one of {', '.join(SCHEDULES)}, got {self.name!r}."
-            )
-        if self.warmup_steps < 0:
-            raise InputError(
-                f"scheduler.warmup_steps must not be negative, got {self.warmup_steps}."
-            )
+    def _check_fields(self) -> None:
         if self.name == "rsqrt" and self.warmup_steps < 1:
             raise InputError(
                 "scheduler.warmup_steps must be at least 1 for scheduler=rsqrt, which is constant"
@@ -304,8 +260,6 @@ class SchedulerConfig:
                 f"scheduler.timescale must be null for scheduler={self.name}, got "
                 f"{self.timescale}; only scheduler=inverse_sqrt has one."
             )
-        if self.timescale is not None and self.timescale < 1:
-            raise InputError(f"scheduler.timescale must be at least 1, got {self.timescale}.")
 
 
 def make_scheduler(

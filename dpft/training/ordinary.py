@@ -29,13 +29,12 @@ from dpft.privacy.clipping.engines import check_losses
 from dpft.privacy.clipping.options import LossFunction
 from dpft.privacy.engine import PhasedClipper
 from dpft.privacy.losses import MicroBatchResult
-from dpft.privacy.plan import ClippingPlan, write_plan
+from dpft.privacy.plan import ClippingPlan
 from dpft.privacy.privacy_config import Clipping
 from dpft.privacy.randomness import ViewStream, make_randomness, private_dropout, restore_randomness
 from dpft.privacy.sampling import PoissonSampler
-from dpft.records.configuration import BoundRun, ShuffledState
-from dpft.records.form import parse
-from dpft.training.checkpoint import ResumePoint, delete_generator_states
+from dpft.strict_model import StrictModel, parse
+from dpft.training.checkpoint import BoundRun, ResumePoint, delete_generator_states
 from dpft.training.session import (
     Session,
     Start,
@@ -43,6 +42,17 @@ from dpft.training.session import (
     share_start,
     take_steps,
 )
+
+
+class ShuffledState(StrictModel):
+    """generators.json of an ordinary run: where its generators stand."""
+
+    order: str
+    """Of the order of records, in hexadecimal."""
+    waiting: tuple[int, ...]
+    """Units of this epoch that no step has drawn yet."""
+    dropout: str
+    """Of torch's own generator, in hexadecimal."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ def train_ordinarily(
     start = share_start(session.ranks.first(beginning), training_state, session.ranks)
     done, goes_on, state = start.done, start.goes_on, start.secrets or None
     session.method.begin_step(session.model, min(done, steps - 1))
-    bound = BoundRun(clipping=None if clipped is None else write_plan(clipped.plan))
+    bound = BoundRun(clipping=None if clipped is None else clipped.plan)
     engine = _engine(session, steps, done, state, clipped)
     take_steps(
         session,

@@ -24,13 +24,13 @@ from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.clipping.options import LossScale
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.frozen_state import check_same, digests_of
-from dpft.privacy.ledger import Ledger, NoLedger, StepLog
-from dpft.privacy.plan import PrivacyPlan, write_plan
+from dpft.privacy.ledger import ClipperChoice, Ledger, NoLedger, StepLog
+from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
-from dpft.privacy.replay_log import JournaledLedger, ReplayError
-from dpft.records.configuration import BoundRun, KnownLedger
+from dpft.privacy.replay_log import JournaledLedger, KnownLedger, ReplayError
 from dpft.training.checkpoint import (
+    BoundRun,
     ResumePoint,
     check_promises,
     delete_generator_states,
@@ -171,9 +171,9 @@ class PrivateRun:
             ranks.first(close)
 
     @property
-    def _clipper(self) -> tuple[dict[str, Any], ...] | None:
+    def _clipper(self) -> tuple[ClipperChoice, ...] | None:
         """The results of the self-check, for the ledger; None if there are none."""
-        return tuple(choice.public() for choice in self.session.choices) or None
+        return tuple(ClipperChoice(**choice.public()) for choice in self.session.choices) or None
 
     def _open(
         self, held: ExitStack, resume_point: ResumePoint | None, *, reseeds: bool
@@ -184,7 +184,7 @@ class PrivateRun:
         every one of them is one more step, in ledger and epsilon, and the run ends at the last step
         within its budget, unless it may overspend it.
         """
-        path, plan = self.session.folder / LEDGER, write_plan(self.plan)
+        path, plan = self.session.folder / LEDGER, self.plan
         clipper = self._clipper
         if resume_point is None:
             ledger = held.enter_context(Ledger(path, plan=plan, clipper=clipper))
@@ -329,7 +329,7 @@ class PrivateRun:
         """Returns what a checkpoint binds the run to when it goes on from there."""
         ledger = journal.ledger
         return BoundRun(
-            plan=write_plan(self.plan),
+            plan=self.plan,
             clipper=self._clipper,
             environment=self.environment,
             promises=promises(self.privacy),

@@ -16,14 +16,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from dpft.evaluation.scores import SplitScores
 from dpft.files import PRIVATE_PROGRESS, PROGRESS, private_path, write_text
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.records.scores import ProgressLine, StepScores, progress_text, read_progress
 from dpft.training.listeners import PublicStep, StepWindows
+from dpft.training.progress_record import ProgressLine, progress_text, read_progress
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class ProgressRecord:
     def add_scores(
         self,
         step: int,
-        scores: Sequence[StepScores],
+        scores: Sequence[SplitScores],
         epsilon: SpentEpsilon | None,
         *,
         seconds: float = 0.0,
@@ -106,7 +106,7 @@ class ProgressRecord:
             seconds: How long the scoring took; the steps' duration does not include it.
         """
         line = self._lines.get(step, ProgressLine(step=step, epsilon=_finite(epsilon)))
-        self._lines[step] = replace(line, evaluations=tuple(scores))
+        self._lines[step] = line.replace(evaluations=tuple(scores))
         self._marked_time += seconds
         self._write_private()
 
@@ -168,7 +168,7 @@ def remove_scores(folder: Path) -> None:
     """Remove all scores from progress.jsonl, because their split is no longer public."""
     lines = read_progress(folder / PROGRESS)
     if any(line.evaluations is not None for line in lines):
-        texts = [progress_text(replace(line, evaluations=None)) for line in lines]
+        texts = [progress_text(line.replace(evaluations=None)) for line in lines]
         write_text(folder / PROGRESS, "".join(texts))
 
 
@@ -176,7 +176,7 @@ def _is_whole(path: Path) -> bool:
     return not path.exists() or path.read_bytes().endswith(b"\n")
 
 
-def _in_words(evaluations: Sequence[StepScores]) -> str:
+def _in_words(evaluations: Sequence[SplitScores]) -> str:
     return "; ".join(
         f"{scores.split} {', '.join(f'{k} {v:.4g}' for k, v in scores.metrics.items())}"
         for scores in evaluations

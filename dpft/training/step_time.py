@@ -19,7 +19,7 @@ from dpft.privacy.engine import PhasedClipper
 from dpft.privacy.noise import add_noise
 from dpft.privacy.plan import ClippingPlan
 from dpft.privacy.randomness import make_randomness
-from dpft.records.plans import MeasuredTime
+from dpft.strict_model import AtLeastOne, NotNegative, StrictModel
 from dpft.training.optimizers import OptimizerConfig
 from dpft.training.synthetic_batches import (
     CAUSAL_TEXT,
@@ -27,6 +27,20 @@ from dpft.training.synthetic_batches import (
     synthetic_batch,
 )
 from dpft.training.training_config import autocast, autocast_dtype
+
+
+class MeasuredTime(StrictModel):
+    """Time of the steps on this machine, measured on synthetic micro-batches in one process."""
+
+    seconds_per_step: NotNegative
+    """Of a step."""
+    seconds_total: NotNegative
+    """Of all steps."""
+    timed_micro_batch: AtLeastOne
+    """Examples of the micro-batch that was timed."""
+    tokens_per_example: AtLeastOne
+    """Tokens of each example."""
+
 
 SECONDS = 4.0
 """How long the largest timed micro-batch may take. If the run's own take longer, their time follows

@@ -12,16 +12,17 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 from uuid import uuid4
 
 import yaml
+from pydantic import Field
 
+from dpft.config.section import Section
 from dpft.errors import InputError
 from dpft.kinds import Registry
-from dpft.training.listeners import WINDOW
+from dpft.training.progress_record import WINDOW
 
 if TYPE_CHECKING:
     import wandb
@@ -46,8 +47,7 @@ class Tracker(Protocol):
         """Ends the session, after which the run may go on in another one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrackingConfig(ABC):
+class TrackingConfig(Section, ABC):
     """Base of every choice of a tracker, ``conf/tracking/<name>.yaml``."""
 
     name: str
@@ -59,27 +59,18 @@ TRACKING: Registry[type[TrackingConfig]] = Registry("dpft.training.trackers", ke
 
 
 @TRACKING.register("none")
-@dataclass(frozen=True, kw_only=True)
 class NoTracking(TrackingConfig):
     """The run's folder is all that a run leaves."""
 
     name: str = "none"
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrackerConfig(TrackingConfig):
     """Base of the choices that do track; their fields are their configuration."""
 
-    every: int = WINDOW
+    every: Annotated[int, Field(ge=WINDOW)] = WINDOW
     """Steps between two points, rounded up to whole tens; at least ten, since a step's own time
     follows its batch's size."""
-
-    def __post_init__(self) -> None:
-        if self.every < WINDOW:
-            raise InputError(
-                f"tracking.every must be at least {WINDOW}, got {self.every}: points"
-                " nearer to each other would show how long single steps took."
-            )
 
     @abstractmethod
     def check(self) -> None:
@@ -123,7 +114,6 @@ def require_package(module: str, tracking: str) -> None:
 
 
 @TRACKING.register("tensorboard")
-@dataclass(frozen=True, kw_only=True)
 class TensorBoard(TrackerConfig):
     """The ``tracking`` section of the configuration."""
 
@@ -207,7 +197,6 @@ FINISH_SECONDS = 60
 
 
 @TRACKING.register("wandb")
-@dataclass(frozen=True, kw_only=True)
 class WeightsAndBiases(TrackerConfig):
     """The ``tracking`` section of the configuration."""
 

@@ -11,19 +11,19 @@ precision.
 """
 
 import logging
-import math
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
+from pydantic import Field
+
+from dpft.config.section import Section
 from dpft.errors import InputError
 from dpft.privacy.clipping.options import check_loss_scale
 from dpft.privacy.plan import planned_steps
+from dpft.strict_model import AtLeastOne, NotNegative, Positive
 
 if TYPE_CHECKING:
     import torch
-
-PRECISIONS = ("fp32", "bf16", "fp16")
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,6 @@ def warn_if_slow(precision: str, device: "torch.device") -> None:
         )
 
 
-DEVICES = ("auto", "cpu", "accelerator", "cuda", "xpu", "mps")
 LARGEST_DEFAULT_BATCH = 1024
 DEFAULT_BATCHES = 4
 """Batches that few examples make where no batch size is configured."""
@@ -71,27 +70,14 @@ MOST_THREADS = 1024
 """Torch starts as many as it is told to, until the memory is gone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceConfig:
+class DeviceConfig(Section):
     """Where a command computes."""
 
-    device: str = "auto"
+    device: Literal["auto", "cpu", "accelerator", "cuda", "xpu", "mps"] = "auto"
     """cpu; accelerator, or a kind of one, such as cuda; or auto, which takes an accelerator where
     there is one."""
-    num_threads: int | None = None
+    num_threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None
     """CPU threads; null leaves torch's choice."""
-
-    def __post_init__(self) -> None:
-        if self.num_threads is not None:
-            _at_least_1("or null for torch's choice", num_threads=self.num_threads)
-            if self.num_threads > MOST_THREADS:
-                raise InputError(
-                    f"train.num_threads must be at most {MOST_THREADS}, got {self.num_threads}."
-                )
-        if self.device not in DEVICES:
-            raise InputError(
-                f"train.device must be one of {', '.join(DEVICES)}, got {self.device!r}."
-            )
 
     def prepare(self) -> "torch.device":
         """Sets the number of threads and returns the device to compute on.
@@ -117,40 +103,39 @@ class DeviceConfig:
         return device
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainingConfig(DeviceConfig):
     """The ``train`` section of the configuration."""
 
-    expected_batch_size: int | None = None
+    expected_batch_size: AtLeastOne | None = Field(default=None, examples=[64])
     """Sample rate times the public number of examples, and the divisor of every gradient; null
     takes 1024, or a quarter of that number where it is less."""
     transfer_sample_rate_from: str | None = None
     """A task that expected_batch_size is meant for; this one then gets the batch size of the same
     sample rate (Li et al. 2022, Appendix L). Null: expected_batch_size as it stands."""
-    micro_batch_size: int | Literal["auto"] = 32
+    micro_batch_size: AtLeastOne | Literal["auto"] = 32
     """Most examples in memory at once; changes speed and memory, never the gradient. auto takes
     the most records of task.max_length that the device's memory holds by dpft plan's estimate,
     never by the records; it is fixed when the run begins."""
-    micro_batch_tokens: int | None = None
+    micro_batch_tokens: AtLeastOne | None = None
     """Most tokens in memory at once, records times the padded length of the longest, beside
     micro_batch_size: a micro-batch ends where either is reached, so raise micro_batch_size to let
     short records fill it. Changes speed and memory, never the gradient. Null: no limit."""
-    pad_to_multiple_of: int | None = None
+    pad_to_multiple_of: AtLeastOne | None = None
     """Micro-batches are padded to a length that is a multiple of it, at most task.max_length;
     changes speed, never the gradient. Null: 1 on a CPU; on an accelerator 8, or 16 in half
     precision."""
-    epochs: float | None = 10
+    epochs: Positive | None = 10
     """Passes over the data in expectation; sets the number of steps where steps is null. Null takes
     10."""
-    steps: int | None = None
+    steps: AtLeastOne | None = Field(default=None, examples=[100])
     """Noisy steps; where given, replaces epochs."""
-    learning_rate: float | None = 2e-3
+    learning_rate: NotNegative | None = 2e-3
     """Learning rate, that of the schedule's full height; null takes one for the method."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """Weight decay of the optimizer; reads no record."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initialization of new weights; sampling, noise and dropout do not use it."""
-    precision: str = "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """What the model computes in, over float32 parameters: fp32, bf16 or fp16."""
     loss_scale: float = 1024.0
     """For fp16: the backward pass runs on losses times this, and its results are divided by it in
@@ -158,44 +143,18 @@ class TrainingConfig(DeviceConfig):
     adaptive_loss_scale: bool = False
     """For fp16 with privacy, the whole model in each process: loss_scale is where the scale starts,
     and noisy gradients, which epsilon covers, move it where they say that fewer are lost."""
-    checkpoint_every: int | None = None
+    checkpoint_every: AtLeastOne | None = None
     """Steps between checkpoints; null means one at the start and one at the end."""
-    keep: int = 1
+    keep: AtLeastOne = 1
     """Checkpoints kept, the newest."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        batch = self.expected_batch_size
-        _at_least_1("and at most the number of examples, or null", expected_batch_size=batch)
-        _at_least_1("or auto", micro_batch_size=self.micro_batch_size)
-        _at_least_1(keep=self.keep)
-        for name in ("micro_batch_tokens", "pad_to_multiple_of", "checkpoint_every"):
-            _at_least_1("or null", **{name: getattr(self, name)})
-        _at_least_1("or null to follow train.epochs", steps=self.steps)
-        if not 0 <= self.seed < 2**63:
-            raise InputError(f"train.seed must be in [0, 2^63), got {self.seed}.")
-        given = {name: getattr(self, name) for name in ("epochs", "learning_rate")}
-        given = {name: value for name, value in given.items() if value is not None}
-        _finite(weight_decay=self.weight_decay, **given)
+    def _check_fields(self) -> None:
         check_loss_scale(self.loss_scale)
-        if self.precision not in PRECISIONS:
-            raise InputError(
-                f"train.precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}."
-            )
         if self.adaptive_loss_scale and self.precision != "fp16":
             raise InputError(
                 "train.adaptive_loss_scale=true needs train.precision=fp16, got"
                 f" {self.precision}; set it to false."
             )
-        if self.epochs is not None and self.epochs <= 0:
-            raise InputError(
-                f"train.epochs must be positive, got {self.epochs}; a part of one, such as 0.5, "
-                "is allowed, and train.steps counts steps instead."
-            )
-        for name in ("learning_rate", "weight_decay"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise InputError(f"train.{name} must be at least 0, got {value}.")
 
     def for_own_data(self, num_examples: int, *, method: str, own: bool) -> Self:
         """Returns it with the values that null stands for, chosen by a public number of examples.
@@ -211,8 +170,7 @@ class TrainingConfig(DeviceConfig):
             batch = min(LARGEST_DEFAULT_BATCH, max(1, num_examples // 2))
         usual = SMALL_LEARNING_RATE if method in OF_ALL_WEIGHTS else LARGE_LEARNING_RATE
         rate = OWN_LEARNING_RATES.get(method, usual)
-        return replace(
-            self,
+        return self.replace(
             expected_batch_size=batch,
             epochs=OWN_EPOCHS if self.epochs is None else self.epochs,
             learning_rate=rate if self.learning_rate is None else self.learning_rate,
@@ -292,17 +250,3 @@ def default_batch_size(num_examples: int) -> int:
     [1024, 91, 1]
     """
     return min(LARGEST_DEFAULT_BATCH, max(1, num_examples // DEFAULT_BATCHES))
-
-
-def _at_least_1(alternative: str = "", **values: int | str | None) -> None:
-    """Refuses a number below 1; ``alternative`` is what may stand in a number's place."""
-    allowed = f"1, {alternative}," if alternative else "1,"
-    for name, value in values.items():
-        if isinstance(value, int) and value < 1:
-            raise InputError(f"train.{name} must be at least {allowed} got {value}.")
-
-
-def _finite(**values: float) -> None:
-    for name, value in values.items():
-        if not math.isfinite(value):
-            raise InputError(f"train.{name} must be finite, got {value}.")

@@ -3,7 +3,6 @@
 import json
 import logging
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from tests.stories.tiny import TEST, TRAIN, Workspace
 
 
 def read(run: str, **changes: Any) -> tuple[TrainConfig, RunRecords | str, Unseen | str]:
-    config = replace(saved_run(run), **changes)
+    config = saved_run(run).replace(**changes)
     encoding: Encoding = trained_model_of_run(Path(run), config).encoding(
         config.task, max_new_tokens=None
     )

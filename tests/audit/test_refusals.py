@@ -31,8 +31,8 @@ NOT_WANTED = "about what the run was trained without, which only who audits it m
 CHECKED = "checked when a run begins: the two tests of exposure canaries below"
 
 WHERE = {
-    "base.AuditConfig.__post_init__": ASKED,
-    "base.check_value": ASKED,
+    "base.AuditConfig._check_fields": ASKED,
+    "kinds.membership.MembershipAudit._check_fields": ASKED,
     "memorization.hidden_of": ASKED,
     "membership._reference": ASKED,
     "audited_run._missing_key": FILES,

@@ -9,7 +9,7 @@ from benchmarks.evaluation import Subject, Timings
 @pytest.fixture(scope="module")
 def subject() -> Subject:
     subject = evaluation.make_subject(data=None, inputs=2, steps=0)
-    return replace(subject, decode=replace(subject.decode, max_new_tokens=10))
+    return replace(subject, decode=subject.decode.replace(max_new_tokens=10))
 
 
 def test_a_table_line_holds_median_quartiles_seconds_positions_and_the_number_of_pairs() -> None:

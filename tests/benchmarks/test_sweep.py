@@ -9,15 +9,15 @@ from tests.reports.test_report import non_private, private
 
 
 def write_run(folder: Path, method: str, privacy: dict[str, object], bleu: float) -> Path:
-    sizes = {"trainable_parameters": 1000, "total_parameters": 20000}
+    parameters = {"trainable": 1000, "new": 0, "total": 20000}
     config = {"method": {"name": method}, "train": {"learning_rate": 0.004}}
     folders.write_run(folder, bleu=bleu, **config)
-    write_json(folder / "privacy.json", {**privacy, **sizes})
+    write_json(folder / "privacy.json", {**privacy, "parameters": parameters})
     return folder
 
 
 def test_a_row_holds_the_promise_the_share_and_the_last_scores(tmp_path: Path) -> None:
-    kept = {**private(), "epsilon": 2.9981, "noise_multiplier": 0.7}
+    kept = {**private(noise_multiplier=0.7), "epsilon": 2.9981}
     first = write_run(tmp_path / "0", "lora", kept, 50.0)
     ordinary = write_run(tmp_path / "1", "full", non_private(), 60.0)
     lines = table([read(first), read(ordinary)]).splitlines()

@@ -7,17 +7,19 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Annotated
 
 import pytest
+from pydantic import Field
 
 from dpft.cli import commands, hydra_app, main
 from dpft.cli.commands import run_folder, write_hydra_record
 from dpft.config import composing
-from dpft.config.load import by_name, config_directory
-from dpft.errors import InputError, StateError
+from dpft.config.load import config_directory
+from dpft.config.section import ChosenBy, Section, by_name
+from dpft.errors import StateError
 from dpft.files import LEDGER
 
 PRIMARY = """
@@ -33,36 +35,28 @@ outcome: done
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Method:
+class Method(Section):
     name: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class LoRA(Method):
     rank: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Privacy:
-    eps: float
+class Privacy(Section):
+    eps: Annotated[float, Field(gt=0, examples=[3.0])]
     delta: float | None = None
 
-    def __post_init__(self) -> None:
-        if self.eps <= 0:
-            raise InputError(f"privacy.eps must be positive, got {self.eps}.")
+
+def method_class(name: str) -> type[Method]:
+    return {"full": Method, "lora": LoRA, "mine": Method}[name]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fake:
-    method: Method
+class Fake(Section):
+    method: Annotated[Method, ChosenBy(by_name(method_class))]
     privacy: Privacy
     steps: int
     outcome: str = "done"
-
-
-def method_class(name: str) -> type:
-    return {"full": Method, "lora": LoRA, "mine": Method}[name]
 
 
 def run_fake(config: Fake) -> None:
@@ -93,7 +87,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     (conf / "fake.yaml").write_text(PRIMARY.format(hydra="run_folder"))
     (conf / "method" / "full.yaml").write_text("name: full\n")
     (conf / "method" / "lora.yaml").write_text("name: lora\nrank: 4\n")
-    own = SimpleNamespace(config=Fake, polymorphic={"method": by_name(method_class)}, run=run_fake)
+    own = SimpleNamespace(config=Fake, run=run_fake)
     monkeypatch.setitem(commands._SUBCOMMANDS, "fake", lambda: commands.Subcommand(**vars(own)))
     monkeypatch.setitem(main.SUBCOMMANDS, "fake", "stand in for a subcommand")
     for user in (hydra_app, commands, composing):

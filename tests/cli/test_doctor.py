@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dpft.records.plans import Check
 from dpft.reports import doctor
+from dpft.reports.doctor import Check
 from tests.stories.tiny import Workspace
 
 
@@ -56,4 +56,4 @@ def test_a_machine_without_the_large_libraries_is_described() -> None:
 
 def test_an_unknown_output_is_refused(tmp_path: Path) -> None:
     refused = Workspace(tmp_path).refusal("doctor", "output=xml")
-    assert "output must be one of table, json, got 'xml'" in refused
+    assert 'output must be table | json, got "xml"' in refused

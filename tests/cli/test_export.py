@@ -169,11 +169,11 @@ def test_a_method_whose_weights_cannot_be_merged_is_refused(workspace: Workspace
     [
         (["run=nowhere"], ["run must be", "'nowhere'", "does not exist"]),
         (["run=full", "to=data"], ["to must be a new folder", "data, which exists"]),
-        (["run=full", "merge=maybe"], ["merge must be true or false, got 'maybe'"]),
+        (["run=full", "merge=maybe"], ['merge must be bool, got "maybe"']),
         *slow(
             (["run=data"], ["'data'", "has no config.yaml"]),
-            ([], ["run has no value", "run=VALUE"]),
-            (["run=full", "too=x"], ["unknown configuration key too; did you mean to?"]),
+            ([], ["Missing required key run.", "Try: run="]),
+            (["run=full", "too=x"], ["unknown configuration key too; did you mean to=x?"]),
         ),
     ],
 )

@@ -35,4 +35,4 @@ def test_what_cannot_be_listed_is_refused(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["list", *words]) == 2
-    assert "tasks, models, methods, recipes" in capsys.readouterr().err
+    assert "tasks | models | methods | recipes" in capsys.readouterr().err

@@ -83,11 +83,11 @@ def test_completion_is_installed_for_the_program_itself(capfd: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "way_out"),
     [
-        (["train", "train.lr=1"], "did you mean train.learning_rate?"),
+        (["train", "train.lr=1"], "did you mean train.learning_rate=1?"),
         *slow(
             (["eval", "outputs/x"], "write run=outputs/x."),
-            (["train", "eps=3"], "did you mean privacy.eps?"),
-            (["plan", "data=DIR"], "did you mean task.data_dir?"),
+            (["train", "eps=3"], "did you mean privacy.eps=3?"),
+            (["plan", "data=DIR"], "did you mean task.data_dir=DIR?"),
             (["generate", "outputs/x"], "write run=outputs/x."),
             (["export", "outputs/x"], "write run=outputs/x."),
         ),

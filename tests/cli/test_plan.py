@@ -22,9 +22,11 @@ def measured(workspace: Workspace) -> Outcome:
 
 def test_json_output_has_the_mechanism_and_the_parameters(measured: Outcome) -> None:
     record = json.loads(measured.out)
-    assert (record["num_examples"], record["steps"], record["sample_rate"]) == (40, 5, 0.2)
-    assert record["trainable_parameters"] == record["total_parameters"] > 0
-    assert record["new_parameters"] == 0
+    assert record["plan"]["num_examples"] == 40
+    assert (record["plan"]["steps"], record["plan"]["sample_rate"]) == (5, 0.2)
+    parameters = record["parameters"]
+    assert parameters["trainable"] == parameters["total"] > 0
+    assert parameters["new"] == 0
     assert set(record["epsilons"]) == {"rdp", "gdp", "pld", "prv"}
     assert "ledger" not in record and "steps_taken" not in record
 
@@ -78,13 +80,13 @@ def test_a_plan_without_privacy_says_so_first(workspace: Workspace) -> None:
     ("arguments", "parts"),
     [
         ([], ["privacy.eps and privacy.noise_multiplier", "neither"]),
-        ([NOISE, "plan.mesure=true"], ["plan.mesure", "did you mean plan.measure?"]),
+        ([NOISE, "plan.mesure=true"], ["plan.mesure", "did you mean plan.measure=true?"]),
         ([NOISE, "train.expected_batch_size=41"], ["at most the 40 examples, got 41"]),
         ([NOISE, "task.max_length=129"], ["task.max_length", "128 positions"]),
         *slow(
-            ([NOISE, "output=xml"], ["output must be one of table, json, got 'xml'"]),
+            ([NOISE, "output=xml"], ['output must be table | json, got "xml"']),
             ([NOISE, "train.steps=1", "train.epochs=1"], ["train.epochs and train.steps", "both"]),
-            ([NOISE, "privacy.delta=1"], ["privacy.delta must be in (0, 1), got 1.0"]),
+            ([NOISE, "privacy.delta=1"], ["privacy.delta must be below 1, got 1"]),
         ),
     ],
 )

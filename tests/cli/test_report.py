@@ -87,7 +87,7 @@ def test_epsilon_includes_a_tokenizer_that_the_same_records_made(tmp_path: Path)
     workspace = Workspace(tmp_path)
     before = SpentBefore(run_id="a" * 32, lines=3, head="b" * 64, delta=1e-6, mechanism=HISTOGRAM)
     finished(tmp_path / "alone")
-    known = {"tokenizer": TOKENIZER, "epsilon_with_tokenizer": 9.0, "delta_with_tokenizer": 0.1}
+    known = {"with_tokenizer": {"epsilon": 9.0, "delta": 0.1, "tokenizer": TOKENIZER}}
     finished(tmp_path / "both", plan=make_plan(tokenizer=before), known=known)
     (alone,), (both,) = rows(workspace, "alone"), rows(workspace, "both")
     account = json.loads(workspace.run("account", "runs=[both]", "output=json").out)
@@ -106,7 +106,7 @@ def test_epsilon_includes_a_tokenizer_that_the_same_records_made(tmp_path: Path)
         (["sweep", "ratings=a.csv"], "ratings was removed from dpft. Compute means"),
         (["sweep", "metric=blue"], "metric must be one of the runs' public scores, got 'blue'"),
         (["sweep", "over=a.b"], "over must name keys of the runs' configuration, got 'a.b'"),
-        (["sweep", "to=tables"], "to must be one of csv, markdown, latex, html, plot"),
+        (["sweep", "to=tables"], "to must be csv | markdown | latex | html | plot"),
     ],
 )
 def test_bad_questions_about_runs_are_refused(

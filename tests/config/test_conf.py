@@ -8,12 +8,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from docs.tools.pages import all_pages, named_commands
-from dpft.audit.base import POLYMORPHIC as AUDIT
 from dpft.audit.base import AuditConfig
 from dpft.cli.commands import subcommand
 from dpft.cli.main import SUBCOMMANDS
 from dpft.config import schema
-from dpft.config.account import POLYMORPHIC as ACCOUNT
 from dpft.config.account import AccountConfig, DoctorConfig, ReportConfig
 from dpft.config.composing import ListConfig, compose
 from dpft.config.load import config_directory, load, load_saved, to_yaml
@@ -21,7 +19,6 @@ from dpft.config.schema import TokenizerCommand
 from dpft.config.tune import TuneCommand
 from dpft.errors import InputError
 from dpft.runs.configuring import without_recipes_promise
-from dpft.synthesis.config import POLYMORPHIC as SYNTHESIZE
 from dpft.synthesis.config import SynthesizeConfig
 from tests.slowness import slow_but
 
@@ -69,14 +66,10 @@ NEEDED = {
 
 
 def loaded(name: str, overrides: list[str]) -> object:
-    plain = dict.fromkeys(("export", "report", "doctor", "list"), {}) | {"account": ACCOUNT}
-    of_task = dict.fromkeys(("eval", "generate", "tokenizer"), schema.TASK)
-    own = {"audit": AUDIT, "synthesize": SYNTHESIZE}
-    polymorphic = {**plain, **of_task, **own}.get(name, schema.POLYMORPHIC)
     config = compose(name, overrides, ROOTS[name]).values
     if name in ("train", "plan", "tune"):
         config = without_recipes_promise(config, overrides)
-    return load(config, ROOTS[name], polymorphic=polymorphic)
+    return load(config, ROOTS[name])
 
 
 def purpose(path: Path) -> str:
@@ -226,7 +219,7 @@ def test_a_run_saved_before_there_were_metrics_and_references_still_loads(
     del saved["metrics"], saved["reference"], saved["reference_maps"]
     path = tmp_path / "config.yaml"
     path.write_text(OmegaConf.to_yaml(saved))
-    assert load_saved(path, schema.TrainConfig, polymorphic=schema.POLYMORPHIC) == config
+    assert load_saved(path, schema.TrainConfig) == config
 
 
 def test_published_rows_survive_saving_and_percentages_are_refused(tmp_path: Path) -> None:
@@ -234,7 +227,7 @@ def test_published_rows_survive_saving_and_percentages_are_refused(tmp_path: Pat
     assert config.reference[0].metrics["bleu"] == 61.519
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config))
-    assert load_saved(path, schema.TrainConfig, polymorphic=schema.POLYMORPHIC) == config
+    assert load_saved(path, schema.TrainConfig) == config
     row = "[{source: a, what: b, model: null, eps: 3, metrics: {rouge_l: 65.67}}]"
     with pytest.raises(InputError, match="rouge_l must be at most 1"):
         loaded("train", ["privacy.eps=3", f"reference={row}"])

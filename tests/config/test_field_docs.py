@@ -1,13 +1,15 @@
+"""Every configuration key has a description, because ``--help`` and the reference print it."""
+
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import get_type_hints
 
 import pytest
+from pydantic import BaseModel
 
-from dpft.config.help_text import field_texts, first_sentence
-from dpft.config.keys import configuration_fields, dataclass_in
+from dpft.config.help_text import first_sentence
 from dpft.methods.base import METHODS
+from dpft.privacy.mechanisms.base import MECHANISMS
 from dpft.privacy.privacy_config import PRIVACY_CHOICES
+from dpft.strict_model import description, model_in
 from dpft.tasks.base import TASKS
 from dpft.tasks.custom import CustomFields
 from dpft.training.optimizers import OPTIMIZERS
@@ -15,60 +17,32 @@ from dpft.training.trackers import TRACKING
 from tests.config.test_conf import ROOTS
 
 
-@dataclass
-class Base:
-    rank: int = 1
-    """Rank of the change.
-
-    It is small.
-    """
-    bare: int = 0
-
-
-@dataclass
-class Special(Base):
-    rank: int = 2
-    own: str = ""
-    """See Li et al. 2022. Then more."""
-
-
-def test_a_field_keeps_the_text_of_its_base() -> None:
-    texts = field_texts(Special)
-    assert {name: first_sentence(text) for name, text in texts.items()} == {
-        "rank": "Rank of the change.",
-        "bare": "",
-        "own": "See Li et al. 2022.",
-    }
-
-
 def test_a_sentence_ends_at_its_full_stop() -> None:
     assert first_sentence("Above 0.5, e.g. one. Or two.") == "Above 0.5, e.g. one."
     assert first_sentence("no stop") == "no stop"
 
 
-def classes() -> Iterator[type]:
-    """Yields every dataclass whose fields are keys."""
-    chosen = (METHODS, TASKS, TRACKING)
-    waiting = [*ROOTS.values(), *(cls for names in chosen for cls in names.entries().values())]
-    waiting += [*PRIVACY_CHOICES.values(), *OPTIMIZERS.entries().values(), CustomFields]
-    seen: set[type] = set()
+def models() -> Iterator[type[BaseModel]]:
+    """Yield every model whose fields are keys."""
+    registries = (METHODS, TASKS, TRACKING, OPTIMIZERS, MECHANISMS)
+    waiting: list[type[BaseModel]] = [*ROOTS.values(), *PRIVACY_CHOICES.values(), CustomFields]
+    waiting += [model for registry in registries for model in registry.entries().values()]
+    seen: set[type[BaseModel]] = set()
     while waiting:
-        cls = waiting.pop()
-        if cls in seen:
-            continue
-        seen.add(cls)
-        yield cls
-        hints = get_type_hints(cls)
-        nested = (dataclass_in(hints[entry.name]) for entry in configuration_fields(cls))
-        waiting += [inner for inner in nested if inner is not None]
+        model = waiting.pop()
+        if model not in seen:
+            seen.add(model)
+            yield model
+            sections = (model_in(field.annotation) for field in model.model_fields.values())
+            waiting += [section for section in sections if section is not None]
 
 
-@pytest.mark.parametrize("cls", list(classes()), ids=lambda cls: cls.__name__)
-def test_every_key_says_what_it_is_for(cls: type) -> None:
-    hints = get_type_hints(cls)
+@pytest.mark.parametrize("model", list(models()), ids=lambda model: model.__name__)
+def test_every_key_has_a_description(model: type[BaseModel]) -> None:
     silent = [
         name
-        for name, text in field_texts(cls).items()
-        if dataclass_in(hints[name]) is None and not first_sentence(text).endswith(".")
+        for name, field in model.model_fields.items()
+        if model_in(field.annotation) is None
+        and not first_sentence(description(model, name)).endswith(".")
     ]
     assert silent == []

@@ -77,12 +77,12 @@ def test_a_misspelt_key_is_told_what_it_may_have_been(key: str, meant: list[str]
 
 
 def test_where_nothing_is_near_the_keys_of_the_section_are_listed() -> None:
-    sentence = unknown_key("train.zz", KNOWN)
+    sentence = unknown_key("train.zz", KNOWN).message
     assert "the known keys here are train.expected_batch_size, train.learning_rate" in sentence
 
 
 def test_a_key_of_an_earlier_version_is_refused_with_what_has_become_of_it() -> None:
-    sentence = unknown_key("privacy.secure_noise", known_keys(TrainConfig))
+    sentence = unknown_key("privacy.secure_noise", known_keys(TrainConfig)).message
     assert "removed" in sentence and REMOVED["privacy.secure_noise"] in sentence
 
 

@@ -8,9 +8,11 @@ from omegaconf import OmegaConf
 
 from dpft.config.composing import compose
 from dpft.config.load import config_directory, load, load_saved, to_yaml
-from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
+from dpft.config.references import ReferenceMap
+from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError
-from dpft.reports.published import ReferenceMap, published_table, saved_maps
+from dpft.reports.published import published_table
+from dpft.strict_model import parse
 from tests.reports.plain import run_of
 from tests.reports.test_privacy_record import record as private
 
@@ -34,7 +36,7 @@ def written(name: str) -> dict[str, Any]:
 
 
 def published_map(name: str) -> ReferenceMap:
-    (one,) = saved_maps(written(name)["reference_maps"])
+    (one,) = [parse(each, ReferenceMap) for each in written(name)["reference_maps"]]
     return one
 
 
@@ -85,7 +87,7 @@ def test_a_row_of_a_map_is_as_published(
 def command(*words: str) -> TrainConfig:
     """What ``dpft train`` with some words keeps in its folder."""
     composed = compose("train", words, TrainCommand).values
-    return load(composed, TrainCommand, polymorphic=POLYMORPHIC).settings()
+    return load(composed, TrainCommand).settings()
 
 
 def test_a_saved_run_of_a_sweep_finds_its_cell_and_says_whose_its_inherited_rows_are(
@@ -95,7 +97,7 @@ def test_a_saved_run_of_a_sweep_finds_its_cell_and_says_whose_its_inherited_rows
     config = command("experiment=li2022_figure8_batch_size", "privacy.eps=3", rate, size)
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config))
-    assert load_saved(path, TrainConfig, polymorphic=POLYMORPHIC) == config
+    assert load_saved(path, TrainConfig) == config
     saved = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(saved, dict)
     table = published_table(run_of(saved, private()), [], "3")
@@ -111,7 +113,7 @@ def test_a_saved_run_of_a_sweep_finds_its_cell_and_says_whose_its_inherited_rows
 def test_a_wrong_map_is_refused_with_its_key() -> None:
     axis = "{key: train.epochs, values: [1]}"
     row = f"[{{source: a, what: b, task: e2e, split: test, metric: bleu, rows: {axis}, columns:"
-    with pytest.raises(InputError, match=r"reference_maps\[0\].columns has no value"):
+    with pytest.raises(InputError, match=r"reference_maps\[0\].columns"):
         command("privacy.eps=3", f"reference_maps={row} ???, cells: [[1]]}}]")
     other = "{key: train.seed, values: [0, 1]}"
     with pytest.raises(InputError, match="for each of 1 rows and a score for each of 2 columns"):

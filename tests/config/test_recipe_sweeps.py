@@ -9,11 +9,10 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from dpft.config.account import POLYMORPHIC as ACCOUNT
 from dpft.config.account import AccountConfig, ReportConfig
 from dpft.config.composing import compose
 from dpft.config.load import config_directory, load
-from dpft.config.schema import POLYMORPHIC, TrainCommand
+from dpft.config.schema import TrainCommand
 from dpft.privacy.plan import planned_steps
 from dpft.runs.configuring import without_recipes_promise
 from tests.slowness import slow_but_every
@@ -82,7 +81,7 @@ def test_a_sweep_composes_and_says_how_many_runs_it_is(path: Path) -> None:
     one = [f"{key}={choices[-1]}" for key, choices in values.items()]
     made = compose("train", [*words[1:], *one], TrainCommand)
     assert set(made.hydra.sweeper.params) == set(values)
-    load(without_recipes_promise(made.values, words), TrainCommand, polymorphic=POLYMORPHIC)
+    load(without_recipes_promise(made.values, words), TrainCommand)
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
@@ -117,9 +116,7 @@ def test_figure_3_has_noise_and_scores_at_the_same_fixed_steps() -> None:
     words = ["experiment=li2022_figure3", "privacy.eps=3"]
     config = compose("train", words, TrainCommand).values
     account = [*command(path, "account")[:-1], "expected_batch_size=64"]
-    left = load(
-        compose("account", account, AccountConfig).values, AccountConfig, polymorphic=ACCOUNT
-    )
+    left = load(compose("account", account, AccountConfig).values, AccountConfig)
     ten_epochs = planned_steps(epochs=10, num_examples=42061, expected_batch_size=1024)
     assert (config.train.steps, config.train.learning_rate) == (ten_epochs, 1e-3)
     assert (left.steps, left.epochs, left.eps, left.accountant) == (ten_epochs, None, 3, "rdp")

@@ -3,7 +3,6 @@
 import re
 import shlex
 from copy import deepcopy
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from dpft.config.composing import compose
 from dpft.config.load import config_directory, load
-from dpft.config.schema import POLYMORPHIC, TrainCommand
+from dpft.config.references import Reference
+from dpft.config.schema import TrainCommand
 from dpft.errors import InputError
 from dpft.methods.two_phase import TwoPhase
 from dpft.privacy.privacy_config import NoPrivacy
-from dpft.reports.published import Reference
 from dpft.runs.configuring import without_recipes_promise
 from tests.slowness import slow, slow_but
 
@@ -50,14 +49,14 @@ def recipe(name: str) -> DictConfig:
 # Every eighth: what is wrong in a file is mostly wrong in its family.
 @pytest.mark.parametrize("name", slow_but(RECIPES[::8], RECIPES))
 def test_the_command_of_a_recipe_composes_and_loads(name: str) -> None:
-    assert isinstance(load(composed(name), TrainCommand, polymorphic=POLYMORPHIC), TrainCommand)
+    assert isinstance(load(composed(name), TrainCommand), TrainCommand)
 
 
 def ordinary(*words: str) -> TrainCommand:
     """What ``dpft train WORDS privacy=none`` runs."""
     words = (*words, "privacy=none")
     values = compose("train", words, TrainCommand).values
-    return load(without_recipes_promise(values, words), TrainCommand, polymorphic=POLYMORPHIC)
+    return load(without_recipes_promise(values, words), TrainCommand)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,7 @@ def ordinary(*words: str) -> TrainCommand:
 def test_every_recipe_also_trains_without_privacy(name: str) -> None:
     words = ["model.tokenizer=RUN"] if name.startswith("ponomareva2022_t5") else []
     found = ordinary(f"experiment={name}", *words).privacy
-    assert replace(found, num_examples=None) == NoPrivacy(name="none")
+    assert found.replace(num_examples=None) == NoPrivacy(name="none")
 
 
 def test_a_clipping_norm_of_a_recipes_phase_gives_way_too(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import gzip
 import json
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,7 +26,6 @@ from tests.evaluation.letters import LetterTask, example
 SECRET = "Qzxsecret"
 
 
-@dataclass(frozen=True, kw_only=True)
 class KeyedTask(LetterTask):
     """A task whose column a configuration key names."""
 
@@ -73,7 +72,6 @@ def test_a_value_that_is_no_text_is_refused_and_not_quoted(value: object) -> Non
     assert SECRET not in str(error.value)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Refusing(LetterTask):
     """Finds fault with every row."""
 

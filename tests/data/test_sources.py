@@ -410,9 +410,9 @@ def labeled(path: Path, **settings: object) -> CustomLabels:
 def test_faulty_rows_are_refused_together_with_ten_lines_of_each_kind(tmp_path):
     path = tmp_path / "messy.csv"
     path.write_text(MESSY)
-    with pytest.raises(InputError) as error:
+    with pytest.raises(ValueError) as error:
         load_examples(labeled(path), "train")
-    empty, wrong, long = error.value.faults
+    empty, wrong, long = map(str, error.value.faults)
     assert empty.startswith(f"{path}, line 3: ") and empty.endswith(", and is empty.")
     assert f"{path}, lines 5, 6, 7, 8, 9, 10, 11, 12, 13, 14 and others: " in wrong
     assert long.startswith(f"{path}, line 17: 3 cells")

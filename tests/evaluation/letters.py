@@ -1,12 +1,10 @@
 """A task whose records are letters, published where nobody else publishes."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from dpft.tasks.base import Example, TextTask
 
 
-@dataclass(frozen=True, kw_only=True)
 class LetterTask(TextTask):
     published_hub_name: ClassVar[str | None] = "alphabet/letters"
     published_urls: ClassVar[dict[str, str]] = {

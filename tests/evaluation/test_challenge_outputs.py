@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,7 +56,7 @@ def check(metrics, not_computed, official, names):
 
 def scored(examples, inputs, system, names):
     texts = read_predictions(OUTPUTS / f"{system}.tsv.gz", inputs, repair=TASK.repair)
-    task = replace(TASK, metrics=tuple(names))
+    task = TASK.replace(metrics=tuple(names))
     return score_predictions(task, examples, texts, config=EvalConfig())
 
 

@@ -28,9 +28,9 @@ from dpft.evaluation.evaluate import (
 )
 from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS
 from dpft.evaluation.outputs import ModelOutputs
+from dpft.evaluation.scores import ScoreEntry
 from dpft.generation.decoding import DecodeConfig
-from dpft.records.form import as_json, parse
-from dpft.records.scores import ScoreEntry
+from dpft.strict_model import as_json, parse
 from dpft.tasks.base import Example, ImagePlace, LabeledExample, LabeledImage
 from dpft.tasks.celeba import CelebA
 from dpft.tasks.glue import GlueTask, GlueTexts

@@ -12,6 +12,7 @@ from markdown_it import MarkdownIt
 from dpft.errors import InputError
 from dpft.evaluation.predictions import (
     SAMPLES,
+    Prediction,
     read_predictions,
     render_samples,
     sample_records,
@@ -19,7 +20,6 @@ from dpft.evaluation.predictions import (
     write_predictions,
     write_samples,
 )
-from dpft.records.scores import Prediction
 
 INPUTS = ["name[Café Rouge], price[less than £20]", "name[Aromi], area[riverside]"]
 TEXTS = ["Café Rouge is cheap.", 'Aromi is "by the river".']

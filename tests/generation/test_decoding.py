@@ -3,7 +3,6 @@
 import itertools
 import random
 from copy import deepcopy
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -212,17 +211,17 @@ def test_an_empty_prompt_is_refused(tokenizer, prompt):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"strategy": "bean"}, "decode.strategy must be one of beam, greedy, nucleus, got 'bean'"),
-        ({"num_beams": 0}, "decode.num_beams must be at least 1, got 0"),
-        ({"max_new_tokens": -1}, "decode.max_new_tokens must be at least 1, got -1"),
-        ({"top_p": 0.0}, r"decode.top_p must be in \(0, 1\], got 0.0"),
-        ({"top_p": 1.5}, r"decode.top_p must be in \(0, 1\], got 1.5"),
-        ({"temperature": 0.0}, "decode.temperature must be positive, got 0.0"),
-        ({"seed": -1}, "decode.seed must be at least 0, or null .*, got -1"),
+        ({"strategy": "bean"}, "strategy"),
+        ({"num_beams": 0}, "num_beams"),
+        ({"max_new_tokens": -1}, "max_new_tokens"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"seed": -1}, "seed"),
     ],
 )
 def test_bad_settings_are_refused_by_name(setting, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ValueError, match=message):
         DecodeConfig(**setting)
 
 
@@ -230,7 +229,7 @@ def test_bad_settings_are_refused_by_name(setting, message):
 def test_a_strategys_yaml_holds_every_field(strategy):
     path = Path(__file__).parents[2] / "conf" / "decode" / f"{strategy}.yaml"
     values = yaml.safe_load(path.read_text())
-    assert set(values) == {field.name for field in fields(DecodeConfig)}
+    assert set(values) == set(DecodeConfig.model_fields)
     config = DecodeConfig(**values)
     assert (config.strategy, config.draws) == (strategy, strategy == "nucleus")
     assert (config.num_beams, config.top_p) == (5 if strategy == "beam" else 1, 0.9)

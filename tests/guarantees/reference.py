@@ -144,7 +144,12 @@ def epsilons() -> list[dict[str, Any]]:
         accountant="rdp",
         curve=True,
     )
-    return list(json.loads(json.dumps(dict(account), default=dict))["curve"])
+    curve = json.loads(json.dumps(list(account.curve), default=dict))
+    kept = ("epsilon", "accountant", "epsilons")
+    return [
+        {"steps": point["mechanism"]["steps"], **{key: point[key] for key in kept}}
+        for point in curve
+    ]
 
 
 def write() -> None:

@@ -135,7 +135,7 @@ def test_noise_that_is_calibrated_keeps_within_epsilon_as_it_is_printed(
         workspace, f"num_examples={TRAIN}", f"expected_batch_size={BATCH}", f"steps={STEPS}",
         f"delta={DELTA}", f"eps={eps}", "accountant=rdp",
     )  # fmt: skip
-    epsilon = rdp(DELTA, steps_of(report["noise_multiplier"], RATE, STEPS))
+    epsilon = rdp(DELTA, steps_of(report["mechanism"]["noise_multiplier"], RATE, STEPS))
     assert 0.99 * eps < epsilon <= eps
 
 
@@ -153,7 +153,7 @@ def test_a_printed_epsilon_is_rounded_up(workspace: Workspace, sigma: float) -> 
 
 def test_a_run_keeps_within_its_budget_whatever_its_micro_batch(workspace: Workspace) -> None:
     cost = train(workspace, "budget", *BUDGET, "train.micro_batch_size=2")
-    epsilon = rdp(DELTA, steps_of(cost["noise_multiplier"], RATE, STEPS))
+    epsilon = rdp(DELTA, steps_of(cost["plan"]["noise_multiplier"], RATE, STEPS))
     assert 2.98 < epsilon <= 3
     assert cost["epsilon"] == pytest.approx(epsilon, rel=1e-4)
 
@@ -162,7 +162,7 @@ def test_both_phases_of_a_run_keep_within_its_budget(workspace: Workspace) -> No
     phases = ("method=two_phase", "method.full_epochs=0.2")
     cost = train(workspace, "phases", *BUDGET, *phases)
     # One step of full fine-tuning (0.2 epochs of 40 records) and two of DP-BiTFiT.
-    epsilon = rdp(DELTA, steps_of(cost["noise_multiplier"], RATE, STEPS))
+    epsilon = rdp(DELTA, steps_of(cost["plan"]["noise_multiplier"], RATE, STEPS))
     assert 2.98 < epsilon <= 3
     assert cost["epsilon"] == pytest.approx(epsilon, rel=1e-4)
 
@@ -182,7 +182,7 @@ def test_units_and_not_rows_are_counted_and_drawn(workspace: Workspace) -> None:
     )  # fmt: skip
     # docs: delta is 1/(10 n), n the number of units, rounded down to one digit.
     delta = 1 / (10 * units)
-    assert cost["num_examples"] == units
+    assert cost["plan"]["num_examples"] == units
     assert cost["delta"] == pytest.approx(delta)
     event = steps_of(1, BATCH / units, STEPS)
     assert cost["epsilons"]["pld"] == pytest.approx(pld(delta, event), abs=2e-3)
@@ -273,7 +273,10 @@ def test_a_tokenizer_and_a_training_keep_within_their_total_budget(workspace: Wo
         "task.max_length=16", "privacy.total_eps=1.5", "privacy.accountant=pld", "task.metrics=[]",
     )  # fmt: skip
     rate = BATCH / len(lines)
-    both = (dp_accounting.GaussianDpEvent(3.0), steps_of(cost["noise_multiplier"], rate, STEPS))
+    both = (
+        dp_accounting.GaussianDpEvent(3.0),
+        steps_of(cost["plan"]["noise_multiplier"], rate, STEPS),
+    )
     expected = pld(0.002 + 0.001, *both)
     assert 1.48 < expected <= 1.5
     # A tokenizer that is not listed is counted with the run that names it.
@@ -298,7 +301,7 @@ def test_a_search_for_hyperparameters_pays_for_all_its_trials(workspace: Workspa
     # Papernot and Steinke 2022 (arXiv 2110.03620), Theorem 2, where every record is in each step:
     # the Renyi divergence of a trial at order a is a * steps / (2 sigma^2) (Mironov 2017).
     orders = 1 + np.geomspace(1e-4, 100, 20_000)
-    trial = orders * steps / (2 * found["noise_multiplier"] ** 2)
+    trial = orders * steps / (2 * found["plan"]["noise_multiplier"] ** 2)
     trials = (1 / gamma - 1) / math.log(1 / gamma)
     other = ((1 - 1 / orders) * trial + math.log(1 / gamma) / orders).min()
     released = trial + math.log(trials) / (orders - 1) + (1 + eta) * other

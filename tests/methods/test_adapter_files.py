@@ -43,7 +43,7 @@ def test_what_trained_is_loaded_and_what_was_frozen_is_left(tmp_path: Path) -> N
 def test_the_settings_are_read_as_written_with_a_schema_version(tmp_path: Path) -> None:
     saved(tmp_path, {"name": "adapter", "bottleneck": 4})
     assert load_settings(tmp_path) == {"name": "adapter", "bottleneck": 4}
-    assert json.loads((tmp_path / SETTINGS).read_text())["schema_version"] == 1
+    assert json.loads((tmp_path / SETTINGS).read_text())["schema_version"] == 2
 
 
 @pytest.mark.parametrize("content", [None, "{", "{}"])

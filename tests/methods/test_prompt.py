@@ -61,7 +61,7 @@ def test_logits_are_those_of_plain_peft_after_the_prompt(tmp_path: Path) -> None
 
 
 def test_a_prompt_without_tokens_is_refused() -> None:
-    with pytest.raises(InputError, match="method.num_virtual_tokens must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="num_virtual_tokens"):
         prompt(num_virtual_tokens=0)
 
 

@@ -67,5 +67,5 @@ def test_a_model_without_a_list_of_blocks_is_refused() -> None:
 
 
 def test_no_blocks_at_all_are_refused() -> None:
-    with pytest.raises(InputError, match="method.blocks must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="blocks"):
         recipe("top2", blocks=0)

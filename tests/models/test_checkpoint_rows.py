@@ -1,7 +1,6 @@
 """The digest of a base is of what a loader makes of its folder."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,7 +79,7 @@ def test_an_index_that_is_damaged_is_refused(base: ModelConfig, tmp_path: Path, 
 def test_what_is_made_of_the_weights_is_a_part_of_the_base(
     base: ModelConfig, key: str, value: object
 ) -> None:
-    assert base_digest(replace(base, **{key: value})) != base_digest(base)
+    assert base_digest(base.replace(**{key: value})) != base_digest(base)
 
 
 def test_an_adapter_beside_a_base_is_refused(base: ModelConfig, tmp_path: Path) -> None:
@@ -94,7 +93,7 @@ def test_a_base_that_is_gone_is_not_taken_for_one_without_safetensors(
     base: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InputError, match="must be a folder with a model"):
-        base_digest(replace(base, path=f"{base.path}/gone"))
+        base_digest(base.replace(path=f"{base.path}/gone"))
     monkeypatch.setattr(source, "hub_is_reachable", lambda: False)
     with pytest.raises(InputError, match="could not be loaded"):
-        base_digest(replace(base, path=None, hub_name="of-nobody/gone"))
+        base_digest(base.replace(path=None, hub_name="of-nobody/gone"))

@@ -1,7 +1,6 @@
 """conf/model says everything a user may set: Hydra refuses a key that its YAML lacks."""
 
 from collections import Counter
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 
+from dpft.config.load import from_values
 from dpft.models.source import ModelConfig
 
 FILES = sorted((Path(__file__).parents[2] / "conf" / "model").glob("*.yaml"))
@@ -40,8 +40,8 @@ def is_of_images(file: Path) -> bool:
 def test_the_yaml_holds_every_field_and_builds_the_configuration(file):
     values = OmegaConf.to_object(OmegaConf.load(file))
     values |= GIVEN.get(file.stem, {})
-    assert set(values) == {field.name for field in fields(ModelConfig)}
-    assert ModelConfig(**values).name == file.stem
+    assert set(values) == set(ModelConfig.model_fields)
+    assert from_values(values, ModelConfig).name == file.stem
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -93,7 +93,9 @@ ARCHITECTURES = {
     ids=lambda file: file.stem,
 )
 def test_the_modules_that_lora_adapts_are_linear_ones_of_every_layer(file):
-    config = ModelConfig(**OmegaConf.to_object(OmegaConf.load(file)) | GIVEN.get(file.stem, {}))
+    config = from_values(
+        OmegaConf.to_object(OmegaConf.load(file)) | GIVEN.get(file.stem, {}), ModelConfig
+    )
     with torch.device("meta"):
         model = AutoModel.from_config(ARCHITECTURES[file.stem.partition("-")[0]])
     found = Counter(

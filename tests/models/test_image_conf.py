@@ -9,6 +9,7 @@ from torch import nn
 from transformers import AutoModelForImageClassification
 
 from dpft.batch_mixing import check_model
+from dpft.config.load import from_values
 from dpft.models.architecture import read_architecture
 from dpft.models.batch_norm import replace_batch_norm
 from dpft.models.source import ModelConfig
@@ -32,7 +33,7 @@ TINY = ("vit-tiny", "convnext-tiny-digits", "resnet-tiny")
 
 def random(name: str) -> ModelConfig:
     values = OmegaConf.to_object(OmegaConf.load(FOLDER / f"{name}.yaml"))
-    return ModelConfig(**values | {"init": "random"})
+    return from_values(values | {"init": "random"}, ModelConfig)
 
 
 def model_of(name: str, device: str = "cpu") -> nn.Module:

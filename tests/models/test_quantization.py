@@ -346,7 +346,7 @@ def test_what_would_open_or_cut_frozen_weights_is_refused(own, parallel, sentenc
     ],
 )
 def test_a_base_that_cannot_be_quantized_is_refused(settings: dict, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(ValueError, match=sentence):
         ModelConfig(**{"name": "base", "quantization": "nf4", **settings})
 
 

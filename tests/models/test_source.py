@@ -11,9 +11,9 @@ from tests.refused import refusal
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        ({"hub_name": "a/b", "init": "zero"}, "model.init"),
+        ({"hub_name": "a/b", "init": "zero"}, "init"),
         ({}, "model.path"),
-        ({"hub_name": "a/b", "pooling": "max"}, "model.pooling"),
+        ({"hub_name": "a/b", "pooling": "max"}, "pooling"),
     ],
 )
 def test_a_bad_setting_is_refused_by_its_key(settings, key):

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import nn
 
+from dpft.config.load import from_values
 from dpft.errors import InputError
 from dpft.kinds import IMAGE_CLASSIFIER, Head
 from dpft.methods.base import METHODS
@@ -51,7 +52,7 @@ METHODS_OF_THE_PAPER = {"full": {}, "bitfit": {"train_new_modules": False}, "lin
 def crossvit(**model_args: Any) -> Architecture:
     values: Any = OmegaConf.to_object(OmegaConf.load(YAML))
     values["architecture"]["model_args"] = model_args or None
-    return read_architecture(ModelConfig(**values | {"init": "random"}))
+    return read_architecture(from_values(values | {"init": "random"}, ModelConfig))
 
 
 def small(method: str = "full", **more: Any) -> nn.Module:

@@ -76,7 +76,7 @@ def test_a_run_of_another_number_of_processes_than_was_said_is_refused(
 
 @pytest.mark.parametrize(("name", "world_size"), [("ddp", 0), ("fsdp", -1), ("none", 2)])
 def test_world_sizes_that_cannot_be_are_refused(name: str, world_size: int) -> None:
-    with pytest.raises(InputError, match="parallel"):
+    with pytest.raises(ValueError, match="world_size"):
         ParallelConfig(name=name, world_size=world_size)
 
 

@@ -11,7 +11,7 @@ from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.engine import PhasedClipper, PrivacyEngine
 from dpft.privacy.ledger import Ledger, read_ledger
-from dpft.privacy.plan import Phase, write_plan
+from dpft.privacy.plan import Phase
 from dpft.privacy.randomness import make_randomness
 from dpft.privacy.sampling import PoissonSampler
 from tests.privacy.noise_blocks import block_noise
@@ -24,7 +24,7 @@ RECORDS = torch.eye(4)[[0, 1, 2, 3, 0, 1, 2, 3]] * 5
 
 @pytest.fixture
 def ledger(tmp_path):
-    with Ledger(tmp_path / "ledger.jsonl", plan=write_plan(plan())) as ledger:
+    with Ledger(tmp_path / "ledger.jsonl", plan=plan()) as ledger:
         yield ledger
 
 
@@ -112,7 +112,7 @@ def test_trust_rule_2_factors_leave_room_for_the_rounding_of_a_large_batch(ledge
 def test_noise_is_added_once_per_step_whatever_the_number_of_micro_batches(tmp_path):
     def gradient(pieces, path):
         model = linear()
-        with Ledger(tmp_path / path, plan=write_plan(plan())) as own:
+        with Ledger(tmp_path / path, plan=plan()) as own:
             engine = make_engine(model, own, sample_rate=1.0)
             with engine:
                 indices = engine.draw(8)
@@ -152,8 +152,8 @@ def test_the_ledger_line_is_written_before_the_weights_may_move(ledger, tmp_path
         take_step(engine, model)
         record = read_ledger(tmp_path / "ledger.jsonl")
     assert record.steps == 1 and not record.closed
-    assert record.mechanisms[0]["noise_multiplier"] == 1.5
-    assert record.mechanisms[0]["sample_rate"] == 0.25
+    assert record.mechanisms[0].noise_multiplier == 1.5
+    assert record.mechanisms[0].sample_rate == 0.25
     assert torch.equal(model.weight, torch.zeros(1, 4)), "the engine moves no weight itself"
 
 
@@ -189,7 +189,7 @@ def test_trust_rule_2_one_record_moves_the_sum_before_noise_by_at_most_the_sensi
 
     def gradient(records, name):
         model = linear()
-        with Ledger(tmp_path / name, plan=write_plan(plan())) as own:
+        with Ledger(tmp_path / name, plan=plan()) as own:
             engine = make_engine(model, own, sample_rate=1.0, noise_multiplier=0.5)
             with engine:
                 take_step(engine, model, records)
@@ -246,7 +246,7 @@ def test_each_phase_clips_and_perturbs_what_trains_in_it_at_its_own_sensitivity(
 def test_trust_rule_2_holds_in_a_later_phase_with_its_sensitivity(tmp_path):
     def gradient(records, name):
         model = affine()
-        with Ledger(tmp_path / name, plan=write_plan(plan())) as own:
+        with Ledger(tmp_path / name, plan=plan()) as own:
             engine = make_engine(model, own, sample_rate=1.0, phases=PHASES)
             with engine:
                 take_step(engine, model)

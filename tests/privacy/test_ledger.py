@@ -13,18 +13,19 @@ from dpft.privacy.ledger import (
     hash_of,
     read_ledger,
 )
-from dpft.privacy.plan import write_plan
+from dpft.privacy.mechanisms.histogram import GaussianHistogram
+from dpft.privacy.plan import HistogramPlan
+from dpft.strict_model import as_json
 from tests.privacy.test_plan import plan
 
 PLAN = plan(noise_multiplier=1.5, sample_rate=0.1)
-WRITTEN = write_plan(PLAN)
 MECHANISM = PLAN.entry_at(0)
 
 
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    with Ledger(path, plan=WRITTEN) as ledger:
+    with Ledger(path, plan=PLAN) as ledger:
         for step in (1, 2, 3):
             ledger.append(step, MECHANISM)
         ledger.close()
@@ -39,7 +40,7 @@ def test_what_was_written_is_read_back(path):
 
 def test_a_line_is_on_disk_when_append_returns(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    with Ledger(path, plan=WRITTEN) as ledger:
+    with Ledger(path, plan=PLAN) as ledger:
         ledger.append(1, MECHANISM)
         record = read_ledger(path)
         assert record.steps == 1 and not record.closed
@@ -49,7 +50,7 @@ def test_a_line_is_on_disk_when_append_returns(tmp_path):
 def test_lines_hold_step_mechanism_and_the_hash_of_the_line_before_and_nothing_else(path):
     first, *lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert set(first) == {"run_id", "schema_version", "previous", "plan"}
-    assert first["plan"] == json.loads(json.dumps(WRITTEN))
+    assert first["plan"] == as_json(PLAN)
     assert [set(line) for line in lines] == [{"step", "mechanism", "previous"}] * 3 + [
         {"closed", "previous"}
     ]
@@ -60,7 +61,7 @@ def edit(lines):
 
 
 def edit_run_id(lines):
-    lines[0] = first_line("0" * 32, WRITTEN)
+    lines[0] = first_line("0" * 32, PLAN).text
 
 
 def header_twice(lines):
@@ -111,7 +112,7 @@ def test_a_first_line_that_is_not_what_was_written_is_refused(path, spoil, line)
     lines = path.read_text().splitlines()
     spoil(lines)
     path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(StateError, match=rf"ledger\.jsonl, line {line}: the ledger is broken here"):
+    with pytest.raises(StateError, match=rf"ledger\.jsonl, line {line}: "):
         read_ledger(path)
 
 
@@ -119,6 +120,10 @@ def test_a_first_line_that_is_not_what_was_written_is_refused(path, spoil, line)
     "change",
     [
         {"delta": "1e-5"}, {"delta": float("nan")}, {"delta": 2.0}, {"steps": 3.0}, {"steps": 4},
+        {
+            "expected_batch_size": 10**400,
+            "mechanism": {"name": "banded", "bands": 1, "coefficients": [1.0]},
+        },
         {"sample_rate": 1.5}, {"noise_multiplier": 10**400}, {"num_examples": 0}, {"unit": []},
         {"phases": {}}, {"phases": []}, {"phases": [1]}, {"calibration": 3},
         {"tokenizer": {"a": 1}}, {"reproducible": "no"}, {"more": 1}, {"histogram": {}},
@@ -144,8 +149,66 @@ def test_a_first_line_that_is_not_what_was_written_is_refused(path, spoil, line)
 def test_a_plan_that_dpft_does_not_write_is_refused(path, change):
     """Whoever owns the file can write any plan into it, and its hashes anew."""
     entry = json.loads(path.read_text().splitlines()[0])
-    path.write_text(first_line(entry["run_id"], entry["plan"] | change) + "\n")
+    entry["plan"] |= change
+    path.write_text(json.dumps(entry, sort_keys=True) + "\n")
     with pytest.raises(StateError, match="line 1: the ledger is broken here"):
+        read_ledger(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "laplace"}, {"noise_multiplier": 0}, {"noise_multiplier": True},
+        {"noise_multiplier": "1.5"}, {"noise_multiplier": 10**400},
+        {"noise_multiplier": float("nan")}, {"noise_multiplier": 9.0}, {"sample_rate": 0},
+        {"sample_rate": 1.5}, {"sample_rate": None}, {"sensitivity": 0.2}, {"stream": 0},
+        {"bands": 1}, {"more": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_step_that_is_not_of_the_plan_is_refused_though_its_chain_holds(path, change):
+    first, line, *_ = path.read_text().splitlines()
+    entry = json.loads(line)
+    entry["mechanism"] |= change
+    path.write_text(f"{first}\n{json.dumps(entry, sort_keys=True)}\n")
+    with pytest.raises(StateError, match=r"ledger\.jsonl, line 2: "):
+        read_ledger(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"noise_multiplier": 9.0}, {"threshold": 1.0}, {"noise_std": 80.0}, {"delta": "x"},
+        {"words_per_record": None}, {"words_per_record": 10**400},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_histogram_whose_numbers_do_not_go_together_is_refused(tmp_path, change):
+    path = tmp_path / "ledger.jsonl"
+    histogram = GaussianHistogram(
+        noise_std=40.0, l2_cap=4.0, linf_cap=1.0, words_per_record=64, delta=1e-6, num_examples=9
+    )
+    own = HistogramPlan(histogram=histogram, num_examples=9, delta=1e-6)
+    with Ledger(path, plan=own) as ledger:
+        ledger.append(1, histogram)
+    first, step = [json.loads(line) for line in path.read_text().splitlines()]
+    assert read_ledger(path).mechanisms == (histogram,)
+    step["mechanism"] |= change
+    path.write_text(f"{json.dumps(first, sort_keys=True)}\n{json.dumps(step, sort_keys=True)}\n")
+    with pytest.raises(StateError, match="line 2: expected a noisy step"):
+        read_ledger(path)
+    first["plan"]["histogram"] |= change
+    path.write_text(json.dumps(first, sort_keys=True) + "\n")
+    with pytest.raises(StateError, match="line 1: the ledger is broken here"):
+        read_ledger(path)
+
+
+def test_a_closing_line_must_say_that_it_is_one(path):
+    *lines, closing = path.read_text().splitlines()
+    entry = json.loads(closing)
+    del entry["closed"]
+    path.write_text("\n".join([*lines, json.dumps(entry)]) + "\n")
+    with pytest.raises(StateError, match="line 5: "):
         read_ledger(path)
 
 
@@ -153,7 +216,7 @@ def test_ledgers_of_one_plan_have_a_name_and_heads_of_their_own(tmp_path):
     """Their other lines say the same: three demos and the gallery's had one head."""
     records = []
     for name in ("a", "b"):
-        with Ledger(tmp_path / name, plan=WRITTEN) as ledger:
+        with Ledger(tmp_path / name, plan=PLAN) as ledger:
             ledger.append(1, MECHANISM)
             ledger.close()
         records.append(read_ledger(tmp_path / name))
@@ -166,7 +229,7 @@ def test_ledgers_of_one_plan_have_a_name_and_heads_of_their_own(tmp_path):
 def test_the_first_line_is_known_before_it_is_written_and_written_with_the_first_step(tmp_path):
     """So a checkpoint of step 0 has its head before the file has a line."""
     path = tmp_path / "ledger.jsonl"
-    with Ledger(path, plan=WRITTEN) as ledger:
+    with Ledger(path, plan=PLAN) as ledger:
         lines, head, run_id = ledger.lines, ledger.head, ledger.run_id
         assert path.read_bytes() == b""
         ledger.append(1, MECHANISM)
@@ -175,7 +238,7 @@ def test_the_first_line_is_known_before_it_is_written_and_written_with_the_first
     assert record.lines == 2
 
 
-@pytest.mark.parametrize("torn", ["", '{"plan": {"acc', first_line("1" * 32, WRITTEN)])
+@pytest.mark.parametrize("torn", ["", '{"plan": {"acc', first_line("1" * 32, PLAN).text])
 def test_a_first_line_that_broke_off_is_no_step_and_is_written_whole(tmp_path, torn):
     path = tmp_path / "ledger.jsonl"
     path.write_text(torn)
@@ -183,7 +246,7 @@ def test_a_first_line_that_broke_off_is_no_step_and_is_written_whole(tmp_path, t
     assert (record.lines, record.counted_steps, record.run_id) == (0, 0, None)
     with pytest.raises(ValueError, match="must be given its first one"):
         Ledger.reopen(path, record)
-    with Ledger.reopen(path, record, plan=WRITTEN, run_id="2" * 32) as ledger:
+    with Ledger.reopen(path, record, plan=PLAN, run_id="2" * 32) as ledger:
         ledger.append(1, MECHANISM)
     found = read_ledger(path)
     assert (found.run_id, found.steps, found.torn_at) == ("2" * 32, 1, None)
@@ -239,11 +302,11 @@ def test_a_spoilt_ledger_is_refused_by_line_number(path, spoil, line):
 
 def test_a_second_ledger_in_one_folder_is_refused(path):
     with pytest.raises(InputError, match=r"hydra\.run\.dir"):
-        Ledger(path, plan=WRITTEN)
+        Ledger(path, plan=PLAN)
 
 
 def run_of(plan, path, steps, *, close=True):
-    with Ledger(path, plan=write_plan(plan)) as ledger:
+    with Ledger(path, plan=plan) as ledger:
         for step in range(steps):
             ledger.append(step + 1, plan.entry_at(step))
         if close:
@@ -318,7 +381,7 @@ def test_an_empty_ledger_holds_no_step(tmp_path):
 @pytest.mark.parametrize("torn", ['{"mech', '{"mechanism": {}, "previous": "0", "step": 4}'])
 def test_a_torn_last_line_counts_as_a_step_and_the_next_is_written_in_its_place(tmp_path, torn):
     path = tmp_path / "ledger.jsonl"
-    with Ledger(path, plan=WRITTEN) as ledger:
+    with Ledger(path, plan=PLAN) as ledger:
         ledger.append(1, MECHANISM)
     whole = path.read_text()
     path.write_text(whole + torn)
@@ -350,9 +413,7 @@ def test_a_ledger_of_another_form_is_refused_by_its_version(path, version):
 
 def test_a_line_with_a_number_of_too_many_digits_is_refused_by_its_number(tmp_path):
     (tmp_path / "ledger.jsonl").write_text(f'{{"step": {"1" * 5000}}}\n')
-    with pytest.raises(
-        StateError, match="line 1: expected one JSON object, .* put the ledger back"
-    ):
+    with pytest.raises(StateError, match="line 1: the ledger is broken here"):
         read_ledger(tmp_path / "ledger.jsonl")
 
 
@@ -362,7 +423,7 @@ def test_each_line_is_synchronized_when_append_returns_and_so_is_the_closing_one
     """A crash of the machine must not take a line whose step moved the weights."""
     path, synchronized = tmp_path / "ledger.jsonl", []
     monkeypatch.setattr(os, "fsync", lambda _: synchronized.append(path.read_bytes()))
-    with Ledger(path, plan=WRITTEN) as ledger:
+    with Ledger(path, plan=PLAN) as ledger:
         for step in (1, 2):
             ledger.append(step, MECHANISM)
             assert synchronized[-1] == path.read_bytes()

@@ -93,7 +93,7 @@ def test_a_loop_of_ones_own_learns_within_its_budget() -> None:
     )
     batches = PoissonBatches(num_examples=500, expected_batch_size=100, steps=cost.steps)
     noise = GaussianNoise(
-        model.parameters(), noise_std=cost.noise_multiplier, expected_batch_size=100
+        model.parameters(), noise_std=cost.mechanism.noise_multiplier, expected_batch_size=100
     )
 
     def losses_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

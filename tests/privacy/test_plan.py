@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -17,24 +16,24 @@ from dpft.privacy.accounting.curve import EpsilonCurve, EpsilonSoFar
 from dpft.privacy.accounting.mechanism import RATE_MARGIN
 from dpft.privacy.accounting.summary import account
 from dpft.privacy.engine import PrivacyEngine
-from dpft.privacy.ledger import Ledger, LedgerRecord, as_mechanisms, steps_taken
+from dpft.privacy.ledger import Ledger, LedgerRecord, StepLine, as_mechanisms, steps_taken
 from dpft.privacy.plan import (
     Phase,
     PrivacyPlan,
     check_delta,
     default_delta,
     planned_steps,
-    write_plan,
 )
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import make_randomness
-from dpft.records.promises import Origin
 from dpft.reports.privacy_record import promise_of
+from dpft.reports.promises import Origin
 from dpft.runs import tuning
 from dpft.runs.guarantee import private_guarantee
 from dpft.runs.planned_run import account_for_plan
 from dpft.runs.run_plan import RunPlan
 from dpft.runs.saved_run import SpentRun
+from dpft.strict_model import parse_text
 from tests.self_checks import checked_rows
 
 
@@ -55,15 +54,14 @@ def plan(**changes) -> PrivacyPlan:
 
 
 class Altered(PrivacyPlan):
-    """A plan whose one mechanism is not that of its fields, so that who reads those is seen."""
+    """A plan whose event is not that of its fields, so that who reads those is seen."""
 
-    def mechanism(self, steps=None):
-        steps = 2 * self.steps if steps is None else 2 * steps
-        return replace(super().event((1,)), noise_multiplier=4.0, sample_rate=0.75, steps=steps)
+    def event(self, streams=None):
+        return replace(super().event(streams), noise_multiplier=4.0, sample_rate=0.75)
 
 
 def altered(**changes) -> Altered:
-    return Altered(**vars(plan(**changes)))
+    return Altered(**dict(plan(**changes)))
 
 
 @pytest.fixture(params=[plan, altered])
@@ -90,7 +88,7 @@ def test_trust_rule_1_draws_noise_and_ledger_follow_the_plans_mechanism(followed
     randomness = make_randomness(torch.device("cpu"), noise_seed=1)
     expected = followed.event()
     with (
-        Ledger(tmp_path / LEDGER, plan=write_plan(followed)) as ledger,
+        Ledger(tmp_path / LEDGER, plan=followed) as ledger,
         PrivacyEngine(
             model,
             losses_of,
@@ -106,8 +104,8 @@ def test_trust_rule_1_draws_noise_and_ledger_follow_the_plans_mechanism(followed
     assert len(drawn) / 10_000 == pytest.approx(expected.sample_rate, abs=0.03)
     noise = model.weight.grad * followed.expected_batch_size / followed.phases[0].sensitivity
     assert noise.std().item() == pytest.approx(expected.noise_multiplier, rel=0.05)
-    step = json.loads((tmp_path / LEDGER).read_text().splitlines()[1])
-    record = LedgerRecord(steps=1, mechanisms=(step["mechanism"],), closed=False, lines=2, head="")
+    line = parse_text((tmp_path / LEDGER).read_text().splitlines()[1], StepLine)
+    record = LedgerRecord(steps=1, mechanisms=(line.mechanism,), closed=False, lines=2, head="")
     spent = as_mechanisms(steps_taken(record, tmp_path / LEDGER), followed.delta)
     assert spent == (replace(expected, steps=1),)
 
@@ -115,7 +113,7 @@ def test_trust_rule_1_draws_noise_and_ledger_follow_the_plans_mechanism(followed
 def test_trust_rule_1_every_reported_epsilon_follows_the_plans_mechanism(
     followed, shared_accounting
 ):
-    followed = replace(followed, accountant="rdp")
+    followed = followed.replace(accountant="rdp")
     expected = account(followed.event(), accountant="rdp")
     entries = tuple(followed.entry_at(step) for step in range(3))
     ledger = LedgerRecord(
@@ -134,12 +132,8 @@ def test_trust_rule_1_every_reported_epsilon_follows_the_plans_mechanism(
     no_points = EpsilonCurve(steps=(), epsilons=(), accountants=())
     assert EpsilonSoFar(followed, no_points)(3).epsilon == pytest.approx(expected.epsilons["rdp"])
     promise = promise_of(followed, expected)
-    numbers = {
-        key: getattr(promise, key)
-        for key in ("noise_multiplier", "sample_rate", "delta", "epsilon")
-    }
-    mechanism = vars(followed.event())
-    assert numbers == {key: mechanism.get(key, expected.epsilon) for key in numbers}
+    assert (promise.epsilon, promise.delta) == (expected.epsilon, followed.event().delta)
+    assert promise.plan == followed
     counts = ParameterCounts(trainable=1, new=0, total=1)
     origin = Origin(model="tiny", data="e2e")
     run = private_guarantee(spent, counts, origin=origin, size_source="given")
@@ -177,7 +171,7 @@ def test_phases_follow_each_other_and_must_add_up():
     assert [both.phase_at(step) for step in range(3)] == [first, second, second]
     assert [both.phase_number_at(step) for step in range(3)] == [0, 1, 1]
     assert both.phase_starts() == (0, 1)
-    sensitivities = [both.entry_at(step)["sensitivity"] for step in range(3)]
+    sensitivities = [both.entry_at(step).sensitivity for step in range(3)]
     assert sensitivities == [0.1, 0.2, 0.2]
     with pytest.raises(IndexError):
         both.phase_at(3)

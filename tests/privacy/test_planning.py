@@ -1,14 +1,12 @@
-from dataclasses import replace
-
 import pytest
 from scipy.stats import norm
 
 from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
 from dpft.privacy import planning
+from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.planning import make_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
-from dpft.records.ledger import Calibration
 
 GIVEN = DifferentialPrivacy(name="dp", noise_multiplier=1.5, max_grad_norm=0.25)
 
@@ -41,7 +39,7 @@ def test_a_plan_knows_who_chose_its_delta(
     given: float | None, rule: str, delta: float, source: str
 ) -> None:
     made = make_plan(
-        replace(GIVEN, delta=given),
+        GIVEN.replace(delta=given),
         num_examples=400,
         expected_batch_size=20,
         phases=[MethodPhase(method="full", steps=7)],
@@ -52,7 +50,7 @@ def test_a_plan_knows_who_chose_its_delta(
 
 @pytest.mark.usefixtures("shared_accounting")
 def test_the_noise_is_calibrated_to_epsilon_by_the_accountant_asked_for() -> None:
-    target = replace(GIVEN, eps=3.0, noise_multiplier=None, accountant="rdp", delta=1e-4)
+    target = GIVEN.replace(eps=3.0, noise_multiplier=None, accountant="rdp", delta=1e-4)
     made = plan(target)
     assert made.delta == 1e-4
     assert made.calibration is not None
@@ -61,11 +59,11 @@ def test_the_noise_is_calibrated_to_epsilon_by_the_accountant_asked_for() -> Non
 
 
 def test_a_delta_above_one_over_the_examples_needs_permission() -> None:
-    large = replace(GIVEN, delta=0.01)
+    large = GIVEN.replace(delta=0.01)
     with pytest.raises(InputError, match="privacy.delta must be at most .*allow_large_delta"):
         plan(large)
-    assert plan(replace(large, allow_large_delta=True)).delta == 0.01
-    assert plan(replace(GIVEN, delta=1 / 400)).delta == 1 / 400
+    assert plan(large.replace(allow_large_delta=True)).delta == 0.01
+    assert plan(GIVEN.replace(delta=1 / 400)).delta == 1 / 400
 
 
 def test_phases_share_noise_and_sample_rate_and_cost_what_one_run_of_their_steps_does(
@@ -78,7 +76,7 @@ def test_phases_share_noise_and_sample_rate_and_cost_what_one_run_of_their_steps
         return 2.5, Calibration(accountant="rdp", epsilon=2.99, grid="")
 
     monkeypatch.setattr(planning, "calibrate_noise_multiplier", calibrate)
-    config = replace(GIVEN, eps=3.0, noise_multiplier=None, clipping="automatic")
+    config = GIVEN.replace(eps=3.0, noise_multiplier=None, clipping="automatic")
     phases = [
         MethodPhase(method="full", steps=3),
         MethodPhase(method="bitfit", steps=4, max_grad_norm=0.5),
@@ -106,7 +104,7 @@ def test_trust_rule_6_noise_so_small_that_its_missing_tails_take_part_of_delta_i
 
     Phi(1/0.0690 - 18.8) = Phi(-4.31) = 8.3e-6; Phi(1/0.0733 - 18.8) = Phi(-5.16) = 1.3e-7.
     """
-    config = replace(GIVEN, noise_multiplier=noise_multiplier)
+    config = GIVEN.replace(noise_multiplier=noise_multiplier)
     missing = 0.35 * norm.cdf(1 / noise_multiplier - 18.8)
     assert (missing > 1 / 800 / 1000) == refused
     if not refused:

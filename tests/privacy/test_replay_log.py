@@ -12,14 +12,15 @@ from dpft.errors import InputError, StateError
 from dpft.files import LEDGER
 from dpft.privacy.ledger import Ledger, read_ledger
 from dpft.privacy.replay_log import JournaledLedger, ReplayError, read_journal, read_run_ledger
-from tests.privacy.test_ledger import MECHANISM, WRITTEN, as_before
+from dpft.strict_model import as_json
+from tests.privacy.test_ledger import MECHANISM, PLAN, as_before
 
 
 def make(
     folder: Path, *, steps: int, journaled: list[int], closed: bool = False, lodged: int = 0
 ) -> Path:
     """Returns a run's folder: a ledger, a journal of these steps, a checkpoint after a line."""
-    with Ledger(folder / "ledger.jsonl", plan=WRITTEN) as ledger:
+    with Ledger(folder / "ledger.jsonl", plan=PLAN) as ledger:
         for step in range(1, steps + 1):
             ledger.append(step, MECHANISM)
         if closed:
@@ -36,8 +37,8 @@ def make(
 
 def write_state(path: Path, lines: int, head: str, run_id: str | None = None) -> None:
     ledger = {"lines": lines, "head": head, "position": 0}
-    known = {"ledger": ledger, "run_id": run_id, "plan": WRITTEN}
-    path.write_text(json.dumps({"schema_version": 1, "run": known}))
+    known = {"ledger": ledger, "run_id": run_id, "plan": as_json(PLAN)}
+    path.write_text(json.dumps({"schema_version": 2, "run": known}))
 
 
 def cut(folder: Path, lines: int) -> None:
@@ -105,11 +106,11 @@ def test_the_ledger_has_what_any_checkpoint_was_written_after(tmp_path: Path) ->
     write_state(other, 6, "f" * 64)
     with pytest.raises(StateError, match="line 6: the ledger's head must be f{64}"):
         read_run_ledger(folder)
-    other.write_text(json.dumps({"schema_version": 1, "run": {"ledger": {"lines": "?"}}}))
+    other.write_text(json.dumps({"schema_version": 2, "run": {"ledger": {"lines": "?"}}}))
     with pytest.raises(StateError, match="state.json is damaged"):
         read_run_ledger(folder)
-    other.write_text(json.dumps({"schema_version": 2}))
-    with pytest.raises(InputError, match="schema_version 1, got 2"):
+    other.write_text(json.dumps({"schema_version": 1}))
+    with pytest.raises(InputError, match="schema_version 2, got 1"):
         read_run_ledger(folder)
 
 
@@ -144,7 +145,10 @@ def test_a_ledger_that_lost_its_first_line_after_a_step_is_refused(
     known = {"lines": 1, "head": record.heads[1], "position": 0, "run_id": record.run_id} | change
     run_id = known.pop("run_id")
     state = folder / "private/checkpoints/step-00000000/state.json"
-    content = {"schema_version": 1, "run": {"ledger": known, "run_id": run_id, "plan": WRITTEN}}
+    content = {
+        "schema_version": 2,
+        "run": {"ledger": known, "run_id": run_id, "plan": as_json(PLAN)},
+    }
     state.write_text(json.dumps(content))
     (folder / "ledger.jsonl").write_text("")
     with pytest.raises(StateError, match="line 1: the ledger must have . lines, .*got 0"):
@@ -155,7 +159,7 @@ def test_trust_rule_9_an_edited_name_is_refused_though_its_chain_holds(tmp_path:
     """Every line was written anew under another run's name."""
     folder = make(tmp_path, steps=3, journaled=upto(3), lodged=2)
     (folder / "ledger.jsonl").unlink()
-    with Ledger(folder / "ledger.jsonl", run_id="0" * 32, plan=WRITTEN) as ledger:
+    with Ledger(folder / "ledger.jsonl", run_id="0" * 32, plan=PLAN) as ledger:
         for step in upto(3):
             ledger.append(step, MECHANISM)
     with pytest.raises(StateError, match="line 3: the ledger's head must be"):
@@ -184,13 +188,13 @@ def test_a_removed_ledger_is_missed(tmp_path: Path) -> None:
 def test_a_run_without_privacy_has_no_ledger_and_misses_none(tmp_path: Path) -> None:
     state = tmp_path / "private" / "checkpoints" / "step-00000002" / "state.json"
     state.parent.mkdir(parents=True)
-    state.write_text(json.dumps({"schema_version": 1, "run": {}}))
+    state.write_text(json.dumps({"schema_version": 2, "run": {}}))
     (tmp_path / "private" / "steps.jsonl").write_text("")
     assert read_run_ledger(tmp_path) is None
 
 
 def test_without_private_the_ledger_is_read_as_it_is(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "ledger.jsonl", plan=WRITTEN) as ledger:
+    with Ledger(tmp_path / "ledger.jsonl", plan=PLAN) as ledger:
         ledger.append(1, MECHANISM)
     record = read_run_ledger(tmp_path)
     assert record == read_ledger(tmp_path / "ledger.jsonl")
@@ -283,7 +287,7 @@ def paths(tmp_path):
 
 def opened(paths, *, new=False, steps_done=0, environment=None):
     ledger, journal = paths
-    taken = Ledger(ledger, plan=WRITTEN) if new else Ledger.reopen(ledger, read_ledger(ledger))
+    taken = Ledger(ledger, plan=PLAN) if new else Ledger.reopen(ledger, read_ledger(ledger))
     environment = environment or {"threads": 1}
     return JournaledLedger(taken, journal, environment=environment, steps_done=steps_done)
 

@@ -11,12 +11,11 @@ from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping.sums import rounding_headroom
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger
-from dpft.privacy.noise import NoiseStream, SignalMeter, add_noise
+from dpft.privacy.noise import SIGNAL_STEPS, NoiseStream, SignalMeter, add_noise
 from dpft.privacy.randomness import make_randomness
-from dpft.records.configuration import SIGNAL_STEPS
 from tests.privacy.noise_blocks import block_noise
 from tests.privacy.test_engine import PHASES, affine, linear, make_engine, take_step
-from tests.privacy.test_ledger import WRITTEN
+from tests.privacy.test_ledger import PLAN
 from tests.self_checks import checked
 from tests.training import toy
 
@@ -31,7 +30,7 @@ def source() -> NoiseStream:
 
 @pytest.fixture
 def ledger(tmp_path):
-    with Ledger(tmp_path / "ledger.jsonl", plan=WRITTEN) as ledger:
+    with Ledger(tmp_path / "ledger.jsonl", plan=PLAN) as ledger:
         yield ledger
 
 

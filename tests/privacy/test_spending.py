@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dpft.errors import InputError, StateError
+from dpft.errors import InputError
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.ledger import LedgerRecord, Noise, added_up, as_mechanisms, steps_taken
+from dpft.privacy.mechanisms.base import GaussianStep
 from dpft.privacy.mechanisms.histogram import GaussianCounts, GaussianHistogram
 
 PATH = Path("run/ledger.jsonl")
@@ -14,7 +15,7 @@ PATH = Path("run/ledger.jsonl")
 
 def mechanism(noise=1.0, rate=0.1, **changes):
     values = {"noise_multiplier": noise, "sample_rate": rate, "sensitivity": 0.1}
-    return {"name": "poisson_sampled_gaussian", **values, **changes}
+    return GaussianStep(name="poisson_sampled_gaussian", **values | changes)
 
 
 def record(*mechanisms, **changes):
@@ -51,26 +52,6 @@ def test_a_first_step_that_is_not_known_is_the_planned_one_or_refused():
     assert steps_taken(record(), PATH) == {}
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"name": "laplace"},
-        {"noise_multiplier": 0},
-        {"noise_multiplier": True},
-        {"noise_multiplier": "1"},
-        {"noise_multiplier": 10**400},
-        {"noise_multiplier": float("nan")},
-        {"sample_rate": 0},
-        {"sample_rate": 1.5},
-        {"sample_rate": None},
-    ],
-    ids=str,
-)
-def test_a_line_that_no_accountant_can_bound_is_refused_by_its_number(changes):
-    with pytest.raises(StateError, match="line 3: expected a poisson_sampled_gaussian"):
-        steps_taken(record(mechanism(), mechanism() | changes), PATH)
-
-
 def test_each_noise_becomes_a_mechanism_at_one_delta():
     mechanisms = as_mechanisms({noise(): 2, noise(2.0, 0.3): 5}, 1e-5)
     assert mechanisms == (
@@ -85,7 +66,7 @@ HISTOGRAM = GaussianHistogram(
 
 
 def test_a_histogram_is_a_gaussian_of_all_units_beside_its_threshold():
-    taken = steps_taken(record(HISTOGRAM.entry(), mechanism()), PATH)
+    taken = steps_taken(record(HISTOGRAM, mechanism()), PATH)
     own = Noise(noise_multiplier=10.0, sample_rate=1.0, threshold_delta=5e-7)
     assert taken == {noise(): 1, own: 1}
     parts = as_mechanisms(taken, 3e-6)
@@ -94,30 +75,20 @@ def test_a_histogram_is_a_gaussian_of_all_units_beside_its_threshold():
 
 
 def test_a_delta_that_thresholds_take_whole_is_refused():
-    taken = steps_taken(record(HISTOGRAM.entry()), PATH)
+    taken = steps_taken(record(HISTOGRAM), PATH)
     with pytest.raises(InputError, match="delta must be above 5e-07, which the thresholds"):
         as_mechanisms(taken, 5e-7)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"threshold": 1.0}, {"noise_std": 80.0}, {"delta": "x"}, {"words_per_record": None}]
-)
-def test_a_histogram_whose_numbers_do_not_go_together_is_refused(changes):
-    with pytest.raises(StateError, match="line 2: expected a gaussian_histogram"):
-        steps_taken(record({**HISTOGRAM.entry(), **changes}), PATH)
-
-
 def test_a_torn_step_beside_a_histogram_takes_of_delta_what_its_threshold_took():
-    taken = steps_taken(record(HISTOGRAM.entry(), torn_step=True), PATH)
+    taken = steps_taken(record(HISTOGRAM, torn_step=True), PATH)
     own = Noise(noise_multiplier=10.0, sample_rate=1.0, threshold_delta=5e-7)
     assert taken == {own: 2}
 
 
 def test_counts_of_public_cells_are_a_gaussian_of_all_units_without_a_threshold():
     counts = GaussianCounts(noise_std=4.0, l2_cap=2.0, cells=9, delta=1e-5)
-    taken = steps_taken(record(counts.entry()), PATH)
+    taken = steps_taken(record(counts), PATH)
     assert taken == {Noise(noise_multiplier=2.0, sample_rate=1.0): 1}
     (mechanism,) = as_mechanisms(taken, 1e-5)
     assert mechanism.delta == 1e-5
-    with pytest.raises(StateError, match="line 2: expected a gaussian_counts"):
-        steps_taken(record({**counts.entry(), "noise_std": 5.0}), PATH)

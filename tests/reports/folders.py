@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from dpft.records.promises import read_privacy
+from dpft.reports.promises import read_privacy
 from dpft.reports.run_record import RunRecord, model_name, read_run, write_metrics
-from tests.reports.plain import config_of
+from tests.reports.plain import config_of, whole_config
 from tests.reports.test_report import CONFIG, entry, private
 
 EVIL = "<script>alert(1)</script>"
@@ -34,7 +34,7 @@ def write_run(
     for name, values in sections.items():
         config[name] = {**config[name], **values} if isinstance(values, Mapping) else values
     before, after = entry("before", bleu_before), entry("after", bleu, **(scores or {}))
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "config.yaml").write_text(yaml.safe_dump(whole_config(config)))
     named = {**private(), "model": model_name(config_of(config).model)}
     (folder / "privacy.json").write_text(json.dumps({**named, **(privacy or {})}))
     write_metrics(folder, [before, after], public=public, publish=publish)
@@ -47,6 +47,7 @@ def read(folder: Path) -> RunRecord:
     return read_run(folder, read_privacy(folder / "privacy.json"))
 
 
+COUNTS = {"trainable": 20, "new": 0, "total": 900}
 FULL, LORA = (60.0, 61.0, 62.0), (50.0, 51.0, 52.0)
 
 
@@ -63,7 +64,7 @@ def sweep(root: Path, *, public: bool = True) -> list[Path]:
             public=public,
             method={"name": method},
             train={"seed": seed},
-            privacy={"trainable_parameters": 500 if method == "full" else 20},
+            privacy={"parameters": {**COUNTS, "trainable": 500 if method == "full" else 20}},
         )
         for method, eps, scores in runs
         for seed, bleu in enumerate(scores)

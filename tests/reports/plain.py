@@ -3,28 +3,35 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpft.records.configuration import RunConfiguration, parse_configuration
-from dpft.records.form import as_json, parse
-from dpft.records.promises import OpenRun, PrivateRun, RunPrivacy
-from dpft.records.scores import Decoding, ProgressLine, ScoreEntry
+from dpft.config.composing import compose
+from dpft.config.load import from_values, load
+from dpft.config.load import plain as plain_values
+from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.evaluation.scores import ScoreEntry
+from dpft.generation.decoding import DecodeConfig
 from dpft.reports import report
+from dpft.reports.promises import OpenRun, PrivateRun, RunPrivacy
 from dpft.reports.report import statement
 from dpft.reports.run_record import RunRecord, model_name
+from dpft.strict_model import as_json, parse
+from dpft.training.progress_record import ProgressLine
 
 ORIGIN = {"model": "tiny", "data": "e2e"}
 """What every privacy.json says of where its run comes from."""
 DECODE = {
     **{"strategy": "nucleus", "num_beams": 1, "max_new_tokens": 9, "length_penalty": 1.0},
+    **{"no_repeat_ngram_size": 0, "repetition_penalty": 1.0},
     **{"top_p": 0.9, "temperature": 1.0, "seed": 0},
 }
 TOKENIZER = {
     **{"epsilon": 1.5, "delta": 1e-5, "simple_composition": 4.5},
     "ledger": {"lines": 2, "head": "ab" * 32},
 }
+WITH_TOKENIZER = {"epsilon": 4.25, "delta": 2e-5, "tokenizer": TOKENIZER}
+"""Of a training and its private tokenizer."""
 
 
 def privacy_of(content: Any) -> RunPrivacy:
@@ -35,8 +42,31 @@ def privacy_of(content: Any) -> RunPrivacy:
     return parse({**ORIGIN, **_as_read(content)}, kind)
 
 
-def config_of(values: Any) -> RunConfiguration:
-    return parse_configuration(values, RunConfiguration) if isinstance(values, Mapping) else values
+@functools.cache
+def _defaults() -> Mapping[str, Any]:
+    composed = compose("train", ["task=e2e", "model=tiny", "privacy.eps=3"], TrainCommand)
+    whole = load(composed.values, TrainCommand)
+    return {name: plain_values(whole)[name] for name in TrainConfig.model_fields}
+
+
+def config_of(values: Any) -> TrainConfig:
+    """Returns the configuration of some sections; the rest is that of E2E."""
+    if not isinstance(values, Mapping):
+        return values
+    defaults, merged = _defaults(), dict(_defaults())
+    for name, section in _as_read(values).items():
+        known = defaults.get(name)
+        keeps = isinstance(section, dict) and isinstance(known, dict)
+        same = keeps and section.get("name", known.get("name")) == known.get("name")
+        if same or (keeps and name in ("model", "scheduler")):
+            section = {**known, **section}
+        merged[name] = section
+    return from_values(merged, TrainConfig)
+
+
+def whole_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content of a config.yaml with some sections."""
+    return plain_values(config_of(values))
 
 
 def run_of(
@@ -51,7 +81,7 @@ def run_of(
         folder=Path("run"),
         config=known,
         values=config,
-        privacy=replace(privacy_of(privacy), model=model_name(known.model)),
+        privacy=privacy_of(privacy).replace(model=model_name(known.model)),
         evaluations=list(evaluations),
         overrides=None,
         progress=tuple(progress),
@@ -66,7 +96,7 @@ def render(*parts: Any, **more: Any) -> str:
 def stated(privacy: Any, **given: Any) -> dict[str, Any]:
     """Returns what stands beside synthetic records of a run."""
     asked = {"run": "outputs/x", "task": "e2e", "retries": 2, "records": 3, "unparsed": None}
-    decode = parse(DECODE, Decoding)
+    decode = parse(DECODE, DecodeConfig)
     said = statement(privacy_of(privacy), decode=decode, **{**asked, "prompts": "none", **given})
     return as_json(said)
 

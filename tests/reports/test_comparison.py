@@ -35,7 +35,7 @@ def test_the_frame_has_one_row_per_run_and_a_column_for_what_differs(tmp_path: P
     first = frame.iloc[0].to_dict()
     assert first == {
         "run": str(tmp_path / "full-3-0"), "method.name": "full", "privacy.eps": 3,
-        "train.seed": 0, **COST, "trainable_parameters": 500, "total_parameters": 9,
+        "train.seed": 0, **COST, "trainable_parameters": 500, "total_parameters": 900,
         "bleu": 60.0, "before.bleu": 1.0,
     }  # fmt: skip
 
@@ -169,7 +169,7 @@ def test_published_scores_of_a_runs_model_epsilon_and_settings_are_a_column(
         write_run(tmp_path / "open", reference=rows),
     ]
     config = yaml.safe_load((runs[1] / "config.yaml").read_text())
-    config["privacy"]["name"] = "none"
+    config["privacy"] = {"name": "none"}
     (runs[1] / "config.yaml").write_text(yaml.safe_dump(config))
     frame, keys, metrics = compared(runs)
     assert frame["published.bleu"].tolist() == [70.5, 80.5]
@@ -179,11 +179,11 @@ def test_published_scores_of_a_runs_model_epsilon_and_settings_are_a_column(
 
 def test_what_files_contain_is_escaped_in_every_form(tmp_path: Path) -> None:
     names = [f"{EVIL}|", "a_b 50%&"]
-    folders = [write_run(tmp_path / str(n), method={"name": name}) for n, name in enumerate(names)]
+    folders = [write_run(tmp_path / str(n), model={"name": name}) for n, name in enumerate(names)]
     assert "<script>" not in rendered("markdown", folders) + rendered("html", folders)
     assert r"alert(1)&lt;/script>\| |" in rendered("markdown", folders)
     latex = rendered("latex", folders)
-    assert r"a\_b 50\%\& & " in latex and r"method.name & epsilon" in latex
+    assert r"a\_b 50\%\& & " in latex and r"model.name & epsilon" in latex
     assert latex.count(r"\begin{tabular}") == 1 and latex.startswith("% 2 runs, 2 settings\n% ")
 
 

@@ -1,15 +1,13 @@
 """Tables and plots of what accountants answer."""
 
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.accounting.mechanism import SampledGaussian
-from dpft.privacy.accounting.summary import AccountingReport
-from dpft.records.costs import Interval, NoAnswer
-from dpft.records.ledger import Calibration
+from dpft.privacy.accounting.summary import AccountingReport, Interval, NoAnswer
 from dpft.reports.epsilon import (
     accounting_table,
     curve_table,
@@ -50,7 +48,7 @@ def test_the_table_fits_a_pipe_of_80_columns(table):
 
 
 def test_huge_epsilons_are_printed_as_powers_of_ten(report):
-    huge = replace(report, epsilon=1234567890.5, epsilons={"rdp": 1234567890.5, "gdp": 4.951e35})
+    huge = report.replace(epsilon=1234567890.5, epsilons={"rdp": 1234567890.5, "gdp": 4.951e35})
     table = accounting_table(
         huge, num_examples=42061, expected_batch_size=1024, calibration=CALIBRATION
     )
@@ -123,7 +121,7 @@ def test_the_same_numbers_are_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_the_curves_table_rounds_up_and_says_who_failed_where() -> None:
-    first = replace(report_after(1), epsilon=2.00001)
+    first = report_after(1).replace(epsilon=2.00001)
     lines = curve_table([first, report_after(3)]).splitlines()
     assert lines[1].split() == ["1", "3.0000", "2.0000", "2.0000", "-", "2.0001", "pld"]
     assert failure_notes([first, report_after(3)]) == [

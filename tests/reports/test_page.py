@@ -9,11 +9,11 @@ import pytest
 from huggingface_hub import ModelCard
 from matplotlib.figure import Figure
 
+from dpft.evaluation.predictions import Sample
 from dpft.models.architecture import PooledClassifier
-from dpft.records.promises import read_privacy
-from dpft.records.scores import Sample
 from dpft.reports import pages
 from dpft.reports.pages import epsilon_plot, epsilon_points
+from dpft.reports.promises import read_privacy
 from dpft.reports.report import render, render_run_page, write_card, write_report
 from dpft.reports.run_record import RunRecord
 from tests.models import small
@@ -164,7 +164,7 @@ def card(folder: Path, **changes: object) -> ModelCard:
 
 
 def test_the_card_has_the_front_matter_that_the_hub_reads(tmp_path: Path) -> None:
-    hub = {"name": "gpt2", "hub_name": "openai-community/gpt2", "path": None, "init": "pretrained"}
+    hub = {"name": "gpt2", "hub_name": "openai-community/gpt2", "path": None, "embedded": False}
     data = {"source": "hub", "hub_name": "tuetschek/e2e_nlg", "data_dir": None}
     read = card(tmp_path, model=hub, task=data)
     assert read.data.base_model == "openai-community/gpt2"
@@ -209,7 +209,7 @@ def with_texts(folder: Path, *, public: bool = True) -> str:
     run = write_run(folder / "run", scores=TEXTS)
     record = read(run)
     texts = (Sample(input="name[A]", prediction="the the", reference=""),)
-    record.evaluations[0] = replace(record.evaluations[0], samples=texts).marked(public)
+    record.evaluations[0] = record.evaluations[0].replace(samples=texts).marked(public)
     return page_of(record)
 
 

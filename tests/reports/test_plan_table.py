@@ -1,29 +1,29 @@
-from dataclasses import replace
-
-from dpft.records.form import joined
-from dpft.records.ledger import LedgerHead
-from dpft.records.plans import (
-    MeasuredTime,
+from dpft.estimates.rank_memory import RankMemory
+from dpft.methods.base import ParameterCounts
+from dpft.privacy.ledger import LedgerHead
+from dpft.privacy.plan import StepsPlan
+from dpft.reports.plan_table import (
     OpenPlan,
     PlannedLora,
     PlannedProcesses,
     PrivatePlan,
-    RankMemory,
     RunCosts,
+    plan_table,
+    process_lines,
+    summary_line,
 )
-from dpft.records.promises import TokenizerCost
-from dpft.reports.plan_table import plan_table, process_lines, summary_line
 from dpft.reports.privacy_record import no_promise, promise_of
-from tests.reports.test_privacy_record import TWO_PHASES, accounting, plan
+from dpft.reports.promises import TokenizerCost, WithTokenizer
+from dpft.strict_model import joined
+from dpft.training.step_time import MeasuredTime
+from tests.reports.test_privacy_record import SIZES, TWO_PHASES, accounting, clipping_plan, plan
 
 MEASURED = MeasuredTime(
     seconds_per_step=2.5, seconds_total=7380.0, timed_micro_batch=32, tokens_per_example=50
 )
 NOTHING = dict.fromkeys(("gradients", "optimizer", "activations", "other"), 0)
 COSTS = RunCosts(
-    trainable_parameters=1234567,
-    new_parameters=0,
-    total_parameters=1234568,
+    parameters=ParameterCounts(trainable=1234567, new=0, total=1234568),
     num_examples_source="counted",
     micro_batch_size=64,
     processes=PlannedProcesses(
@@ -34,7 +34,6 @@ COSTS = RunCosts(
     largest_micro_batch=32,
     measured=MEASURED,
 )
-SIZES = {"num_examples": 100, "expected_batch_size": 10, "steps": 4}
 
 
 def private(signal: float = 2.0, **changes: object) -> PrivatePlan:
@@ -60,8 +59,8 @@ def test_the_last_line_says_what_it_takes_and_promises() -> None:
         ledger=LedgerHead(lines=2, head="ab" * 32),
         simple_composition=9.0,
     )
-    both = {"epsilon_with_tokenizer": 8.5, "delta_with_tokenizer": 2e-3, "tokenizer": tokenizer}
-    assert summary_line(replace(private(), **both)).endswith(
+    both = WithTokenizer(epsilon=8.5, delta=2e-3, tokenizer=tokenizer)
+    assert summary_line(private().replace(with_tokenizer=both)).endswith(
         "ε 2.990 of the training alone, ε 8.500 with its tokenizer"
     )
 
@@ -78,7 +77,7 @@ def test_the_table_has_parameters_mechanism_and_headline() -> None:
 def test_the_layers_that_lora_changes_are_listed() -> None:
     targets = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
     lora = PlannedLora(rank=4, scale=8, layers=196, targets=targets)
-    table = plan_table(replace(private(), lora=lora), plan(), accounting())
+    table = plan_table(private().replace(lora=lora), plan(), accounting())
     assert "LoRA targets          down_proj, gate_proj" in table
     assert "(196 layers, rank 4, scale 8)" in " ".join(table.split())
     assert max(map(len, table.splitlines())) <= 80
@@ -112,21 +111,20 @@ def test_the_measured_time_states_what_was_measured() -> None:
 
 
 def test_without_a_measurement_no_time_is_stated() -> None:
-    table = plan_table(replace(private(), measured=None), plan(), accounting())
+    table = plan_table(private().replace(measured=None), plan(), accounting())
     assert "seconds per step" not in table
     assert table.splitlines()[-1] == "1.9 GiB, ε 2.990"
 
 
 def test_a_plan_without_privacy_says_so_in_the_first_line() -> None:
-    table = plan_table(joined(OpenPlan, no_promise(**SIZES), COSTS), None, None)
+    table = plan_table(joined(OpenPlan, no_promise(StepsPlan(**SIZES)), COSTS), None, None)
     assert table.startswith("NOT PRIVATE")
     assert "steps                 4" in table and "epsilon" not in table
     assert table.splitlines()[-1] == "about 2 hours, 1.9 GiB, no ε" and "clip" not in table
 
 
 def test_a_plan_that_clips_without_noise_says_both_first() -> None:
-    clipped = no_promise(**SIZES, clipping=plan(phases=TWO_PHASES))
-    record = joined(OpenPlan, clipped, COSTS)
+    record = joined(OpenPlan, no_promise(clipping_plan(phases=TWO_PHASES)), COSTS)
     first, second, *rest = plan_table(record, None, None).splitlines()
     assert first.startswith("NOT PRIVATE: privacy=none")
     assert second == "Each example's gradient is clipped, and no noise is added."

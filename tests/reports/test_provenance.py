@@ -2,18 +2,15 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dpft.errors import StateError
-from dpft.parallel.parallel_config import described, sharding
+from dpft.parallel.parallel_config import Process, described, sharding
 from dpft.privacy.accounting.selection import ACCOUNTANT, TrialCount
-from dpft.records.audits import GuessesInShort
-from dpft.records.form import as_json, parse
-from dpft.records.promises import PrivateRun, Process
+from dpft.reports.audit_findings import GuessesInShort
 from dpft.reports.privacy_record import (
     is_another_mechanism,
     network_sentences,
@@ -22,7 +19,9 @@ from dpft.reports.privacy_record import (
     processes_of,
     selection_of,
 )
+from dpft.reports.promises import PrivateRun
 from dpft.reports.report import render_card
+from dpft.strict_model import as_json, parse
 from tests.reports.folders import read, write_run
 from tests.reports.plain import privacy_of, render
 from tests.reports.test_privacy_record import record as recorded
@@ -33,7 +32,7 @@ HERE, ACROSS = (Process(**described(2, on_one_node=here)) for here in (True, Fal
 
 
 def run(*sessions: Process) -> PrivateRun:
-    return replace(privacy_of(recorded()), processes=processes_of(sessions))
+    return privacy_of(recorded()).replace(processes=processes_of(sessions))
 
 
 def test_a_run_of_one_process_says_nothing_of_processes() -> None:
@@ -54,7 +53,7 @@ def test_what_epsilon_assumes_of_a_network_is_said_where_there_was_one() -> None
 
 
 def test_what_each_process_held_is_said() -> None:
-    in_shards = replace(HERE, sharding=sharding(2, 1, accumulates_shards=True))
+    in_shards = HERE.replace(sharding=sharding(2, 1, accumulates_shards=True))
     (_, whole), (_, cut) = process_rows(run(HERE, in_shards))
     assert whole.startswith("2, each with the whole model (sharding: none);")
     assert "2, each with a shard of the model (sharding: fsdp, 2 shards, sums" in cut

@@ -1,13 +1,15 @@
 """Which published results a run's page has, and of what settings it says that they are."""
 
+import re
 from typing import Any
 
 import pytest
 
-from dpft.errors import InputError
-from dpft.reports.published import ReferenceMap, published_table, saved_maps
+from dpft.config.references import ReferenceMap
+from dpft.reports.published import published_table
 from dpft.reports.report import public_configuration
-from tests.reports.folders import MAP, NOT_THE_PAPERS, RATES, SIZES, run_config
+from dpft.strict_model import parse
+from tests.reports.folders import MAP, NOT_THE_PAPERS, RATES, run_config
 from tests.reports.plain import render, run_of
 from tests.reports.test_report import BOTH, CONFIG, entry, private
 
@@ -69,7 +71,7 @@ def test_a_row_over_several_splits_stands_below_one_of_the_runs_own() -> None:
     assert table is not None and table.metrics == list(row["metrics"])
     assert table.rows[0] == ("this run", "not private", [0.5, 0.375])
     assert table.rows[1][2] == [0.948, 0.894]
-    with pytest.raises(InputError, match="sst2_validation.accuracy must be at most 1"):
+    with pytest.raises(ValueError, match="sst2_validation.accuracy must be at most 1"):
         published({**CONFIG, "reference": [{**row, "metrics": {"sst2_validation.accuracy": 94.8}}]})
 
 
@@ -79,16 +81,15 @@ def test_a_row_over_several_splits_stands_below_one_of_the_runs_own() -> None:
         ({"cells": [[1.0, 2.0]]}, "for each of 2 rows"),
         ({"cells": [[1.0, 2.0], [3.0]]}, "for each of 2 columns, got lists of [2, 1]"),
         ({"metric": "rouge_l"}, "rouge_l must be at most 1, as in metrics.json, got 10.5"),
-        ({"eps": 0.0}, "reference_maps eps must be above 0"),
-        ({"cell": []}, "must be as a recipe writes them"),
-        ({"rows": {"values": RATES}}, "must be as a recipe writes them"),
-        ({"cells": [[1.0, "two"], [3.0, 4.0]]}, "must be as a recipe writes them"),
+        ({"eps": 0.0}, "eps"),
+        ({"cell": []}, "cell"),
+        ({"rows": {"values": RATES}}, "rows.key"),
+        ({"cells": [[1.0, "two"], [3.0, 4.0]]}, "cells.0.1"),
     ],
 )
 def test_a_map_that_is_none_is_refused(changes: dict[str, Any], part: str) -> None:
-    with pytest.raises(InputError) as refused:
-        saved_maps([{**MAP, **changes}])
-    assert part in str(refused.value)
+    with pytest.raises(ValueError, match=re.escape(part)):
+        parse({**MAP, **changes}, ReferenceMap)
 
 
 def score_of(one: ReferenceMap, config: dict[str, Any]) -> float:
@@ -98,7 +99,7 @@ def score_of(one: ReferenceMap, config: dict[str, Any]) -> float:
 
 
 def test_a_run_has_the_score_of_its_cell_and_numbers_are_compared_as_numbers() -> None:
-    (one,) = saved_maps(run_config(*(RATES[0], SIZES[1]))["reference_maps"])
+    one = parse(MAP, ReferenceMap)
     assert score_of(one, run_config(1e-3, 128.0)) == 20.5
     assert score_of(one, run_config(5e-4, 64, privacy={"eps": 3})) == 30.5
 
@@ -119,11 +120,12 @@ def test_a_run_has_the_score_of_its_cell_and_numbers_are_compared_as_numbers() -
     ids=["unknown", "rate", "size", "eps", "no eps", "not private", "model", "method", "task"],
 )
 def test_a_run_of_other_settings_has_no_cell(config: dict[str, Any]) -> None:
-    (one,) = saved_maps(config["reference_maps"])
+    (found,) = config["reference_maps"]
+    one = parse(found, ReferenceMap)
     assert one.row_of(config) is None
 
 
 def test_a_map_without_privacy_is_of_runs_without_it() -> None:
-    (one,) = saved_maps([{**MAP, "eps": None}])
+    one = parse({**MAP, "eps": None}, ReferenceMap)
     assert score_of(one, run_config(1e-3, 64, privacy={"name": "none", "eps": None})) == 10.5
     assert one.row_of(run_config(1e-3, 64, privacy={"eps": None})) is None

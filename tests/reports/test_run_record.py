@@ -4,9 +4,9 @@ import pytest
 
 from dpft.errors import StateError
 from dpft.files import write_json
-from dpft.records.form import as_json
-from dpft.records.promises import read_privacy
+from dpft.reports.promises import read_privacy
 from dpft.reports.run_record import read_evaluations, write_metrics
+from dpft.strict_model import as_json
 from tests.reports.test_report import entry, private
 
 
@@ -21,11 +21,11 @@ def test_texts_that_are_damaged_are_refused(tmp_path, samples):
 def test_a_training_stays_one_whatever_key_is_added_to_its_privacy_json(tmp_path):
     """With "mechanism" written into it, it was taken for a tokenizer's and lost its report."""
     write_json(tmp_path / "privacy.json", private() | {"mechanism": "none"})
-    with pytest.raises(StateError, match="mechanism must be an object"):
+    with pytest.raises(StateError, match="mechanism: Extra inputs"):
         read_privacy(tmp_path / "privacy.json")
-    cut = {name: value for name, value in private().items() if name != "total_parameters"}
+    cut = {name: value for name, value in private().items() if name != "parameters"}
     write_json(tmp_path / "privacy.json", cut)
-    with pytest.raises(StateError, match="total_parameters is missing"):
+    with pytest.raises(StateError, match="parameters: Field required"):
         read_privacy(tmp_path / "privacy.json")
 
 

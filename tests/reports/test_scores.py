@@ -9,11 +9,12 @@ import pytest
 from dpft.errors import StateError
 from dpft.files import PAGE, PROGRESS, REPORT
 from dpft.privacy.accounting.interpretation import best_attack_accuracy
-from dpft.records.form import as_json, parse
-from dpft.records.promises import read_privacy
-from dpft.records.scores import ProgressLine
+from dpft.privacy.plan import Phase
+from dpft.reports.promises import read_privacy
 from dpft.reports.report import write_report
 from dpft.reports.scores import main_metric, meaning, score_tables, series_of, series_plot
+from dpft.strict_model import as_json, parse
+from dpft.training.progress_record import ProgressLine
 from tests.reports.folders import read, write_run
 from tests.reports.plain import TOKENIZER, plain
 from tests.reports.test_report import BOTH, CONFIG, entry, non_private, private
@@ -61,8 +62,8 @@ def test_the_sentence_says_how_often_a_guess_of_membership_can_be_right() -> Non
 
 
 def test_a_model_with_a_private_tokenizer_promises_what_both_cost() -> None:
-    both = {"epsilon_with_tokenizer": 7.25, "delta_with_tokenizer": 2e-5, "tokenizer": TOKENIZER}
-    record = {**private(), "epsilon": 3.0, "delta": 1e-5, **both}
+    both = {"epsilon": 7.25, "delta": 2e-5, "tokenizer": TOKENIZER}
+    record = {**private(), "epsilon": 3.0, "delta": 1e-5, "with_tokenizer": both}
     assert f"{best_attack_accuracy(7.25, 2e-5)} %" in str(meaning(record))
 
 
@@ -73,11 +74,18 @@ series_plot = plain(series_plot)
 def point(step: int, bleu: float, epsilon: float | None = None, **changes: Any) -> ProgressLine:
     one = {"task": "e2e", "split": "test", "examples": 630, "metrics": {"bleu": bleu}, **changes}
     spent = {} if epsilon is None else {"epsilon": epsilon}
-    return parse({"schema_version": 1, "step": step, **spent, "evaluations": [one]}, ProgressLine)
+    return parse({"step": step, **spent, "evaluations": [one]}, ProgressLine)
+
+
+LONG = (Phase(method="full", steps=30, max_grad_norm=0.1, sensitivity=0.1),)
+
+
+def of_thirty_steps(epsilon: float) -> dict:
+    return private(steps=30, phases=LONG) | {"epsilon": epsilon, "steps_taken": 30}
 
 
 def test_a_series_runs_from_before_training_to_after_it() -> None:
-    privacy = private() | {"epsilon": 2.0, "steps": 30, "steps_taken": 30}
+    privacy = of_thirty_steps(2.0)
     points = [point(10, 20.0, 1.001), point(20, 40.0, 1.5)]
     (series,) = series_of(points, privacy, BOTH)
     assert series.rows == [
@@ -97,13 +105,13 @@ def test_a_bound_that_was_loose_at_first_falls_to_what_later_steps_are_known_to_
     None
 ):
     """Before the tight curve is computed RDP speaks, and fewer steps spend no more than more."""
-    privacy = private() | {"epsilon": 1.4, "steps": 30, "steps_taken": 30}
+    privacy = of_thirty_steps(1.4)
     (series,) = series_of([point(10, 1.0, 1.6), point(20, 2.0, 1.2)], privacy, BOTH)
     assert [epsilon for _, epsilon, _ in series.rows] == [0.0, 1.2, 1.2, 1.4]
 
 
 def test_without_privacy_the_plot_has_no_epsilon() -> None:
-    (series,) = series_of([point(10, 20.0)], non_private() | {"steps": 30}, BOTH)
+    (series,) = series_of([point(10, 20.0)], non_private(), BOTH)
     assert [epsilon for _, epsilon, _ in series.rows] == [None] * 3
     assert "ε" not in str(series_plot(series, CONFIG, "series"))
 

@@ -1,6 +1,5 @@
 """Configurations of runs, and the same with some keys of a section changed."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,14 @@ def settings(*words: str) -> TrainConfig:
 
 
 def with_train(config: Any, **train: Any) -> Any:
-    return replace(config, train=replace(config.train, **train))
+    return config.replace(train=config.train.replace(**train))
 
 
 def with_privacy(config: Any, **privacy: Any) -> Any:
     """Returns a configuration with other keys of its guarantee."""
     guarantee = config.privacy.guarantee
     assert guarantee is not None
-    return replace(config, privacy=replace(guarantee, **privacy))
+    return config.replace(privacy=guarantee.replace(**privacy))
 
 
 def without_weights(folder: Path) -> Path:

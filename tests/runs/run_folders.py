@@ -1,33 +1,32 @@
 """Folders of runs as ``dpft train`` leaves them, with no model and by no training."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from dpft.privacy.ledger import Ledger, read_ledger
-from dpft.privacy.plan import Phase, Plan, PrivacyPlan, write_plan
-from dpft.records.form import keys_of
-from dpft.records.promises import PrivateRun, PrivateVocabulary
+from dpft.methods.base import ParameterCounts
+from dpft.privacy.ledger import Ledger, LedgerHead, read_ledger
+from dpft.privacy.mechanisms.base import GaussianStep
+from dpft.privacy.plan import Phase, PrivacyPlan
+from dpft.reports.promises import PrivateRun
+from dpft.strict_model import as_json
+from tests.reports.plain import ORIGIN, whole_config
 from tests.reports.test_report import CONFIG
 
 SIZE, BATCH = 40, 8
 NOISE = 1.5
 
 
-def mechanism(noise_multiplier: float = NOISE, sample_rate: float = BATCH / SIZE) -> dict[str, Any]:
-    """Returns what the ledger says of a step."""
-    return {
-        "name": "poisson_sampled_gaussian",
-        "noise_multiplier": noise_multiplier,
-        "sample_rate": sample_rate,
-        "sensitivity": 0.1,
-    }
+def mechanism(**changes: Any) -> GaussianStep:
+    """Returns a step of ``make_plan``, as the ledger contains it."""
+    return make_plan().entry_at(0).replace(**changes)
 
 
 def make_plan(steps: int = 5, **changes: Any) -> PrivacyPlan:
-    """Returns the plan of ``mechanism`` over some steps."""
+    """Returns a plan of some steps."""
     phase = Phase(method="full", steps=steps, max_grad_norm=0.1, sensitivity=0.1)
     values: dict[str, Any] = {
         "noise_multiplier": NOISE, "sample_rate": BATCH / SIZE, "steps": steps,
@@ -40,11 +39,11 @@ def make_plan(steps: int = 5, **changes: Any) -> PrivacyPlan:
 
 def make_run(
     folder: Path,
-    *mechanisms: dict[str, Any],
+    *mechanisms: GaussianStep,
     planned: int = 5,
     ended: bool = True,
     known: dict[str, Any] | None = None,
-    plan: Plan | None = None,
+    plan: PrivacyPlan | None = None,
     **privacy: Any,
 ) -> Path:
     """Returns a run's folder with a ledger of these steps; five of ``NOISE`` by default.
@@ -70,52 +69,54 @@ def make_run(
         given |= {"delta_source": "given"} if given else {}
         seeded = section["noise_seed"] is not None
         plan = make_plan(planned, unit=section["unit"], reproducible=seeded, **given)
-    with Ledger(folder / "ledger.jsonl", plan=write_plan(plan)) as ledger:
+    with Ledger(folder / "ledger.jsonl", plan=plan) as ledger:
         for step, entry in enumerate(steps, start=1):
             ledger.append(step, entry)
         if ended:
             ledger.close(released="f" * 64)
     train = {"expected_batch_size": BATCH, "steps": planned, "epochs": 10.0}
-    asked = {**CONFIG, "privacy": section, "train": {**CONFIG["train"], **train}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(asked))
+    if section["name"] == "none":
+        section = {"name": "none"}
+    task = {**CONFIG["task"], "num_train_examples": SIZE}
+    asked = {**CONFIG, "task": task, "privacy": section, "train": {**CONFIG["train"], **train}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(whole_config(asked)))
     if ended:
         write_privacy(folder, plan, **(known or {}))
     return folder
 
 
-def write_privacy(folder: Path, plan: Plan, **changes: Any) -> None:
+def write_privacy(folder: Path, plan: PrivacyPlan, **changes: Any) -> None:
     """Writes privacy.json of a closed ledger and its plan."""
     record = read_ledger(folder / "ledger.jsonl")
     calibration = plan.calibration
     epsilon = 1.0 if calibration is None else calibration.epsilon
     name = "rdp" if calibration is None else calibration.accountant
-    content = {
-        **write_plan(plan), "data": "e2e", "noise_source": "ChaCha20",
-        "schema_version": 1, "ledger": {"lines": record.lines, "head": record.head},
-        "private": not plan.reproducible, "epsilon": epsilon, "accountant": name,
-        "epsilons": {name: epsilon}, "steps_taken": record.steps, "warnings": [],
-    }  # fmt: skip
-    kind: Any = PrivateVocabulary
-    if isinstance(plan, PrivacyPlan):
-        kind, phase = PrivateRun, plan.phases[0]
-        content |= {
-            "model": "tiny", "dropout_source": "ChaCha20", "num_examples_source": "given",
-            "max_grad_norm": phase.max_grad_norm, "sensitivity": phase.sensitivity,
-            "rounding_headroom": 1e-4,
-            "trainable_parameters": 3, "new_parameters": 0, "total_parameters": 4,
-        }  # fmt: skip
-    content["reproducible"] = True if plan.reproducible else None
-    keys = {key.name for key in keys_of(kind)} - (set() if plan.tokenizer else {"tokenizer"})
-    kept = {k: v for k, v in (content | changes).items() if k in keys and v is not None}
-    (folder / "privacy.json").write_text(json.dumps(kept))
+    made = PrivateRun(
+        **ORIGIN,
+        plan=plan,
+        private=not plan.reproducible,
+        epsilon=epsilon,
+        delta=plan.delta,
+        accountant=name,
+        epsilons={name: epsilon},
+        steps_taken=record.steps,
+        rounding_headroom=1e-4,
+        parameters=ParameterCounts(trainable=3, new=0, total=4),
+        noise_source="ChaCha20",
+        dropout_source="ChaCha20",
+        num_examples_source="given",
+        ledger=LedgerHead(lines=record.lines, head=record.head),
+    )
+    (folder / "privacy.json").write_text(json.dumps(as_json(made) | as_json(changes)))
 
 
 def edit(folder: Path, **changes: Any) -> None:
-    """Edits privacy.json, as whoever owns the folder can; None takes a key away."""
+    """Edits privacy.json, as whoever owns the folder can; of a group of keys, those given."""
     path = folder / "privacy.json"
-    edited = json.loads(path.read_text()) | changes
-    kept = {key: value for key, value in edited.items() if value is not None}
-    path.write_text(json.dumps(kept))
+    found = json.loads(path.read_text())
+    for name, value in changes.items():
+        found[name] = {**found.get(name, {}), **value} if isinstance(value, Mapping) else value
+    path.write_text(json.dumps(found))
 
 
 def tear(folder: Path) -> None:

@@ -36,7 +36,7 @@ def test_epsilon_over_steps_is_a_table_and_a_plot(workspace: Workspace) -> None:
 def test_in_json_the_points_are_in_the_one_object(workspace: Workspace) -> None:
     record = json.loads(workspace.run("account", *CURVE, "output=json").out)
     points = record["curve"]
-    assert [point["steps"] for point in points] == [1, 2, 3]
+    assert [point["mechanism"]["steps"] for point in points] == [1, 2, 3]
     assert points[-1]["epsilon"] == record["epsilon"]
     assert set(points[0]["epsilons"]) == {"rdp", "gdp", "pld", "prv"}
 

@@ -125,15 +125,7 @@ def test_a_call_with_rows_and_a_model_in_memory_trains_what_the_command_trains(
     )
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    for name in (
-        "private",
-        "epsilon",
-        "delta",
-        "noise_multiplier",
-        "num_examples",
-        "steps",
-        "unit",
-    ):
+    for name in ("private", "epsilon", "delta", "plan"):
         assert by_call.privacy[name] == dpft.open_run(by_command).privacy[name], name
     assert dpft.open_run(by_command).scores == by_call.scores
 
@@ -189,8 +181,8 @@ def test_rows_of_one_owner_are_one_unit_and_the_held_out_ones_are_scored(notes: 
     assert notes.epsilon == notes.privacy["epsilon"] and notes.delta == notes.privacy["delta"]
     bound = f"epsilon={eps_text(notes.epsilon)}, delta={delta_text(notes.delta)}, unit='owner'"
     assert bound in repr(notes)
-    assert notes.privacy["num_examples"] == 10
-    assert notes.privacy["unit"] == "owner"
+    plan = notes.privacy["plan"]
+    assert (plan["num_examples"], plan["unit"]) == (10, "owner")
     (before, after) = notes.evaluations
     assert before["split"] == after["split"] == "held_out"
     (again,) = dpft.evaluate(notes, rows=pd.DataFrame(NOTES))
@@ -271,7 +263,7 @@ def test_figures_are_those_of_the_commands_json(workspace: Workspace, by_call: R
         num_examples=1000, expected_batch_size=10, epochs=1, eps=3, accountant="rdp"
     )
     assert figures == printed
-    assert figures.noise_multiplier == printed["noise_multiplier"]
+    assert figures.mechanism.noise_multiplier == printed["mechanism"]["noise_multiplier"]
     assert figures.epsilons.prv.upper == printed["epsilons"]["prv"]["upper"]
     with pytest.raises(AttributeError, match="there is no sigma here, only schema_version"):
         _ = figures.sigma
@@ -290,7 +282,7 @@ def test_a_plan_is_that_of_the_command(workspace: Workspace) -> None:
     }
     assert planned.measured.keys() == printed["measured"].keys()
     model = ("model=tiny", "model.path=model")
-    assert dpft.plan([*TRAINING, *model], rows=splits()).num_examples == 40
+    assert dpft.plan([*TRAINING, *model], rows=splits()).plan.num_examples == 40
 
 
 @pytest.mark.parametrize(

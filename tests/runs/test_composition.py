@@ -5,12 +5,13 @@ import pytest
 
 from dpft.errors import InputError, StateError
 from dpft.privacy.accounting import SampledGaussian, account, evaluate, summary
+from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, Mechanism
 from dpft.privacy.accounting.summary import eps_text
 from dpft.privacy.ledger import Noise, added_up
+from dpft.privacy.mechanisms.base import GaussianStep
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.privacy.plan import SpentBefore
-from dpft.records.ledger import Calibration
 from dpft.reports.epsilon import NOT_PRIVATE_SEED
 from dpft.runs.account import SAME_DATA, run_table, together_table
 from dpft.runs.composition import (
@@ -35,7 +36,7 @@ from tests.runs.run_folders import (
 DELTA = 1 / (2 * SIZE)
 
 
-def spent(folder: Path, *args: dict, **given: object) -> SpentRun:
+def spent(folder: Path, *args: GaussianStep, **given: object) -> SpentRun:
     return read_spent(str(make_run(folder, *args, **given)))
 
 
@@ -72,7 +73,8 @@ def test_no_file_beside_the_ledger_is_ever_a_headline(
     calibration = Calibration(accountant="prv", epsilon=1.5, grid="g", target=1.5)
     folder = make_run(tmp_path / "a", plan=make_plan(calibration=calibration), eps=1.5)
     forged = {"accountant": "prv", "epsilon": stated, "grid": "g", "target": stated}
-    edit(folder, epsilon=stated, calibration=forged, epsilons={"prv": stated}, delta=0.3)
+    edit(folder, epsilon=stated, epsilons={"prv": stated}, delta=0.3)
+    edit(folder, plan={"calibration": forged, "delta": 0.3})
     run = read_spent(str(folder))
 
     def without_prv(name: str, mechanism: Mechanism, **options: float) -> Epsilon:
@@ -88,13 +90,10 @@ def test_no_file_beside_the_ledger_is_ever_a_headline(
         assert str(stated) not in headline.partition("warning")[0]
 
 
-HISTOGRAM = {
-    **GaussianHistogram(
-        noise_std=4.0, l2_cap=4.0, linf_cap=1.0, words_per_record=64, delta=1e-6
-    ).entry(),
-    "num_examples": 80,
-    "num_examples_source": "given",
-}
+HISTOGRAM = GaussianHistogram(
+    noise_std=4.0, l2_cap=4.0, linf_cap=1.0, words_per_record=64, delta=1e-6,
+    num_examples=80, num_examples_source="given",
+)  # fmt: skip
 """The one step of a tokenizer's ledger."""
 
 
@@ -108,7 +107,7 @@ def test_a_tokenizers_cost_is_known_from_the_plan_alone(tmp_path: Path) -> None:
     assert f"epsilon = {eps_text(together.epsilon)}" in text
     again = spent(tmp_path / "b", plan=make_plan(tokenizer=before))
     both = account_together([run, again])
-    assert sum(noise.threshold_delta > 0 for noise in taken_before(before, run.folder)) == 1
+    assert sum(noise.threshold_delta > 0 for noise in taken_before(before)) == 1
     assert spent_beside([run, again]) == [(run, before)], "one tokenizer is paid for once"
     assert both.delta == DELTA + 1e-6
 
@@ -156,7 +155,6 @@ def test_runs_on_the_same_data_are_composed_at_the_smallest_delta(tmp_path: Path
     ("changes", "key"),
     [
         ({"unit": "customer_id"}, "unit"),
-        ({"neighboring_relation": "replace_one"}, "neighboring_relation"),
         ({"unit_definition": "one dialogue"}, "unit_definition"),
     ],
 )

@@ -17,8 +17,8 @@ from dpft.config.composing import compose
 from dpft.config.load import config_directory, dump
 from dpft.errors import InputError
 from dpft.evaluation.metrics.base import metric_specs
+from dpft.evaluation.scores import ScoreEntry
 from dpft.kinds import CAUSAL, MASKED, NOTHING, PROMPTS, SEQ2SEQ, TEXTS
-from dpft.records.scores import ScoreEntry
 from dpft.runs import ending
 from dpft.runs.ending import ending_lines, show_ending
 from dpft.runs.generation import _with_model, prompts_of, written_task
@@ -60,7 +60,7 @@ def test_a_run_says_its_promise_its_scores_its_data_and_its_files(folder: Path) 
     (trained,) = said["trained"]
     assert trained.startswith("tiny by method full on e2e (embedded sample), ")
     said_of_number = "(privacy.num_examples; epsilon does not hide this number)"
-    assert trained.endswith(f"{record['num_examples']} examples {said_of_number}")
+    assert trained.endswith(f"{record['plan']['num_examples']} examples {said_of_number}")
     (promise,) = said["privacy"]
     assert promise.startswith("epsilon = ") and "at delta = " in promise
     assert "of one example" in promise and "upper bound by" in promise

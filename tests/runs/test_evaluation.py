@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpft.evaluation.evaluate import Evaluation
-from dpft.records.scores import Prediction
+from dpft.evaluation.predictions import Prediction
 from dpft.runs import evaluation as evaluation_of_runs
 from dpft.runs.evaluation import evaluate, write_evaluations
 from tests.config.test_conf import loaded

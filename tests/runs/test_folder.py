@@ -1,7 +1,6 @@
 import re
 import stat
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError
 from dpft.privacy.ledger import first_line
-from dpft.records.form import as_json
 from dpft.reports.sections import origin_rows, title
 from dpft.runs import folder as folders
 from dpft.runs.folder import (
@@ -23,12 +21,14 @@ from dpft.runs.folder import (
     start_anew,
     write_begun,
 )
+from dpft.strict_model import as_json
 from tests.config.test_conf import loaded
 from tests.models import small
-from tests.privacy.test_ledger import WRITTEN
 from tests.reports.plain import plain
 from tests.reports.test_report import CONFIG, non_private
-from tests.runs.run_folders import make_run
+from tests.runs.run_folders import make_plan, make_run
+
+FIRST = first_line("a" * 32, make_plan()).text
 
 
 def test_a_folder_in_which_steps_were_taken_is_refused(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_folder_in_which_steps_were_taken_is_refused(tmp_path: Path) -> None:
         refuse_used_folder(tmp_path)
 
 
-@pytest.mark.parametrize("line", ["", '{"plan": {"acc', first_line("a" * 32, WRITTEN) + "\n"])
+@pytest.mark.parametrize("line", ["", '{"plan": {"acc', f"{FIRST}\n"])
 def test_a_ledger_that_but_names_its_run_is_begun_anew(tmp_path: Path, line: str) -> None:
     """The first step's line never came, and no checkpoint is there to go on from."""
     (tmp_path / "ledger.jsonl").write_text(line)
@@ -131,8 +131,9 @@ def test_a_checkout_has_its_commit_and_any_other_folder_none(tmp_path: Path) -> 
 
 
 def test_a_report_of_an_older_run_has_no_day() -> None:
-    assert title(CONFIG, non_private()) == "tiny on e2e, method full"
-    assert origin_rows(CONFIG, non_private()) == [("model", "tiny"), ("data", "e2e")]
+    data = "e2e (the addresses of task.urls)"
+    assert title(CONFIG, non_private()) == f"tiny on {data}, method full"
+    assert origin_rows(CONFIG, non_private()) == [("model", "tiny"), ("data", data)]
 
 
 def test_a_model_in_a_folder_is_written_down_by_its_last_name_and_type(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_a_model_in_a_folder_is_written_down_by_its_last_name_and_type(tmp_path:
 
 def command(**given: Any) -> TrainCommand:
     """Returns the demo's command."""
-    return replace(loaded("train", ["experiment=demo", "privacy.eps=3"]), **given)
+    return loaded("train", ["experiment=demo", "privacy.eps=3"]).replace(**given)
 
 
 def test_a_command_without_auto_is_left_alone(tmp_path: Path) -> None:
@@ -174,10 +175,10 @@ def test_auto_resumes_a_run_of_the_same_settings_only(
     with pytest.raises(InputError, match=r"has others; .* dpft train resume="):
         automatically_resumed(given, folder)
     write_begun(folder, asked=digest_of(given.settings()))
-    resumed = replace(given, resume=str(folder))
+    resumed = given.replace(resume=str(folder))
     monkeypatch.setattr(folders, "resumed_configuration", lambda *_: resumed)
     assert automatically_resumed(given, folder) == resumed
-    others = replace(given, privacy=replace(given.privacy, eps=8.0))
+    others = given.replace(privacy=given.privacy.replace(eps=8.0))
     with pytest.raises(InputError, match="has others"):
         automatically_resumed(others, folder)
 
@@ -190,7 +191,7 @@ def test_auto_resumes_a_run_without_privacy(
     (tmp_path / "private/checkpoints/step-00000010").mkdir(parents=True)
     (tmp_path / "config.yaml").touch()
     write_begun(tmp_path, asked=digest_of(given.settings()))
-    resumed = replace(given, resume=str(tmp_path))
+    resumed = given.replace(resume=str(tmp_path))
     monkeypatch.setattr(folders, "resumed_configuration", lambda *_: resumed)
     assert automatically_resumed(given, tmp_path) == resumed
 

@@ -11,6 +11,7 @@ import pytest
 from dpft.config.schema import GenerateConfig
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
+from dpft.privacy.plan import StepsPlan
 from dpft.runs import generation
 from dpft.runs.generation import Target, Written, new_files, write
 from dpft.tasks.custom import CustomChats, CustomTexts
@@ -38,7 +39,7 @@ def put(target: Target, task: Any = WHOLE, written: Written = WRITTEN, **given: 
     asked = {"num": None if "prompts" in given else 2, "run": "outputs/a/b", **given}
     config = GenerateConfig(task=task, decode=DecodeConfig(strategy="nucleus"), **asked)
     prompts = [({}, WHOLE.prompt({}))] * 2
-    privacy = privacy_of(without_privacy(num_examples=9, expected_batch_size=3, steps=9))
+    privacy = privacy_of(without_privacy(StepsPlan(num_examples=9, expected_batch_size=3, steps=9)))
     source = "the user's" if "prompts" in given else "none"
     write(
         config,

@@ -1,6 +1,5 @@
 """Synthetic records: from what prompts, into which files, and never without what they cost."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from dpft.config.schema import GenerateConfig
 from dpft.errors import InputError, StateError
 from dpft.generation.decoding import DecodeConfig
-from dpft.records.promises import OWN_RECORDS
+from dpft.reports.promises import OWN_RECORDS
 from dpft.runs.generation import privacy_of, prompts_of, source_of_prompts, written_task
 from dpft.tasks.custom import CustomTexts
 from dpft.tasks.e2e import E2ETask
@@ -20,7 +19,7 @@ from tests.stories.tiny import write_rows
 E2E = E2ETask(name="e2e", data_dir="data")
 WHOLE = CustomTexts(name="custom", data_dir="data", text_template="{text}")
 PAIRS = CustomTexts(name="custom", data_dir="data", prompt_template="{q}: ", target_template="{a}")
-LEARNED = replace(PAIRS, learn_prompt=True)
+LEARNED = PAIRS.replace(learn_prompt=True)
 ROWS = [("name[Cafe 1]", "A cafe."), ("name[Cafe 2]", "A cafe.")]
 NUCLEUS = DecodeConfig(strategy="nucleus")
 

@@ -9,13 +9,15 @@ import pytest
 from dp_accounting.rdp import RdpAccountant
 
 from dpft.errors import StateError
+from dpft.methods.base import ParameterCounts
+from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
-from dpft.privacy.plan import SpentBefore
-from dpft.records.ledger import Calibration
-from dpft.records.promises import PrivateRun
+from dpft.privacy.plan import SpentBefore, StepsPlan
+from dpft.reports.promises import PrivateRun
 from dpft.runs.composition import PUBLIC_TOKENIZER
 from dpft.runs.guarantee import privacy_of, read_finished_runs
+from dpft.strict_model import as_json
 from tests.reports.test_privacy_record import without_privacy
 from tests.runs.run_folders import BATCH, NOISE, SIZE, edit, make_plan, make_run, mechanism
 
@@ -40,15 +42,16 @@ def stated(folder: Path) -> PrivateRun:
     return privacy
 
 
+ONE_STEP = make_plan(steps=1)
 EDITS: dict[str, dict[str, Any]] = {
     "epsilon": {"epsilon": 0.01},
     "bounds": {"epsilons": {"rdp": 0.01}, "accountant": "prv"},
     "delta": {"delta": 0.4},
-    "noise": {"noise_multiplier": 90.0, "sample_rate": 0.001},
-    "examples": {"num_examples": 90 * SIZE},
-    "steps": {"steps": 1, "steps_taken": 1},
-    "unit": {"unit": "customer", "unit_definition": "all records of a customer"},
-    "seed": {"private": False, "reproducible": True},
+    "noise": {"plan": {"noise_multiplier": 90.0, "sample_rate": 0.001}},
+    "examples": {"plan": {"num_examples": 90 * SIZE}},
+    "steps": {"plan": as_json(ONE_STEP), "steps_taken": 1},
+    "unit": {"plan": {"unit": "customer", "unit_definition": "all records of a customer"}},
+    "seed": {"private": False, "plan": {"reproducible": True}},
     "head": {"ledger": {"lines": 7, "head": "f" * 64}},
     "search": {
         "selection": {
@@ -67,8 +70,8 @@ def test_an_edit_of_privacy_json_changes_nothing_that_is_printed(tmp_path: Path,
     privacy = stated(folder)
     assert privacy == whole
     assert privacy.epsilon == pytest.approx(expected(), rel=1e-4)
-    assert (privacy.delta, privacy.unit, privacy.private) == (DELTA, "example", True)
-    assert (privacy.num_examples, privacy.steps, privacy.steps_taken) == (SIZE, 5, 5)
+    assert (privacy.delta, privacy.private, privacy.steps_taken) == (DELTA, True, 5)
+    assert privacy.plan == make_plan()
     assert privacy.ledger.head == read_ledger(folder / "ledger.jsonl").head
     (record,), _ = read_finished_runs([folder])
     assert record.privacy == privacy
@@ -82,9 +85,10 @@ def test_steps_that_were_taken_again_are_counted(tmp_path: Path) -> None:
 
 
 def test_what_no_ledger_contains_is_as_it_was_recorded(tmp_path: Path) -> None:
-    known = {"date": "2026-01-02", "model": "gpt2", "trainable_parameters": 77}
+    counts = ParameterCounts(trainable=77, new=0, total=80)
+    known = {"date": "2026-01-02", "model": "gpt2", "parameters": counts}
     privacy = stated(make_run(tmp_path / "run", known=known))
-    assert (privacy.date, privacy.model, privacy.trainable_parameters) == ("2026-01-02", "gpt2", 77)
+    assert (privacy.date, privacy.model, privacy.parameters) == ("2026-01-02", "gpt2", counts)
 
 
 SEARCH = Calibration(accountant="rdp-selection", epsilon=3.0, grid="g", target=3.0)
@@ -99,21 +103,21 @@ def test_the_best_of_a_search_has_the_bound_of_the_whole_search(tmp_path: Path) 
 
 @pytest.mark.parametrize("is_trial", [False, True])
 def test_a_tokenizer_that_the_plan_names_is_composed(tmp_path: Path, is_trial: bool) -> None:
-    drawn = GaussianHistogram(
-        noise_std=40.0, l2_cap=4.0, linf_cap=1.0, words_per_record=64, delta=1e-6
-    )
-    histogram = {**drawn.entry(), "num_examples": SIZE, "num_examples_source": "given"}
+    histogram = GaussianHistogram(
+        noise_std=40.0, l2_cap=4.0, linf_cap=1.0, words_per_record=64, delta=1e-6,
+        num_examples=SIZE, num_examples_source="given",
+    )  # fmt: skip
     before = SpentBefore(run_id="a" * 32, lines=3, head="b" * 64, delta=1e-6, mechanism=histogram)
     plan = make_plan(tokenizer=before, is_trial=is_trial, calibration=SEARCH if is_trial else None)
-    folder = make_run(tmp_path / "run", plan=plan, known={"tokenizer": None})
-    edit(folder, warnings=[PUBLIC_TOKENIZER])
+    folder = make_run(tmp_path / "run", plan=plan, known={"warnings": [PUBLIC_TOKENIZER]})
     privacy = stated(folder)
-    assert privacy.tokenizer is not None and privacy.epsilon_with_tokenizer is not None
-    both = privacy.epsilon + privacy.tokenizer.epsilon
-    assert privacy.delta_with_tokenizer == pytest.approx(DELTA + 1e-6)
+    whole = privacy.with_tokenizer
+    assert whole is not None
+    both = privacy.epsilon + whole.tokenizer.epsilon
+    assert whole.delta == pytest.approx(DELTA + 1e-6)
     # of a search, the choice among the trials has no mechanism to compose with
-    assert (privacy.epsilon_with_tokenizer == both) == is_trial
-    assert privacy.epsilon_with_tokenizer <= both
+    assert (whole.epsilon == both) == is_trial
+    assert whole.epsilon <= both
 
 
 def test_without_a_whole_ledger_nothing_is_printed(tmp_path: Path) -> None:
@@ -130,7 +134,7 @@ def test_without_a_whole_ledger_nothing_is_printed(tmp_path: Path) -> None:
 
 def test_a_private_run_does_not_pass_for_one_without_privacy(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
-    openly = without_privacy(num_examples=80, expected_batch_size=10, steps=5)
+    openly = without_privacy(StepsPlan(num_examples=80, expected_batch_size=10, steps=5))
     (folder / "privacy.json").write_text(json.dumps(openly))
     with pytest.raises(StateError, match="must be that of the private run"):
         privacy_of(folder)

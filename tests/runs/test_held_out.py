@@ -1,7 +1,6 @@
 """What a run trains on and what it scores are told apart once, and stay apart."""
 
 import stat
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def config(places: Path) -> TrainConfig:
 
 
 def changed(config: TrainConfig, **evaluation: Any) -> TrainConfig:
-    return replace(config, eval=replace(config.eval, **evaluation))
+    return config.replace(eval=config.eval.replace(**evaluation))
 
 
 def sides(data: TrainingData, division: Division) -> tuple[set[str], set[str]]:
@@ -108,8 +107,8 @@ def test_a_side_without_a_record_is_refused(
 def with_splits(config: TrainConfig, places: Path) -> TrainConfig:
     """The same on a folder that has a split to score."""
     fields = {"prompt_template": "{meaning_representation}", "target_template": "{human_reference}"}
-    folder = replace(config.task, data_dir=str(places / "splits"), **fields)
-    return replace(config, task=folder)
+    folder = config.task.replace(data_dir=str(places / "splits"), **fields)
+    return config.replace(task=folder)
 
 
 def test_nothing_is_held_out_where_there_is_a_split_to_score(
@@ -177,15 +176,15 @@ def test_what_was_trained_on_is_never_scored_as_held_out(
 ) -> None:
     """One row more at the top would move every later one, and trained ones among the scored."""
     with pytest.raises(InputError, match="must stay as the run had it, 0.5, got 0.9"):
-        records_to_score(replace(scoring, eval=replace(scoring.eval, held_out=0.9)))
+        records_to_score(scoring.replace(eval=scoring.eval.replace(held_out=0.9)))
     with pytest.raises(InputError, match="eval.held_out needs run=RUN"):
-        records_to_score(replace(scoring, run=None))
+        records_to_score(scoring.replace(run=None))
     header, *rows = Path(str(config.task.data_dir)).read_text().splitlines(keepends=True)
     for edited in (["new,new,new\n", *rows], rows[::-1], rows[1:]):
         (tmp_path / "other.csv").write_text("".join([header, *edited]))
-        task = replace(scoring.task, data_dir=str(tmp_path / "other.csv"))
+        task = scoring.task.replace(data_dir=str(tmp_path / "other.csv"))
         with pytest.raises(InputError, match="needs the records that the run was given"):
-            records_to_score(replace(scoring, task=task))
+            records_to_score(scoring.replace(task=task))
 
 
 def test_a_corrected_unit_is_another_record(
@@ -198,14 +197,14 @@ def test_a_corrected_unit_is_another_record(
     records_to_score(scoring)
     text = Path(str(config.task.data_dir)).read_text()
     (tmp_path / "other.csv").write_text(text.replace("owner 7\n", "owner 8\n", 1))
-    task = replace(scoring.task, data_dir=str(tmp_path / "other.csv"))
+    task = scoring.task.replace(data_dir=str(tmp_path / "other.csv"))
     with pytest.raises(InputError, match="needs the records that the run was given"):
-        records_to_score(replace(scoring, task=task))
+        records_to_score(scoring.replace(task=task))
 
 
 def test_without_held_out_records_the_split_itself_is_scored(
     scoring: EvaluateConfig, config: TrainConfig, places: Path
 ) -> None:
     task = with_splits(config, places).task
-    plain = replace(scoring, task=task, eval=replace(scoring.eval, held_out=None))
+    plain = scoring.replace(task=task, eval=scoring.eval.replace(held_out=None))
     assert records_to_score(plain) == {"test": load_examples(task, "test")}

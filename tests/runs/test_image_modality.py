@@ -1,7 +1,6 @@
 """Which images fit which model, what is saved beside it, what a classifier of images answers."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +55,8 @@ def test_a_size_that_the_model_cannot_take_is_refused(
     values: dict[str, Any], size: int, says: str
 ) -> None:
     with pytest.raises(InputError, match=says):
-        fit(replace(DIGITS, image_size=size), model(values))
-    fit(replace(DIGITS, image_size=16), model(values))
+        fit(DIGITS.replace(image_size=size), model(values))
+    fit(DIGITS.replace(image_size=16), model(values))
 
 
 def test_a_model_that_sees_no_images_is_refused() -> None:
@@ -71,7 +70,7 @@ def test_classes_and_attributes_are_outputs_of_the_head() -> None:
     faces = CelebA(name="celeba", labels=("Bald", "Male", "Young"))
     layout = layout_of(faces, model(VIT), head_of(faces, model(VIT)))
     assert (layout.answer, layout.outputs) == (ATTRIBUTES, 3)
-    one = replace(faces, attribute="Male")
+    one = faces.replace(attribute="Male")
     layout = layout_of(one, model(VIT), head_of(one, model(VIT)))
     assert (layout.answer, layout.outputs) == (CLASSES, 2)
 
@@ -86,7 +85,7 @@ def test_what_is_done_to_an_image_is_saved_as_transformers_reads_it(tmp_path: Pa
 
 
 def test_a_head_of_other_classes_is_new_and_the_body_is_kept(tmp_path: Path) -> None:
-    three = replace(DIGITS, labels=("a", "b", "c"))
+    three = DIGITS.replace(labels=("a", "b", "c"))
     first = load_model(model(VIT), seed=0, head=head_of(three, model(VIT)))
     first.save_pretrained(tmp_path)
     saved = read_architecture(ModelConfig(name="local", path=str(tmp_path)))
@@ -110,7 +109,7 @@ def test_a_model_saved_with_group_norms_is_read_back(tmp_path: Path) -> None:
     kept = dict(made.named_parameters())
     assert all(parameter.equal(kept[name]) for name, parameter in again.named_parameters())
     with pytest.raises(InputError, match="lacks .* running_mean|lacks"):
-        load_model(read_architecture(replace(place, replace_batch_norm=False)), seed=1, head=head)
+        load_model(read_architecture(place.replace(replace_batch_norm=False)), seed=1, head=head)
 
 
 def test_convolutions_may_have_standardized_weights_which_a_run_reads_back(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from dpft.privacy.accounting import EpsilonBound
-from dpft.records.form import as_json
 from dpft.runs.account import (
     SAME_DATA,
     run_record,
@@ -17,6 +16,7 @@ from dpft.runs.account import (
     together_table,
 )
 from dpft.runs.saved_run import SpentRun, read_spent
+from dpft.strict_model import as_json
 from tests.runs.run_folders import SIZE, make_run, mechanism, tear
 from tests.slowness import slow
 from tests.stories.tiny import Workspace
@@ -39,7 +39,8 @@ def record(workspace: Workspace, *arguments: str) -> dict:
 
 def test_a_runs_epsilon_is_rebuilt_from_its_ledger(workspace: Workspace) -> None:
     found = record(workspace, "run=a")
-    assert (found["steps"], found["steps_taken"], found["accountant"]) == (5, 5, "rdp")
+    steps = (found["plan"]["steps"], found["steps_taken"])
+    assert (steps, found["accountant"]) == ((5, 5), "rdp")
     assert found["epsilon"] == found["epsilons"]["rdp"]
     assert (found["ledger"]["lines"], found["ledger"]["closed"]) == (7, True)
 
@@ -111,8 +112,8 @@ def test_a_sweeps_folder_is_its_runs(workspace: Workspace) -> None:
             (["runs=[]"], "runs must name a folder at least"),
             (["run=a", "curve=true", "to=x.svg"], "got curve, to too; drop them"),
             (["runs=[a,b]", f"head={'0' * 64}"], "head needs run=RUN"),
-            (["run=a", "delta=2"], "delta must be in (0, 1), got 2"),
-            (["run=a", "accountant=gdp"], "accountant must be one of"),
+            (["run=a", "delta=2"], "delta must be below 1, got 2"),
+            (["run=a", "accountant=gdp"], "accountant must be prv | pld | rdp"),
         ),
     ],
 )
@@ -184,7 +185,7 @@ def broken(tmp_path: Path) -> SpentRun:
     steps = (mechanism(),) * 3
     run = read_spent(str(make_run(tmp_path / "broken", *steps, ended=False)))
     (usual,) = run.taken
-    return replace(run, taken={usual: 2, replace(usual, noise_multiplier=3.0): 1})
+    return replace(run, taken={usual: 2, usual.replace(noise_multiplier=3.0): 1})
 
 
 def rows(table: str) -> list[list[str]]:
@@ -222,22 +223,22 @@ def test_a_head_that_agreed_is_named(ended: SpentRun) -> None:
     assert "is the head that was given" in table
 
 
-def test_a_runs_record_has_one_noise_or_each_of_several(ended: SpentRun, broken: SpentRun) -> None:
+def test_a_runs_record_has_each_noise_with_its_steps(ended: SpentRun, broken: SpentRun) -> None:
     one, several = (as_json(run_record(run, BOUND)) for run in (ended, broken))
-    assert (one["noise_multiplier"], one["sample_rate"]) == (1.5, 0.2)
-    assert not {"noise_multiplier", "sample_rate"} & several.keys()
-    assert [(each["noise_multiplier"], each["steps"]) for each in several["mechanisms"]] == [
-        (1.5, 2),
-        (3.0, 1),
+    noise = {"noise_multiplier": 1.5, "sample_rate": 0.2, "threshold_delta": 0.0}
+    assert one["mechanisms"] == [{**noise, "steps": 5}]
+    assert several["mechanisms"] == [
+        {**noise, "steps": 2},
+        {**noise, "noise_multiplier": 3.0, "steps": 1},
     ]
-    assert (several["steps_taken"], several["steps"]) == (3, 5)
+    assert (several["steps_taken"], several["plan"]["steps"]) == (3, 5)
     assert (several["ledger"]["closed"], several["ledger"]["end"]) == (False, "unproven")
     assert None not in several.values(), "what is not known has no key"
 
 
 def test_a_reproducible_run_is_not_called_private(ended: SpentRun) -> None:
     assert run_record(ended, BOUND).private is True
-    seeded = replace(ended, plan=replace(ended.plan, reproducible=True))
+    seeded = replace(ended, plan=ended.plan.replace(reproducible=True))
     assert run_record(seeded, BOUND).private is False
     both = together_record([(ended, BOUND), (seeded, BOUND)], BOUND)
     assert both.private is False
@@ -246,8 +247,8 @@ def test_a_reproducible_run_is_not_called_private(ended: SpentRun) -> None:
 def test_runs_together_stand_with_their_own_cost_and_whose_word_it_is(
     ended: SpentRun, broken: SpentRun
 ) -> None:
-    runs = [(ended, BOUND), (broken, replace(BOUND, epsilon=0.5, warnings=()))]
-    together = replace(BOUND, epsilon=2.0, epsilons={}, warnings=())
+    runs = [(ended, BOUND), (broken, BOUND.replace(epsilon=0.5, warnings=()))]
+    together = BOUND.replace(epsilon=2.0, epsilons={}, warnings=())
     table = together_table(runs, together)
     by = BOUND.accountant
     assert rows(table)[1] == ["5", "1.5", "0.2", "0.0125", "1.2345", by, ended.folder]
@@ -264,7 +265,7 @@ def test_runs_together_stand_with_their_own_cost_and_whose_word_it_is(
     )
     assert "compares to no other" not in table, "all are by one accountant at one delta"
     for other in ({"delta": 0.001}, {"accountant": "pld"}):
-        apart = together_table(runs, replace(together, **other))
+        apart = together_table(runs, together.replace(**other))
         assert "compares to no other" in " ".join(apart.split())
     record = together_record(runs, together)
     assert (record.steps_taken, record.same_data) == (8, SAME_DATA)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,9 +52,9 @@ def record(folder: Path) -> dict:
 def test_a_private_run_is_reported_by_its_ledger(folder: Path, private: TrainConfig) -> None:
     report(private, run_plan(plan()), folder, COUNTS, [SCORES], read_run_ledger(folder))
     content = record(folder)
-    assert content["private"] and (content["steps"], content["steps_taken"]) == (5, 5)
+    assert content["private"] and (content["plan"]["steps"], content["steps_taken"]) == (5, 5)
     assert content["ledger"]["lines"] == 7
-    assert content["trainable_parameters"] == 5
+    assert content["parameters"]["trainable"] == 5
     assert content["num_examples_source"] == "privacy.num_examples"
     entries = json.loads((folder / "metrics.json").read_text())["evaluations"]
     assert [entry["metrics"] for entry in entries] == [{"bleu": 12.5}]
@@ -65,13 +64,13 @@ def test_a_private_run_is_reported_by_its_ledger(folder: Path, private: TrainCon
 
 def test_what_weakens_the_promise_is_in_the_record(folder: Path, private: TrainConfig) -> None:
     shutil.rmtree(folder)
-    seeded = replace(plan(), reproducible=True)
+    seeded = plan().replace(reproducible=True)
     train_privately(session(folder), seeded, privacy(None), epsilon_after=spent)
     weak = with_privacy(private, noise_seed=1)
     dump(weak, folder / "config.yaml")
     report(weak, run_plan(seeded), folder, COUNTS, [], read_run_ledger(folder))
     content = record(folder)
-    assert (content["private"], content["reproducible"]) == (False, True)
+    assert (content["private"], content["plan"]["reproducible"]) == (False, True)
 
 
 def test_trust_rule_1_a_ledger_that_is_not_of_the_plan_is_not_reported(
@@ -95,5 +94,5 @@ def test_a_run_without_privacy_has_a_record_without_epsilon(tmp_path: Path) -> N
     report(config, run_plan(None), tmp_path, COUNTS, [], None)
     content = record(tmp_path)
     assert content["private"] is False and "epsilon" not in content
-    assert (content["steps"], content["num_examples"]) == (5, 12)
+    assert (content["plan"]["steps"], content["plan"]["num_examples"]) == (5, 12)
     assert (tmp_path / "report.md").read_text().startswith("**NOT PRIVATE")

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ from dpft.config.schema import PlanConfig, TrainConfig
 from dpft.errors import InputError
 from dpft.estimates import rank_memory
 from dpft.models.architecture import read_architecture
-from dpft.records.form import as_json
 from dpft.runs import run_cost
 from dpft.runs.planned_run import describe_run
 from dpft.runs.run_cost import with_micro_batch_size
 from dpft.runs.task_model import fitted_to, training_head
+from dpft.strict_model import as_json
 from tests.config.test_conf import loaded
 from tests.runs.configs import with_privacy, with_train, without_weights
 from tests.slowness import slow_but
@@ -52,7 +51,7 @@ def test_one_process_has_parts_that_add_up(base: Path) -> None:
     record = planned(base)
     parts = dict(record["memory_per_rank_bytes"])
     assert parts.pop("total") == sum(parts.values())
-    assert parts["weights"] == 4 * record["total_parameters"]
+    assert parts["weights"] == 4 * record["parameters"]["total"]
     assert record["processes"]["world_size"] == 1
 
 
@@ -88,7 +87,7 @@ def test_more_memory_makes_room_for_more(base: Path) -> None:
         (("parallel=fsdp", "parallel.world_size=8", "parallel.shard_size=3"), "must divide"),
         (("parallel=ddp", "parallel.world_size=0"), "world_size must be at least 1"),
         (("parallel.world_size=2",), "parallel=none is one process"),
-        (("plan.device_memory_gb=0",), "device_memory_gb must be positive"),
+        (("plan.device_memory_gb=0",), "device_memory_gb must be above 0"),
         (("parallel=fsdp", "optimizer=adafactor"), "adafactor"),
         (("model.path=nowhere",), "nowhere"),
     ],
@@ -199,7 +198,7 @@ def test_auto_follows_memory_and_the_length_of_records(
         size = resolved(auto)
     assert 1 < size < 1000
     assert f"train.micro_batch_size={size}: records of task.max_length=16" in caplog.text
-    shorter = replace(auto, task=replace(auto.task, max_length=9))
+    shorter = auto.replace(task=auto.task.replace(max_length=9))
     assert size < resolved(shorter) < 2.2 * size
     room(2**24)
     assert resolved(auto) > 2 * size

@@ -1,6 +1,5 @@
 """A plan says what training would do and cost, from no more of a model than its config.json."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,11 +7,11 @@ import pytest
 
 from dpft.config.schema import PlanConfig, PlanSettings
 from dpft.errors import InputError
-from dpft.records.form import as_json
-from dpft.records.ledger import Calibration
-from dpft.records.plans import OpenPlan
+from dpft.privacy.accounting.calibration import Calibration
 from dpft.reports.epsilon import delta_warnings
+from dpft.reports.plan_table import OpenPlan
 from dpft.runs.planned_run import account_for_plan, describe_run
+from dpft.strict_model import as_json
 from tests.config.test_conf import loaded
 from tests.runs.configs import with_privacy, with_train, without_weights
 
@@ -40,12 +39,12 @@ def test_a_plan_has_the_mechanism_and_the_parameters(config: PlanConfig) -> None
     planned = describe_run(config)
     record, plan = planned.record, planned.plan.privacy
     assert plan is not None and planned.accounting is not None
-    assert (record.steps, record.num_examples) == (3, 42061)
+    assert (record.plan.steps, record.plan.num_examples) == (3, 42061)
     assert record.num_examples_source == "published size of task e2e"
-    assert record.noise_multiplier == plan.noise_multiplier == 1.0
+    assert record.plan == plan and plan.noise_multiplier == 1.0
     assert record.epsilon == planned.accounting.epsilon
-    assert record.trainable_parameters == record.total_parameters > 0
-    best = 3**0.5 * 1024 / record.total_parameters**0.5
+    assert record.parameters.trainable == record.parameters.total > 0
+    best = 3**0.5 * 1024 / record.parameters.total**0.5
     assert record.signal_to_noise == pytest.approx(best)
     assert not {"ledger", "steps_taken"} & as_json(record).keys()
 
@@ -57,7 +56,7 @@ def test_epsilon_of_a_plan_is_that_of_the_accountant_that_calibrated_the_noise(
     chosen = Calibration(accountant="pld", epsilon=0.5, grid="", target=0.5)
     privacy = describe_run(config).plan.privacy
     assert privacy is not None
-    calibrated = replace(privacy, noise_multiplier=2.0, calibration=chosen)
+    calibrated = privacy.replace(noise_multiplier=2.0, calibration=chosen)
     planned = account_for_plan(config, SimpleNamespace(privacy=calibrated))  # type: ignore[arg-type]
     assert planned is not None and planned.accountant == "pld"
 
@@ -68,7 +67,7 @@ def test_the_time_is_measured_at_the_tasks_public_length_unless_it_is_not_wanted
     measured = describe_run(config).record.measured
     assert measured.tokens_per_example == 16, "the task's own, as far as task.max_length has room"
     assert measured.seconds_total == pytest.approx(3 * measured.seconds_per_step)
-    assert describe_run(replace(config, plan=PlanSettings(measure=False))).record.measured is None
+    assert describe_run(config.replace(plan=PlanSettings(measure=False))).record.measured is None
 
 
 @pytest.mark.parametrize(
@@ -94,8 +93,8 @@ def test_a_model_that_is_too_large_for_this_machine_is_not_measured(
 
 
 def test_each_process_is_taken_to_have_an_equal_share_of_the_examples(config: PlanConfig) -> None:
-    parallel = replace(config.parallel, name="ddp", world_size=8)
-    one, many = (describe_run(each) for each in (config, replace(config, parallel=parallel)))
+    parallel = config.parallel.replace(name="ddp", world_size=8)
+    one, many = (describe_run(each) for each in (config, config.replace(parallel=parallel)))
     assert one.record.measured.seconds_per_step > 4 * many.record.measured.seconds_per_step
 
 
@@ -122,7 +121,7 @@ def test_the_time_does_not_depend_on_the_lengths_of_private_records(tmp_path: Pa
 def test_a_plan_without_privacy_costs_nothing(config: PlanConfig) -> None:
     plain = loaded("plan", ["task=e2e", "privacy=none"])
     assert isinstance(plain, PlanConfig)
-    planned = describe_run(replace(config, privacy=plain.privacy))
+    planned = describe_run(config.replace(privacy=plain.privacy))
     assert planned.accounting is None and planned.plan.privacy is None
     assert isinstance(planned.record, OpenPlan)
 
@@ -142,7 +141,7 @@ def test_what_training_would_refuse_is_refused(config: PlanConfig) -> None:
     with pytest.raises(InputError, match="at most the 42061 examples, got 50000"):
         describe_run(with_train(config, expected_batch_size=50_000))
     with pytest.raises(InputError, match="task.max_length"):
-        describe_run(replace(config, task=replace(config.task, max_length=5000)))
+        describe_run(config.replace(task=config.task.replace(max_length=5000)))
 
 
 def test_groups_of_the_models_own_names_are_measured(config: PlanConfig) -> None:

@@ -1,6 +1,5 @@
 """What a run needs before its folder is written to."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,13 +43,13 @@ def test_the_public_size_counts_those_held_out_too(prepared: Prepared) -> None:
 
 def test_a_length_and_a_batch_that_do_not_fit_are_said_together(config: TrainConfig) -> None:
     """Only a model and data that were read say so."""
-    long = replace(config.task, max_length=512)
+    long = config.task.replace(max_length=512)
     many = with_train(config, expected_batch_size=1024)
     with pytest.raises(InputError) as refusal:
-        prepared_anew(replace(many, task=long))
+        prepared_anew(many.replace(task=long))
     length, batch = refusal.value.faults
-    assert "at most the model's 128 positions, got 512" in length
-    assert "at most the 20 values of owner, got 1024" in batch
+    assert "at most the model's 128 positions, got 512" in length.message
+    assert "at most the 20 values of owner, got 1024" in batch.message
 
 
 def test_tokens_below_a_unit_are_refused_before_data_are_read(

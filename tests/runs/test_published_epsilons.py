@@ -13,10 +13,10 @@ from hydra import compose, initialize_config_dir
 
 from dpft.config.composing import register_resolver
 from dpft.config.load import config_directory, load
-from dpft.config.schema import POLYMORPHIC, TrainCommand, TrainConfig
+from dpft.config.references import Reference
+from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.privacy.accounting import gdp
 from dpft.privacy.accounting.accountants import evaluate
-from dpft.reports.published import Reference
 from dpft.runs.run_plan import plan_run, with_batch_size
 from tests.slowness import slow_but
 
@@ -41,7 +41,7 @@ def recipe(name: str, eps: float) -> TrainConfig:
     register_resolver()
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
         composed = compose("train", overrides=[f"experiment={name}", f"privacy.eps={eps:g}"])
-    config = load(composed, TrainCommand, polymorphic=POLYMORPHIC)
+    config = load(composed, TrainCommand)
     return with_batch_size(config, no_rows)
 
 

@@ -45,12 +45,13 @@ def folder(workspace: Workspace, outcome: Outcome) -> Path:
 
 def test_units_are_what_is_counted_and_the_report_says_so(folder: Path) -> None:
     record = json.loads((folder / "privacy.json").read_text())
-    assert (record["num_examples"], record["unit"]) == (12, "customer")
+    plan = record["plan"]
+    assert (plan["num_examples"], plan["unit"]) == (12, "customer")
     assert record["num_examples_source"] == "counted in the data"
-    assert record["sample_rate"] == 4 / 12
+    assert plan["sample_rate"] == 4 / 12
     assert record["delta"] == 1 / 24
     definition = "all records with one value of customer, of which at most 2 are trained on"
-    assert record["unit_definition"] == definition
+    assert plan["unit_definition"] == definition
     report = (folder / "report.md").read_text()
     assert f"customer: {definition}" in report
     assert "add or remove one customer" in report
@@ -96,7 +97,7 @@ def test_trust_rule_7_no_unit_is_named_in_public(folder: Path, outcome: Outcome)
 def test_a_published_number_of_records_is_no_number_of_units(workspace: Workspace) -> None:
     given = ("task.source=embedded", "task.data_dir=owned", UNIT, "output=json")
     planned = workspace.run("plan", *RUN, *given)
-    assert json.loads(planned.out)["num_examples"] == 12
+    assert json.loads(planned.out)["plan"]["num_examples"] == 12
 
 
 @pytest.mark.parametrize(

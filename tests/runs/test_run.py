@@ -2,7 +2,6 @@
 
 import stat
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +15,11 @@ from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError, RunError, StateError
 from dpft.files import hold_run
 from dpft.privacy.frozen_state import digests_of
-from dpft.records.configuration import BoundRun
 from dpft.runs import run as runs
 from dpft.runs.folder import Secrets
 from dpft.runs.prepared_run import Prepared
 from dpft.runs.run import begin, finish, go_on, run, same_base
+from dpft.training.checkpoint import BoundRun
 
 KEPT = (
     *("config.yaml", "private/begun.json", "private/data_summary.md", "private/fingerprint"),
@@ -168,7 +167,7 @@ def test_a_command_begins_or_goes_on(
     calls: Calls, command: TrainCommand, resume: str | None
 ) -> None:
     calls.note("begin", "go_on")
-    run(replace(command, resume=resume), calls.folder)
+    run(command.replace(resume=resume), calls.folder)
     assert calls == ["begin" if resume is None else "go_on"]
 
 

@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +9,13 @@ from hydra import compose, initialize_config_dir
 
 from dpft.config.composing import register_resolver
 from dpft.config.load import config_directory, load
-from dpft.config.schema import POLYMORPHIC, TrainCommand
+from dpft.config.schema import TrainCommand
 from dpft.data.canaries import CanaryConfig
 from dpft.errors import InputError
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
+from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
-from dpft.records.ledger import Calibration
 from dpft.runs import run_plan as run_plan_module
 from dpft.runs.run_plan import (
     PublicSize,
@@ -39,7 +38,7 @@ DP = DifferentialPrivacy(name="dp", eps=3.0)
 
 def of(task, privacy, **audit):
     config = loaded("train", ["privacy.eps=3"])
-    return replace(config, task=task, privacy=privacy, audit=CanaryConfig(**audit))
+    return config.replace(task=task, privacy=privacy, audit=CanaryConfig(**audit))
 
 
 def never() -> int:
@@ -47,7 +46,7 @@ def never() -> int:
 
 
 @pytest.mark.parametrize(
-    "privacy", [replace(DP, num_examples=40000), NoPrivacy(name="none", num_examples=40000)]
+    "privacy", [DP.replace(num_examples=40000), NoPrivacy(name="none", num_examples=40000)]
 )
 def test_the_users_number_of_examples_leads(privacy) -> None:
     size = public_size(of(TASK, privacy), never)
@@ -56,11 +55,11 @@ def test_the_users_number_of_examples_leads(privacy) -> None:
 
 def test_a_published_size_stands_where_the_data_are_the_published_ones() -> None:
     assert public_size(of(TASK, DP), never).num_examples == 42061
-    assert public_size(of(replace(TASK, source="embedded"), DP), never).num_examples == 80
+    assert public_size(of(TASK.replace(source="embedded"), DP), never).num_examples == 80
 
 
 def test_local_rows_are_counted() -> None:
-    size = public_size(of(replace(TASK, data_dir="x"), DP), lambda: 12)
+    size = public_size(of(TASK.replace(data_dir="x"), DP), lambda: 12)
     assert (size.num_examples, size.source) == (12, "counted in the data")
 
 
@@ -72,7 +71,7 @@ def test_every_canary_counts_whatever_its_coin_says() -> None:
 
 def test_all_copies_of_a_canary_are_one_units() -> None:
     size = public_size(
-        of(TASK, replace(DP, unit="customer"), canaries=100, exposure_canaries=2), lambda: 120
+        of(TASK, DP.replace(unit="customer"), canaries=100, exposure_canaries=2), lambda: 120
     )
     assert size.num_examples == 120 + 100 + 2 * 3
 
@@ -202,7 +201,7 @@ def test_another_accountants_curve_is_said_to_be_one(
 def command(*words: str) -> TrainCommand:
     register_resolver()
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        return load(compose("train", list(words)), TrainCommand, polymorphic=POLYMORPHIC)
+        return load(compose("train", list(words)), TrainCommand)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Runs are read from their ledgers; other files of the folder do not change what they spent."""
 
+import json
 import os
 from pathlib import Path
 
@@ -7,13 +8,14 @@ import pytest
 
 from dpft.errors import InputError, StateError
 from dpft.files import PAGE, REPORT
-from dpft.privacy.ledger import Noise
-from dpft.records.ledger import Calibration
+from dpft.privacy.accounting.calibration import Calibration
+from dpft.privacy.ledger import Noise, read_ledger
 from dpft.runs.guarantee import read_finished_runs, rebuild_report
 from dpft.runs.saved_run import (
     find_ledgers,
     read_spent,
 )
+from dpft.strict_model import as_json
 from tests.runs.run_folders import (
     BATCH,
     NOISE,
@@ -56,20 +58,28 @@ def test_a_damaged_file_beside_the_ledger_is_not_needed(
 
 
 @pytest.mark.parametrize(
-    "entry",
-    [
-        {"name": "laplace", "noise_multiplier": 1.0, "sample_rate": 0.1},
-        mechanism(noise_multiplier=9.0),
-        mechanism(sample_rate=0.1),
-        mechanism() | {"sensitivity": 0.2},
-        mechanism() | {"noise_multiplier": 10**400},
-    ],
+    "changes",
+    [{"noise_multiplier": 9.0}, {"sample_rate": 0.1}, {"sensitivity": 0.2}, {"name": "laplace"}],
 )
 def test_a_step_that_is_not_the_plans_is_refused_by_line_number(
-    tmp_path: Path, entry: dict
+    tmp_path: Path, changes: dict
 ) -> None:
-    folder = make_run(tmp_path / "a", mechanism(), entry, ended=False)
+    folder = make_run(tmp_path / "a", mechanism(), mechanism(**changes), ended=False)
     with pytest.raises(StateError, match="line 3: the step must be of a mechanism of the plan"):
+        read_spent(str(folder))
+
+
+@pytest.mark.parametrize("changes", [{"noise_multiplier": 10**400}, {"sample_rate": None}])
+def test_a_step_that_cannot_be_read_is_refused_by_line_number(
+    tmp_path: Path, changes: dict
+) -> None:
+    folder = make_run(tmp_path / "a", mechanism(), ended=False)
+    path = folder / "ledger.jsonl"
+    step = as_json(mechanism()) | changes
+    entry = {"mechanism": step, "previous": read_ledger(path).head, "step": 2}
+    with path.open("a") as file:
+        file.write(json.dumps(entry, sort_keys=True) + "\n")
+    with pytest.raises(StateError, match="line 3: .* damaged"):
         read_spent(str(folder))
 
 
@@ -138,7 +148,7 @@ def test_what_no_total_covers_is_refused_or_left_out_by_word(tmp_path: Path) -> 
     open_run = make_run(tmp_path / "runs/b", name="none")
     state = open_run / "private/checkpoints/step-00000000/state.json"
     state.parent.mkdir(parents=True)
-    state.write_text('{"schema_version": 1}')
+    state.write_text('{"schema_version": 2}')
     for name in ("ledger.jsonl", "privacy.json"):
         (open_run / name).unlink()
     with pytest.raises(InputError, match=r"privacy=none.*leave it out by leave_out="):

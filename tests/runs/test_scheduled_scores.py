@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from docs.tools.reference.forms import schema
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.evaluate import Evaluation
 from dpft.files import PROGRESS
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.runs import evaluation
 from dpft.runs.evaluation import scheduled_scores
-from dpft.schemas import schema
 from dpft.training import loop
 from dpft.training.listeners import PublicStep
 from dpft.training.progress import ProgressRecord

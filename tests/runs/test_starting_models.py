@@ -10,10 +10,11 @@ from dpft.errors import StateError
 from dpft.models.source import ModelConfig
 from dpft.privacy.accounting import account
 from dpft.privacy.ledger import read_ledger
-from dpft.records.form import as_json
+from dpft.privacy.plan import StepsPlan
 from dpft.reports.privacy_record import started_from, starting_sentences
 from dpft.runs.run import starting_models
-from tests.reports.plain import plain
+from dpft.strict_model import as_json
+from tests.reports.plain import WITH_TOKENIZER, plain
 from tests.reports.test_privacy_record import record as private
 from tests.reports.test_privacy_record import without_privacy
 from tests.runs.run_folders import edit, make_plan, make_run
@@ -25,10 +26,12 @@ PROMISED: dict[str, Any] = {
     **private(calibration=None), "epsilon": 3.0, "delta": 1e-6, "data": "corpus (a folder)",
     "ledger": {"lines": 5, "head": HEAD},
 }  # fmt: skip
-NOT_PRIVATE = without_privacy(num_examples=100, expected_batch_size=10, steps=5)
+NOT_PRIVATE = without_privacy(StepsPlan(num_examples=100, expected_batch_size=10, steps=5))
 KEPT = {
-    **{name: PROMISED[name] for name in ("private", "epsilon", "delta", "accountant", "data")},
-    **{name: PROMISED[name] for name in ("unit", "neighboring_relation", "num_examples")},
+    **{name: PROMISED[name] for name in ("private", "epsilon", "delta", "accountant")},
+    **{name: PROMISED[name] for name in ("data", "model")},
+    **{name: PROMISED["plan"][name] for name in ("unit", "unit_definition", "num_examples")},
+    "neighboring_relation": PROMISED["plan"]["neighboring_relation"],
     "ledger": HEAD,
 }
 """What a run that starts from it says of it."""
@@ -99,7 +102,7 @@ def test_a_report_says_both_and_what_they_are_together() -> None:
 
 
 def test_with_its_tokenizer_a_model_promises_what_both_do() -> None:
-    entry = KEPT | {"epsilon_with_tokenizer": 4.0, "delta_with_tokenizer": 2e-6}
+    entry = KEPT | {"with_tokenizer": {**WITH_TOKENIZER, "epsilon": 4.0, "delta": 2e-6}}
     assert "ε = 4.0000, δ = 2e-06" in started_from({**NOT_PRIVATE, "starting_models": [entry]})
 
 

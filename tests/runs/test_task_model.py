@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +6,7 @@ from omegaconf import OmegaConf
 from torch import nn
 from transformers import AutoTokenizer, BertModel, GPT2Config, GPT2LMHeadModel
 
+from dpft.config.load import from_values
 from dpft.data.classification_rows import LabelWordEncoding, SentenceEncoding
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.errors import InputError
@@ -43,7 +43,7 @@ CLS = {"objective": "cls"}
 def task(name: str, **settings: object) -> Task:
     values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
     values |= {"max_length": 24, **settings}
-    return chosen_task_class(values)(**values)
+    return from_values(values, chosen_task_class(values))
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_a_prompt_is_learned_by_a_causal_model_alone(models):
     templates = {"prompt_template": "{q}:", "target_template": "{a}"}
     learned = CustomTexts(name="custom", learn_prompt=True, **templates)
     assert head_of(learned, models["gpt2"]) == Head(kind=CAUSAL)
-    assert head_of(replace(learned, learn_prompt=False), models["t5"]) == Head(kind=SEQ2SEQ)
+    assert head_of(learned.replace(learn_prompt=False), models["t5"]) == Head(kind=SEQ2SEQ)
     sentence = refusal(head_of, learned, models["t5"])
     assert "task.learn_prompt=true needs a causal model, got t5, which is seq2seq" in sentence
     assert "needs a model that writes" in refusal(head_of, learned, models["bert"])

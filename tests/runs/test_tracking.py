@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dpft.records.scores import ProgressLine, StepScores
+from dpft.evaluation.scores import SplitScores
 from dpft.runs import tracking
 from dpft.runs.tracking import Tracking, batch_progress, results
+from dpft.training.progress_record import ProgressLine
 from tests.reports.plain import privacy_of
 from tests.reports.test_privacy_record import record as private
 from tests.reports.test_report import entry
@@ -79,7 +80,7 @@ def test_a_tracker_gets_a_point_every_so_many_steps_with_the_rate_since_the_last
 
 def test_scores_are_points_of_their_own_and_what_is_not_known_is_left_out() -> None:
     kept = Kept()
-    scores = (StepScores(task="e2e", split="test", examples=2, metrics={"bleu": 3.5}),)
+    scores = (SplitScores(task="e2e", split="test", examples=2, metrics={"bleu": 3.5}),)
     told(kept, 20, every=50, evaluations=scores, since=None, seconds=None, epsilon=None)
     assert kept.points == [(20, {"train/learning_rate": 0.1, "eval/test/bleu": 3.5})]
 

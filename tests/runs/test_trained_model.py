@@ -6,6 +6,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from dpft.config.load import from_values
 from dpft.config.schema import TrainConfig
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.generation.decoding import DecodeConfig, evaluation_mode
@@ -66,7 +67,7 @@ CASES = [
 def test_a_runs_folder_gives_the_trained_models_logits(tmp_path, method, name, settings, change):
     base = small.save(name, tmp_path / "base")
     model = ModelConfig(name=name, path=str(base), **change)
-    task = TASKS.named("mnli")(**part("task", "mnli", max_length=24, **settings))
+    task = from_values(part("task", "mnli", max_length=24, **settings), TASKS.named("mnli"))
     chosen = method_of(method, name)
     config = configuration(task, model, chosen)
     architecture = read_architecture(model)

@@ -12,11 +12,10 @@ from dpft.data.batches import TextLayout
 from dpft.errors import InputError, StateError
 from dpft.privacy.clipping.clipper import ClippingChoice, PerExampleClipper
 from dpft.privacy.plan import Phase
-from dpft.records.configuration import BoundRun
 from dpft.runs import prepared_run
 from dpft.runs.prepared_run import check_clipper, train, warn
 from dpft.runs.run_plan import RunPlan, plan_run
-from dpft.training.checkpoint import Checkpoint, ResumePoint, promises
+from dpft.training.checkpoint import BoundRun, Checkpoint, ResumePoint, promises
 from tests.runs.configs import settings, with_privacy
 from tests.training.toy import tiny_model, training_set
 
@@ -79,7 +78,7 @@ def in_two_phases(config: TrainConfig) -> RunPlan:
         Phase(method="full", steps=steps, max_grad_norm=norm, sensitivity=norm)
         for steps, norm in ((2, 0.1), (1, 0.7))
     )
-    return replace(whole, privacy=replace(whole.privacy, phases=phases))
+    return replace(whole, privacy=whole.privacy.replace(steps=3, phases=phases))
 
 
 def test_every_phase_has_a_self_check_with_its_own_norm(

@@ -9,7 +9,6 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +203,7 @@ def test_a_trial_that_crashes_or_diverges_counts_as_the_worst(
         assert crashed.code == 0, crashed.err
         assert len(crashed.err.splitlines()) == len(outcome.err.splitlines())
         trials = workspace.root / name / "private/tuning"
-        assert json.loads((trials / "trial-1/outcome.json").read_text())["score"] is None
+        assert json.loads((trials / "trial-1/outcome.json").read_text()).get("score") is None
         assert str(error) in (trials / "trial-1/log").read_text()
         assert "learning_rate: 0.0001" in (workspace.root / name / "config.yaml").read_text()
 
@@ -223,7 +222,7 @@ def test_trust_rule_4_a_trial_that_diverges_or_fails_keeps_no_generator_states(
     assert done.code == 0, done.err
     trials = workspace.root / "diverged/private/tuning"
     scores = [json.loads((trials / f"trial-{n}/outcome.json").read_text()) for n in range(3)]
-    assert [one["score"] is None for one in scores] == [False, True, True]
+    assert ["score" in one for one in scores] == [True, False, False]
     assert "overflow" in (trials / "trial-1/log").read_text()
     assert all(list(trials.glob(f"trial-{n}/private/checkpoints/step-*")) for n in range(3))
     assert not list((workspace.root / "diverged").rglob(KEYS))
@@ -297,7 +296,7 @@ def test_a_search_is_resumed_as_it_was_saved(tmp_path: Path) -> None:
     saved = command("task=e2e", "tune.metric=bleu")
     (tmp_path / "private/tuning").mkdir(parents=True)
     dump(saved, tmp_path / "private/tuning/tune.yaml")
-    assert resumed_search(str(tmp_path)) == replace(saved, resume=str(tmp_path))
+    assert resumed_search(str(tmp_path)) == saved.replace(resume=str(tmp_path))
 
 
 def test_the_winner_has_the_day_on_which_the_search_was_begun(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dpft.cli.main import main
-from dpft.privacy.ledger import read_ledger
+from dpft.privacy.ledger import line_text, read_ledger
 from dpft.privacy.replay_log import read_journal
 
 SECONDS = 180
@@ -28,7 +28,7 @@ def _kill(*_: Any, **__: Any) -> None:
 
 
 def _half_a_line(ledger: Any, entry: Any) -> None:
-    ledger._file.write(json.dumps({**entry, "previous": ledger.head}, sort_keys=True)[:40])
+    ledger._file.write(line_text(entry)[:40])
     ledger._file.flush()
     _kill()
 

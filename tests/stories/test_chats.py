@@ -91,7 +91,7 @@ def test_rows_that_the_template_rejects_are_skipped_in_private(workspace: Worksp
     outcome = trained(workspace, "skipped", "bad.jsonl", *given)
     assert outcome.code == 0, outcome.err
     folder = workspace.root / "skipped"
-    assert json.loads((folder / "privacy.json").read_text())["num_examples"] == ROWS
+    assert json.loads((folder / "privacy.json").read_text())["plan"]["num_examples"] == ROWS
     assert f"task.invalid=skip) | {len(BAD)} |" in (folder / "private/data_summary.md").read_text()
     assert MARKER not in outcome.err + outcome.out
     scored = workspace.run("eval", "run=skipped", "eval.limit=1")

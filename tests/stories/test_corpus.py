@@ -42,8 +42,8 @@ def test_a_folder_of_texts_becomes_a_private_model_with_a_score(workspace: Works
     folder = workspace.root / "run"
     privacy = json.loads((folder / "privacy.json").read_text())
     assert privacy["epsilon"] <= 8
-    assert privacy["num_examples"] == LINES
-    assert privacy["unit_definition"].startswith("one line of a text file, or row ")
+    assert privacy["plan"]["num_examples"] == LINES
+    assert privacy["plan"]["unit_definition"].startswith("one line of a text file, or row ")
     _, after = own_entries(folder)
     assert [*after["metrics"]] == ["perplexity", "token_accuracy"]
     assert (after["split"], after["split_is_public"]) == ("held_out", False)

@@ -56,7 +56,7 @@ def test_a_csv_becomes_a_private_model_with_scores_on_held_out_rows(workspace: W
     folder = workspace.root / "run"
     privacy = json.loads((folder / "privacy.json").read_text())
     assert privacy["epsilon"] <= 8
-    assert privacy["num_examples"] == ROWS  # those held out among them
+    assert privacy["plan"]["num_examples"] == ROWS  # those held out among them
     before, after = scored(folder)
     assert (before["split"], after["split"]) == ("held_out", "held_out")
     written = {"bleu", "rouge_l", "perplexity", "distinct_1", "distinct_2", "mean_length"}
@@ -168,9 +168,10 @@ def test_the_readmes_command_takes_a_messy_file(workspace: Workspace) -> None:
     small = ("model.path=model", "train.micro_batch_size=16", "privacy.accountant=rdp")
     planned = workspace.run("plan", *words, *small, "output=json")
     assert planned.code == 0, planned.err
-    plan = json.loads(planned.out)
+    answer = json.loads(planned.out)
+    plan, parameters = answer["plan"], answer["parameters"]
     assert (plan["num_examples"], plan["unit"], plan["steps"]) == (150, "customer_id", 20)
-    assert plan["trainable_parameters"] == plan["new_parameters"]
+    assert parameters["trainable"] == parameters["new"]
     assert "method=linear_probe trains the head alone" in planned.err
     refused = workspace.refusal("plan", *words, *small, "task.invalid=error")
     assert "line" in refused and "task.invalid=skip" in refused

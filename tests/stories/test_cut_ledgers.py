@@ -78,7 +78,7 @@ def test_trust_rule_9_a_ledger_cut_by_one_line_has_the_step_counted_all_the_same
     resumed = workspace.run("train", "resume=copy", "train.micro_batch_size=2")
     assert resumed.code == 0, resumed.err
     record = json.loads((crashed / "privacy.json").read_text())
-    assert (record["steps"], record["steps_taken"]) == (12, 7 + 8)
+    assert (record["plan"]["steps"], record["steps_taken"]) == (12, 7 + 8)
     entries = (crashed / "private" / "steps.jsonl").read_text().splitlines()
     assert [json.loads(entry)["step"] for entry in entries] == list(range(1, 16))
 

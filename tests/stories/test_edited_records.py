@@ -34,8 +34,9 @@ def copy(workspace: Workspace) -> Path:
 def test_every_command_prints_the_epsilon_of_the_ledger(workspace: Workspace, copy: Path) -> None:
     answer = json.loads(workspace.run("account", "run=copy", "output=json").out)
     calibration = {"accountant": "rdp", "epsilon": 0.01, "grid": "g", "target": 0.01}
-    edit(copy, epsilon=0.01, epsilons={"rdp": 0.01}, calibration=calibration, noise_multiplier=99.0)
-    edit(copy, delta=0.3, num_examples=9_000_000, ledger={"lines": 3, "head": "f" * 64})
+    changed = {"calibration": calibration, "noise_multiplier": 99.0, "num_examples": 9_000_000}
+    edit(copy, epsilon=0.01, epsilons={"rdp": 0.01}, plan=answer["plan"] | changed)
+    edit(copy, delta=0.3, ledger={"lines": 3, "head": "f" * 64})
     with (copy / "config.yaml").open("a") as file:
         file.write("# edited\n")
     row = {"meaning_representation": "name[Bar]", "human_reference": ""}
@@ -52,9 +53,11 @@ def test_every_command_prints_the_epsilon_of_the_ledger(workspace: Workspace, co
         assert outcome.code == 0, outcome.err
     known = {"epsilon": answer["epsilon"], "delta": answer["delta"]}
     known["ledger"] = {name: answer["ledger"][name] for name in ("lines", "head")}
-    for written in ("rows.privacy.json", "exported/privacy.json"):
-        content = json.loads((workspace.root / written).read_text())
-        assert {name: content[name] for name in known} == known, written
+    known["plan"] = answer["plan"]
+    beside = json.loads((workspace.root / "rows.privacy.json").read_text())["guarantee"]
+    exported = json.loads((workspace.root / "exported/privacy.json").read_text())
+    for content in (beside, exported):
+        assert {name: content[name] for name in known} == known
     opened = open_run(copy)
     assert (opened.epsilon, opened.delta) == (answer["epsilon"], answer["delta"])
     for page in ("report.md", "report.html", "model/README.md"):

@@ -97,7 +97,7 @@ def test_a_run_is_private_scored_and_says_what_is_done_to_an_image(
 ) -> None:
     privacy = read(workspace, run, "privacy.json")
     assert privacy["private"] and (privacy["epsilon"] <= 8 or run != "digits")
-    assert privacy["unit_definition"].startswith("one image")
+    assert privacy["plan"]["unit_definition"].startswith("one image")
     (after,) = [each for each in entries(workspace, run) if each["stage"] == "after"]
     wanted = "mean_accuracy" if run == "celeba" else "accuracy"
     assert 0 <= after["metrics"][wanted] <= 1

@@ -92,9 +92,9 @@ def test_a_run_its_report_and_its_plan_agree_on_the_parameters(
     workspace: Workspace, trained: Train, name: str
 ) -> None:
     record = json.loads((trained(name) / "privacy.json").read_text())
-    trainable, total = record["trainable_parameters"], record["total_parameters"]
+    trainable, total = record["parameters"]["trainable"], record["parameters"]["total"]
     assert 0 < trainable <= total
-    assert record["new_parameters"] == 0
+    assert record["parameters"]["new"] == 0
     assert record["steps_taken"] == 2
     report = (trained(name) / "report.md").read_text()
     assert f"| trainable parameters | {trainable:,} of {total:,} |" in report
@@ -102,7 +102,7 @@ def test_a_run_its_report_and_its_plan_agree_on_the_parameters(
     planned = workspace.run("plan", *arguments_of(name), "output=json")
     assert planned.code == 0, planned.err
     plan = json.loads(planned.out)
-    for key in ("trainable_parameters", "new_parameters", "total_parameters", "phases", "epsilon"):
+    for key in ("parameters", "plan", "epsilon"):
         assert plan[key] == record[key], key
     assert plan.get("lora", {}).get("targets") == (["c_attn"] if name == "lora" else None)
 
@@ -178,7 +178,7 @@ def test_a_sweep_over_methods_trains_each_in_a_folder_of_its_own(workspace: Work
     outcome = workspace.run("train", *PRIVATE, "eval.enabled=false", *sweep)
     assert outcome.code == 0, outcome.err
     records = sorted((workspace.root / "sweep").glob("*/privacy.json"))
-    phases = [json.loads(path.read_text())["phases"][0]["method"] for path in records]
+    phases = [json.loads(path.read_text())["plan"]["phases"][0]["method"] for path in records]
     assert sorted(phases) == ["bitfit", "lora"]
 
 
@@ -190,7 +190,7 @@ def test_a_method_trains_without_privacy(workspace: Workspace, name: str) -> Non
     assert outcome.code == 0, outcome.err
     folder = workspace.root / f"plain-{name}"
     record = json.loads((folder / "privacy.json").read_text())
-    assert record["private"] is False and record["trainable_parameters"] > 0
+    assert record["private"] is False and record["parameters"]["trainable"] > 0
     assert (folder / "report.md").read_text().startswith("**NOT PRIVATE")
     assert not (folder / "ledger.jsonl").exists()
 
@@ -260,10 +260,10 @@ NONE_POSITIVE = ["must be at least 1, got 0"]
         (["method=linear_probe"], ["head of its own", "tied to its embeddings", "method=top2"]),
         (["method=lora", "method.targets=[nosuch]"],
          ["method.targets", "got 'nosuch'", "c_attn, c_fc, c_proj, lm_head, wpe, wte"]),
-        (["method=lora", "method.targets=c_attn"], ["method.targets must be a list", "'c_attn'"]),
+        (["method=lora", "method.targets=c_attn"], ["method.targets must be list", '"c_attn"']),
         *slow(
             (["method=two_phase", "method.full_epochs=0"],
-             ["method.full_epochs must be positive, got 0", "method=bitfit"]),
+             ["method.full_epochs must be above 0, got 0"]),
             (["method=retrain", "model.init=pretrained"],
              ["method=retrain needs model.init=random, got pretrained"]),
             (["method=bitfit", "method.rank=4"],
@@ -286,8 +286,8 @@ NONE_POSITIVE = ["must be at least 1, got 0"]
             (["method=rgp", "method.rank=0"], ["method.rank", *NONE_POSITIVE]),
             (["method=rgp", "method.power_iterations=0"],
              ["method.power_iterations", *NONE_POSITIVE]),
-            (["method=lora", "method.dropout=1"], ["method.dropout must be in [0, 1), got 1.0"]),
-            (["method=lora", "method.alpha=0"], ["method.alpha must be positive, got 0.0", "null"]),
+            (["method=lora", "method.dropout=1"], ["method.dropout must be below 1, got 1"]),
+            (["method=lora", "method.alpha=0"], ["method.alpha must be above 0, got 0", "null"]),
             (["method=prefix", "method.length=0"], ["method.length", *NONE_POSITIVE]),
             (["method=prefix", "method.hidden=0"], ["method.hidden", *NONE_POSITIVE]),
             (["method=prefix", "model.gradient_checkpointing=true"],
@@ -299,22 +299,23 @@ NONE_POSITIVE = ["must be at least 1, got 0"]
             (["method=adapter", "method.bottleneck=0"], ["method.bottleneck", *NONE_POSITIVE]),
             (["method=adapter", "method.targets=[nosuch]"],
              ["method.targets", "got nosuch", "c_attn, c_fc, c_proj, lm_head"]),
-            (["method=adapter", "method.targets=[]"], ["method.targets must name a layer", "null"]),
+            (["method=adapter", "method.targets=[]"],
+             ["method.targets must", "at least 1", "null"]),
             (["method=compacter", "method.n=0"], ["method.n", *NONE_POSITIVE]),
             (["method=compacter", "method.n=3"],
              ["method.n must divide the hidden size 16, got 3"]),
             (["method=compacter", "method.bottleneck=6"],
              ["method.bottleneck must be a multiple of method.n=4, got 6"]),
             (["method=two_phase", "method.full_epochs=-1"],
-             ["method.full_epochs must be positive, got -1"]),
+             ["method.full_epochs must be above 0, got -1"]),
             (["method=two_phase", "method.bitfit_max_grad_norm=0"],
-             ["method.bitfit_max_grad_norm must be positive", "got 0", "null"]),
+             ["method.bitfit_max_grad_norm must be above 0", "got 0", "null"]),
             (["method=bottleneck"], ["method=bottleneck: there is no such method", "adapter"]),
             (["method.name=lorra"], ["method.name must be one of adapter", "got 'lorra'"]),
             (["method=bitfit", "+method.rank=4"], ["unknown configuration key method.rank"]),
             (["optimizer=lion"], ["no such optimizer", "adafactor, adam, adamw, "]),
             (["optimizer=adamw", "optimizer.beta1=1"],
-             ["optimizer.beta1 must be in [0, 1), got 1.0"]),
+             ["optimizer.beta1 must be below 1, got 1"]),
             (["scheduler=warp"], ["no such scheduler", "constant, cosine, inverse_sqrt, linear"]),
             (["scheduler=linear", "scheduler.warmup_steps=-1"],
              ["scheduler.warmup_steps", "got -1"]),

@@ -28,19 +28,19 @@ def test_a_two_phase_run_reports_both_phases_under_one_epsilon(workspace: Worksp
     assert outcome.err.count("Clipping engine: book_keeping (auto)") == 2
     folder = workspace.root / "two_phase"
     record = json.loads((folder / "privacy.json").read_text())
-    assert record["phases"] == [
+    assert record["plan"]["phases"] == [
         {"method": "full", "steps": 5, "max_grad_norm": 0.1, "sensitivity": 0.1},
         {"method": "bitfit", "steps": 2, "max_grad_norm": 0.05, "sensitivity": 0.05},
     ]
-    assert record["trainable_parameters"] == record["total_parameters"]
+    assert record["parameters"]["trainable"] == record["parameters"]["total"]
     curve = record["epsilon_curve"]
     assert curve["steps"] == [1, 2, 3, 4, 5, 6, 7] and curve["epsilons"][-1] == record["epsilon"]
     mechanisms = read_ledger(folder / "ledger.jsonl").mechanisms
-    assert [line["sensitivity"] for line in mechanisms] == [0.1] * 5 + [0.05] * 2
+    assert [step.sensitivity for step in mechanisms] == [0.1] * 5 + [0.05] * 2
     assert "| clipping in phase 2, bitfit, 2 steps |" in (folder / "report.md").read_text()
     planned = workspace.run("plan", *SEVEN_STEPS, *TWO_PHASE, "output=json")
     plan = json.loads(planned.out)
-    for key in ("phases", "epsilon", "trainable_parameters"):
+    for key in ("plan", "epsilon", "parameters"):
         assert plan[key] == record[key]
 
 
@@ -55,8 +55,8 @@ def test_an_rgp_run_moves_weights_and_leaves_a_plain_model(workspace: Workspace)
     moved = {name for name in before if not before[name].equal(after[name])}
     assert moved == {name for name in before if ".c_" in name and name.endswith("weight")}
     record = json.loads((workspace.root / "rgp" / "privacy.json").read_text())
-    assert record["trainable_parameters"] == 16 * 16
-    assert [phase["method"] for phase in record["phases"]] == ["rgp"]
+    assert record["parameters"]["trainable"] == 16 * 16
+    assert [phase["method"] for phase in record["plan"]["phases"]] == ["rgp"]
 
 
 def test_a_phases_learning_rate_beside_none_is_refused_before_anything_is_written(

@@ -120,10 +120,11 @@ def test_trust_rule_6_epsilon_stands_with_all_that_it_depends_on(story: Story) -
         text = (story.folder / name).read_text(encoding="utf-8")
         shown = re.search(r"ε = ([\d.]+)", text)
         assert shown and 0 <= float(shown[1]) - record["epsilon"] < 1e-3, "rounded up"
+        plan = record["plan"]
         parts = [
-            f"{record['delta']:.4g}", record["accountant"], "upper bound", record["sampler"],
-            record["neighboring_relation"], record["unit"], record["noise_source"],
-            f"{record['steps_taken']} steps taken of {record['steps']} planned",
+            f"{record['delta']:.4g}", record["accountant"], "upper bound", plan["sampler"],
+            plan["neighboring_relation"], plan["unit"], record["noise_source"],
+            f"{record['steps_taken']} steps taken of {plan['steps']} planned",
             "ChaCha20", "float64", "2^-21", record["ledger"]["head"],
         ]  # fmt: skip
         assert [part for part in parts if part not in text] == [], name

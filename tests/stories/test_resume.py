@@ -94,7 +94,7 @@ def test_another_micro_batch_size_draws_new_noise_and_the_report_counts_it(
     assert resumed.code == 0, resumed.err
     assert "are taken with new noise: 4 steps are in the ledger" in resumed.err
     record = json.loads((workspace.root / "other" / "privacy.json").read_text())
-    assert (record["steps"], record["steps_taken"]) == (5, 7)
+    assert (record["plan"]["steps"], record["steps_taken"]) == (5, 7)
     whole = json.loads((workspace.root / "whole" / "privacy.json").read_text())
     assert record["epsilon"] > whole["epsilon"]
     assert any("were taken again with new noise" in warning for warning in record["warnings"])
@@ -192,10 +192,10 @@ def test_accounting_from_the_ledger_says_what_the_run_said_and_what_a_broken_one
     assert (outcome.code, outcome.err) == (0, "")
     whole, spent = json.loads(outcome.out)["runs"]
     said = json.loads((workspace.root / "whole" / "privacy.json").read_text())
-    for key in ("epsilon", "accountant", "delta", "num_examples", "steps_taken", "unit"):
+    for key in ("epsilon", "accountant", "delta", "plan", "steps_taken"):
         assert whole[key] == said[key]
     assert whole["ledger"]["head"] == said["ledger"]["head"]
     # broken off in its fourth step, whose noise was on disk before the weights moved
-    assert (spent["steps_taken"], spent["steps"], spent["ledger"]["closed"]) == (4, 5, False)
+    assert (spent["steps_taken"], spent["ledger"]["closed"]) == (4, False)
     assert spent["epsilon"] < whole["epsilon"]
-    assert spent["unit_definition"] == whole["unit_definition"]
+    assert spent["plan"] == whole["plan"] and spent["plan"]["steps"] == 5

@@ -72,14 +72,16 @@ def read(path: Path) -> dict[str, Any]:
 
 def test_what_is_printed_says_what_it_cost_and_what_came_of_it(workspace: Workspace) -> None:
     printed = read(workspace.root / "printed.json")
+    plan = printed["plan"]
+    noise_std = plan["histogram"]["noise_std"]
     histogram = GaussianHistogram(
-        noise_std=printed["noise_std"], l2_cap=1.0, linf_cap=1.0, words_per_record=8, delta=1e-4
+        noise_std=noise_std, l2_cap=1.0, linf_cap=1.0, words_per_record=8, delta=1e-4
     )
     assert printed["epsilon"] == histogram.epsilon <= 4
     assert printed["epsilon_classical"] == histogram.epsilon_classical
-    assert printed["threshold"] == histogram.threshold
-    assert (printed["delta"], printed["vocab_size"], printed["tokens"]) == (1e-4, 30, 133)
-    assert (printed["private"], printed["num_examples"]) == (True, LINES)
+    assert plan["histogram"]["threshold"] == histogram.threshold
+    assert (plan["delta"], plan["num_examples"], printed["private"]) == (1e-4, LINES, True)
+    assert (printed["pieces"]["vocab_size"], printed["pieces"]["tokens"]) == (30, 133)
     words = (workspace.root / "vocabulary" / "histogram.tsv").read_text().splitlines()
     assert printed["words_kept"] == len(words) >= 19
 
@@ -102,20 +104,21 @@ def test_the_ledger_has_one_step_and_accounts_for_itself(workspace: Workspace) -
     done = workspace.run("account", "run=vocabulary", "output=json")
     printed, found = read(workspace.root / "printed.json"), json.loads(done.out)
     assert found["epsilon"] == pytest.approx(printed["epsilon"], rel=1e-6)
-    assert (found["delta"], found["sampler"]) == (printed["delta"], "none")
+    assert (found["delta"], found["plan"]) == (printed["plan"]["delta"], printed["plan"])
+    assert found["plan"]["sampler"] == "none"
 
 
 def test_training_composes_both_below_their_sum(
     workspace: Workspace, trained: dict[str, Any]
 ) -> None:
     tokenizer = read(workspace.root / "vocabulary" / "privacy.json")
-    assert trained["delta_with_tokenizer"] == trained["delta"] + tokenizer["delta"]
-    both = trained["epsilon_with_tokenizer"]
+    both, delta = trained["with_tokenizer"]["epsilon"], trained["with_tokenizer"]["delta"]
+    assert delta == trained["delta"] + tokenizer["plan"]["delta"]
     assert tokenizer["epsilon"] < both < trained["epsilon"] + tokenizer["epsilon"]
     done = workspace.run("account", "runs=[vocabulary,trained]", "output=json")
     together = json.loads(done.out)
     assert together["epsilon"] == pytest.approx(both, rel=1e-9)
-    assert together["delta"] == trained["delta_with_tokenizer"]
+    assert together["delta"] == delta
     simple = together["simple_composition"]
     assert simple["epsilon"] == pytest.approx(trained["epsilon"] + tokenizer["epsilon"], rel=1e-6)
     alone = workspace.run("account", "run=trained", "output=json")
@@ -127,7 +130,7 @@ def test_training_composes_both_below_their_sum(
     again = workspace.run("train", "resume=trained")
     assert (again.code, words in again.out) == (0, True), again.err
     opened = open_run(workspace.root / "trained")
-    assert (opened.epsilon, opened.delta) == (both, trained["delta_with_tokenizer"])
+    assert (opened.epsilon, opened.delta) == (both, delta)
     wrote = workspace.run("generate", "run=trained", "num=2")
     assert wrote.code == 0, wrote.err
     statements = (workspace.root / "trained" / "generated").rglob("*.json")
@@ -140,10 +143,10 @@ def test_a_total_budget_is_met_by_both(workspace: Workspace) -> None:
     done = workspace.run("plan", *words[1:], "output=json")
     assert done.code == 0, done.err
     planned = json.loads(done.out)
-    assert 5.9 < planned["epsilon_with_tokenizer"] <= 6
+    assert 5.9 < planned["with_tokenizer"]["epsilon"] <= 6
     table = workspace.run("plan", *words[1:]).out
     assert "of the training alone, ε 6.000 with its tokenizer" in table.splitlines()[-1]
-    assert planned["delta_with_tokenizer"] == planned["delta"] + 1e-4
+    assert planned["with_tokenizer"]["delta"] == planned["delta"] + 1e-4
 
 
 def test_the_model_speaks_the_vocabulary(workspace: Workspace, trained: dict[str, Any]) -> None:
@@ -165,7 +168,7 @@ def test_another_vocabulary_of_the_same_histogram_costs_nothing(workspace: Works
     words = ("tokenizer.vocab_size=25", "tokenizer.algorithm=bpe")
     done = workspace.run("tokenizer", "resume=again", *words, "output=json")
     assert done.code == 0, done.err
-    assert json.loads(done.out)["vocab_size"] == 25
+    assert json.loads(done.out)["pieces"]["vocab_size"] == 25
     assert (workspace.root / "again" / "ledger.jsonl").read_bytes() == before
 
 
@@ -218,8 +221,8 @@ def test_rows_of_one_unit_are_bounded_together(workspace: Workspace) -> None:
     words = (*TOKENIZER, *PIECES, "tokenizer.noise_std=0.5", "task.data_dir=rows.jsonl")
     done = workspace.run(*words, "privacy.unit=who", "output=json", "hydra.run.dir=units")
     assert done.code == 0, done.err
-    found = json.loads(done.out)
-    assert (found["num_examples"], found["unit"]) == (50, "who")
+    plan = json.loads(done.out)["plan"]
+    assert (plan["num_examples"], plan["unit"]) == (50, "who")
     most = (workspace.root / "units" / "histogram.tsv").read_text().split("\n")[0].split("\t")[1]
     assert int(most) <= 50, "each unit moves a count by at most 1"
 
@@ -266,7 +269,7 @@ def test_a_tokenizer_of_another_unit_or_without_a_ledger_is_refused(workspace: W
     )
     assert done.code == 0, done.err
     privacy = read(workspace.root / "public" / "privacy.json")
-    assert "epsilon_with_tokenizer" not in privacy
+    assert "with_tokenizer" not in privacy
     assert any("taken as public" in warning for warning in privacy["warnings"])
 
 
@@ -282,7 +285,7 @@ def test_a_vocabulary_without_privacy_says_so_and_is_no_private_runs_unless_it_i
     assert done.code == 0, done.err
     assert done.out.startswith("NOT PRIVATE: this vocabulary was made without differential privacy")
     record = read(folder / "privacy.json")
-    assert (record["private"], record["steps"], "epsilon" in record) == (False, 0, False)
+    assert record["private"] is False and not {"epsilon", "plan"} & set(record)
     assert {path.name for path in folder.iterdir()} & {"histogram.tsv", "ledger.jsonl"} == set()
     assert f"{MARKER}\t1\n" in (folder / "private/histogram.tsv").read_text()
     letters = {letter for line in (*WORDS, MARKER, "by", "lives") for letter in line}
@@ -315,7 +318,7 @@ def test_the_tokenizers_own_folder_in_its_run_is_not_taken_as_public(workspace: 
     for more in ((), ("model.tokenizer_is_public=true",)):
         done = workspace.run("plan", *words, *more)
         assert done.code == 0, done.err
-        assert json.loads(done.out)["delta_with_tokenizer"] == 2e-4
+        assert json.loads(done.out)["with_tokenizer"]["delta"] == 2e-4
 
 
 def test_a_tokenizer_whose_noise_was_predictable_is_no_part_of_a_guarantee(

@@ -23,8 +23,8 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from dpft.cli.main import main
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.privacy.ledger import read_ledger
-from dpft.records.form import as_json
 from dpft.reports.run_record import read_own_evaluations
+from dpft.strict_model import as_json
 
 MARKER = "Qzxmarker"
 TRAIN, TEST = 40, 6

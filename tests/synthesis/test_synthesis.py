@@ -19,8 +19,8 @@ from dpft.errors import InputError, RunError, StateError
 from dpft.privacy.accounting import evaluate
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
 from dpft.privacy.ledger import read_ledger
-from dpft.records.form import read_record
-from dpft.records.promises import PrivateRun, read_privacy
+from dpft.reports.promises import PrivateRun, read_privacy
+from dpft.strict_model import read_model
 from dpft.synthesis import command, generate, plan, records
 from dpft.synthesis.histogram import Condition
 from tests.stories.tiny import make_workspace
@@ -78,7 +78,7 @@ def test_every_row_is_one_and_shares_are_the_histograms(made: dpft.Synthesized) 
 
 def test_both_parts_are_one_epsilon_and_the_ledgers_say_so(made: dpft.Synthesized) -> None:
     """By PLD of both mechanisms, read from the ledgers alone; another accountant agrees."""
-    said = read_record(made.folder / "synthesis.json", records.Synthesis)
+    said = read_model(made.folder / "synthesis.json", records.Synthesis)
     assert [part.name for part in said.parts] == ["histogram", "training"]
     histogram, training = (read_ledger(made.folder / name) for name in
                            ("ledger.jsonl", "training/ledger.jsonl"))  # fmt: skip
@@ -88,12 +88,12 @@ def test_both_parts_are_one_epsilon_and_the_ledgers_say_so(made: dpft.Synthesize
         2,
         True,
     )
-    noise = float(histogram.mechanisms[0]["noise_multiplier"])
+    noise = histogram.mechanisms[0].noise_multiplier
     step = training.mechanisms[0]
     parts = (
         SampledGaussian(noise_multiplier=noise, sample_rate=1, steps=1, delta=said.delta),
         SampledGaussian(
-            noise_multiplier=step["noise_multiplier"], sample_rate=8 / 60, steps=2,
+            noise_multiplier=step.noise_multiplier, sample_rate=8 / 60, steps=2,
             delta=said.delta,
         ),
     )  # fmt: skip
@@ -109,7 +109,7 @@ def test_the_trainings_ledger_alone_has_the_whole_epsilon(
     made: dpft.Synthesized, tmp_path: Path
 ) -> None:
     """Its first line names the histogram; whoever also reads the histogram's counts it once."""
-    said = read_record(made.folder / "synthesis.json", records.Synthesis)
+    said = read_model(made.folder / "synthesis.json", records.Synthesis)
     (tmp_path / "alone").mkdir()
     shutil.copy(made.folder / "training/ledger.jsonl", tmp_path / "alone")
     ways = [{"run": made.folder}, {"run": tmp_path / "alone"}, {"runs": [made.folder]}]
@@ -128,13 +128,14 @@ def test_the_trainings_own_record_states_the_whole_epsilon_and_no_smaller_one(
     made: dpft.Synthesized, tmp_path: Path
 ) -> None:
     """Who reads the training's folder alone must not take its steps' epsilon for the table's."""
-    said = read_record(made.folder / "synthesis.json", records.Synthesis)
+    said = read_model(made.folder / "synthesis.json", records.Synthesis)
     training = shutil.copytree(made.folder / "training", tmp_path / "training")
     privacy = read_privacy(training / "privacy.json")
-    assert isinstance(privacy, PrivateRun) and privacy.histogram is not None
+    assert isinstance(privacy, PrivateRun) and privacy.plan.counts is not None
     assert privacy.epsilon == pytest.approx(said.epsilon, abs=1e-9) and privacy.delta == said.delta
-    assert privacy.histogram.ledger == said.parts[0].ledger
-    assert privacy.histogram.noise_multiplier == said.parts[0].noise_multiplier
+    counts, histogram = privacy.plan.counts, said.parts[0]
+    assert (counts.lines, counts.head) == (histogram.ledger.lines, histogram.ledger.head)
+    assert counts.mechanism.noise_multiplier == histogram.noise_multiplier
     assert privacy.epsilon_curve is None and set(privacy.epsilons) == {"pld", "rdp"}
     alone, whole = (f"{each:.3f}" for each in (said.parts[1].epsilon, said.epsilon))
     assert alone != whole
@@ -358,24 +359,24 @@ def test_without_a_condition_training_has_all_of_epsilon(
     assert seen[0] < seen[1], "what the histogram spends, training makes up for"
     noise = dpft.account(
         num_examples=60, expected_batch_size=8, steps=2, eps=EPS, delta=1e-3, accountant="pld"
-    ).noise_multiplier
+    ).mechanism.noise_multiplier
     assert seen[0] == pytest.approx(noise, rel=1e-3)
 
 
 BAD: dict[str, tuple[Mapping[str, Any], str]] = {
     "no schema": ({"schema": None, "data": "other.csv"}, "schema=draft"),
-    "num is 0": ({"num": 0}, "num must be above 0"),
+    "num is 0": ({"num": 0}, "num must be at least 1"),
     "a unit that is no column": ({"unit": "patient"}, "must be a column of the schema"),
     "a condition of texts": ({"condition": ["note"]}, "type category or boolean"),
     "all noise": ({"condition": ["city"], "share": 0.001}, "all noise"),
     "an ending": ({"to": "rows.xls"}, "to must end in"),
     "a folder that is none": ({"to": "nowhere/rows.csv"}, "to must be in a folder that exists"),
-    "a form of another kind": ({"form": "xml"}, "form must be one of object, array"),
+    "a form of another kind": ({"form": "xml"}, "form must be object | array"),
     "noise in place of eps": ({"eps": None, "noise_multiplier": 1}, "needs privacy.eps"),
     "a text that counts nothing": ({"text_weight": 0}, "text_weight must be above 0"),
-    "a share of everything": ({"share": 1}, "privacy.share must be in"),
+    "a share of everything": ({"share": 1}, "privacy.share must be below 1"),
     "no room in the model": ({"room": 400}, "has room for 128; lower max_tokens"),
-    "invalid of another kind": ({"invalid": "drop"}, "invalid must be one of"),
+    "invalid of another kind": ({"invalid": "drop"}, "invalid must be error | missing | skip"),
     "a file that is none": ({"data": "nowhere.csv", "schema": None}, "data must be the file"),
     "a schema that is none": ({"schema": "x.yaml"}, "schema must be a file"),
     "adapters of no layer": ({"method": "lora", "model.lora_targets": ["nowhere"]}, "nowhere"),
@@ -499,7 +500,7 @@ def test_rows_in_memory_and_a_rule_by_rejection(tmp_path: Path) -> None:
         folder=tmp_path / "run",
     )  # fmt: skip
     assert all(row["age"] in map(str, range(30, 100)) for row in found.rows)
-    said = read_record(tmp_path / "run/synthesis.json", records.Synthesis)
+    said = read_model(tmp_path / "run/synthesis.json", records.Synthesis)
     assert said.private is False and said.epsilon is None and said.parts == ()
     assert said.rejected.get("rule age >= 30", 0) > 0
     assert said.rows + said.left_out == 20
@@ -525,8 +526,8 @@ def test_files_and_answer_are_as_their_schemas_have_them(
 ) -> None:
     from jsonschema import Draft202012Validator
 
+    from docs.tools.reference.forms import schema
     from dpft.cli.main import main
-    from dpft.schemas import schema
 
     assert main(["synthesize", f"resume={made.folder}", "output=json"]) == 0
     printed = json.loads(capsys.readouterr().out)

@@ -92,7 +92,7 @@ REAL = Path(os.environ.get("DPFT_DATA", Path(__file__).parents[3] / "shared" / "
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs DART; set DPFT_DATA to the data's folder")
 def test_the_real_test_split_has_its_published_sizes():
     """5,097 records (Nan et al. 2021), of which 938 have a tripleset that another has."""
-    examples = load_examples(replace(TASK, data_dir=str(REAL)), "test")
+    examples = load_examples(TASK.replace(data_dir=str(REAL)), "test")
     groups = group_examples(examples)
     assert (len(examples), len(groups)) == (12552, 5097)
     assert all(all(group.references) for group in groups)
@@ -103,7 +103,7 @@ def test_a_tripleset_that_comes_twice_is_scored_apart(tmp_path):
     line = b'{"tripleset": [["a", "B", "c"]], "annotations": [{"text": "x"}, {"text": "y"}]}\n'
     named = line.replace(b'"c"', b'"c (2)"')
     (tmp_path / "test.jsonl.gz").write_bytes(gzip.compress(line + named + line + line))
-    groups = group_examples(load_examples(replace(TASK, data_dir=str(tmp_path)), "test"))
+    groups = group_examples(load_examples(TASK.replace(data_dir=str(tmp_path)), "test"))
     names = ["a : B : c", "a : B : c (2)", "a : B : c (3)", "a : B : c (4)"]
     assert [group.input for group in groups] == names
     assert [group.references for group in groups] == [("x", "y")] * 4

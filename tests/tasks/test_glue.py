@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from dpft.config.load import from_values
 from dpft.errors import InputError
 from dpft.tasks.base import Example, LabeledExample, LabelTask, chosen_task_class
 from dpft.tasks.glue import NAMES, NO_LABEL, GlueTask, GlueTexts
@@ -25,7 +26,9 @@ TEMPLATES = {
 
 
 def task(name: str, **settings: object) -> GlueTask:
-    return GlueTask(**{**OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml")), **settings})
+    return from_values(
+        {**OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml")), **settings}, GlueTask
+    )
 
 
 def test_every_task_has_its_published_template():
@@ -162,7 +165,7 @@ PUBLISHED = {
 def text_task(name: str, **settings: object) -> GlueTexts:
     values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
     values |= {"objective": "text2text", **settings}
-    made = chosen_task_class(values)(**values)
+    made = from_values(values, chosen_task_class(values))
     assert isinstance(made, GlueTexts)
     return made
 
@@ -201,8 +204,8 @@ def test_the_form_is_a_task_of_texts_and_others_stay_tasks_of_labels() -> None:
 
 def test_another_objective_is_refused_with_all_three() -> None:
     values = OmegaConf.to_object(OmegaConf.load(CONF / "rte.yaml")) | {"objective": "text"}
-    with pytest.raises(InputError, match="one of infilling, cls, text2text, got 'text'"):
-        chosen_task_class(values)(**values)
+    with pytest.raises(ValueError, match="one of infilling, cls, text2text, got 'text'"):
+        from_values(values, chosen_task_class(values))
 
 
 @pytest.mark.parametrize("name", NAMES)

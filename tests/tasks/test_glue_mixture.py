@@ -121,13 +121,13 @@ def test_what_is_no_mixture_is_refused(changes: dict[str, Any], says: str) -> No
 
 def test_a_private_run_leaves_no_row_out_for_those_before_it() -> None:
     from dpft.config.load import load
-    from dpft.config.schema import POLYMORPHIC, TrainCommand
+    from dpft.config.schema import TrainCommand
 
     words = ["task=glue_mixture", "task.mixture_limit=5", "model=t5-small"]
     for privacy in ("privacy=none", "privacy.eps=3"):
         composed = compose("train", [*words, privacy], TrainCommand)
         if privacy == "privacy=none":
-            load(composed.values, TrainCommand, polymorphic=POLYMORPHIC)
+            load(composed.values, TrainCommand)
             continue
         with pytest.raises(InputError, match="mixture_limit=5 needs privacy=none"):
-            load(composed.values, TrainCommand, polymorphic=POLYMORPHIC)
+            load(composed.values, TrainCommand)

@@ -53,7 +53,7 @@ def test_a_first_turn_of_silence_has_no_words_and_is_left_out():
     ],
 )
 def test_what_the_model_reads_is_configuration_and_its_name_is_not(settings, prompt):
-    (made,) = replace(TASK, **settings).examples(row(["a", "b", "c"]))
+    (made,) = TASK.replace(**settings).examples(row(["a", "b", "c"]))
     assert made.prompt == prompt
     (whole,) = TASK.examples(row(["a", "b", "c"]))
     assert made.group == whole.group
@@ -150,7 +150,7 @@ def test_a_row_of_another_shape_is_refused_without_being_quoted(change, reason):
 def test_a_row_without_the_columns_of_either_shape_is_refused_by_line(tmp_path):
     line = f'{{"personality": ["{SECRET}"], "history": []}}\n'
     (tmp_path / "train.jsonl").write_text(line)
-    task = replace(TASK, data_dir=str(tmp_path))
+    task = TASK.replace(data_dir=str(tmp_path))
     with pytest.raises(
         InputError, match=r"train.jsonl, line 1: needs history and candid"
     ) as caught:
@@ -164,7 +164,7 @@ def test_a_row_without_the_columns_of_either_shape_is_refused_by_line(tmp_path):
 def test_a_file_that_is_not_utf8_is_refused_by_line(tmp_path):
     (tmp_path / "train.jsonl").write_bytes(b'\n{"personality": ["\xff"]}\n')
     with pytest.raises(InputError, match=r"line 2: not UTF-8"):
-        load_examples(replace(TASK, data_dir=str(tmp_path)), "train")
+        load_examples(TASK.replace(data_dir=str(tmp_path)), "train")
 
 
 def test_columns_may_have_other_names(tmp_path):
@@ -172,13 +172,13 @@ def test_columns_may_have_other_names(tmp_path):
         '{"persona": ["i surf."], "context": ["a"], "candidates": ["b"]}\n'
     )
     aliases = {"persona": "personality", "context": "history"}
-    task = replace(TASK, data_dir=str(tmp_path), column_aliases=aliases)
+    task = TASK.replace(data_dir=str(tmp_path), column_aliases=aliases)
     (made,) = load_examples(task, "train")
     assert made.prompt == "<persona>i surf.<speaker1>a<speaker2>"
 
 
 def test_a_history_of_fewer_than_no_turns_is_refused():
-    with pytest.raises(InputError, match=r"task.max_history must be null .* got -1"):
+    with pytest.raises(ValueError, match=r"task.max_history must be null .* got -1"):
         PersonaChatTask(name="personachat", max_history=-1)
 
 
@@ -194,6 +194,6 @@ REAL = REAL / "personachat"
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs Persona-Chat; set DPFT_DATA to its folder")
 def test_the_real_validation_split_has_its_published_size():
     """7,801 utterances (ConvAI2), each with a context of its own."""
-    examples = load_examples(replace(TASK, data_dir=str(REAL)), "validation")
+    examples = load_examples(TASK.replace(data_dir=str(REAL)), "validation")
     assert (len(examples), len({example.group for example in examples})) == (7801, 7801)
     assert all(example.target for example in examples)

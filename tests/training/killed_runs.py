@@ -1,6 +1,5 @@
 """Private runs of a small model that are killed at the worst moments, and go on."""
 
-import json
 from contextlib import contextmanager
 
 import pytest
@@ -63,7 +62,7 @@ def die(*_, **__):
 
 def tear_line(ledger, entry):
     """Writes half a line, as a crash inside the write would."""
-    ledger._file.write(json.dumps({**entry, "previous": ledger.head}, sort_keys=True)[:30])
+    ledger._file.write(ledger_module.line_text(entry)[:30])
     ledger._file.flush()
     raise Killed
 
@@ -91,7 +90,7 @@ MOMENTS = {
     "between ledger and update": (Full, "finish_gradient", 4),
     "after the update": (loop_module, "check_weights", 4),
     "inside a checkpoint's write": (training_state, "save_file", on_call(5, tear_tensors)),
-    "before a checkpoint has its name": (checkpoint_module, "write_record", 3),
+    "before a checkpoint has its name": (checkpoint_module, "write_model", 3),
     "before the ledger is closed": (Ledger, "close", 1),
     "after it is closed": (ledger_module.Ledger, "__exit__", 1),
 }

@@ -9,14 +9,13 @@ from torch import Tensor, nn
 from dpft.parallel.cutting import repeated_blocks, whole
 from dpft.parallel.ranks import Ranks, make_grid
 from dpft.parallel.shards import ShardedModel
-from dpft.records.configuration import BoundRun
-from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
+from dpft.training.checkpoint import BoundRun, restore_checkpoint, save_checkpoint
 from dpft.training.optimizers import (
     AdamW,
     OptimizerConfig,
 )
 from dpft.training.training_state import TrainingState, model_state, optimizer_state
-from tests.training.toy import take_steps, tiny_model, training_state
+from tests.training.toy import plan, take_steps, tiny_model, training_state
 
 
 @dataclass
@@ -68,8 +67,8 @@ def save_on(
 ) -> None:
     """Saves a checkpoint as a run does: rank 0 alone has what is bound to it, and its keys."""
     if ranks.is_first:
-        keys = {"noise": ["0102"]}
-        save_checkpoint(folder, step, state, run=BoundRun(plan=1), generators=keys, shards=shards)
+        bound, keys = BoundRun(plan=plan()), {"noise": ["0102"]}
+        save_checkpoint(folder, step, state, run=bound, generators=keys, shards=shards)
     elif shards is not None:
         save_checkpoint(folder, step, state, shards=shards)
 

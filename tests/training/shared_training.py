@@ -1,7 +1,7 @@
 """Whole training on several ranks, as a command does it."""
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -93,7 +93,7 @@ def train_ordinarily_on(ranks: Ranks, run: Training) -> Weights:
 def clipped_of(method: Method, case: Case) -> Clipped:
     """Returns how a run of a case clips without noise: what ``plan_of`` draws and clips."""
     plan = plan_of(method, case)
-    shared = {entry.name: getattr(plan, entry.name) for entry in fields(ClippingPlan)}
+    shared = {name: getattr(plan, name) for name in ClippingPlan.model_fields}
     return Clipped(ClippingPlan(**shared), NoPrivacy(name="none", max_grad_norm=NORM))
 
 

@@ -9,11 +9,12 @@ import torch
 
 from dpft.errors import InputError, StateError
 from dpft.files import KEYS, STATE, WEIGHTS
-from dpft.privacy.plan import read_plan, write_plan
-from dpft.records.configuration import BoundRun
-from dpft.records.ledger import Calibration
+from dpft.privacy.accounting.calibration import Calibration
+from dpft.privacy.plan import PrivacyPlan
+from dpft.strict_model import as_json, parse
 from dpft.training import checkpoint
 from dpft.training.checkpoint import (
+    BoundRun,
     checkpoints,
     delete_generator_states,
     environment,
@@ -131,9 +132,10 @@ def test_only_the_newest_checkpoints_are_kept_and_no_partial_one_is_left(tmp_pat
 def test_generator_states_are_a_file_of_their_own_that_can_be_deleted(tmp_path):
     folder, state = tmp_path / "checkpoints", state_after()
     generators = {"noise": ["0102"], "dropout_key": "01"}
-    path = save_checkpoint(folder, 0, state, generators=generators, run=BoundRun(plan=1))
+    bound = BoundRun(plan=plan())
+    path = save_checkpoint(folder, 0, state, generators=generators, run=bound)
     read = read_checkpoint(path)
-    assert (read.step, read.run) == (0, BoundRun(plan=1))
+    assert (read.step, read.run) == (0, bound)
     assert read.read_keys().content["noise"] == ["0102"]
     delete_generator_states(folder)
     assert not (path / KEYS).exists()
@@ -171,8 +173,8 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
 def test_a_checkpoint_of_another_form_is_refused_by_its_version(tmp_path):
     path = save_checkpoint(tmp_path / "checkpoints", 0, state_after())
     text = (path / STATE).read_text()
-    (path / STATE).write_text(text.replace('"schema_version": 1', '"schema_version": 0'))
-    with pytest.raises(InputError, match="must be of schema_version 1, got 0") as error:
+    (path / STATE).write_text(text.replace('"schema_version": 2', '"schema_version": 1'))
+    with pytest.raises(InputError, match="must be of schema_version 2, got 1") as error:
         read_checkpoint(path)
     assert error.value.exit_code == 2
 
@@ -215,8 +217,8 @@ CALIBRATION = Calibration(accountant="rdp", epsilon=2.99, grid="all orders")
 
 @pytest.mark.parametrize("calibration", [None, CALIBRATION])
 def test_a_plan_that_went_through_json_is_the_same_plan(calibration: Calibration | None) -> None:
-    planned = replace(plan(), calibration=calibration)
-    assert read_plan(json.loads(json.dumps(write_plan(planned)))) == planned
+    planned = plan().replace(calibration=calibration)
+    assert parse(as_json(planned), PrivacyPlan) == planned
 
 
 def surroundings(**changed: Any) -> dict[str, Any]:
@@ -281,6 +283,6 @@ def test_precision_and_micro_batches_are_of_the_environment() -> None:
 )
 def test_each_promise_rests_on_its_own_key(key: str, value: Any, name: str) -> None:
     kept = promises(privacy(seed=None))
-    changed = promises(replace(privacy(seed=None), **{key: value}))
+    changed = promises(privacy(seed=None).replace(**{key: value}))
     assert set(kept) == set(checkpoint.PROMISES) and checkpoint.PROMISES[name] == f"privacy.{key}"
     assert {each for each in kept if kept[each] != changed[each]} == {name}

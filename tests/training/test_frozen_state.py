@@ -36,8 +36,7 @@ Write = Callable[[GPT2LMHeadModel, Tensor], None]
 
 
 SIZES = {"prefix": {"length": 2}, "prompt": {"num_virtual_tokens": 2}}
-TWO_PHASES = replace(
-    plan(),
+TWO_PHASES = plan().replace(
     phases=(
         Phase(method="full", steps=2, max_grad_norm=0.1, sensitivity=0.1),
         Phase(method="bitfit", steps=3, max_grad_norm=0.1, sensitivity=0.1),
@@ -203,7 +202,7 @@ def test_a_run_that_goes_on_is_compared_with_its_step_0(tmp_path):
     name, expected = "transformer.wpe.weight", resume_point.checkpoint.run.frozen
     changed = {**expected, name: "0" * 64}
     run = resume_point.checkpoint.run
-    object.__setattr__(resume_point.checkpoint, "run", replace(run, frozen=changed))
+    object.__setattr__(resume_point.checkpoint, "run", run.replace(frozen=changed))
     with pytest.raises(RunError, match=f"{name} must be what it was"):
         train(folder, tiny_model(), resume_point=resume_point)
     assert not (folder / "model").exists()

@@ -79,12 +79,12 @@ def test_trust_rule_4_a_file_elsewhere_is_no_original(tmp_path, name):
 
 def test_a_file_without_a_place_is_no_original(tmp_path):
     path = tmp_path / "keys.json"
-    path.write_text(json.dumps({"schema_version": 1, **CONTENT}))
+    path.write_text(json.dumps({"schema_version": 2, **CONTENT}))
     assert not read_key_file(path, changed=path.stat().st_ctime_ns).original
 
 
 def test_another_schema_is_refused(tmp_path):
     path = tmp_path / "keys.json"
-    path.write_text(json.dumps({"schema_version": 2, **CONTENT}))
+    path.write_text(json.dumps({"schema_version": 1, **CONTENT}))
     with pytest.raises(InputError, match="schema_version"):
         read_key_file(path, changed=0)

@@ -14,6 +14,7 @@ from dpft.data.batches import Batch
 from dpft.errors import InputError
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper
+from dpft.privacy.mechanisms.base import GaussianStep
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.runs.run_cost import check_sharding
 from dpft.training import loop as loop_module
@@ -28,7 +29,9 @@ from tests.slowness import slow_but
 from tests.training.killed_runs import killed
 from tests.training.toy import plan, privacy, session, spent, tiny_model, training_set
 
-MECHANISM = {"noise_multiplier": 2.0, "sensitivity": 0.5}
+MECHANISM = GaussianStep(
+    name="poisson_sampled_gaussian", noise_multiplier=2.0, sample_rate=0.1, sensitivity=0.5
+)
 NUMBERS = 1000
 
 
@@ -229,7 +232,7 @@ def test_a_run_whose_examples_all_overflow_recovers_and_one_with_a_constant_scal
         folder = tmp_path / str(adapts)
         settings = {"precision": "fp16", "adaptive_loss_scale": adapts, "loss_scale": 2.0**24}
         own = session(folder, tiny_model(), **settings)
-        quiet = replace(plan(24, noise_multiplier=0.01))
+        quiet = plan(24, noise_multiplier=0.01)
         train_privately(own, quiet, privacy(), epsilon_after=spent)
         lines = (folder / "private/diagnostics.jsonl").read_text().splitlines()
         entries = [entry for line in lines if "step" in (entry := json.loads(line))]

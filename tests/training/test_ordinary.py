@@ -204,7 +204,7 @@ def test_a_clipped_run_that_broke_off_ends_with_the_same_bits(tmp_path: Path) ->
     fresh = session(cut, tiny_model(seed=9), checkpoint_every=2)
     point = find_resume_point(cut)
     assert point.checkpoint.step == 2
-    assert point.checkpoint.run.clipping["phases"][0]["max_grad_norm"] == NORM
+    assert point.checkpoint.run.clipping.phases[0].max_grad_norm == NORM
     train_ordinarily(fresh, STEPS, point, clipped=clipped())
     for (name, value), again in zip(
         own.model.named_parameters(), fresh.model.parameters(), strict=True
@@ -220,7 +220,7 @@ def stop_at_three(public: PublicStep) -> None:
 
 def test_an_empty_draw_is_a_step_of_gradient_zero() -> None:
     model, how = nn.Linear(1, 1), clipped()
-    plan = replace(how.plan, sample_rate=1e-9)
+    plan = how.plan.replace(sample_rate=1e-9)
     options = how.privacy.clipping_options()
     own = ClippedEngine(model, outputs_of, plan=plan, options=options, seed=0)
     with own:
@@ -233,7 +233,7 @@ def test_an_empty_draw_is_a_step_of_gradient_zero() -> None:
 
 def test_an_example_without_a_finite_loss_is_left_out_and_counted() -> None:
     model, how = nn.Linear(1, 1), clipped()
-    plan = replace(how.plan, sample_rate=1.0)
+    plan = how.plan.replace(sample_rate=1.0)
     options = how.privacy.clipping_options()
     choices = [checked_rows(model, outputs_of, 1)]
     own = ClippedEngine(model, outputs_of, plan=plan, options=options, seed=0, choices=choices)

@@ -3,7 +3,6 @@ import logging
 import pytest
 import torch
 
-from dpft.errors import InputError
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.training_config import TrainingConfig, autocast, warn_if_slow
@@ -62,12 +61,12 @@ def test_the_loss_scale_is_for_float16_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precision": "fp8"}, "train.precision must be one of fp32, bf16, fp16, got 'fp8'"),
+        ({"precision": "fp8"}, "precision\n.*'fp32', 'bf16' or 'fp16'"),
         ({"loss_scale": 0.0}, "`loss_scale` must be from 1 to .* got 0.0"),
-        ({"loss_scale": float("inf")}, "`loss_scale` must be from 1 to .* got inf"),
+        ({"loss_scale": float("inf")}, "loss_scale\n.*finite"),
         ({"adaptive_loss_scale": True}, "adaptive_loss_scale=true needs train.precision=fp16, got"),
     ],
 )
 def test_bad_precision_is_refused(options, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ValueError, match=message):
         TrainingConfig(**options)

@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.records.scores import ProgressLine
 from dpft.reports.epsilon import headline_of
 from dpft.training.listeners import LOG_LINES, PublicStep, StepProgress, draws_bars
 from dpft.training.progress import ProgressRecord
+from dpft.training.progress_record import ProgressLine
 from tests.training.toy import spent
 
 

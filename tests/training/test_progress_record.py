@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from docs.tools.reference.forms import schema
 from dpft.errors import StateError
+from dpft.evaluation.scores import SplitScores
 from dpft.files import PRIVATE_PROGRESS, PROGRESS
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.replay_log import JournaledLedger
-from dpft.records.scores import ProgressLine, StepScores, read_progress
 from dpft.runs.tracking import Tracking
-from dpft.schemas import schema
 from dpft.training.checkpoint import find_resume_point
 from dpft.training.listeners import PublicStep
 from dpft.training.ordinary import train_ordinarily
 from dpft.training.private_run import train_privately
 from dpft.training.progress import ProgressRecord, remove_scores
+from dpft.training.progress_record import ProgressLine, read_progress
 from dpft.training.trackers import TensorBoard
 from tests.training.killed_runs import killed
 from tests.training.toy import plan, privacy, session, spent
@@ -59,8 +60,8 @@ def take(progress: ProgressRecord, start: int, end: int, last: int, **changes: A
         progress.after_step(PublicStep(step=step, last_step=last, **given))
 
 
-def scores(bleu: float) -> tuple[StepScores, ...]:
-    return (StepScores(task="e2e", split="test", examples=2, metrics={"bleu": bleu}),)
+def scores(bleu: float) -> tuple[SplitScores, ...]:
+    return (SplitScores(task="e2e", split="test", examples=2, metrics={"bleu": bleu}),)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ def test_trust_rule_4_noise_bare_in_the_released_weights_does_not_give_the_gener
     base = GPT2LMHeadModel(config)
     before = base.transformer.wpe.weight.detach().clone()
     run = session(tmp_path, base)
-    settings = dataclasses.replace(run.settings, weight_decay=0.0)
+    settings = run.settings.replace(weight_decay=0.0)
     run = dataclasses.replace(run, optimizer=optimizer, settings=settings)
     train_privately(run, plan(steps=1), privacy(seed=1), epsilon_after=spent)
     moved = (before - base.transformer.wpe.weight.detach()).flatten()

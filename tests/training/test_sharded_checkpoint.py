@@ -11,9 +11,8 @@ import pytest
 from dpft.errors import DpftError, InputError, RunError, SaidElsewhere
 from dpft.files import KEYS, STATE
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.records.configuration import BoundRun
 from dpft.training import training_state
-from dpft.training.checkpoint import checkpoints, read_checkpoint
+from dpft.training.checkpoint import BoundRun, checkpoints, read_checkpoint
 from dpft.training.optimizers import (
     SGD,
     Adafactor,
@@ -29,7 +28,7 @@ from tests.training.sharded_states import (
     saved,
     state_on,
 )
-from tests.training.toy import take_steps
+from tests.training.toy import plan, take_steps
 
 ADAM, MOMENTUM = AdamW(), SGD(momentum=0.9)
 WHOLE = (1, None)
@@ -81,7 +80,7 @@ def test_each_shard_is_a_file_of_its_own_for_the_owner_alone(tmp_path: Path) -> 
     state = json.loads((path / STATE).read_text())
     assert state["shards"] == 2 and state["checksums"].keys() == {KEYS, *shards}
     read = read_checkpoint(path)
-    assert read.read_keys().original and read.run == BoundRun(plan=1)
+    assert read.read_keys().original and read.run == BoundRun(plan=plan())
     with training_state.TensorFiles([path / shards[1]]) as second:
         assert "count" not in second.shapes
     with training_state.TensorFiles([path / shards[3]]) as second:

@@ -7,10 +7,9 @@ import pytest
 
 from dpft.data.batches import Batch
 from dpft.privacy.clipping.clipper import ClippingOptions
-from dpft.records.plans import MeasuredTime
 from dpft.training import step_time
 from dpft.training.optimizers import AdamW
-from dpft.training.step_time import measure_step
+from dpft.training.step_time import MeasuredTime, measure_step
 from tests.training.toy import plan, tiny_model
 
 FIXED, EACH, UPDATE = 1.0, 0.25, 7.0

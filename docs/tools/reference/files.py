@@ -11,16 +11,15 @@ from docs.tools.reference.file_words import (
     PUBLIC,
     SCHEMA_GROUPS,
 )
+from docs.tools.reference.forms import SUFFIX, names, schema, schema_text
 from docs.tools.reference.markup import code, head, prose, table
 from dpft import files
-from dpft.schemas import SUFFIX, names, path_of, schema
 
 INTRO = """
 A run's folder holds what may be handed on, and `private/`, which is never to be released. Files are
 written under a temporary name and renamed, so that each is whole or not there; ledger, journal and
 diagnostics are appended to. JSON has sorted keys and a `schema_version`; a reader refuses another
-one with exit code 2. Each form has a JSON Schema that ships with dpft:
-`dpft.schemas.schema("privacy")` returns one.
+one with exit code 2. Each form has a JSON Schema, which its section links to.
 """
 FORMS = {
     "Files": (
@@ -38,7 +37,11 @@ of a key that may be absent, one with `[]` a list. Shared keys are described onc
         """
 `output=json` prints one object on standard output. `dpft eval output=json` prints what
 [metrics.json](forms.md#metrics) contains, and the scores of a private split, marked "private: not
-covered by ε". `dpft audit output=json` prints what [its files](forms.md#audit_one_run) contain.
+covered by ε". `dpft audit output=json` prints what [its files](forms.md#audit_one_run) contain,
+and `dpft tokenizer output=json` the run's [privacy.json](forms.md#tokenizer_privacy).
+`dpft report output=json` prints one object per run, in `runs`: its folder, its cost, the keys in
+which the runs differ, and its public scores; `left_out` has the folders of runs that have not
+ended.
 """,
     ),
 }
@@ -70,7 +73,7 @@ def files_pages() -> dict[str, str]:
     made = {"reference/files.md": "\n".join(parts)}
     shared = shared_keys(_rows_of_objects())
     for group, (path, title, intro) in FORMS.items():
-        parts = [head(title, ["dpft/schemas/"], intro)]
+        parts = [head(title, ["the pydantic models of these forms"], intro)]
         parts += [_schema(name, shared) for name in SCHEMA_GROUPS[group]]
         if group == "Files":
             parts += [
@@ -97,10 +100,7 @@ def shared_keys(objects: Mapping[str, Iterable[Row]]) -> dict[str, tuple[str, st
 
 def schema_files() -> dict[str, str]:
     """Returns the schemas as they ship, by the path at which the page links to them."""
-    return {
-        f"reference/schemas/{path_of(name).name}": path_of(name).read_text(encoding="utf-8")
-        for name in names()
-    }
+    return {f"reference/schemas/{name}{SUFFIX}": schema_text(name) for name in names()}
 
 
 def check_all_described() -> None:
@@ -163,7 +163,7 @@ def _objects(name: str) -> Iterator[tuple[Mapping[str, Any], str]]:
         yield known[case], prose(known[case]["description"])
     for inner, part in known.items():
         if inner not in cases:
-            yield part, f"`{inner}`: {prose(part['description'])}"
+            yield part, f"`{inner}`: {prose(part.get('description', ''))}"
 
 
 def _rows_of_objects() -> dict[str, list[Row]]:
@@ -177,11 +177,7 @@ def _rows_of_objects() -> dict[str, list[Row]]:
 
 def _cases(part: Mapping[str, Any]) -> list[str]:
     """Returns the definitions between which a schema chooses."""
-    if "$ref" in part:
-        return [_name_of(part["$ref"])]
-    if "then" in part and "$ref" in part["then"]:
-        return [*_cases(part["then"]), *_cases(part["else"])]
-    return []
+    return [_name_of(case["$ref"]) for case in part.get("anyOf", ()) if "$ref" in case]
 
 
 def _fields(part: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[Row]:
@@ -206,7 +202,7 @@ def _said(part: Mapping[str, Any], known: Mapping[str, Any]) -> str:
     """Returns what a key is: in its own words, else in those of the definition that it names."""
     if "description" in part or "$ref" not in part:
         return str(part.get("description", ""))
-    return str(known[_name_of(part["$ref"])]["description"])
+    return str(known[_name_of(part["$ref"])].get("description", ""))
 
 
 def _nested(part: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -227,7 +223,8 @@ def _type(part: Mapping[str, Any]) -> str:
     if "$ref" in part:
         return code(_name_of(part["$ref"]))
     if "anyOf" in part:
-        return " or ".join(dict.fromkeys(_type(each) for each in part["anyOf"]))
+        kinds = dict.fromkeys(_type(each) for each in part["anyOf"] if each.get("type") != "null")
+        return " or ".join(kinds)
     if part.get("type") == "array" and isinstance(part.get("items"), Mapping):
         return f"{_type(part['items'])} \\[]"
     if part.get("type") == "object" and isinstance(part.get("additionalProperties"), Mapping):

@@ -1,6 +1,5 @@
 """Tables of keys: what each is for, what it takes, and its default."""
 
-import re
 from collections.abc import Iterable, Sequence
 
 from docs.tools.reference.keys import DocumentedKey, options_of
@@ -8,8 +7,6 @@ from docs.tools.reference.markup import code, prose, table
 
 LONGEST_DEFAULT = 60
 HEADINGS = ("Key", "Default", "Takes", "What it is for")
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
-"""What a choice is, where a refusal names them all."""
 
 
 def key_table(keys: Iterable[DocumentedKey], group: str = "") -> str:
@@ -23,17 +20,8 @@ def key_table(keys: Iterable[DocumentedKey], group: str = "") -> str:
 
 
 def takes(key: DocumentedKey) -> str:
-    """Returns what a key takes: its choices, else its type with its range."""
-    if key.takes.startswith("<class"):
-        return f"an option of {code(key.name)}"
-    choices = re.split(", | or ", key.allowed.removeprefix("one of "))
-    if len(choices) > 1 and all(map(_NAME.fullmatch, choices)):
-        null = [" or `null`"] if key.takes.endswith("or null") else []
-        return "".join([", ".join(map(code, choices)), *null])
-    kind = re.sub(r"a list, each entry (?:an? )?([a-z ]+?)(?= or |$)", r"a list of \1s", key.takes)
-    kind = kind.replace("list of group of keyss", "list of groups of keys")
-    kind = re.sub(r"\b(null|true|false|auto)\b", r"`\1`", kind)
-    return f"{kind}; {prose(key.allowed)}" if key.allowed else kind
+    """Returns the type of a key with its range, or its choices."""
+    return code(key.takes)
 
 
 def _row(key: DocumentedKey, group: str) -> Sequence[str]:

@@ -2,35 +2,17 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import yaml
 
-from docs.tools.reference.limits import allowed_values
 from dpft.cli.commands import subcommand
 from dpft.cli.main import SUBCOMMANDS
 from dpft.config.help_text import Command, Key, composed_command, written
 from dpft.config.keys import MISSING
 from dpft.config.load import config_directory
+from dpft.config.section import ChosenBy
 
-NEEDED: dict[str, dict[str, object]] = {
-    "train": {"privacy.eps": 3.0},
-    "plan": {"privacy.eps": 3.0},
-    "tune": {"privacy.eps": 3.0},
-    "tokenizer": {"privacy.eps": 1.0, "tokenizer.vocab_size": 8000},
-    "generate": {"run": "RUN", "prompts": "FILE"},
-    "synthesize": {"data": "FILE", "privacy.eps": 3.0},
-    "export": {"run": "RUN"},
-    "audit": {"run": "RUN", "synthetic": None},
-    "account": {"num_examples": 1000, "expected_batch_size": 10, "epochs": 1.0, "eps": 3.0},
-    "report": {"runs": "RUN"},
-    "list": {"what": "tasks"},
-    "task=custom": {"task.text": "{note}", "task.data_dir": "FILE"},
-    "task=images": {"task.data_dir": "DIR", "task.labels": ["cat", "dog"]},
-    "audit=synthetic": {"synthetic": "FILE"},
-}
-"""Keys without which a command, or an option, is refused: with them the limits of its other keys
-can be asked."""
 OWNERS = {"audit": "audit", "tuning": "tune"}
 """Commands with which the options of a group are composed, where it is not ``dpft train``."""
 
@@ -43,10 +25,8 @@ class DocumentedKey:
     default: str
     """As a command line writes it; of a key without one ``required``."""
     takes: str
-    allowed: str
-    """Its range or its choices, empty where the type says all."""
     text: str
-    """All that its dataclass says of it."""
+    """All that its class says of it."""
     options: tuple[str, ...] = ()
     """Options of its group that have it; empty: all of them."""
     varies: bool = False
@@ -67,25 +47,23 @@ def composed(name: str, words: tuple[str, ...] = ()) -> Command:
         words: ``GROUP=OPTION``.
     """
     found = subcommand(name)
-    return composed_command(
-        name, words, found.config, found.polymorphic, folders=[config_directory()]
-    )
+    return composed_command(name, words, found.config, folders=[config_directory()])
 
 
 @functools.cache
 def keys_of_command(name: str) -> tuple[DocumentedKey, ...]:
-    """Returns every key that a command takes with any option, in the order of its dataclasses.
+    """Returns every key that a command takes with any option, in the order of its fields.
 
     Args:
         name: Of the command.
     """
     default = composed(name)
     own = default.keys()
-    found = [_documented(name, (), key) for key in own]
-    for group in subcommand(name).polymorphic:
-        if group in default.choices:
+    found = [_documented(key) for key in own]
+    for group, field in default.root.model_fields.items():
+        if group in default.choices and any(isinstance(each, ChosenBy) for each in field.metadata):
             found = _with_options(group, found)
-    places = [entry.name for entry in fields(default.root)]
+    places = [field.alias or field_name for field_name, field in default.root.model_fields.items()]
     return tuple(sorted(found, key=lambda key: places.index(key.name.partition(".")[0])))
 
 
@@ -117,7 +95,7 @@ def _with_options(group: str, found: list[DocumentedKey]) -> list[DocumentedKey]
     ]
     merged.sort(key=lambda key: (key.name not in own, bool(key.options)))
     start = next((place for place, key in enumerate(found) if key.name in own), 0)
-    rest = [key for key in found if key.name not in own]
+    rest = [key for key in found if key.name not in of_options]
     return [*rest[:start], *merged, *rest[start:]]
 
 
@@ -133,26 +111,15 @@ def _keys_of_options(group: str) -> dict[str, tuple[DocumentedKey, tuple[str, ..
             if not key.name.startswith(f"{group}."):
                 continue
             first, having = found.get(key.name, (None, ()))
-            found[key.name] = first or _documented(name, words, key), (*having, option)
+            found[key.name] = first or _documented(key), (*having, option)
     return found
 
 
-_ALLOWED: dict[tuple[str, str, str], str] = {}
-
-
-def _documented(name: str, words: tuple[str, ...], key: Key) -> DocumentedKey:
-    place = (key.name, key.takes, key.text)
-    if place not in _ALLOWED:
-        command = composed(name, words)
-        needed: dict[str, object] = {}
-        for part in (name, *words):
-            needed |= NEEDED.get(part, {})
-        _ALLOWED[place] = allowed_values(command, key, needed)
+def _documented(key: Key) -> DocumentedKey:
     return DocumentedKey(
         name=key.name,
         default="required" if key.value == MISSING else written(key.value),
         takes=key.takes,
-        allowed=_ALLOWED[place],
         text=key.text,
         varies=varies(key.name),
     )

@@ -5,12 +5,12 @@ that a canary could have had, how many does the model find likelier than its own
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, check_counts, kept_canaries
+from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, kept_canaries
 from dpft.data.canaries import EXPOSURE, Canary
 from dpft.errors import InputError
+from dpft.strict_model import AtLeastOne
 
 if TYPE_CHECKING:
     from dpft.audit.audited_run import Scorer
@@ -18,15 +18,11 @@ if TYPE_CHECKING:
 
 
 @AUDITS.register("exposure")
-@dataclass(frozen=True, kw_only=True)
 class ExposureAudit(Audit):
     """conf/audit/exposure.yaml."""
 
-    batch_size: int = 256
+    batch_size: AtLeastOne = 256
     """How many beginnings of suffixes are read at once; memory and speed only."""
-
-    def __post_init__(self) -> None:
-        check_counts(self, "batch_size")
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""

@@ -4,29 +4,25 @@ Attacks by the loss (Yeom et al. 2018), by the loss beside the model's before fi
 reference runs RMIA (Zarifzadeh et al. 2024) and LiRA (Carlini et al. 2022).
 """
 
-from dataclasses import dataclass
-
-from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, check_counts, check_value
+from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding
+from dpft.errors import InputError
+from dpft.strict_model import AtLeastOne
 
 
 @AUDITS.register("membership")
-@dataclass(frozen=True, kw_only=True)
 class MembershipAudit(Audit):
     """conf/audit/membership.yaml."""
 
     reference_runs: tuple[str, ...] = ()
     """Folders of runs of the same task and model, trained on other records of the same kind."""
-    limit: int = 1000
+    limit: AtLeastOne = 1000
     """Most records of those trained on, and of others, evenly spread over them."""
-    batch_size: int = 32
+    batch_size: AtLeastOne = 32
     """How many of the longest records are read at once; memory and speed only."""
 
-    def __post_init__(self) -> None:
-        check_counts(self, "limit", "batch_size")
-        runs = self.reference_runs
-        check_value(
-            len(set(runs)) == len(runs), "reference_runs", "name different runs", list(runs)
-        )
+    def _check_fields(self) -> None:
+        if len(set(self.reference_runs)) < len(self.reference_runs):
+            raise InputError("audit.reference_runs must name different runs.")
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""

@@ -5,21 +5,21 @@ epsilon allows has shown that epsilon is larger (Steinke, Nasr and Jagielski 202
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
 
 from dpft.audit.base import (
     AUDITS,
     Audit,
     AuditedRun,
     Finding,
-    check_counts,
-    check_value,
     kept_canaries,
 )
 from dpft.data.canaries import COIN, Canary
 from dpft.errors import InputError
-from dpft.records.promises import OpenRun, RunPrivacy
+from dpft.reports.promises import OpenRun, RunPrivacy
+from dpft.strict_model import AtLeastOne
 
 if TYPE_CHECKING:
     from dpft.audit.one_run import View
@@ -37,26 +37,19 @@ NON_PRIVATE_DELTA = 1e-5
 
 
 @AUDITS.register("one_run")
-@dataclass(frozen=True, kw_only=True)
 class OneRunAudit(Audit):
     """conf/audit/one_run.yaml."""
 
-    confidence: float = 0.95
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
     """With which the lower bound holds."""
-    mechanism_confidence: float = 0.995
+    mechanism_confidence: Annotated[float, Field(gt=0, lt=1)] = 0.995
     """With which a mechanism that is called another than the plan's is one."""
-    choices: int = 10
+    choices: AtLeastOne = 10
     """Numbers of guesses that are tried; each at a confidence of 1 - (1 - confidence) / choices."""
     white_box: bool = True
     """Look at the scores of steps, too, where the run kept them; False: at the model alone."""
-    batch_size: int = 64
+    batch_size: AtLeastOne = 64
     """How many canaries are read at once; memory and speed only."""
-
-    def __post_init__(self) -> None:
-        for key in ("confidence", "mechanism_confidence"):
-            sure = getattr(self, key)
-            check_value(0 < sure < 1, key, "be above 0 and below 1", sure)
-        check_counts(self, "choices", "batch_size")
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""

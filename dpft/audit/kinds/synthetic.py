@@ -3,22 +3,17 @@
 This module reads the run's records; ``dpft.synthesis.audit`` compares them.
 """
 
-from dataclasses import dataclass
-
-from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding, check_counts
+from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding
+from dpft.strict_model import AtLeastOne
 
 
 @AUDITS.register("synthetic")
-@dataclass(frozen=True, kw_only=True)
 class SyntheticText(Audit):
     """conf/audit/synthetic.yaml."""
 
     name: str = "synthetic"
-    limit: int = 10_000
+    limit: AtLeastOne = 10_000
     """Most records of each kind that are compared, evenly spread over them."""
-
-    def __post_init__(self) -> None:
-        check_counts(self, "limit")
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""

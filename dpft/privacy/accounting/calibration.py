@@ -22,7 +22,24 @@ from dpft.privacy.accounting import gdp, pld, prv, rdp
 from dpft.privacy.accounting.accountants import evaluate, headline_order
 from dpft.privacy.accounting.mechanism import AccountantError, SampledGaussian
 from dpft.privacy.accounting.summary import account
-from dpft.records.ledger import Calibration
+from dpft.strict_model import NotNegative, Positive, StrictModel
+
+
+class Calibration(StrictModel):
+    """What chose the noise multiplier, so that any machine reports the same epsilon.
+
+    Absent where the noise was given.
+    """
+
+    accountant: str
+    """The accountant that calibrated."""
+    epsilon: NotNegative
+    """The upper bound that it reports for exactly the planned steps."""
+    grid: str
+    """The precision at which it ran, in words."""
+    target: Positive | None = None
+    """The epsilon that was asked for; null for a search."""
+
 
 MIN_NOISE, MAX_NOISE = 0.02, 1e6
 """Where searches end: below, epsilon is meaningless; above, nothing is learned."""

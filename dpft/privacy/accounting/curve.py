@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from dpft.errors import InputError
 from dpft.privacy.accounting.accountants import evaluate
 from dpft.privacy.accounting.mechanism import AccountantError, Mechanism, SampledGaussian
-from dpft.privacy.accounting.summary import AccountingReport, account
+from dpft.privacy.accounting.summary import AccountingReport, NoAnswer, account
 from dpft.privacy.plan import PrivacyPlan
-from dpft.records.costs import NoAnswer
+from dpft.strict_model import AtLeastOne, NotNegative, StrictModel
 
 POINTS = 40
 """Most numbers of steps that a run's curve has."""
@@ -36,8 +36,7 @@ class SpentEpsilon:
     """Whose bound it is."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpsilonCurve:
+class EpsilonCurve(StrictModel):
     """Upper bounds of epsilon after some numbers of steps, none lower than the one before.
 
     Guarantees:
@@ -46,10 +45,16 @@ class EpsilonCurve:
         two points: epsilon bends downwards, so that a line would lie below it.
     """
 
-    steps: tuple[int, ...]
-    epsilons: tuple[float, ...]
+    steps: tuple[AtLeastOne, ...]
+    """Numbers of steps, at most 40."""
+    epsilons: tuple[NotNegative, ...]
+    """The bound after each."""
     accountants: tuple[str, ...]
     """Whose bound each is."""
+
+    def _check_fields(self) -> None:
+        if not len(self.steps) == len(self.epsilons) == len(self.accountants):
+            raise ValueError("steps, epsilons and accountants must be as many")
 
     def after(self, steps: int) -> SpentEpsilon | None:
         """Returns the bound of ``steps`` steps; None beyond the curve's last."""

@@ -27,10 +27,9 @@ from numpy.typing import NDArray
 
 from dpft.errors import InputError
 from dpft.privacy.accounting import gdp, rdp
-from dpft.privacy.accounting.calibration import smallest_noise
+from dpft.privacy.accounting.calibration import Calibration, smallest_noise
 from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
 from dpft.privacy.cipher import Address, Purpose, keystream
-from dpft.records.ledger import Calibration
 
 ACCOUNTANT = "rdp (Papernot & Steinke)"
 """What reports call this bound."""

@@ -8,7 +8,6 @@ too much, as an epsilon does.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 
 from dpft.errors import InputError
@@ -21,7 +20,54 @@ from dpft.privacy.accounting.mechanism import (
     Mechanism,
     SampledGaussian,
 )
-from dpft.records.costs import Answer, Interval, NoAnswer
+from dpft.strict_model import Delta, NotNegative, StrictModel
+
+
+class Interval(StrictModel):
+    """An interval in which epsilon is."""
+
+    lower: float
+    """Proven lower bound."""
+    estimate: float
+    """Estimate."""
+    upper: NotNegative
+    """Proven upper bound."""
+
+
+class NoAnswer(StrictModel):
+    """No answer."""
+
+    error: str
+    """Why there is none."""
+
+
+Answer = NotNegative | Interval | NoAnswer
+
+
+Epsilons = Mapping[str, Answer]
+"""An upper bound (rdp, pld), an estimate (gdp), an interval (prv), or why there is none."""
+
+
+class Promise(StrictModel):
+    """Epsilon, and whose bound it is."""
+
+    epsilon: NotNegative
+    """The headline: a proven upper bound, unrounded."""
+    delta: Delta
+    """The delta at which epsilon holds."""
+    accountant: str
+    """Whose bound the headline is."""
+
+
+class EpsilonBound(Promise):
+    """An upper bound on what noisy steps cost, and the answers that it was chosen from."""
+
+    epsilons: Epsilons
+    """Every accountant's answer, by its name: an upper bound (rdp, pld), an estimate (gdp), an
+    interval (prv), or why there is none."""
+    warnings: tuple[str, ...] = ()
+    """What a reader of epsilon must know, a sentence each."""
+
 
 SIGNIFICANT = 4
 """Digits of a printed delta."""
@@ -73,35 +119,11 @@ RDP_TOLERANCE = 0.03
 _Result = Epsilon | AccountantError
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpsilonBound:
-    """An upper bound on what noisy steps cost, and the answers that it was chosen from.
-
-    Attributes:
-        epsilon: The headline: a proven upper bound, in full precision; print ``round_up`` of it.
-        delta: At which it holds.
-        accountant: Whose bound it is, such as "prv"; never "gdp", which is an estimate.
-        epsilons: The answer of every accountant that was asked: a number for rdp, pld (upper
-            bounds) and gdp (an estimate), an interval for prv; where one gave none, why.
-        warnings: What a reader of the headline must know, a sentence each.
-    """
-
-    epsilon: float
-    delta: float
-    accountant: str
-    epsilons: Mapping[str, Answer]
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class AccountingReport(EpsilonBound):
-    """What a sampled Gaussian mechanism costs by all four accountants.
-
-    Attributes:
-        mechanism: What was accounted for; ``delta`` is its delta.
-    """
+    """What a sampled Gaussian mechanism costs by all four accountants."""
 
     mechanism: SampledGaussian
+    """What was accounted for; ``delta`` is its delta."""
 
 
 def account(

@@ -78,11 +78,11 @@ class ClippingChoice:
     outside: frozenset[str] = frozenset()
 
     def public(self) -> dict[str, Any]:
-        """Return the choice for a ledger's first line, ready for JSON."""
+        """Return the choice for a ledger's first line."""
         return {
             "engine": self.engine,
             "modules": dict(sorted(Counter(self.kinds.values()).items())),
-            "mapped": sorted(path for path, kind in self.kinds.items() if kind == "mapped"),
+            "mapped": tuple(sorted(path for path, kind in self.kinds.items() if kind == "mapped")),
         }
 
 

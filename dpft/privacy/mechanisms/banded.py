@@ -27,8 +27,8 @@ Poisson-sampled Gaussians of rate p do. docs/explanation/noise.md has the argume
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dpft.errors import InputError
 from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
@@ -40,6 +40,7 @@ from dpft.privacy.mechanisms.base import (
     Sampler,
     StepNoise,
 )
+from dpft.strict_model import AtLeastOne
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +59,6 @@ MARGIN = 1e-12
 """By how much the coefficients' norm stays below 1, above which no rounding takes it then."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Banded(Mechanism):
     """Cyclic Poisson draws, and noise of which b steps hang together.
 
@@ -68,19 +68,17 @@ class Banded(Mechanism):
     """
 
     name: str = "banded"
-    bands: int
+    bands: AtLeastOne
     """b: steps over which noise hangs together, and between two of one unit."""
     coefficients: tuple[float, ...]
     """c_0 to c_(b-1), the first column of C."""
-    sampler_name: ClassVar[str] = "cyclic_poisson"
+    sampler_name: ClassVar[Literal["poisson", "cyclic_poisson"]] = "cyclic_poisson"
     entry_name: ClassVar[str] = "banded_gaussian"
     has_streams: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if type(self.bands) is not int or self.bands < 1 or len(self.coefficients) != self.bands:
+    def _check_fields(self) -> None:
+        if len(self.coefficients) != self.bands:
             raise ValueError(f"coefficients must be bands={self.bands} many, got others.")
-        if not all(isinstance(c, float) and math.isfinite(c) for c in self.coefficients):
-            raise ValueError("coefficients must be finite numbers, got others.")
         if self.coefficients[0] <= 0 or math.fsum(c * c for c in self.coefficients) > 1:
             raise ValueError("coefficients must have a norm of at most 1, the first above 0.")
 
@@ -114,10 +112,6 @@ class Banded(Mechanism):
         """Returns the root of the noise's variance in the last weights over that of b = 1."""
         target = last_weights(weights)
         return math.sqrt(target.error(self.coefficients) / target.error((1.0,)))
-
-    def entry_keys(self) -> dict[str, Any]:
-        """Returns how many bands."""
-        return {"bands": self.bands}
 
 
 @dataclass(frozen=True)
@@ -192,23 +186,18 @@ def coefficients_for(target: Target, *, bands: int) -> tuple[float, ...]:
 
 
 @MECHANISMS.register("banded")
-@dataclass(frozen=True, kw_only=True)
 class BandedConfig(MechanismConfig):
     """``mechanism=banded``, conf/mechanism/banded.yaml."""
 
     makes: ClassVar[type[Mechanism]] = Banded
     name: str = "banded"
     """dp_sgd or banded; chosen by mechanism=NAME."""
-    bands: int | Literal["auto"] = "auto"
+    bands: AtLeastOne | Literal["auto"] = "auto"
     """Steps over which noise hangs together; auto: the fewest that come within 2 % of the least
     noise, by public numbers."""
     objective: Literal["prefix", "last"] = "prefix"
     """Where noise is to be small: prefix, on average over the weights of all steps, or last, in the
     last ones under this schedule and momentum."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.bands, int) and self.bands < 1:
-            raise InputError(f"mechanism.bands must be at least 1, or auto, got {self.bands}.")
 
     @property
     def is_settled(self) -> bool:
@@ -231,7 +220,7 @@ class BandedConfig(MechanismConfig):
     def settled(self, mechanism: Mechanism) -> MechanismConfig:
         """Returns the configuration with its number of bands."""
         assert isinstance(mechanism, Banded)
-        return replace(self, bands=mechanism.bands)
+        return self.replace(bands=mechanism.bands)
 
     def choose(self, numbers: Numbers) -> Mechanism:
         """Returns the mechanism of the bands given, or of the fewest that leave little noise.

@@ -11,12 +11,16 @@ it broke off and cannot draw again what it drew: then a new stream begins, with 
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
-from dpft.errors import InputError
+from pydantic import BeforeValidator, SerializeAsAny
+
+from dpft.config.section import Section
 from dpft.kinds import Registry
+from dpft.strict_model import AtLeastOne, Count, Positive, Rate, StrictModel, parse
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +30,22 @@ if TYPE_CHECKING:
     from dpft.privacy.noise import SignalMeter
     from dpft.privacy.randomness import Randomness
 
-STREAM = "stream"
-"""Key of a ledger's line: how many steps were in the ledger when the step's stream began."""
+
+class GaussianStep(StrictModel):
+    """A noisy step of training, as a line of the ledger contains it."""
+
+    name: str
+    """Name of the mechanism: poisson_sampled_gaussian or banded_gaussian."""
+    noise_multiplier: Positive
+    """Standard deviation of the fresh noise over the sensitivity."""
+    sample_rate: Rate
+    """Probability with which each unit, or each unit of the step's group, is in the step."""
+    sensitivity: Positive
+    """By how much one unit moves the sum at most."""
+    bands: AtLeastOne | None = None
+    """Steps over which noise hangs together, and number of groups."""
+    stream: Count | None = None
+    """How many steps were in the ledger when the step's stream of noise began."""
 
 
 class Sampler(Protocol):
@@ -83,13 +101,12 @@ class Numbers:
         return self.expected_batch_size / self.num_examples
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mechanism(ABC):
+class Mechanism(StrictModel, ABC):
     """How the draws and the noise of a run's steps hang together; in its plan, and so public."""
 
     name: str
     """What conf/mechanism/ calls it."""
-    sampler_name: ClassVar[str]
+    sampler_name: ClassVar[Literal["poisson", "cyclic_poisson"]]
     """How units are drawn, in reports."""
     entry_name: ClassVar[str]
     """What a line of the ledger calls one of its steps."""
@@ -135,15 +152,6 @@ class Mechanism(ABC):
         """Returns the noise in the last weights over that of independent noise, same multiplier."""
         return 1.0
 
-    def entry_keys(self) -> dict[str, Any]:
-        """Returns what a ledger's line of a step says beyond what that of every mechanism does."""
-        return {}
-
-    def facts(self, steps: int) -> dict[str, Any]:
-        """Returns what reports say of it beyond sampler, rate and noise, ready for JSON."""
-        cost = self.compositions((steps,))
-        return {"mechanism": self.written()} | ({} if cost == steps else {"participations": cost})
-
     def in_words(self, steps: int) -> str:
         """Returns so many steps in words, and in how many of them a unit is, if not in all."""
         cost = self.compositions((steps,))
@@ -151,17 +159,14 @@ class Mechanism(ABC):
             return f"{steps} steps"
         return f"{steps} steps, of which a unit is in {cost} at most"
 
-    def written(self) -> dict[str, Any]:
-        """Returns its fields as a plan holds them, ready for JSON."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
-
-class MechanismConfig(ABC):
-    """Base of the section ``mechanism``; a tenant's own is a frozen dataclass, its name first."""
+class MechanismConfig(Section, ABC):
+    """Base of the section ``mechanism``; one of your own has its name first."""
 
     makes: ClassVar[type[Mechanism]]
     """What ``choose`` returns one of."""
     name: str
+    """dp_sgd or banded; chosen by mechanism=NAME."""
 
     @abstractmethod
     def choose(self, numbers: Numbers) -> Mechanism:
@@ -191,7 +196,6 @@ class MechanismConfig(ABC):
         return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class Chosen(MechanismConfig):
     """Chooses the one that a plan has already."""
 
@@ -209,52 +213,32 @@ MECHANISMS: Registry[type[MechanismConfig]] = Registry(
 """The configurations, by name; each tenant registers its own."""
 
 
-def read_mechanism(written: Mapping[str, Any]) -> Mechanism:
-    """Returns the mechanism that ``Mechanism.written`` wrote.
+def _mechanism(value: Any) -> Any:
+    """Return the mechanism of a plan in a file; anything else is for pydantic to judge."""
+    if not isinstance(value, Mapping):
+        return value
+    return parse(value, MECHANISMS.named(str(value.get("name"))).makes)
 
-    Raises:
-        ValueError: It is none, or its numbers do not go together.
+
+AnyMechanism = Annotated[SerializeAsAny[Mechanism], BeforeValidator(_mechanism)]
+"""The mechanism of a plan, an instance of the class that its name stands for."""
+
+
+def stream_lengths(steps: Iterable[Any]) -> tuple[int, ...]:
+    """Returns how many steps each stream of noise has, in the order in which streams begin.
+
+    Args:
+        steps: The ledger's steps in their order.
     """
-    try:
-        cls = MECHANISMS.named(str(written["name"])).makes
-        names = {entry.name for entry in fields(cls)}
-        if set(written) != names:
-            raise ValueError(f"its keys must be {', '.join(sorted(names))}.")
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in written.items()
-        }
-        return cls(**values)
-    except (InputError, KeyError, TypeError) as error:
-        raise ValueError(f"the mechanism is not one that dpft writes ({error}).") from error
+    return tuple(Counter(getattr(step, "stream", None) for step in steps).values())
 
 
-def stream_of(entry: Mapping[str, Any]) -> Any:
-    """Returns the stream of noise that a ledger's line of a step names; None where none."""
-    return entry.get(STREAM)
-
-
-def stream_lengths(entries: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
-    """Returns how many steps each stream has, of the ledger's lines in their order.
-
-    >>> stream_lengths([{"stream": 0}, {"stream": 0}, {"stream": 2}]), stream_lengths([{}, {}])
-    ((2, 1), (2,))
-    """
-    lengths: dict[Any, int] = {}
-    for entry in entries:
-        stream = stream_of(entry) or 0
-        lengths[stream] = lengths.get(stream, 0) + 1
-    return tuple(lengths.values())
-
-
-def check_stream(entry: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> None:
-    """Refuses a line whose stream neither goes on nor begins where it stands.
+def check_stream(step: GaussianStep, before: Sequence[GaussianStep]) -> None:
+    """Refuses a step whose stream neither goes on nor begins where it stands.
 
     Raises:
         ValueError: It does not, which would bound fewer steps than were taken.
     """
-    stream = stream_of(entry)
-    last = stream_of(before[-1]) if before else None
-    allowed = (last, len(before)) if before else (0,)
-    if type(stream) is not int or stream not in allowed:
-        raise ValueError(f"its stream must be one of {allowed}, got {stream!r}.")
+    allowed = (before[-1].stream, len(before)) if before else (0,)
+    if step.stream not in allowed:
+        raise ValueError(f"its stream must be one of {allowed}, got {step.stream!r}.")

@@ -1,8 +1,7 @@
 """DP-SGD (Abadi et al. 2016): Poisson draws, and noise of each step that knows no other's."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dpft.privacy.mechanisms.base import (
     MECHANISMS,
@@ -19,12 +18,11 @@ if TYPE_CHECKING:
     from dpft.privacy.randomness import Randomness
 
 
-@dataclass(frozen=True, kw_only=True)
 class DPSGD(Mechanism):
     """Every unit may be in every step; a step costs one Poisson-sampled Gaussian."""
 
     name: str = "dp_sgd"
-    sampler_name: ClassVar[str] = "poisson"
+    sampler_name: ClassVar[Literal["poisson", "cyclic_poisson"]] = "poisson"
     entry_name: ClassVar[str] = "poisson_sampled_gaussian"
 
     def compositions(self, streams: Iterable[int]) -> int:
@@ -47,13 +45,8 @@ class DPSGD(Mechanism):
 
         return IndependentNoise(randomness.noise)
 
-    def facts(self, steps: int) -> dict[str, Any]:
-        """Returns nothing: reports name a mechanism where it is another."""
-        return {} if type(self) is DPSGD else super().facts(steps)
-
 
 @MECHANISMS.register("dp_sgd")
-@dataclass(frozen=True, kw_only=True)
 class DPSGDConfig(MechanismConfig):
     """``mechanism=dp_sgd``, conf/mechanism/dp_sgd.yaml: nothing is to be chosen."""
 

@@ -16,61 +16,77 @@ published is 43.73); and k, m and N are enforced, not assumed.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
 from decimal import ROUND_CEILING, Context, Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from dpft.errors import InputError
+from pydantic import Field
+
 from dpft.privacy.accounting.gdp import gaussian_epsilon, gaussian_mu
+from dpft.strict_model import AtLeastOne, Delta, NotNegative, Positive, StrictModel
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MECHANISM, COUNTS = "gaussian_histogram", "gaussian_counts"
-"""Their names in a ledger."""
 SLACK = 1e-9
 """By how much of it a ledger's threshold may be below the formula, which libraries round apart."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GaussianHistogram:
-    """A histogram of words under Gaussian noise and a threshold.
+class NoisyCounts(StrictModel):
+    """Counts under Gaussian noise, and whose counts they are."""
 
-    Attributes:
-        noise_std: Standard deviation of the noise on each count.
-        l2_cap: k, most that a unit moves the counts, in L2 norm.
-        linf_cap: m, most that it moves one count.
-        words_per_record: N, most words of a unit that are counted.
-        delta: Of the whole: half for the noise, half for the threshold.
+    noise_std: Positive
+    """Standard deviation of the noise on each count."""
+    l2_cap: Positive
+    """k: a unit's counts are scaled down to this L2 norm."""
+    delta: Delta
+    """The delta at which epsilon holds."""
+    noise_multiplier: Positive = Field(
+        default_factory=lambda known: known["noise_std"] / known["l2_cap"]
+    )
+    """noise_std over l2_cap."""
+    num_examples: AtLeastOne | None = None
+    """Number of examples, or of units, taken as public."""
+    num_examples_source: str | None = None
+    """Who says how many examples there are."""
 
-    Raises:
-        InputError: A value is outside its range; the sentence names it.
+    def check_derived(self, name: str, expected: float) -> None:
+        """Reject a number that does not follow from the others.
+
+        Raises:
+            ValueError: It differs by more than rounding.
+        """
+        found = getattr(self, name)
+        if not math.isclose(found, expected, rel_tol=SLACK):
+            raise ValueError(f"its {name} must be {expected!r}, got {found!r}.")
+
+    def _check_fields(self) -> None:
+        self.check_derived("noise_multiplier", self.noise_std / self.l2_cap)
+
+
+class GaussianHistogram(NoisyCounts):
+    """A histogram of words under Gaussian noise and a threshold, as a ledger contains it.
+
+    Half of delta is for the noise, and half for the threshold.
+
+    >>> published = dict(l2_cap=256, linf_cap=256, words_per_record=256, delta=1e-9)
+    >>> round(GaussianHistogram(noise_std=10000, **published).threshold, 1)
+    69661.3
     """
 
-    noise_std: float
-    l2_cap: float
-    linf_cap: float
-    words_per_record: int
-    delta: float
+    name: Literal["gaussian_histogram"] = "gaussian_histogram"
+    """Name of the mechanism."""
+    linf_cap: Positive
+    """m: a unit moves one word's count by no more."""
+    words_per_record: AtLeastOne
+    """N: no more words of a record, or unit, are counted."""
+    threshold: NotNegative = Field(default_factory=lambda known: _threshold(**known))
+    """A word is kept if its noisy count reaches it: m + std * Phi^-1(1 - delta / (2N))."""
 
-    def __post_init__(self) -> None:
-        for name in ("noise_std", "l2_cap", "linf_cap"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise InputError(f"tokenizer.{name} must be positive and finite, got {value}.")
-        if self.words_per_record < 1:
-            raise InputError(
-                f"tokenizer.words_per_record must be at least 1, got {self.words_per_record}."
-            )
-        if not 0 < self.delta < 1:
-            raise InputError(f"privacy.delta must be in (0, 1), got {self.delta}.")
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Standard deviation of the noise over the counts' L2 sensitivity."""
-        return self.noise_std / self.l2_cap
+    def _check_fields(self) -> None:
+        super()._check_fields()
+        self.check_derived("threshold", _threshold(**dict(self)))
 
     @property
     def noise_delta(self) -> float:
@@ -81,19 +97,6 @@ class GaussianHistogram:
     def threshold_delta(self) -> float:
         """What of delta is for words that one unit alone has."""
         return self.delta / 2
-
-    @property
-    def threshold(self) -> float:
-        """C = m + std * Phi^-1(1 - delta / (2N)): noisy counts below it are dropped.
-
-        >>> published = dict(l2_cap=256, linf_cap=256, words_per_record=256, delta=1e-9)
-        >>> round(GaussianHistogram(noise_std=10000, **published).threshold, 1)
-        69661.3
-        """
-        from scipy.special import ndtri
-
-        share = self.threshold_delta / self.words_per_record
-        return self.linf_cap - self.noise_std * float(ndtri(share))
 
     @property
     def epsilon(self) -> float:
@@ -135,106 +138,33 @@ class GaussianHistogram:
         rare = num_units * self.words_per_record * float(chances[0])
         return rare + num_units * bound * float((chances / counts).max())
 
-    def entry(self) -> dict[str, str | float]:
-        """Returns what a ledger's line says of it."""
-        return {
-            "name": MECHANISM,
-            "noise_multiplier": self.noise_multiplier,
-            "noise_std": self.noise_std,
-            "l2_cap": self.l2_cap,
-            "linf_cap": self.linf_cap,
-            "words_per_record": self.words_per_record,
-            "threshold": self.threshold,
-            "delta": self.delta,
-        }
+
+def _threshold(
+    noise_std: float, linf_cap: float, words_per_record: int, delta: float, **_: object
+) -> float:
+    from scipy.special import ndtri
+
+    return linf_cap - noise_std * float(ndtri(delta / 2 / words_per_record))
 
 
-def histogram_of(entry: Mapping[str, Any]) -> GaussianHistogram:
-    """Returns the histogram that a ledger's line says was released.
+class GaussianCounts(NoisyCounts):
+    """Counts of public cells under Gaussian noise: every cell's, whether a unit is in it or not."""
 
-    Raises:
-        InputError: A value is out of range, or its threshold or noise multiplier is another than
-            the others ask for.
-        ArithmeticError, KeyError, TypeError, ValueError: One is missing or no number.
-    """
-    made = GaussianHistogram(
-        **{key.name: key.type(entry[key.name]) for key in fields(GaussianHistogram)}  # type: ignore[operator]
-    )
-    for name in ("threshold", "noise_multiplier"):
-        if not math.isclose(float(entry[name]), getattr(made, name), rel_tol=SLACK):
-            raise InputError(f"its {name} must be {getattr(made, name)!r}, got {entry[name]!r}.")
-    return made
-
-
-@dataclass(frozen=True, kw_only=True)
-class GaussianCounts:
-    """Counts of public cells under Gaussian noise: every cell's, whether a unit is in it or not.
-
-    Attributes:
-        noise_std: Standard deviation of the noise on each count.
-        l2_cap: Most that a unit moves the counts, in L2 norm.
-        cells: How many there are; public.
-        delta: At which ``epsilon`` is said; the noise has one at every other delta, too.
-
-    Raises:
-        InputError: A value is outside its range; the sentence names it.
-    """
-
-    noise_std: float
-    l2_cap: float
-    cells: int
-    delta: float
-
-    def __post_init__(self) -> None:
-        for name in ("noise_std", "l2_cap"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise InputError(f"{name} must be positive and finite, got {value}.")
-        if self.cells < 1:
-            raise InputError(f"cells must be at least 1, got {self.cells}.")
-        if not 0 < self.delta < 1:
-            raise InputError(f"privacy.delta must be in (0, 1), got {self.delta}.")
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Standard deviation of the noise over the counts' L2 sensitivity."""
-        return self.noise_std / self.l2_cap
+    name: Literal["gaussian_counts"] = "gaussian_counts"
+    """Name of the mechanism."""
+    cells: AtLeastOne
+    """Number of cells: the public product of the columns' values."""
+    threshold_delta: ClassVar[float] = 0.0
+    """Nothing of delta is for a threshold."""
 
     @property
     def epsilon(self) -> float:
         """The exact epsilon of the Gaussian mechanism (Balle and Wang 2018) at all of delta."""
         return gaussian_epsilon(1 / self.noise_multiplier, self.delta)
 
-    def entry(self) -> dict[str, str | float]:
-        """Returns what a ledger's line says of it."""
-        return {
-            "name": COUNTS,
-            "noise_multiplier": self.noise_multiplier,
-            "noise_std": self.noise_std,
-            "l2_cap": self.l2_cap,
-            "cells": self.cells,
-            "delta": self.delta,
-        }
 
-
-def counts_of(entry: Mapping[str, Any]) -> GaussianCounts:
-    """Returns the counts that a ledger's line says were released.
-
-    Raises:
-        InputError: A value is out of range, or its noise multiplier is another than the others ask
-            for.
-        ArithmeticError, KeyError, TypeError, ValueError: One is missing or no number.
-    """
-    made = GaussianCounts(
-        noise_std=float(entry["noise_std"]),
-        l2_cap=float(entry["l2_cap"]),
-        cells=int(entry["cells"]),
-        delta=float(entry["delta"]),
-    )
-    known = float(entry["noise_multiplier"])
-    if not math.isclose(known, made.noise_multiplier, rel_tol=SLACK):
-        raise InputError(f"its noise_multiplier must be {made.noise_multiplier!r}, got {known!r}.")
-    return made
+Histogram = GaussianHistogram | GaussianCounts
+"""What the one step of a histogram's ledger can be."""
 
 
 def noise_std_for(*, eps: float, l2_cap: float, delta: float) -> float:

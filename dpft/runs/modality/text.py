@@ -100,7 +100,7 @@ class TextModality(Modality):
         if not isinstance(fitted, CorpusTask) or fitted.objective is not None:
             return fitted
         kind = language_kind(architecture.config())
-        return replace(fitted, objective=fitted.objective_for(kind))
+        return fitted.replace(objective=fitted.objective_for(kind))
 
     def check_fit(
         self,
@@ -143,7 +143,7 @@ class TextModality(Modality):
             tokenizer = load_tokenizer(architecture, kind=head.kind)
             add_tokens(tokenizer, tokens)
             return tokenizer
-        beside = replace(architecture.model, path=str(folder), tokenizer=None)
+        beside = architecture.model.replace(path=str(folder), tokenizer=None)
         there = replace(architecture, model=beside)
         return load_tokenizer(there, kind=head.kind, added=tokens)
 

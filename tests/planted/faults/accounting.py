@@ -166,9 +166,9 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/privacy/ledger.py",
-                "    for step, entry in enumerate(record.mechanisms, start=1):\n",
+                "    for step in record.mechanisms:\n",
                 "    planned_steps = None if plan is None else plan.steps\n"
-                "    for step, entry in enumerate(record.mechanisms[:planned_steps], start=1):\n",
+                "    for step in record.mechanisms[:planned_steps]:\n",
             ),
         ),
         tests=(TWICE,),
@@ -179,8 +179,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/runs/guarantee.py",
-                "tuple(sorted(run.whole.items()))",
-                "tuple(sorted({noise: plan.steps for noise in run.whole}.items()))",
+                "tuple(run.whole.items())",
+                "tuple({noise: plan.steps for noise in run.whole}.items())",
             ),
         ),
         tests=(TWICE,),
@@ -275,7 +275,7 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/runs/saved_run.py",
-                "        before = {} if counts is None else taken_before(counts, self.folder)\n",
+                "        before = {} if counts is None else taken_before(counts)\n",
                 "        before = {}\n",
             ),
         ),

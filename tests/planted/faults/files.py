@@ -84,7 +84,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="files/durations-of-single-steps-are-public",
         breaks="No public line shows the duration of fewer than ten steps.",
-        edits=(Edit("dpft/training/listeners.py", "WINDOW = 10\n", "WINDOW = 1\n"),),
+        edits=(Edit("dpft/training/progress_record.py", "WINDOW = 10\n", "WINDOW = 1\n"),),
         tests=(f"{TESTS}test_nothing_but_the_ledger_appears_in_public_between_two_steps",),
     ),
     Fault(

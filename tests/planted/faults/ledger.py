@@ -60,8 +60,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/privacy/ledger.py",
-                "        if entry.previous != head or not in_order or closed:\n",
-                "        if not in_order or closed:\n",
+                "            if entry.previous != head or not is_next or closing is not None:\n",
+                "            if not is_next or closing is not None:\n",
             ),
         ),
         tests=(f"{TESTS}test_an_edited_ledger_is_rejected",),

@@ -36,7 +36,7 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/runs/folder.py",
-                "    if replace(bound, calibration=None, delta_source=own.delta_source) != own:\n",
+                "    if bound.replace(calibration=None, delta_source=own.delta_source) != own:\n",
                 "    if bound.noise_multiplier != own.noise_multiplier:\n",
             ),
             Edit(

@@ -8,6 +8,7 @@ import pytest
 from dpft.errors import InputError
 from dpft.privacy.accounting import curve as curve_module
 from dpft.privacy.accounting import pld, prv, rdp, summary
+from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.accounting.curve import (
     POINTS,
     EpsilonCurve,
@@ -21,7 +22,6 @@ from dpft.privacy.accounting.curve import (
 )
 from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledGaussian
 from dpft.privacy.accounting.summary import account
-from dpft.records.ledger import Calibration
 from tests.privacy.test_plan import plan
 
 MECHANISM = SampledGaussian(noise_multiplier=1.5, sample_rate=0.25, steps=100, delta=1e-3)

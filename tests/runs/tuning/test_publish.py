@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,16 @@ import yaml
 from dpft.config.tune import TuneCommand
 from dpft.errors import StateError
 from dpft.files import trial_folder
-from dpft.records.ledger import Calibration
+from dpft.privacy.accounting.calibration import Calibration
 from dpft.runs.tuning import check_spent, go_on_search, publish
+from dpft.strict_model import as_json
 from tests.config.test_tune import command
 from tests.reports.folders import write_run
 from tests.runs.run_folders import make_plan, make_run, mechanism
 from tests.runs.tuning.test_search import SEARCH
 
 BOUND = Calibration(accountant="rdp-selection", epsilon=7.99, grid="orders")
-THREE = replace(SEARCH, calibration=BOUND, trials=SEARCH.trials * 3)
+THREE = SEARCH.replace(calibration=BOUND, trials=SEARCH.trials * 3)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def trial_of(folder: Path, number: int) -> Path:
     plan = make_plan(is_trial=True, calibration=BOUND)
     spent = make_run(folder / "private" / "spent", plan=plan)
     record = json.loads((spent / "privacy.json").read_text())
-    record["calibration"] = vars(BOUND) | {"target": 8.0}
+    record["plan"]["calibration"] = as_json(BOUND) | {"target": 8.0}
     config = yaml.safe_load((spent / "config.yaml").read_text())
     trial = write_run(trial_folder(folder, number), privacy=record, train=config["train"])
     own = yaml.safe_load((trial / "config.yaml").read_text())

@@ -6,10 +6,9 @@ import pytest
 
 from dpft.errors import StateError
 from dpft.files import TRIALS, TUNING
-from dpft.records.costs import Search, Trial
-from dpft.records.form import write_record
-from dpft.records.ledger import Calibration
-from dpft.runs.tuning import draw_trials, read_search
+from dpft.privacy.accounting.calibration import Calibration
+from dpft.runs.tuning import Search, Trial, draw_trials, read_search
+from dpft.strict_model import write_model
 from tests.config.test_tune import command
 
 SEARCH = Search(
@@ -24,12 +23,12 @@ SEARCH = Search(
 def test_a_search_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / TUNING).mkdir(parents=True)
     assert read_search(tmp_path) is None
-    write_record(tmp_path / TRIALS, SEARCH, mode=0o600)
+    write_model(tmp_path / TRIALS, SEARCH, mode=0o600)
     assert read_search(tmp_path) == SEARCH
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{}", '{"schema_version": 1}', '{"schema_version": 1, "calibration": {"x": 1}}']
+    "content", ["", "{}", '{"schema_version": 2}', '{"schema_version": 2, "calibration": {"x": 1}}']
 )
 def test_a_damaged_search_is_never_drawn_anew(tmp_path: Path, content: str) -> None:
     (tmp_path / TUNING).mkdir(parents=True)

@@ -3,7 +3,6 @@
 import json
 import math
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,15 @@ import pytest
 from dpft.config.tune import TuneCommand
 from dpft.errors import InputError, StateError
 from dpft.evaluation.metrics.base import metric_specs
-from dpft.records.form import write_record
-from dpft.records.scores import Metrics, ScoreEntry, TrialScore
+from dpft.evaluation.scores import Metrics, ScoreEntry
 from dpft.runs.tuning import (
+    TrialScore,
     read_trial_score,
     score_metric,
     score_of,
     write_trial_score,
 )
+from dpft.strict_model import write_model
 from tests.config.test_tune import command
 
 BLEU, PERPLEXITY = metric_specs(("bleu", "perplexity"))
@@ -40,7 +40,7 @@ def finished(trial: Path, *after: dict[str, float]) -> Path:
         for stage, found in scores.items()
         for metrics in found
     )
-    write_record(trial / "metrics.json", Metrics(evaluations=entries))
+    write_model(trial / "metrics.json", Metrics(evaluations=entries))
     return trial
 
 
@@ -73,12 +73,12 @@ def test_a_score_is_read_as_it_was_written_for_the_owner_alone(
     assert modes == [0o700, 0o600]
 
 
-@pytest.mark.parametrize("content", [{}, {"score": math.nan}, {"score": "high"}])
+@pytest.mark.parametrize("content", [{"score": math.nan}, {"score": "high"}])
 def test_a_damaged_score_is_refused_since_its_trial_must_not_run_again(
     tmp_path: Path, content: dict[str, object]
 ) -> None:
-    (tmp_path / "outcome.json").write_text(json.dumps({"schema_version": 1, **content}))
-    with pytest.raises(StateError, match="is damaged: score "):
+    (tmp_path / "outcome.json").write_text(json.dumps({"schema_version": 2, **content}))
+    with pytest.raises(StateError, match="is damaged: score"):
         read_trial_score(tmp_path)
 
 
@@ -89,8 +89,8 @@ def tune() -> TuneCommand:
 
 def choosing(tune: TuneCommand, metric: str | None, *metrics: str) -> TuneCommand:
     """Returns the search of a task with these metrics, of which one may be named."""
-    task = replace(tune.task, metrics=metrics)
-    return replace(tune, task=task, tune=replace(tune.tune, metric=metric))
+    task = tune.task.replace(metrics=metrics)
+    return tune.replace(task=task, tune=tune.tune.replace(metric=metric))
 
 
 def test_trials_are_chosen_by_the_tasks_first_metric_or_the_one_that_is_given(

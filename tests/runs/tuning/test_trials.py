@@ -11,10 +11,9 @@ import pytest
 from dpft.config.load import dump
 from dpft.config.tune import TuneCommand
 from dpft.errors import DpftError, InputError, RunError, StateError
-from dpft.records.costs import Trial
 from dpft.runs import tuning
 from dpft.runs.run_plan import RunPlan
-from dpft.runs.tuning import run_trial, train_trial
+from dpft.runs.tuning import Trial, run_trial, train_trial
 from tests.config.test_tune import command
 from tests.runs.tuning.test_search import SEARCH
 

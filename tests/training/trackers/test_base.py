@@ -10,7 +10,7 @@ TRACKERS = (TensorBoard, WeightsAndBiases)
 
 @pytest.mark.parametrize("tracker", TRACKERS)
 def test_trust_rule_7_points_nearer_than_ten_steps_are_refused(tracker) -> None:
-    with pytest.raises(InputError, match="tracking.every must be at least 10, got 9"):
+    with pytest.raises(ValueError, match="every\n.*greater than or equal to 10"):
         tracker(every=9)
 
 

@@ -1,0 +1,129 @@
+"""What is wrong with a configuration or a file that pydantic rejects, as sentences with a fix."""
+
+import difflib
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticUndefined
+
+from dpft.config.keys import quoted, unknown_key
+from dpft.config.section import section_class
+from dpft.errors import Fault, InputError
+from dpft.strict_model import members, type_text
+
+BOUNDS = {
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "above {gt:g}",
+    "less_than_equal": "at most {le:g}",
+    "less_than": "below {lt:g}",
+    "too_short": "a list of at least {min_length}",
+    "multiple_of": "a multiple of {multiple_of}",
+    "finite_number": "a finite number",
+}
+"""Kinds of pydantic's errors, and what must be there."""
+
+
+def faults_of(
+    error: ValidationError, kind: type[BaseModel], values: Any, known: Iterable[str] = ()
+) -> Iterator[Fault]:
+    """Yield what is wrong with each key that pydantic rejects, and a fix.
+
+    Args:
+        error: The error that validation of ``values`` raised.
+        kind: The model.
+        values: The rejected values, as plain dicts and lists.
+        known: Dotted keys to suggest for an unknown one.
+    """
+    rejected = set()
+    for entry in error.errors(include_url=False):
+        if entry["type"] == "value_error":  # raised by a check of the model
+            cause = entry["ctx"]["error"]
+            yield from cause.faults if isinstance(cause, InputError) else [Fault(str(cause))]
+            continue
+        path = _path(entry, values)
+        key = ".".join(path).replace(".[", "[")
+        if key not in rejected:  # pydantic lists each type of a union
+            rejected.add(key)
+            yield _fault(entry, key, field_at(kind, path, values), known)
+
+
+def _fault(entry: ErrorDetails, key: str, field: FieldInfo | None, known: Iterable[str]) -> Fault:
+    value, context = entry["input"], entry.get("ctx", {})
+    if entry["type"] == "not_chosen":
+        message = f"{key} is not chosen. Set {key}=NAME, or add the line `name: NAME` to its YAML."
+        return Fault(message, key=key, hint=f"{key}=NAME")
+    if entry["type"] == "extra_forbidden":
+        return unknown_key(key, known, value=value)
+    example = _example(field, value)
+    hint = None if example is None else f"{key}={example}"
+    advice = "" if hint is None else f" Try: {hint}"
+    if entry["type"] == "missing":
+        return Fault(f"Missing required key {key}.{advice}", key=key, hint=hint)
+    expected = BOUNDS.get(entry["type"], "").format(**context)
+    expected = expected or (
+        "valid" if field is None else type_text(field.annotation, field.metadata)
+    )
+    if isinstance(value, bool | None) and field is not None and str in members(field.annotation):
+        hint = shlex.quote(f"{key}={quoted(json.dumps(value), DOUBLE_QUOTE)}")
+        advice = f" To set a text, quote it: {hint}"
+    message = f"{key} must be {expected}, got {_shown(value)}.{advice}"
+    return Fault(message, key=key, value=value, hint=hint)
+
+
+DOUBLE_QUOTE = '"'
+LONGEST = 60
+"""Characters of a rejected value that a message shows."""
+
+
+def _shown(value: Any) -> str:
+    text = "a group of keys" if isinstance(value, Mapping) else json.dumps(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def _example(field: FieldInfo | None, value: Any) -> str | None:
+    """Return a valid value: the choice that is spelled most alike, an example, or the default."""
+    if field is None:
+        return None
+    choices = [
+        c
+        for each in members(field.annotation)
+        for c in getattr(each, "__args__", ())
+        if isinstance(c, str)
+    ]
+    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.7)
+    default = field.get_default(call_default_factory=False)
+    if near or field.examples or default is PydanticUndefined:
+        return str([*near, *(field.examples or ()), *choices, "VALUE"][0])
+    if isinstance(default, str):
+        return default
+    return json.dumps(default).replace(" ", "").replace('"', "")
+
+
+def _path(entry: ErrorDetails, values: Any) -> list[str]:
+    """Return the keys and indices of an error, without pydantic's names of types in a union."""
+    path: list[str] = []
+    for part in entry["loc"]:
+        if isinstance(values, Mapping) and part in values:
+            values = values[part]
+            path.append(str(part))
+        elif isinstance(values, Sequence) and isinstance(part, int):
+            values = values[part]
+            path.append(f"[{part}]")
+    return [*path, str(entry["loc"][-1])] if entry["type"] == "missing" else path
+
+
+def field_at(kind: type[BaseModel] | None, path: Sequence[str], values: Any) -> FieldInfo | None:
+    """Return the field that a path of keys leads to, or None if it leads into a list or mapping."""
+    field = None
+    for part in path:
+        fields = (
+            {} if kind is None else {f.alias or name: f for name, f in kind.model_fields.items()}
+        )
+        field = fields.get(part)
+        values = values.get(part) if isinstance(values, Mapping) else None
+        kind = None if field is None else section_class(field, values)
+    return field

@@ -1,0 +1,250 @@
+"""The base of all structured data: configuration, the plan, ledger lines, reports, answers.
+
+A class that derives from ``StrictModel`` declares a fact once. Its fields are computed with,
+written to files, read from files and documented. JSON Schemas come from ``model_json_schema``.
+"""
+
+import ast
+import json
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from functools import cache
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
+
+from dpft.errors import StateError
+from dpft.files import read_json, write_text
+
+
+class StrictModel(BaseModel):
+    """A frozen pydantic model that converts no types and rejects unknown keys.
+
+    The text below a field describes it (``description``). Numbers are finite. A field with an alias
+    has the alias as its key in files; Python code may use both.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        populate_by_name=True,
+        defer_build=True,
+        protected_namespaces=(),
+    )
+
+    def model_post_init(self, context: object) -> None:
+        """Check fields that depend on each other.
+
+        Raises:
+            ValueError: They do not go together; pydantic makes a ValidationError of it.
+        """
+        self._check_fields()
+
+    def _check_fields(self) -> None:
+        """Reject values that do not go together, in a class that has such fields."""
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed, validated like a new instance."""
+        return type(self)(**{**values_of(self, type(self)), **changes})
+
+
+def values_of(model: BaseModel, kind: type[BaseModel]) -> dict[str, Any]:
+    """Return the values of the fields that a model has in common with a base class."""
+    return {name: getattr(model, name) for name in kind.model_fields}
+
+
+Count = Annotated[int, Field(ge=0)]
+AtLeastOne = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Delta = Annotated[float, Field(gt=0, lt=1)]
+RunId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+
+
+def description(kind: type[BaseModel], name: str) -> str:
+    """Return the text below a field, or below the field of a base class that it overrides.
+
+    pydantic's ``use_attribute_docstrings`` reads the source of each class when it is defined, which
+    takes a third of a second for all sections.
+    """
+    texts = (_texts(base.__module__).get((base.__qualname__, name)) for base in kind.__mro__)
+    return " ".join(next(filter(None, texts), "").split())
+
+
+@cache
+def _texts(module: str) -> dict[tuple[str, str], str]:
+    """Return the texts below the fields of a module's classes, by class and field."""
+    source = getattr(sys.modules.get(module), "__file__", None)
+    if source is None:
+        return {}
+    found = {}
+    for node in ast.parse(Path(source).read_text(encoding="utf-8")).body:
+        lines = node.body if isinstance(node, ast.ClassDef) else []
+        for field, text in pairwise(lines):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str(value))):
+                    found[getattr(node, "name", ""), name] = value
+    return found
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """Return the types that a union allows, or the type itself."""
+    if get_origin(annotation) is Annotated:
+        return members(get_args(annotation)[0])
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return (annotation,)
+    return tuple(inner for each in get_args(annotation) for inner in members(each))
+
+
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of a field, the first of a union; None if it has another type."""
+    return next((each for each in members(annotation) if _is_model(each)), None)
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+NAMES: dict[Any, str] = {type(None): "null", Any: "any value"}
+BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "of at least"}
+
+
+def type_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    """Return a type as help and errors print it.
+
+    >>> type_text(str | tuple[str, ...] | None)
+    'str | list[str] | null'
+    >>> type_text(Annotated[int, Field(ge=1)] | Literal["auto"])
+    'int ≥ 1 | auto'
+
+    Args:
+        annotation: The type of a field.
+        metadata: What pydantic keeps apart from it: ``FieldInfo.metadata``.
+    """
+    if get_origin(annotation) is Annotated:
+        annotation, *constraints = get_args(annotation)
+        inner = [each.metadata if isinstance(each, FieldInfo) else [each] for each in constraints]
+        return type_text(annotation, [*metadata, *chain.from_iterable(inner)])
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return " | ".join(dict.fromkeys(map(type_text, arguments)))
+    if origin is Literal:
+        return " | ".join(map(str, arguments))
+    bounds = [
+        f"{sign} {getattr(constraint, name):g}"
+        for name, sign in BOUNDS.items()
+        for constraint in metadata
+        if getattr(constraint, name, None) is not None
+    ]
+    name = NAMES.get(annotation) or str(getattr(annotation, "__name__", annotation))
+    if origin in (list, tuple):
+        name = f"list[{type_text(arguments[0])}]"
+    elif annotation is dict or isinstance(origin, type) or _is_model(annotation):
+        name = "group of keys"
+    return " ".join([name, " and ".join(bounds)]) if bounds else name
+
+
+class Versioned(StrictModel):
+    """A file, or an answer, with the version of its form."""
+
+    schema_version: Literal[2] = 2
+    """Version of the form. A reader rejects another one."""
+
+
+Model = TypeVar("Model")
+
+
+def as_json(value: Any) -> Any:
+    """Return a model, or a collection of models, as JSON values.
+
+    A key whose value is null is omitted if that is its default.
+    """
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        return {
+            fields[name].alias or name if name in fields else name: as_json(each)
+            for name, each in value
+            if each is not None or name not in fields or fields[name].default is not None
+        }
+    if isinstance(value, Mapping):
+        return {name: as_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(each) for each in value]
+    return to_jsonable_python(value, by_alias=True)
+
+
+def json_text(value: Any) -> str:
+    """Return a model as the text of its file, or as a command prints it, without the newline."""
+    return json.dumps(as_json(value), indent=2, sort_keys=True)
+
+
+def write_model(path: Path, value: Any, *, mode: int = 0o644) -> None:
+    """Write a model into a file of its own, whole or not at all."""
+    write_text(path, json_text(value) + "\n", mode=mode)
+
+
+def parse(value: Any, kind: type[Model]) -> Model:
+    """Return the model, or the member of a union of models, of a JSON value.
+
+    Raises:
+        ValidationError: A key is missing, unknown or has a wrong value.
+    """
+    return parse_text(json.dumps(value), kind)
+
+
+def parse_text(text: str, kind: type[Model]) -> Model:
+    """Return the same of the text of a JSON value."""
+    adapter: TypeAdapter[Model] = _adapter(kind)  # type: ignore[arg-type]
+    return adapter.validate_json(text)
+
+
+def read_model(path: Path, kind: type[Model]) -> Model:
+    """Return the model that a file contains.
+
+    Raises:
+        InputError: It is of another schema version.
+        StateError: It is damaged.
+    """
+    try:
+        return parse(read_json(path), kind)
+    except ValidationError as error:
+        raise StateError(
+            f"{path} is damaged: {in_short(error)}. Restore it from a backup."
+        ) from None
+
+
+def in_short(error: ValidationError) -> str:
+    """Return the first rejected key of a file, with the reason."""
+    entry = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}"
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def joined(kind: type[Model], *parts: BaseModel, **values: Any) -> Model:
+    """Return a model of the fields of others; of two values of a field the later one counts.
+
+    Args:
+        kind: The model's class.
+        parts: Models, each with some of its fields and no others.
+        values: Further fields.
+    """
+    fields: dict[str, Any] = {}
+    for part in parts:
+        fields |= values_of(part, type(part))
+    return kind(**(fields | values))
